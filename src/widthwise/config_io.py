@@ -25,7 +25,7 @@ ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
 
 
 LONGEST_WORD, LONGEST_MESSAGE = 500, 5000
-"""Characters of a word and of a whole message. Longer text loses its middle, because its end says what is allowed."""
+"""Characters of a word and of a whole message. Longer text loses its middle: its end names the allowed values."""
 
 
 class UserError(ValueError):

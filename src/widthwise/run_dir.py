@@ -41,7 +41,7 @@ from widthwise.yaml_io import dump_yaml, parse_yaml
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")
 """Files that only the process that holds the run writes."""
 RECIPE = "recipe"
-"""Key of the recipe in environment.json, so that a config.yaml that was changed later can be told what it was."""
+"""Key of the recipe in environment.json, so that a config.yaml that was changed later can be restored."""
 ENTRIES = {
     **dict.fromkeys(("command", "widthwise"), (str, "text")),
     **dict.fromkeys(("data", "imported", "validation"), (dict, "a mapping")),
@@ -59,7 +59,7 @@ class Seal(Config):
     recipe: str
     """sha256 of the recipe that the run was begun with."""
     metrics: FileRecord
-    """metrics.jsonl as it was then; later records come behind."""
+    """metrics.jsonl as it was then; later records follow."""
 
 
 class _Checksums(Config):
@@ -265,7 +265,7 @@ class RunDir:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None
         with lock:
-            for left in leftovers(self.path):  # of other hosts too: nobody else writes into a locked folder
+            for left in leftovers(self.path):  # of other hosts too: no other process writes into a locked folder
                 if left.name in WRITTEN_WHOLE:
                     left.path.unlink(missing_ok=True)
             write_atomic(holder, str(os.getpid()))
@@ -282,7 +282,7 @@ class RunDir:
         """True if a process holds the run at this moment."""
         try:
             handle = os.open(self.path / "lock", os.O_RDONLY | os.O_NONBLOCK)  # of a pipe it does not wait for a writer
-        except OSError:  # no such file, or one that nobody may read
+        except OSError:  # no such file, or an unreadable one
             return False
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -309,7 +309,7 @@ class RunInUse(UserError):
 
 
 class RunFailed(RuntimeError):
-    """A run that stopped for a reason of its own, such as a loss that is not finite. Exit code 1."""
+    """A run that stopped for a reason in itself, such as a loss that is not finite. Exit code 1."""
 
 
 class RunDiverged(RunFailed):

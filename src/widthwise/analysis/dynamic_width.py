@@ -96,7 +96,7 @@ class _LayerMeter:
         ]
 
     def summary(self) -> LayerWidths:
-        """Return the entry of the layer; a token uses the units with centres within its width, whatever its mask."""
+        """Return the entry of the layer; a token uses the units with centres within its width, for any mask."""
         d_ff = self.layer.config.d_ff
         widest = torch.tensor(self._high * self.layer.config.full_width, dtype=torch.float64)
         max_units = int(self._ffn.used_units(widest))

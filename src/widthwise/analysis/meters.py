@@ -112,7 +112,7 @@ class MatrixEntropy:
 
 
 def valley(entropies: Sequence[float | None]) -> Valley | None:
-    """Return the compression valley, the inner depth of lowest entropy; None unless it lies below both sides.
+    """Return the compression valley, the inner depth of lowest entropy; None unless it is below both sides.
 
     entropies: of all depths from 0 on. Source: Skean et al. 2025, arXiv:2502.02013.
     """

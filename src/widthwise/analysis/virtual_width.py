@@ -146,7 +146,7 @@ class _SiteMeter:
         self._coefficients, self._reach, self._spectra, self._distance = Moments(), Moments(), Moments(), Moments()
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
-        """Add coefficients (..., n_slots, n_coefficients), and move `depth` behind this site."""
+        """Add coefficients (..., n_slots, n_coefficients), and move `depth` past this site."""
         coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
         self._coefficients.add(coefficients)
         read, deviation, write = self._parts(coefficients)

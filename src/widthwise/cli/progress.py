@@ -233,13 +233,13 @@ class BarObserver(LineObserver):
 
 
 def _loss(record: dict[str, Any]) -> str:
-    """The loss of the next token, followed by those of the heads of multi-token prediction."""
+    """The loss of the next token, followed by the losses of the heads of multi-token prediction."""
     later = "".join(f" {loss:.4f}" for loss in record.get("mtp_losses", ()))
     return f"loss {record['loss']:.4f}" + (f"  mtp{later}" if later else "")
 
 
 def _event(record: dict[str, Any]) -> str:
-    """An event other than a step, in words."""
+    """An event other than a step, as text."""
     if record["event"] == "growth":
         params = f"{record['params_before']:,} to {record['params_after']:,} parameters"
         return f"growth from {params}, validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"

@@ -38,7 +38,7 @@ _STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
 
 
 class _PrintableConsole(Console):
-    """A console whose text is printed as it is: square brackets are no markup, numbers get no colour of their own."""
+    """A console whose text is printed as it is: square brackets are no markup, numbers get no colour."""
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, highlight=False, emoji=False, quiet=is_silent(), **options)

@@ -47,7 +47,7 @@ class DataIdentity(Config):
         return {KEY: self.model_dump()}
 
     def content_key(self) -> str:
-        """Return a key that is equal for the same content, whatever the corpus and the tokenizer are called."""
+        """Return a key that is equal for the same content, for any names of corpus and tokenizer."""
         corpus = {"corpus": {"name"}}
         return self.model_dump_json(exclude={"tokenizer": {"spec"}, **corpus, "sources": {"__all__": corpus}})
 

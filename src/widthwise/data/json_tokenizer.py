@@ -2,7 +2,7 @@
 
 bytes                          the 256 bytes and an end-of-text token
 bpe-4096                       byte-level BPE of that size, trained on the corpus
-path/to/tokenizer.json[#EOS]   a file of the `tokenizers` library whose tokens stand for known bytes; EOS ends a text
+path/to/tokenizer.json[#EOS]   a file of the `tokenizers` library whose tokens have known bytes; EOS ends a text
 tiktoken:cl100k_base           an encoding of the tiktoken library (extra `tiktoken`)
 """
 

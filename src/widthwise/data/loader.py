@@ -210,7 +210,7 @@ class HeldOut:
     """Largest number of target tokens; None: all."""
     precision: Precision
     boundaries: Boundaries = NO_BOUNDARIES
-    """Documents in a window, as the model is told of them."""
+    """Documents in a window, in the form that the model gets."""
     skip_tokens: int = 0
     """Target tokens left out at the start."""
     bos_id: int | None = None

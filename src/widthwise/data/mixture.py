@@ -159,7 +159,7 @@ class TokenMixture:
     files: Mapping[str, TokenFile]
     """Sources by name, in the order of the names."""
     weights: Mapping[str, int]
-    """Each source's share of the windows over that of the others, without a common divisor."""
+    """Each source's share of the windows over the others' share, without a common divisor."""
 
 
 class MixedWindows:

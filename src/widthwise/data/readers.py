@@ -96,7 +96,7 @@ def _source_files(source: str) -> dict[Path, str]:
 
 
 def _ending(path: Path) -> str:
-    """Return the ending of a name in lower case, with that of compression: `.jsonl.gz`."""
+    """Return the ending of a name in lower case, including compression: `.jsonl.gz`."""
     name = Path(path.name.lower())
     return Path(name.stem).suffix + name.suffix if name.suffix in PACKED else name.suffix
 
@@ -157,7 +157,7 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
 
 def _decompressed(path: Path) -> io.BufferedIOBase:
     if (ending := path.suffix.lower()) == ".zst":
-        # Arrow's reader goes on to the next frame, as parallel compressors write several, and refuses a cut one.
+        # Arrow's reader continues with the next frame, as parallel compressors write several, and refuses a cut one.
         return io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
     return gzip.open(path, "rb") if ending == ".gz" else open(path, "rb")
 

@@ -63,9 +63,9 @@ class Tokenizer(ABC):
 
     @property
     def vocabulary_id(self) -> str:
-        """sha256 (hex), equal where the ids stand for the same tokens, merged alike, with the same end of text.
+        """sha256 (hex), equal where the ids have the same tokens, merged alike, with the same end of text.
 
-        A model that knows the ids of one such tokenizer knows those of the other, though their files may differ.
+        A model that knows the ids of one such tokenizer knows the other's, though their files may differ.
         """
         return self.id
 

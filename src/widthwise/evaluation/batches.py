@@ -119,7 +119,7 @@ class WholeRows:
     """Row numbers, in the order of the hidden states."""
 
     def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """Return the states that predict the counted tokens, (n, d_model), row after row. rows: those of all batches.
+        """Return the states that predict the counted tokens, (n, d_model), row after row. rows: of all batches.
 
         Padding is on the right, where no counted token attends to it.
         """

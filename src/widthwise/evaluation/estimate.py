@@ -71,7 +71,7 @@ def mean(values: np.ndarray) -> SampleEstimate:
 def mean_of(estimates: Sequence[SampleEstimate]) -> SampleEstimate:
     """Return the mean of independent estimates.
 
-    The degrees of freedom are those of Welch and Satterthwaite (Satterthwaite 1946, Biometrics Bulletin 2).
+    The degrees of freedom follow Welch and Satterthwaite (Satterthwaite 1946, Biometrics Bulletin 2).
     """
     share = 1 / len(estimates)
     variances = [(share * estimate.stderr) ** 2 for estimate in estimates]
@@ -87,7 +87,7 @@ def mean_of(estimates: Sequence[SampleEstimate]) -> SampleEstimate:
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
     """Return sum(numerators) / sum(denominators) over independent blocks, both (n,).
 
-    The standard error is that of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of
+    The standard error is of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of
     equal size it is that of the mean of their ratios.
     """
     numerators, denominators = (np.asarray(part, dtype=np.float64) for part in (numerators, denominators))

@@ -79,7 +79,7 @@ class ScorerLM(TemplateLM):
         raise UserError("apply_chat_template: a model of widthwise has no chat template")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encode without special tokens, whatever add_special_tokens says."""
+        """Encode without special tokens, for any add_special_tokens."""
         return self.scorer.tokenizer.encode(string)
 
     def _loglikelihood_tokens(

@@ -46,7 +46,7 @@ class _Column:
     """Row of the suite that it is; None: the answers have its score."""
 
     def score(self, evaluation: Evaluation) -> Score:
-        """Return its score; one without a value if the model was not asked."""
+        """Return its score; one without a value if the model did not do the task."""
         found = evaluation.scores.get(self.on, {})
         if self.row is not None and evaluation.suite is not None:
             found = {row.metric: row for row in evaluation.suite.rows if row.name == self.row}

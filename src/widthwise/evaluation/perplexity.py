@@ -58,7 +58,7 @@ class _ScoredDocument:
 def score_documents(
     scorer: Scorer, texts: Iterable[str], stride: int | None = None, max_tokens: int | None = None, where: str = "text"
 ) -> TextAnswers:
-    """Score each text by itself, after an end-of-text token that is not predicted, as lm-evaluation-harness does.
+    """Score each text separately, after an end-of-text token that is not predicted, as lm-evaluation-harness does.
 
     stride: as in `Scorer.rolling`; max_tokens: of all texts together, the one that crosses it is cut; where: names the
     texts in errors. Raises UserError if there is nothing to predict.

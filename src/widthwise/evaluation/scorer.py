@@ -76,7 +76,7 @@ class Scorer:
     def continuations(self, requests: Sequence[Request]) -> list[Continuation]:
         """Return the likelihood of each continuation, in the order of the requests.
 
-        An empty context stands for the end-of-text token, the beginning of a document. Longer requests are cut to their
+        An empty context means the end-of-text token, the beginning of a document. Longer requests are cut to their
         rightmost max_length + 1 tokens. Raises UserError for a continuation that is empty or itself too long.
         """
         return [
@@ -139,7 +139,7 @@ class Scorer:
     def _score(
         self, batch: WholeRows | SharedBeginnings, rows: Sequence[Row], device: torch.device
     ) -> Iterator[TokenScores]:
-        """Return the scores of the rows of the batch. rows: those of all batches."""
+        """Return the scores of the rows of the batch. rows: of all batches."""
         own = [rows[index] for index in batch.rows]
         targets = torch.tensor([token for tokens, n in own for token in tokens[-n:]], device=device)
         with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):

@@ -78,7 +78,7 @@ def read_plan(
 ) -> Experiment:
     """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
-    seeds, match, adjust: replace those of the section. tolerance: largest relative difference of the matched quantity
+    seeds, match, adjust: replace the section's. tolerance: largest relative difference of the matched quantity
     to the baseline's; None: without `check_fair`. only: the variant that is adjusted; default: all.
     rates_from: folder of a sweep with the values of each variant. Raises UserError.
     """

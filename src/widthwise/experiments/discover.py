@@ -36,7 +36,7 @@ class DiscoverConfig(Config):
 
     method: GrowingMethod = GrowingMethod()
     steps: pydantic.PositiveInt | None = None
-    """Training steps of the search; null: those of the recipe."""
+    """Training steps of the search; null: as many as the recipe has."""
     match: Match = "params"
     """The quantity in which the shape that is found equals the uniform model."""
     seeds: Seeds = (1, 2, 3)

@@ -144,7 +144,7 @@ def _common(own: LossCurves, baseline: LossCurves) -> list[str]:
 
 
 def _geometric(ratios: Sequence[float]) -> Estimate:
-    """Return the geometric mean; its interval is that of the mean logarithm."""
+    """Return the geometric mean; its interval comes from the mean logarithm."""
     of_logarithm = seed_interval(np.log(ratios).tolist())
     mean, low, high = (float(np.exp(finite(end))) for end in (of_logarithm.mean, of_logarithm.low, of_logarithm.high))
     return Estimate(mean=mean, low=low, high=high, per_seed=list(ratios))

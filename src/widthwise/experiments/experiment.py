@@ -28,7 +28,7 @@ ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
 
 def check_name(key: str, name: str) -> None:
-    """Raises ValueError for a name that a folder should not have. key: where the name stands in the section."""
+    """Raises ValueError for a name that a folder should not have. key: path of the name in the section."""
     if not name or not set(name) <= ALLOWED_IN_NAMES:
         raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
 
@@ -137,7 +137,7 @@ class Experiment:
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """The changes and the miss of each adjusted point in words, values that a sweep chose, and dead parameters."""
+        """Text on the changes and the miss of each adjusted point, values that a sweep chose, and dead parameters."""
         found = [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
         if self.tuning is not None:
             found += [f"{each.name}: {each.in_words} (of {self.tuning.sweep})" for each in self.tuning.variants]

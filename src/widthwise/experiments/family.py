@@ -1,5 +1,5 @@
 """Several sizes branched from one run, or one for each seed: each grown from its newest checkpoint and trained to the
-end of its recipe, beside controls that train the same models alone.
+end of its recipe, and controls that train the same models alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Branch:
 
     @property
     def runs(self) -> list[Run]:
-        """Its run and that of its control."""
+        """Its run and its control's."""
         return [self.run, *([] if self.control is None else [self.control])]
 
     @property

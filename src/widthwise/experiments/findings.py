@@ -89,7 +89,7 @@ class Findings:
         return [each.with_changes(verdict=found[each.name]) if each.name in found else each for each in points]
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
-        """Yield the best point beside the baseline, or else the next best, and groups whose points none has selected.
+        """Yield the best point but the baseline, or else the next best, and groups whose points none has selected.
 
         The best of many is partly the luckiest: its interval is widened for all at once (Bonferroni).
         """

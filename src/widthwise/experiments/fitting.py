@@ -10,7 +10,7 @@ in common, such as data order or a bend that the law lacks, moves both curves an
 
 **The interval** is Student's t times the standard error of the resampled fits, as everywhere here (`statistics`). Few
 residuals understate the spread: they are widened by sqrt(n / n_free), with n_free = n - n_symbols, or n_runs - n_points
-for runs, and t has n_free degrees of freedom. For parameters that are factors, the interval is that of the logarithm.
+for runs, and t has n_free degrees of freedom. For parameters that are factors, the interval is of the logarithm.
 
 **Savings**: with how much of a baseline's compute, or width, a group reaches the same loss. Curve against curve: the
 target loss is that of the baseline's curve at its largest model, so the noise of one model counts little. Point against
@@ -46,7 +46,7 @@ N_BAND = 33
 MOST_POINTS = 2000
 """Points of a group: memory grows with their square."""
 LARGEST_CORRELATION = 0.99
-"""Of the logarithms of two variables; above it their exponents cannot be told apart."""
+"""Of the logarithms of two variables; above it the data cannot separate their exponents."""
 SMALLEST_P = 0.05
 """Level of the F test of lack of fit: below it the points miss the curve by more than the luck of runs explains."""
 
@@ -65,7 +65,7 @@ class Fit:
     """(n_draws, n_points) the move of each point in a resample, on the law's residual scale."""
     degrees_of_freedom: int
     has_lack_of_fit: bool
-    """True if means over seeds lie farther off the curve than the noise of runs explains. The intervals do not include
+    """True if means over seeds are farther off the curve than the noise of runs explains. The intervals do not include
     such a miss."""
 
     def record(self) -> FittedLaw:
@@ -102,7 +102,7 @@ def _variables(law: Law, group: CurveGroup) -> np.ndarray:
 
 
 def _u_shape(group: CurveGroup) -> str | None:
-    """Return a warning if both ends of the points lie above their lowest by more than their noise about a parabola."""
+    """Return a warning if both ends of the points are above their lowest by more than their noise about a parabola."""
     x, y, n_free = group.x, group.y, len(set(group.x)) - len(PARABOLA.symbols)
     if n_free < 1:
         return None
@@ -152,7 +152,7 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
 def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
     """Yield the savings curve against curve and point against curve. Both fits are of the same law.
 
-    Intervals are those of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise the
+    Intervals are of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise the
     degrees of freedom are those of Welch and Satterthwaite, for the sum of two independent errors.
     """
     law, points = LAWS[baseline.law.kind], baseline.group.points
@@ -207,7 +207,7 @@ Fits = dict[LawName, dict[str, Fit]]
 def fit_groups(
     data: FitData, title: str, command: str, law: str | None = None, observer: Observer | None = None
 ) -> ScalingLaws:
-    """Return all laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
+    """Return all laws of all groups, the savings by each, and the answer as text: the content of scaling.json.
 
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. `parabola` and
     `chinchilla` are fitted alone, and without savings. Raises UserError if no law can be fitted to a group.

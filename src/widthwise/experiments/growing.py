@@ -206,7 +206,7 @@ class GrowingSearch:
                 f"discover.method.spend: got {method.spend:g}, which leaves {self.allowance:,.0f} {match}; must "
                 f"leave {least:,.0f}, what a single growth takes"
             )
-        # Or no curve could say what is found.
+        # Otherwise no curve could describe the result.
         flat = CurveShape(widths=(1, 1), attention=(1, 1), hidden=(1, 1))
         template.model_copy(update={"shape": flat}).resolve(base.seq_len)
 

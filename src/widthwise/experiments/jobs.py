@@ -1,4 +1,4 @@
-"""The processes of one worker: several trainings at a time, each in a process of its own with a share of the machine's
+"""The processes of one worker: several trainings at a time, each in its process with a share of the machine's
 cores or GPUs, or all processes of torchrun, which train every run together.
 """
 
@@ -40,7 +40,7 @@ class Run:
     recipe: Recipe
     point: str
     grown_at: int | None = None
-    """Step at which another run was grown into this one; None for a run that begins by itself."""
+    """Step at which another run was grown into this one; None for a run from the start."""
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class Jobs:
 
     @classmethod
     def of(cls, recipes: Iterable[Recipe], n_tasks: int, asked: int | None = None) -> "Jobs":
-        """Return as many jobs as the machine has room for, or as were asked for.
+        """Return as many jobs as the machine has room for, or the given number.
 
         The number of threads depends on the recipes and the machine alone, because results depend on it by a rounding:
         one if all steps are small, else all cores. OMP_NUM_THREADS overrides it. Raises UserError for several

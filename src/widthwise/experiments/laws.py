@@ -33,7 +33,7 @@ LARGEST_POWER = 600.0
 """Bound of |b ln x|, which keeps x^b below the largest float."""
 HUBER_DELTA = 1e-3
 N_STARTS = 60
-"""Starts of the grid from which the joint law is fitted: those of the lowest objective."""
+"""Starts of the grid from which the joint law is fitted, the ones of the lowest objective."""
 
 
 class Law(ABC):
@@ -44,7 +44,7 @@ class Law(ABC):
     formula: ClassVar[str]
     """The form with its numbers and the names of x and y, as a format string."""
     factors: ClassVar[tuple[str, ...]] = ()
-    """Positive symbols whose ratios mean more than differences: their intervals are those of logarithms."""
+    """Positive symbols whose ratios mean more than differences: their intervals are of logarithms."""
     steepness: ClassVar[str]
     """The parameter that measures how fast y falls."""
     residual_scale: ClassVar[np.ufunc] = np.positive

@@ -1,4 +1,4 @@
-"""The finished runs of one recipe over its seeds as one record, compared with those of a baseline."""
+"""The finished runs of one recipe over its seeds as one record, compared with a baseline's."""
 
 import math
 import time
@@ -26,7 +26,7 @@ from widthwise.yaml_io import parse_yaml
 ARRIVAL_SECONDS = 60.0
 """Longest time that a result written by another machine may take to appear on a network file system."""
 SETTINGS = ("optimizer", "schedule", "train", "data")
-"""Sections of a recipe in which a variant may differ from its baseline beside the model."""
+"""Sections of a recipe, other than the model, in which a variant may differ from its baseline."""
 OF_TASKS = ("acc", "acc_norm", "bits_per_byte")
 """Metrics of a task that are compared, if it has them."""
 
@@ -89,7 +89,7 @@ def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
 
 
 def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
-    """Return the runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
+    """Return the runs of one recipe over its seeds as one record, compared with a baseline's if there is one.
 
     The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, the
     ratios of the costs and, from the loss curves, the tokens and FLOPs to equal loss. The baseline itself has no

@@ -61,7 +61,7 @@ def run_experiment(
     command = command or command_line()
 
     held = plan.kind
-    with suppress(UserError):  # of no outcome, or a broken one, which is written anew
+    with suppress(UserError):  # of no outcome, or a broken one, which is written again
         held = Outcome.read(folder).kind
     if held != plan.kind:
         raise UserError(f"{folder}: holds the outcome of a {held}; choose another folder for a {plan.kind}")
@@ -93,7 +93,7 @@ def _write_planned(plan: Experiment, folder: Path, command: str) -> None:
 
 
 def jobs_of(plan: Experiment, asked: int | None) -> Jobs:
-    """Return as many jobs as the machine has room for, or as were asked for."""
+    """Return as many jobs as the machine has room for, or the given number."""
     return Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), asked)
 
 

@@ -97,7 +97,7 @@ class FitData:
     baseline: str | None
     """One of the groups; None: no savings are computed."""
     left_out: tuple[str, ...] = ()
-    """Unfinished points that the paths contain, in words."""
+    """Text on the unfinished points that the paths contain."""
 
 
 def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> FitData:

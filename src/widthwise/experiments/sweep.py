@@ -48,7 +48,7 @@ class SweepGroup(Config):
     change: dict[str, Any] = Field(default_factory=dict)
     """Changes to the recipe."""
     over: dict[str, Axis] | None = None
-    """Recipe key -> its axis; default: those of the whole sweep."""
+    """Recipe key -> its axis; default: the axes of the whole sweep."""
 
 
 class SearchConfig(Config):

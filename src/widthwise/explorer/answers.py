@@ -79,7 +79,7 @@ class Answers:
 def remembered(count: Callable[[Setting], Any]) -> Callable[..., str]:
     """Return the counted numbers as JSON, of which those of `N_KEPT` settings are kept, the last that were asked for.
 
-    Nobody waits while another's large model is counted.
+    No request waits while another's large model is counted.
     """
     return lru_cache(N_KEPT)(lambda setting: json.dumps(count(setting)))
 

@@ -23,7 +23,7 @@ MOST_LAYERS = 512
 class Setting(Config):
     """A position of all controls. None leaves what the recipe says or, where the kind differs, what that usually has.
 
-    Values may be text, as they stand in an address.
+    Values may be text, as in an address.
     """
 
     model_config = pydantic.ConfigDict(strict=False)
@@ -35,7 +35,7 @@ class Setting(Config):
     turn_width: float | None = None
     """Width of that layer, as a share of d_model."""
     quantum: Literal["smallest"] | int | None = None
-    """`smallest`: what whole heads need, whatever the recipe says."""
+    """`smallest`: what whole heads need, for any recipe."""
     match: str | None = None
     rounding: str | None = None
     budget: str | None = None
@@ -55,7 +55,7 @@ class Setting(Config):
     def applied(self, base: dict[str, Any], where: str) -> tuple[dict[str, Any], ShapeRequest]:
         """The data of a recipe with this setting, and what was asked of its shape.
 
-        Raises UserError for whatever `inspect` or `design` would refuse.
+        Raises UserError for what `inspect` or `design` would refuse.
         """
         data = {**base, "model": self._sized(base["model"])}
         recipe = parse_recipe(data, where)
@@ -129,7 +129,7 @@ def template_of(recipe: Recipe, where: str) -> ModelTemplate:
 
 
 def controls(recipe: Recipe, where: str) -> dict[str, Any]:
-    """Where every control stands for a recipe as it is, and what it may be set to.
+    """The value of every control for a recipe as it is, and what it may be set to.
 
     Raises UserError for a recipe that the page cannot draw; see `template_of`.
     """

@@ -10,6 +10,6 @@ order, which is the order in which a growth happens:
 4. `tensor_plan`: the making of one tensor, with new entries; `rules`: its plan, from the names of its axes; `added`:
    the plan of a parameter that the old model lacks. `plan` puts them together, weights and optimizer state;
    `plan_growth` is the entry.
-5. `describe`: the growth in words. `certificate`: old and grown model compared, and the gain of new weights that are 0.
+5. `describe`: the growth as text. `certificate`: old and grown model compared, and the gain of new weights that are 0.
 6. `pad` and `bake`: heads of one size, filled with zeros; the constants of a grown model back in their usual form.
 """

@@ -76,7 +76,7 @@ def certify(
         torch.random.fork_rng(devices=[]),
     ):
         before, old_gradients = measured(plan.old, old, tokens, seed, 1.0)
-        # Added MTP heads have a loss of their own, which the old model lacks, so that it is left out here.
+        # Added MTP heads add a loss, which the old model lacks, so that it is left out here.
         after, new_gradients = measured(plan.new, grown, tokens, seed, float(plan.old.mtp is not None))
         logit_difference = largest(before - after)
         stored_difference = logit_difference

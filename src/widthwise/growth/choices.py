@@ -31,7 +31,7 @@ class NewSizes(Config):
     add_layers: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """Layers to add, spread evenly between the first and the last, each configured as its predecessor."""
     to_shape: Literal["x", "diamond", "growing", "narrowing"] | None = None
-    """Shape of the layers: the smallest whose narrowest layer is as wide as those of the run."""
+    """Shape of the layers: the smallest whose narrowest layer is as wide as the run's."""
     turn_layer: float | None = None
     """Depth of the narrowest (or widest) layer of that shape, as a share of n_layers."""
     turn_width: float | None = None
@@ -47,7 +47,7 @@ OldLayer = Annotated[pydantic.NonNegativeInt | None, _AddedLayer]
 
 
 class GrowthChoices(Config):
-    """The choices that a growth leaves open beside the sizes."""
+    """The choices that a growth leaves open, apart from the sizes."""
 
     layers: tuple[OldLayer, ...] | None = None
     """For each layer of the larger model the old one it comes from, counted from 0, or new (null) for one that is

@@ -1,4 +1,4 @@
-"""A growth in words: its expansions, and the constants that differ from its recipe."""
+"""A growth as text: its expansions, and the constants that differ from its recipe."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

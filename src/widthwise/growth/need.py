@@ -120,7 +120,7 @@ def writer(sublayer: nn.Module) -> Linear:
 
 
 def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
-    """Add whatever a mixture does from now on, whose matrices a kernel reads, until the hooks returned are removed."""
+    """Add what a mixture does from now on, whose matrices a kernel reads, until the hooks returned are removed."""
     routed: list[tuple[Tensor, Tensor]] = []
 
     def route(_: nn.Module, inputs: tuple[Tensor, ...], logits: Any) -> None:

@@ -55,7 +55,7 @@ class GrowthPlan:
             yield name, plan.grow(old, torch.Generator().manual_seed(own_seed), fresh)
 
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return bool for every parameter: the entries that growth added. was_new: those of an earlier growth."""
+        """Return bool for every parameter: the entries that growth added. was_new: the entries of an earlier growth."""
         before = was_new or {}
         return {name: plan.is_new(before.get(plan.source)) for name, plan in self.tensors.items()}
 

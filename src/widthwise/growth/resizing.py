@@ -56,7 +56,7 @@ def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[L
 
 
 def _check_enlarges(name: str, size: int, old: int) -> None:
-    """Raise UserError for a size below that of the model."""
+    """Raise UserError for a size below the model's."""
     if size < old:
         raise UserError(f"{name}: got {size}, and the model has {old}; grow only enlarges: use `widthwise shrink`")
 

@@ -36,7 +36,7 @@ from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
-"""(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged whatever the new query coordinates are;
+"""(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged for any new query coordinates;
 zero columns of w_o ignore new heads and new value coordinates. The other factor is free, so both have a gradient."""
 
 
@@ -91,7 +91,7 @@ def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
 
     def flattened(old: Axes, new: Axes) -> AxisMap:
         if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
-            # A dense matrix is that of a mixture of one expert.
+            # A dense matrix counts as a mixture of one expert.
             dense = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
             old = {name: dense.get(name, 1) for name in new}
         if isinstance(owner.new, Linear) and "d_widened" in new:

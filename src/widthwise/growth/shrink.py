@@ -37,7 +37,7 @@ class LayerSizes(NamedTuple):
     n_kv_heads: int
     """Groups of query heads, which are kept or cut whole."""
     n_hidden: int
-    """Hidden units, in a mixture those of each expert."""
+    """Hidden units, in a mixture of each expert."""
     n_experts: int = 1
     """Experts among which a mixture chooses; any other feed-forward is one of one."""
 
@@ -167,7 +167,7 @@ def reorder(model: Decoder, order: Order) -> None:
                 rows = place.to(weight.device).view(-1, place.shape[-1])
                 if len(rows) == 1:
                     weight.copy_(weight.index_select(dim, rows[0]))
-                else:  # each expert has an order of its own
+                else:  # each expert has its order
                     shape = {"n_experts": len(rows), axis: rows.shape[1]}
                     weight.copy_(weight.take_along_dim(rows.view([shape.get(name, 1) for name in names]), dim))
         if turn is not None and not isinstance(owner, Norm):

@@ -42,7 +42,7 @@ class FreshEntries:
             if len(where):
                 shape = list(grown.shape)
                 shape[dim] = len(where)
-                # Drawn on the CPU in fp32 whatever the type, so that a seed names one set of weights.
+                # Drawn on the CPU in fp32 for any dtype, so that a seed names one set of weights.
                 drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
                 grown.index_copy_(dim, where, drawn.to(grown.dtype))
         return grown
@@ -116,7 +116,7 @@ class MirroredNoise:
     """Rows of the copies of an expert: copies in pairs get the same noise with opposite signs, to break the symmetry.
 
     An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum.
-    noise: its standard deviation over that of the tensor.
+    noise: its standard deviation over the tensor's.
     """
 
     n_copies: int

@@ -76,7 +76,7 @@ class ImportedModel:
     """TOKENIZER_SETTINGS and SAMPLING_SETTINGS that the folder has, by the file of an export."""
 
     def take_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every weight and let go of it, so that no more than one lies in memory."""
+        """Yield every weight and let go of it, so that no more than one is in memory."""
         for name in list(self.weights):
             yield name, self.weights.pop(name)
 

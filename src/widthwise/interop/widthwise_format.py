@@ -142,7 +142,7 @@ class Widthwise(Architecture):
         modules = dict(model.named_modules())
         for name, _ in model.named_parameters():
             owner = name.rpartition(".")[0]
-            is_vector = isinstance(modules[owner], Vector)  # a bias or a coefficient, which has no matrix beside it
+            is_vector = isinstance(modules[owner], Vector)  # a bias or a coefficient, which belongs to no matrix
             path = [NAMES.get(part, part) for part in (owner if is_vector else name).split(".")]
             parts = [part for part in path if part is not None]
             yield HFTensor(".".join(parts if parts[0] in ("lm_head", "mtp") else ("model", *parts)), (name,))

@@ -33,7 +33,7 @@ def visible(n_queries: int, n_keys: int, documents: Tensor | None, device: torch
 def reference_attention(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None = None
 ) -> Tensor:
-    """softmax(scale * q k^T) v, where a token sees itself and what stands before it in its document.
+    """softmax(scale * q k^T) v, where a token sees itself and the tokens before it in its document.
 
     queries: (B, n_heads, T, head_dim), of the last T of S tokens; keys: (B, n_kv_heads, S, head_dim); values:
     (B, n_kv_heads, S, v_head_dim); n_kv_heads divides n_heads, and neighbouring query heads share a key-value head.
@@ -79,7 +79,7 @@ def sdpa_attention(
 
 
 def flash_is_enabled() -> bool:
-    """Return whether torch may use its flash kernels. It may under a compiler, in whose graphs nobody can ask."""
+    """Return whether torch may use its flash kernels. True under a compiler, whose graphs cannot ask."""
     return torch.compiler.is_compiling() or flash_sdp_enabled()
 
 

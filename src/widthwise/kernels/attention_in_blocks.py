@@ -37,7 +37,7 @@ class Block(NamedTuple):
     keys: slice
     """Which of the S keys it has: from the first to the last that any of its queries sees."""
     n_seen: int
-    """Leading keys that stand before all of its queries."""
+    """Leading keys that come before all of its queries."""
 
 
 class Blocks:
@@ -192,5 +192,5 @@ def attention_in_blocks(
 
 
 def compute_type(queries: Tensor) -> torch.dtype:
-    """The type in which it runs: that of scaled_dot_product_attention, for which autocast leaves fp64 alone."""
+    """Return the dtype in which it runs, as for scaled_dot_product_attention: autocast leaves fp64 alone."""
     return queries.dtype if queries.dtype == torch.float64 else compute_dtype(queries)

@@ -38,7 +38,7 @@ def refuse_double_backward() -> None:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which matrix products of `x` run: the autocast dtype if autocast is on, else that of `x`."""
+    """The dtype in which matrix products of `x` run: the autocast dtype if autocast is on, else the dtype of `x`."""
     device = x.device.type
     is_autocast = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if is_autocast else x.dtype

@@ -26,7 +26,7 @@ def reference_read_slots(
 ) -> tuple[Tensor, Tensor]:
     """The input of a sublayer, and the coefficients that `reference_write_slots` needs.
 
-    coefficients = scale * tanh(state / rms(state) @ projection) + static, each slot normalised by itself.
+    coefficients = scale * tanh(state / rms(state) @ projection) + static, each slot normalised separately.
 
     state: (B, T, n, b); static: (n, k), k = n_read + n + n_write; projection: (b, k), with the norm's gain folded in;
     scale: (n, k); both None if all tokens share the coefficients. -> (B, T, n_read * b) in the state's dtype, and

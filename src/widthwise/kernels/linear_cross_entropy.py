@@ -19,7 +19,7 @@ MIN_ROWS = 256
 
 
 class Teacher(NamedTuple):
-    """Predictions of another model to learn beside the targets. No gradient goes into them.
+    """Predictions of another model to learn in addition to the targets. No gradient goes into them.
 
     The last two fields are for the layers in front of the head; the head leaves them alone.
     """
@@ -34,7 +34,7 @@ class Teacher(NamedTuple):
     """The share of the objective that the teacher has, from 0 to 1."""
     temperature: float
     states: Sequence[Tensor] = ()
-    """(..., n_coordinates) each: hidden states to learn behind the student's last layers, as many as there are."""
+    """(..., n_coordinates) each: hidden states to learn after the student's last layers, one for each."""
     states_weight: float = 1.0
 
 

@@ -1,6 +1,6 @@
 """RMSNorm whose backward pass needs only its output, which the next matrix product keeps anyway.
 
-So the norm costs no memory of its own. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+So the norm needs no additional memory. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
 from typing import Any

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_DENOMINATOR = 64
-"""The largest denominator of the fraction that `ratio` of a template stands for."""
+"""The largest denominator of the fraction that `ratio` of a template is read as."""
 MOST_RATIO_MISS = 0.01
 """By which part of itself a ratio may miss that fraction."""
 
@@ -85,7 +85,7 @@ class AttentionConfig(Config):
     """Base of the rotary frequencies; null: no rotary positions."""
     rope_frequencies: tuple[pydantic.PositiveFloat, ...] | None = None
     """Radians per position of each of the head_dim / 2 pairs, in place of what follows from rope_base; null: that is
-    rope_base^(-2i / head_dim) of pair i. A head that has grown keeps those of its old pairs."""
+    rope_base^(-2i / head_dim) of pair i. A head that has grown keeps the frequencies of its old pairs."""
     bias: bool = False
     """Give w_q, w_k and w_v biases."""
     out_bias: bool = False
@@ -140,7 +140,7 @@ class AttentionConfig(Config):
         if self.head_dim == self.value_dim:
             return cost
         # Torch's fused function keeps padding besides queries, keys, values and output. Where there is one head, or
-        # values of size 1, the output needs no place of its own, and less is kept. Attention in blocks pads nothing.
+        # values of size 1, the output needs no memory, and less is kept. Attention in blocks pads nothing.
         padded = max(self.head_dim, self.value_dim)
         of_keys, of_values = padded - self.head_dim, padded - self.value_dim
         n_padding = (self.n_heads + self.n_kv_heads) * of_keys + self.n_kv_heads * of_values + self.n_heads * padded
@@ -157,7 +157,7 @@ class AttentionConfig(Config):
 
 
 class AttentionTemplate(Config):
-    """Attention for a layer of any width: the heads follow the width. Their sizes multiply to it, unless told else."""
+    """Attention for a layer of any width: the heads follow the width. Their sizes multiply to it, unless given."""
 
     n_heads: Count | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
@@ -166,7 +166,7 @@ class AttentionTemplate(Config):
     ratio: Annotated[float, Field(gt=0, le=100)] | None = None
     """n_heads * head_dim over the width of the layer, a fraction of small whole numbers. null: 1."""
     d_attention: Width | None = None
-    """n_heads * head_dim of every layer, whatever its width."""
+    """n_heads * head_dim of every layer, independent of its width."""
     kv_group_size: Count = 1
     """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
     n_kv_heads: Count | None = None

@@ -38,9 +38,9 @@ class Weight(nn.Module):
 
 
 class Linear(Weight):
-    """y = x W^T, plus a bias if asked for; W has shape (size(out_axes), size(in_axes)).
+    """y = x W^T, plus an optional bias; W has shape (size(out_axes), size(in_axes)).
 
-    With start = 0 its output starts at 0. A bias starts at 0 and is a `Vector` of its own, `bias.weight`.
+    With start = 0 its output starts at 0. A bias starts at 0 and is a `Vector`, `bias.weight`.
     """
 
     def __init__(self, in_axes: Axes, out_axes: Axes, start: Start = None, has_bias: bool = False):
@@ -58,7 +58,7 @@ class Linear(Weight):
 
 
 class UnscaledLinear(Linear):
-    """A Linear that starts as torch's do, whatever the widths of the model, and learns at the rate of the tables."""
+    """A Linear that starts as torch's do, for any widths of the model, and learns at the rate of the tables."""
 
     def __init__(self, in_axes: Axes, out_axes: Axes):
         super().__init__(in_axes, out_axes, start=_torchs_start)

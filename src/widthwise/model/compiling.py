@@ -12,7 +12,7 @@ GRAPHS_PER_LAYER = 6
 
 
 def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None:
-    """Compiles each layer in place, those of further heads too; layers that are alike share a graph.
+    """Compile each layer in place, including layers of further heads; equal layers share a graph.
 
     All layers run the same code, and Dynamo by default gives up on code after 8 graphs and runs it uncompiled: too few
     for a model in which every layer has a width of its own. With fullgraph, giving up or breaking a graph is an error.

@@ -20,7 +20,7 @@ class InitConfig(Config):
     """Standard deviations of the initial weights."""
 
     std: pydantic.PositiveFloat = 0.02
-    """Standard deviation of embedding and head; that of the other matrices derives from it."""
+    """Standard deviation of embedding and head; the other matrices' derives from it."""
     width_multiplier: pydantic.PositiveFloat = 1.0
     """m_width: hidden matrices have std / sqrt(m_width), and their learning rate is divided by it."""
     depth_scaled: bool = True
@@ -80,7 +80,7 @@ class ModelConfig(Config):
         return self.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else self.d_model
 
     def named_layers(self) -> list[tuple[str, LayerConfig]]:
-        """Every layer with its path, that of further heads too."""
+        """Every layer with its path, including the layer of further heads."""
         named = [(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
         return named if self.mtp is None else [*named, ("mtp.layer", self.mtp.layer)]
 
@@ -108,7 +108,7 @@ class ModelConfig(Config):
 
     @property
     def n_coordinates(self) -> int:
-        """Coordinates of the stream for those who read all of it: those of all slots."""
+        """Coordinates of the whole stream, which are the coordinates of all slots."""
         return math.prod(self.residual.slot_shape(self.d_model))
 
     @property
@@ -117,16 +117,16 @@ class ModelConfig(Config):
         return max(self.n_coordinates, *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
-        """Cost of every layer by part; a layer equal to the one before it is not counted anew, which takes long."""
+        """Cost of every layer by part; a layer equal to the one before it is not counted again, which takes long."""
         found = []
         for (layer, d_before), equal in groupby(zip(self.layers, self.widths_before)):
             found += [layer.costs(self.residual, d_before)] * len(list(equal))
         return found
 
     def end_costs(self) -> dict[str, Cost]:
-        """Cost by part of what stands before and behind the layers.
+        """Cost by part of the embedding, the head and the further heads.
 
-        A tied head has no parameters of its own but the FLOPs of the product. The head keeps the gradient of its input,
+        A tied head has no additional parameters but the FLOPs of the product. The head keeps the gradient of its input,
         because the loss forms gradients in the forward pass; the gradient of its weight is formed there too, but is not
         an activation.
         """
@@ -149,7 +149,7 @@ class ModelConfig(Config):
         return linear(self.d_model, self.vocab_size)
 
     def costs(self) -> dict[str, Cost]:
-        """Cost of the whole model by part, see PARTS. `mtp` holds whatever further heads add in training."""
+        """Cost of the whole model by part, see PARTS. `mtp` holds what further heads add in training."""
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
         for costs in (self.end_costs(), *self.layer_costs()):
             parts = {part: cost + costs.get(part, Cost()) for part, cost in parts.items()}
@@ -159,7 +159,7 @@ class ModelConfig(Config):
 
     def exit_flops(self, seq_len: int) -> list[float]:
         """Forward FLOPs of a token that leaves the model after each depth, through the last norm and the head; depth 0
-        is before the first layer, the last that of the whole model without further heads."""
+        is before the first layer, the last belongs to the whole model without further heads."""
         layers = (sum(costs.values(), Cost()).forward_flops(seq_len) for costs in self.layer_costs())
         return list(accumulate(layers, initial=_without_mtp(self.end_costs()).forward_flops(seq_len)))
 
@@ -178,8 +178,8 @@ class ModelConfig(Config):
 
     @property
     def n_dead_params(self) -> int:
-        """Parameters whose gradient is 0 by construction: they read coordinates of the stream that nobody wrote, or
-        write coordinates that nobody reads. The design of some shapes, such as growing ones, and of full ends.
+        """Parameters whose gradient is 0 by construction: they read coordinates of the stream that nothing wrote, or
+        write coordinates that nothing reads. The design of some shapes, such as growing ones, and of full ends.
         """
         sites = [site for layer, d_before in zip(self.layers, self.widths_before) for site in layer.sites(d_before)]
         idle = self.residual.idle(self.d_model, sites, self.final_norm_width)

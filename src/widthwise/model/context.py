@@ -34,13 +34,13 @@ class PassContext:
     mask: Tensor | None
     """(B, 1, T, S): bool, True where a query may look, or what is added to scores; None: causal over the T tokens."""
     progress: Tensor
-    """Progress of training, a scalar from 0 to 1; 1 outside training. A tensor, so that compiled code reads it anew."""
+    """Progress of training, a scalar from 0 to 1; 1 outside training. A tensor, which compiled code reads again."""
     width_fraction: Tensor | None = None
     """A scalar that takes the place of what dynamic-width layers would choose for each token."""
     start: int = 0
     """Tokens in the cache before this pass."""
     positions: Tensor | None = None
-    """integers (B or 1, T), where queries and keys stand; None where only layers are run."""
+    """integers (B or 1, T), positions of queries and keys; None where only layers are run."""
     documents: Tensor | None = None
     """integers (B, S), over cached and new tokens: a query looks at earlier tokens of equal number alone, which `mask`
     then says too; None where rows are not divided. For a form of attention that needs no mask."""

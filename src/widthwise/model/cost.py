@@ -25,7 +25,7 @@ class Cost:
     activation_elements: float = 0
     """Numbers of the compute type that autograd keeps from forward to backward, nothing recomputed."""
     activation_fp32_elements: float = 0
-    """The same for numbers kept in fp32 whatever the compute type: norm and softmax statistics."""
+    """The same for numbers kept in fp32 for any compute dtype: norm and softmax statistics."""
 
     def __add__(self, other: "Cost") -> "Cost":
         theirs = vars(other)

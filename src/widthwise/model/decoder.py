@@ -22,7 +22,7 @@ from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.shards import put
 
 See = Callable[[int, Stream], None]
-"""Called behind each layer, with its index and the stream."""
+"""Called after each layer, with its index and the stream."""
 
 
 class Loss(NamedTuple):

@@ -122,7 +122,7 @@ def continue_cached(
     sampling: SamplingConfig,
     generator: torch.Generator | None,
 ) -> Iterator[Tensor]:
-    """Yields the next token ids (B,) behind what the cache holds and `tokens` (B, T), `max_new_tokens` times.
+    """Yield the next token ids (B,) after the cached tokens and `tokens` (B, T), `max_new_tokens` times.
 
     is_real: bool (B, T), False on left padding; None: nothing is. generator: of draws at a temperature above 0.
     """
@@ -198,7 +198,7 @@ class Drafter:
         self._slots: Tensor | None = None
 
     def draft(self, tokens: Tensor, n_known: int, slots: Tensor, n_drafts: int) -> None:
-        """Writes n_drafts tokens behind the first n_known.
+        """Write n_drafts tokens after the first n_known.
 
         tokens: integers (1, capacity); slots: (1, T, n_slots, slot_width), the model's at the positions since the last
         call, up to that before the last known token. n_drafts may not grow from call to call: a depth that was left

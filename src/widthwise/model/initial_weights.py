@@ -37,7 +37,7 @@ def drawn(module: Weight, std: float, generator: torch.Generator, truncate_at: f
 
     truncate_at: cut of the normal distribution, in standard deviations.
     """
-    # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
+    # Drawn on the CPU in fp32 for any dtype and device of the model, so that a seed names one set of weights.
     weight = torch.empty(module.weight.shape, dtype=torch.float32)
     if isinstance(module.start, (int, float)):
         return weight.fill_(module.start)

@@ -1,4 +1,4 @@
-"""A decoder layer: attention and feed-forward, each behind its norm and its residual; and MTP heads, a layer each.
+"""A decoder layer: attention and feed-forward, each with its norm and its residual; and MTP heads, a layer each.
 
 Multi-token prediction: depth k takes the stream of depth k - 1 at position i (depth 0 is the model itself) and the
 embedding of token i + k, and predicts token i + k + 1. Its slots are joined one by one by the same small matrix, so

@@ -14,7 +14,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_KEPT_BYTES = 2**31 - 1
 """Free memory at the end of the heap above which it goes back to the system: the most that malloc takes."""
 MAX_IN_HEAP_BYTES = 2**25
-"""Larger blocks come from the system and go back to it. glibc's own limit would reach this by itself, but stops
+"""Larger blocks come from the system and go back to it. glibc raises its limit to this, but stops
 adapting once the other is set."""
 ALLOCATION_FAILURES = ("can't allocate memory", "overflow")
 """Words of the plain RuntimeError that torch raises on a CPU: the system refused, or the size overflows an address."""
@@ -54,8 +54,8 @@ def keep_freed_memory() -> None:
 
 
 def give_back_tensors() -> None:
-    """Has glibc give tensors of 1 MiB or more back to the system when they are freed. By itself it raises that limit to
-    32 MiB, and the process keeps what lies between smaller things that live."""
+    """Make glibc return tensors of 1 MiB or more to the system when they are freed. Its default raises that limit to
+    32 MiB, and the process keeps freed memory between smaller allocations."""
     _call_glibc("mallopt", M_MMAP_THRESHOLD, 2**20)
 
 

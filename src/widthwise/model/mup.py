@@ -35,7 +35,7 @@ class ParameterGroup:
     multiplied_by: float = 1.0
     """Factor by which their entries were multiplied when the model was given another form that computes the same."""
     own_lr_factor: float = 1.0
-    """Factor of the recipe on their learning rate, beside `lr_factor`."""
+    """Factor of the recipe on their learning rate, in addition to `lr_factor`."""
 
 
 def grouped_parameters(

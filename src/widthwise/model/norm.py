@@ -1,4 +1,4 @@
-"""The norms: what one computes, and where it stands in a sublayer: before it, after it, or nowhere."""
+"""The norms: what one computes, and its place in a sublayer: before it, after it, or nowhere."""
 
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -59,7 +59,7 @@ class NormConfig(Config):
         return parameters + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
     def build(self, axes: Axes, is_after: bool = False) -> "Norm":
-        """is_after: whether, as the norm of a sublayer, it stands behind that, not before it."""
+        """is_after: True for the norm of a sublayer that comes after it, not before it."""
         modules = resolve_name("widthwise.model.axes:NORM_MODULES")
         norm = modules[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
         norm.is_after = is_after
@@ -67,7 +67,7 @@ class NormConfig(Config):
 
 
 class Place(NamedTuple):
-    """Where a norm stands around a sublayer, if it stands anywhere."""
+    """Place of a norm around a sublayer, if there is one."""
 
     is_before: bool = False
     """f(norm(x)), the usual order."""
@@ -85,7 +85,7 @@ PLACEMENTS = {"pre": Place(is_before=True), "reordered": Place(is_after=True), "
 
 @dataclass(frozen=True)
 class NormSite:
-    """Where the norm of a sublayer stands and what it computes; the sublayer, which knows its widths, builds it."""
+    """Place of the norm of a sublayer and what it computes; the sublayer, which knows its widths, builds it."""
 
     placement: str
     config: NormConfig
@@ -111,7 +111,7 @@ class NormSite:
         return NormSite(placement, self.config.model_copy(update={"norm_dim": norm_dim}))
 
     def build(self, d_read: int, d_write: int) -> "Norm | NoNorm":
-        """The arguments are those of `cost`."""
+        """Take the arguments of `cost`."""
         place = PLACEMENTS[self.placement]
         width = place.normalised_width(d_read, d_write)
         if not width:

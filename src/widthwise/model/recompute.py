@@ -105,7 +105,7 @@ class Recompute:
         return sum(cost.forward_flops(seq_len) for i, cost in self._indexed_costs(model) if self.is_recomputed(i))
 
     def _indexed_costs(self, model: ModelConfig) -> Iterator[tuple[int, Cost]]:
-        """Index, as `run` is told it, and cost of each layer and further head."""
+        """Index, as passed to `run`, and cost of each layer and further head."""
         counted = self._counted(model)
         for i, costs in enumerate(counted.layer_costs()):
             yield i, sum(costs.values(), Cost())
@@ -126,7 +126,7 @@ def activations_of(*costs: Cost) -> Cost:
 
 
 def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
-    """Index, as `run` is told it, of each layer and further head, and the streams of one token that enter it.
+    """Index, as passed to `run`, of each layer and further head, and the streams of one token that enter it.
 
     Found by passing a stream through the residual alone, since only that knows what a stream consists of.
     """

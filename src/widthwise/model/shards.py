@@ -70,7 +70,7 @@ def put(tensor: Tensor, values: Tensor) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Gives back the whole weights that a forward pass without a backward pass has left behind.
+    """Free the whole weights that a forward pass without a backward pass has left gathered.
 
     Until then the model's parameters are others than those that its optimizer knows.
     """

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Rewarmup(Config):
-    """Learning rates after a growth, as factors on those of the schedule. Steps are counted from 1."""
+    """Learning rates after a growth, as factors on the schedule's. Steps are counted from 1."""
 
     after_step: pydantic.NonNegativeInt
     """The step at which the model grew."""
     steps: pydantic.NonNegativeInt
-    """Steps over which rates rise linearly from 0 to those of the schedule."""
+    """Steps over which rates rise linearly from 0 to the schedule's."""
     freeze_steps: pydantic.NonNegativeInt = 0
     """Steps in which the old entries stay as they are."""
     grown_from: ModelConfig | None = None
@@ -64,7 +64,7 @@ class Rewarmup(Config):
 
 
 class _Moment(Config):
-    """The moment of a growth and its changes: a class of its own, so that recipes are written with this first."""
+    """The moment of a growth and its changes: a separate class, so that recipes are written with this first."""
 
     at_step: pydantic.PositiveInt
     """Steps done before the growth."""

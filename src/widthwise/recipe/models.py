@@ -1,4 +1,4 @@
-"""Models in memory, from recipes: built, grown, and divided into the groups that an optimizer is told."""
+"""Models in memory, from recipes: built, grown, and divided into the parameter groups of an optimizer."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Terms of the objective beside the loss, in `train:` of a recipe: a width budget, forced widths, a teacher.
+"""Terms that the objective adds to the loss, in `train:` of a recipe: a width budget, forced widths, a teacher.
 
 Of layers that choose their width, training can put a price on the units that they use, and make passes at forced
 widths: the loss alone does not reward a narrow width. The fraction of a layer's width is differentiable even where its
@@ -80,14 +80,14 @@ class NestedConfig(Config):
 
 
 class TeacherSizes(Config):
-    """Sizes of a teacher, read from its run once, so that the costs of its student can be told without it."""
+    """Sizes of a teacher, read from its run once, so that the costs of its student can be computed without it."""
 
     teacher: str
     seq_len: NTokens
     vocab_size: VocabSize
     params: pydantic.PositiveInt
     flops_per_token: pydantic.PositiveFloat
-    """Forward FLOPs at seq_len, those of the head included."""
+    """Forward FLOPs at seq_len, including the head."""
     d_model: int = Field(default=0, ge=0, le=WIDEST)
     """0, as all that follow, in a recipe of a version that did not count them."""
     root_params: pydantic.NonNegativeInt = 0
@@ -95,7 +95,7 @@ class TeacherSizes(Config):
     layer_params: pydantic.NonNegativeInt = 0
     """Parameters of the largest layer."""
     pass_elements: pydantic.NonNegativeInt = 0
-    """Most numbers per token that its forward pass holds: those of one sublayer, and the stream around it."""
+    """Most numbers per token that its forward pass holds: the numbers of one sublayer, and the stream around it."""
 
     @classmethod
     def of(cls, teacher: str, model: ModelConfig, seq_len: int) -> "TeacherSizes":
@@ -121,7 +121,7 @@ class DistillConfig(Config):
 
     The objective is (1 - weight) * loss + weight * temperature^2 * KL(teacher || student), where both predict
     softmax(logits / temperature). With `layers` it is also layers_weight times the mean, over those layers and all
-    tokens, of |h - a|^2 / |a|^2, where h is the stream behind a layer, with what narrow layers carry past them, and a
+    tokens, of |h - a|^2 / |a|^2, where h is the stream after a layer, with what narrow layers carry past them, and a
     the teacher's, in the coordinates to which `shrink` turned and cut it; of a student that was not cut, as it is.
     Reported losses are those of the targets, and MTP heads learn from targets alone.
     """

@@ -1,4 +1,4 @@
-"""The optimizers of a recipe, told apart by `kind`."""
+"""The optimizers of a recipe, chosen by `kind`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,7 +30,7 @@ class AdamWConfig(Config):
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Weight decay of the matrices; see the next three options for the rest."""
     decays_embedding: bool = True
-    """Decay the embedding, and with it a tied head and learned positions; OLMo 2: no. A head of its own always does."""
+    """Decay the embedding, and with it a tied head and learned positions; OLMo 2: no. An untied head always does."""
     decays_gains: bool = False
     """Decay the gains of the norms; OLMo 2: yes."""
     decays_scales: bool = True

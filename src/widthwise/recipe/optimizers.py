@@ -53,7 +53,7 @@ def _groups(config: AdamWConfig, model: Decoder) -> list[ParameterGroup]:
 
 
 def _adamw(config: AdamWConfig, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
-    """lr: the rate that `set_lr` will be told at the peak."""
+    """lr: the rate that `set_lr` gets at the peak."""
     described = [
         _described(group, group.lr_factor * (config.lr / lr), config.weight_decay)
         | {"eps": config.eps / group.multiplied_by}

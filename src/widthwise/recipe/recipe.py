@@ -28,7 +28,7 @@ from widthwise.yaml_io import parse_yaml, read_recipe
 class Recipe(Config):
     """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second.
 
-    Models are derived once and kept; a copy derives them anew.
+    Models are derived once and kept; a copy derives them again.
     """
 
     model: ModelSection

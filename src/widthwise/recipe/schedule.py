@@ -31,7 +31,7 @@ class _Schedule(Config, ABC):
 
     @abstractmethod
     def _shape(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:
-        """The factor without the warm-up; the arguments are those of `factor`."""
+        """The factor without the warm-up. Takes the arguments of `factor`."""
 
 
 class PowerSchedule(_Schedule):
@@ -116,7 +116,7 @@ ENDLESS = 2**53
 
 
 class FlopBudget(Config):
-    """A budget that may replace the number of steps in a recipe, whatever the model costs and however it grows."""
+    """A budget that may replace the number of steps in a recipe, for any cost and growth of the model."""
 
     training_flops: pydantic.PositiveFloat
     """Training FLOPs of the whole run, each phase of one that grows counted with its own model. The number of steps

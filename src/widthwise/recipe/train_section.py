@@ -36,7 +36,7 @@ class SkipSpike(Config):
     factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
     """Multiple of the median norm of the last `window_steps` updates a gradient norm may be."""
     window_steps: Annotated[int, Field(gt=0, le=100_000)] = 100
-    """Before there were so many updates, only norms that are not finite count; a model that has grown starts anew."""
+    """Before there were so many updates, only norms that are not finite count; a model that has grown starts again."""
     max_skipped: pydantic.PositiveInt = 5
     """Most steps in a row without an update; with one more the run stops."""
 
@@ -129,7 +129,7 @@ class TrainConfig(Config):
     checkpoint_every: pydantic.PositiveInt | None = None
     """Steps between checkpoints; only at the end and on interruption where not given."""
     checkpoint_in_background: bool = False
-    """Training goes on while a checkpoint is written. Needs room for a copy of weights and optimizer state in
+    """Training continues while a checkpoint is written. Needs room for a copy of weights and optimizer state in
     the machine's memory; pays where the disk is slow."""
     keep_last: pydantic.PositiveInt = 2
     """Newest checkpoints that are kept."""
@@ -217,7 +217,7 @@ class ValidationText(Config):
     """A text, read in windows of the recipe's seq_len as the held-out text is, with the same tokenizer."""
 
     source: PathText
-    """A prepared folder, of which the held-out part is read, or whatever `widthwise data prepare` takes."""
+    """A prepared folder, of which the held-out part is read, or a source that `widthwise data prepare` takes."""
     field: str = "text"
     """Key of the text in JSONL, or column in Parquet."""
     max_tokens: pydantic.PositiveInt | None = None
@@ -232,7 +232,7 @@ class ValidationTask(Config):
     delimiter: str = " "
     """Text between question and answer."""
     limit: Count | None = None
-    """Questions that are asked, from the front; all where not given."""
+    """Questions from the front; all where not given."""
 
 
 class ValidationConfig(Config):

@@ -43,7 +43,7 @@ class TokenWidths(Record):
     n_tokens: int
     mean_fraction: float
     token_variance_share: Known = None
-    """Part of the variance of the fractions that lies between tokens; the rest lies between layers."""
+    """Part of the variance of the fractions between tokens; the rest is between layers."""
     flops_per_token: Mapping[str, float]
     """FLOPs of these layers: full, asked, bucketed, executed."""
     layers: Sequence[LayerWidths] = pydantic.Field(min_length=1)
@@ -80,7 +80,7 @@ class SiteSlots(Record):
     write: Sequence[Sequence[float]]
     sd: Mapping[str, Sequence[float]]
     window_share: Known = None
-    """Weight of the last n_slots sources over that of all."""
+    """Weight of the last n_slots sources over the weight of all."""
     gate_distance: Known = None
     """Mean distance of the sizes of carries and writes from the nearer of 0 and 1; 0 where routing is hard."""
     spectrum: CarrySpectrum | None = None
@@ -232,7 +232,7 @@ class AnalysedModel(Record):
     stream: Sequence[StreamState]
     logit_lens: Sequence[LensPoint]
     block_exits: Sequence[BlockExit] = ()
-    """Exits behind single blocks, in layers whose feed-forward is a stack of them."""
+    """Exits after single blocks, in layers whose feed-forward is a stack of them."""
     sinks: Sequence[Sink]
     exit_flops: Sequence[Number] | None = None
     """Forward FLOPs of a token that leaves after each depth, head included; None if they are unknown."""

@@ -50,7 +50,7 @@ class CostSummary(Record):
     """Parameters by part: total, active, one entry for each of PARTS, and dead, those whose gradient is always 0."""
     flops_per_token: FlopsPerToken
     flops_by_part: Mapping[str, Number] = pydantic.Field(default_factory=dict)
-    """Forward FLOPs per token by part, those of multi-token prediction included."""
+    """Forward FLOPs per token by part, including multi-token prediction."""
     kv_bytes_per_token: Number
     activation_bytes_per_token: Number | None = None
 

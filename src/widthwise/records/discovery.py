@@ -108,7 +108,7 @@ class Discovery(StoredRecord):
     title: str
     method: str
     how: str = "found"
-    """The method in words, as in "8 layers, grown where it gained most"."""
+    """The method as text, as in "8 layers, grown where it gained most"."""
     options: Mapping[str, Any] | None = None
     """All options of the method as the search had them, defaults included."""
     match: str
@@ -130,7 +130,7 @@ class Consensus(StoredRecord):
     file_name: ClassVar[str] = "consensus.json"
 
     command: str
-    """The command that makes the page anew, in the folder of this file."""
+    """The command that makes the page again, in the folder of this file."""
     searches: Sequence[str]
     """Folders of the searches from that of this file."""
     match: str

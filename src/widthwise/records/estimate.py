@@ -28,17 +28,17 @@ class Estimate(Record):
     per_seed: Sequence[Known] = ()
     """One value per seed, in the order of the seeds."""
     df: Known = None
-    """Degrees of freedom of the interval, if they are not those of the seeds."""
+    """Degrees of freedom of the interval, if they differ from the seeds'."""
 
     def side(self, level: float = 0.0) -> int:
-        """Return -1 or 1 if the whole interval lies below or above a level; otherwise 0."""
+        """Return -1 or 1 if the whole interval is below or above a level; otherwise 0."""
         if self.low is None or self.high is None:
             return 0
         return (self.low > level) - (self.high < level)
 
 
 class EqualLoss(Record):
-    """Tokens and FLOPs that a variant needs for a held-out loss beside those of the baseline, paired by seed.
+    """Tokens and FLOPs that a variant and its baseline need for a held-out loss, paired by seed.
 
     The loss is the higher of the final losses of the two runs of a seed, so that both reach it: the baseline's where
     the variant ends below it, otherwise the variant's own. A ratio below 1 says that the variant needs less.

@@ -50,7 +50,7 @@ class ItemAnswers(Record):
 
 
 class TaskAnswers(TaskResult, ItemAnswers):
-    """The scores on a task with those of every question."""
+    """The scores on a task and on every question."""
 
     delimiter: str = " "
     """The text between question and answer."""
@@ -199,7 +199,7 @@ class Difference(Record):
 
 
 class EvaluationDifferences(Record):
-    """An evaluation minus that of its baseline."""
+    """An evaluation minus its baseline's."""
 
     run: str
     step: int | None
@@ -224,12 +224,12 @@ class TableColumn(Record):
 
 
 class TableCell(Record):
-    """The value of a model, and its difference to that of its baseline."""
+    """The value of a model, and its difference to its baseline's."""
 
     value: Known
     stderr: Known = None
     difference: Known = None
-    """It minus that of the baseline; None of a baseline, and where the questions differ."""
+    """It minus the baseline's; None of a baseline, and where the questions differ."""
     p_value: Known = None
     """Two-sided p of no difference to the baseline, from pairs; None if these are unknown."""
     is_better: bool | None = None

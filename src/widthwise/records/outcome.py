@@ -61,7 +61,7 @@ class Variant(Record):
     validated: Mapping[str, ValidationScore] = pydantic.Field(default_factory=dict)
     """TEXT.loss, TASK.acc and so on -> number, of the further texts and tasks that the recipes name."""
     measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
-    """Name -> estimate, for quantities of runs that have no field of their own."""
+    """Name -> estimate, for quantities of runs without a field."""
 
     def measured_over_seeds(self, name: str) -> Estimate | None:
         """Return its mean of a quantity of runs; None if it lacks it."""
@@ -184,7 +184,7 @@ class TunedVariant(Record):
     val_loss: Known = None
     """That loss, a mean over the seeds of the sweep."""
     is_at_limit: bool
-    """True if one of them is at an end of its grid, so that a better one may lie beyond."""
+    """True if one of them is at an end of its grid, so that a better one may be beyond."""
 
     @property
     def in_words(self) -> str:
@@ -275,7 +275,7 @@ class Outcome(StoredRecord):
 
     @property
     def baseline_words(self) -> str | None:
-        """The baseline in words; None if there is none, or none with a loss."""
+        """Text on the baseline; None if there is none, or none with a loss."""
         if self.family is not None:
             return self.baseline_group and "the same model trained alone"
         if self.baseline_group is not None:
@@ -297,7 +297,7 @@ class Outcome(StoredRecord):
 
     @property
     def groups(self) -> list[str]:
-        """Groups in the order of the points; "" is that of points without one. The baseline alone makes no group."""
+        """Groups in the order of the points; "" is for points without one. The baseline alone makes no group."""
         return list(dict.fromkeys(point.group for point in self.points if point.name != self.baseline))
 
     def of_group(self, group: str) -> list[Variant | OpenPoint]:

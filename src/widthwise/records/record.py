@@ -61,7 +61,7 @@ class Record(pydantic.BaseModel):
 
 
 class StoredRecord(Record):
-    """A record with a file of its own, which has one name in every folder and holds checksums of its entries."""
+    """A record with its file, which has one name in every folder and holds checksums of its entries."""
 
     file_name: ClassVar[str]
 

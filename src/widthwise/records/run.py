@@ -36,7 +36,7 @@ class GrowthRecord(Record):
 
 
 class DataCounts(Record):
-    """The text of a run, all sources of a mixture together; bytes are those of UTF-8."""
+    """The text of a run, all sources of a mixture together; bytes are counted in UTF-8."""
 
     n_train_tokens: int
     n_train_bytes: int
@@ -69,7 +69,7 @@ class RunResult(StoredRecord):
     seed: int | None = None
     steps: int | None = None
     tokens: int | None = None
-    """Tokens of all steps, those of a run that this one continues included."""
+    """Tokens of all steps, including the run that this one continues."""
     train_loss: Known = None
     """Mean of the last `loss_window_steps` steps."""
     loss_window_steps: int | None = None
@@ -94,7 +94,7 @@ class RunResult(StoredRecord):
     peak_memory_bytes: int | None = None
     """Most memory that this run held: of tensors on a GPU, otherwise of the whole process. None if it is unknown."""
     training_flops: Known = None
-    """Training FLOPs of all steps, every pass over a token counted, those of a run that this one continues included."""
+    """Training FLOPs of all steps, every pass over a token counted, including the run that this one continues."""
     pflops_days: Known = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
@@ -209,7 +209,7 @@ def changes_in_words(before: Any, after: Any, of_the_same_run: bool = False) -> 
 
 def _is_another_run(path: str, old: Any, new: Any) -> bool:
     """Return whether a recipe that was changed there after the run was begun describes another one."""
-    is_left_out = not old and not new  # as where the section was written anew
+    is_left_out = not old and not new  # as where the section was rewritten
     may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
     return not may_change or (path in MUST_STAY and not is_left_out)
 

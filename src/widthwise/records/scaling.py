@@ -111,7 +111,7 @@ class ScalingLaws(StoredRecord):
     y: str
     baseline: str | None = None
     sentence: str
-    """The findings in words, one per line."""
+    """The findings as text, one per line."""
     groups: Sequence[ScalingGroup] = pydantic.Field(min_length=1)
     savings: Sequence[Saving]
     optima: Mapping[str, FittedLaw] = {}

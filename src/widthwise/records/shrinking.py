@@ -19,7 +19,7 @@ class LayerCut(Record):
     d_model: Sequence[int]
     n_kv_heads: Sequence[int]
     n_hidden: Sequence[int]
-    """Hidden units, in a mixture those of each expert."""
+    """Hidden units, in a mixture of each expert."""
     n_experts: Sequence[int] = (1, 1)
     """Experts among which a mixture chooses; any other feed-forward is one of one."""
     lost: float
@@ -42,11 +42,11 @@ class Shrinking(StoredRecord):
     turned: bool
     """True if the stream was turned; if not, its coordinates changed their order only, or stayed."""
     not_turned: str | None
-    """The reason if it was asked for and impossible."""
+    """The reason if it was requested and impossible."""
     loss_before: float
     """On the held-out text, nats per token."""
     loss_after: float
-    """The same behind the cut, before any training."""
+    """The same after the cut, before any training."""
     agreement: float
     """Share of held-out tokens whose most likely successor both models agree on."""
     n_tokens: int

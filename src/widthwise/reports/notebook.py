@@ -15,7 +15,7 @@ from widthwise.reports.table import Table
 from widthwise.reports.writing import PAGES
 
 N_TABLES = 2
-"""Tables that are shown: of a comparison that of losses and that of costs."""
+"""Tables that are shown: of a comparison losses and costs."""
 _PICTURE = Markup('<img alt="{}" src="data:image/svg+xml;base64,{}">')
 _TABLE = Markup("<table><caption>{}</caption><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
 _ALL = Markup('<div style="background: {}; color: {}"><p><b>{}</b></p>{}{}{}</div>')

@@ -35,7 +35,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """Text as it stands in a file or on a command line; one with a caption is folded."""
+    """Text of a file or a command line; one with a caption is folded."""
 
     text: str
     caption: str = ""
@@ -65,7 +65,7 @@ class Section:
 
     @property
     def groups(self) -> Iterator[tuple[str, list[Part]]]:
-        """Parts that stand beside each other: name of their class -> parts."""
+        """Parts in one row: name of their class -> parts."""
         for name, parts in itertools.groupby(self.parts, lambda part: type(part).__name__.lower()):
             yield name, list(parts)
 
@@ -114,13 +114,13 @@ class Page:
     refresh_seconds: int | None = None
     """After so long the page loads itself again; None: never."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the files beside it, by name."""
+    """Texts of the files next to it, by name."""
     record: Callable[[Path], StoredRecord] | None = None
     """Makes the record of a page that has none before, from the folder it is written into."""
 
     @property
     def shown(self) -> list[Section]:
-        """The first screen, and all sections that have something to show; a figure stands where it comes first."""
+        """The first screen, and all sections that have something to show; each figure once, where it comes first."""
         seen: set[str] = set()
         found = []
         for each in (section("", *self.first), *self.sections):
@@ -142,7 +142,7 @@ class Page:
         return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
 
     def write(self, out: Path, figures: FileKind | None = None) -> list[Path]:
-        """Write `report.html`, the files beside it, and each figure as a file of a kind into `figures/`.
+        """Write `report.html`, the files next to it, and each figure as a file of a kind into `figures/`.
 
         Return the paths written.
         """
@@ -166,7 +166,7 @@ def _hash(script: str) -> str:
 
 
 def as_json(value: object) -> Markup:
-    """Return JSON that may stand in a script element of a page."""
+    """Return JSON that is safe in a script element of a page."""
     return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 

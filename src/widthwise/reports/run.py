@@ -130,7 +130,7 @@ def _notes(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return name -> run; runs that share a name are told apart by their path."""
+    """Return name -> run; runs that share a name get their path."""
     names = [run.name for run in runs]
     named = {name if names.count(name) == 1 else f"{name} ({run.path})": run for name, run in zip(names, runs)}
     if len(named) < len(runs):

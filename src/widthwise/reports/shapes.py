@@ -111,7 +111,7 @@ def _hidden(cost: CostSummary) -> str:
 
 
 def _layers_to_label(widths: Any) -> list[int]:
-    """Return the layers whose width is written beside the bar: where it changes, or the extremes of a deep model."""
+    """Return the layers whose width is written next to the bar: where it changes, or the extremes of a deep model."""
     changes = [1] + [layer for layer in range(2, len(widths) + 1) if widths[layer - 1] != widths[layer - 2]]
     if len(widths) <= 20:
         return changes

@@ -79,7 +79,7 @@ _LATEX = {
 
 
 def latex_escape(text: str) -> str:
-    """Text that LaTeX prints as it stands: no command, no comment, no alignment."""
+    """Text that LaTeX prints unchanged: no command, no comment, no alignment."""
     return "".join(_LATEX.get(letter, letter) for letter in clean(text))
 
 

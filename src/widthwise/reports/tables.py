@@ -82,7 +82,7 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def run_table(named: Mapping[str, Run]) -> Table:
-    """Results, one row per run; those of multi-token prediction have a table of their own.
+    """Results, one row per run; multi-token prediction has a separate table.
 
     An unfinished run shows only its number of steps.
     """
@@ -132,7 +132,7 @@ def text_words(environment: Mapping[str, Any]) -> str:
 
 
 def text_key(environment: Mapping[str, Any]) -> str:
-    """Return a key that is equal for environments with the same text and tokenizer, whatever they are called."""
+    """Return a key that is equal for environments with the same text and tokenizer, for any names."""
     return read_identity(environment, "environment").content_key() if environment.get(KEY) else ""
 
 

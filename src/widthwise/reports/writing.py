@@ -48,8 +48,8 @@ def write_report(
     """Write the report that fits what `paths` hold: one folder of PAGES, or several runs, comparisons or
     searches. Several comparisons have a table as CSV, without a page.
 
-    `out` is the folder to write into; without it the report goes beside what it describes, and several need it.
-    figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
+    `out` is the folder to write into; without it the report goes into the folder it describes, and several need it.
+    figures: also write each figure of the page as a file of this kind, into `figures/` next to the page. columns:
     names of the quantities of the main table of a comparison, sweep or family; by default the usual ones.
     refresh_seconds: after so long a page of what has not finished loads itself again; None: never. Returns the files
     written, the page first. Raises UserError for a path that is neither, or that is broken, for comparisons or

@@ -54,7 +54,7 @@ def analyse(
     held-out documents of the first run's data where not given. n_tokens: targets of the first model, in whole windows
     of seq_len (of its recipe where not given); the others read as much text. batch_size: windows of a forward pass.
     step: of the checkpoint of every run; its newest good one where not given. every_checkpoint: of every run all good
-    ones, each as a model of its own. Models are loaded one at a time, and what is kept does not grow with the text.
+    ones, each as a separate model. Models are loaded one at a time, and what is kept does not grow with the text.
     Raises UserError for what cannot be read.
     """
     observer, options = observer or SilentObserver(), ProfileOptions()

@@ -40,7 +40,7 @@ def _held_out_documents(data: PreparedData) -> Iterator[Document]:
 
 
 def _mixed_documents(data: MixedData) -> Iterator[Document]:
-    """The next document is always of the source that is farthest behind its share."""
+    """The next document is always of the source that lacks most of its share."""
     documents = {name: _held_out_documents(source) for name, source in data.sources.items()}
     n_read = dict.fromkeys(data.sources, 0)
 

@@ -46,7 +46,7 @@ def environment() -> dict[str, Any]:
 
 
 def _shown_argument(argument: str) -> str:
-    """`scheme://user:secret@host/name?password=secret` -> the same with *** where a secret stood."""
+    """`scheme://user:secret@host/name?password=secret` -> the same with *** in place of secrets."""
     hidden = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", argument)
     hidden = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", hidden, flags=re.IGNORECASE)
     key, equals, value = hidden.rpartition("=")
@@ -54,7 +54,7 @@ def _shown_argument(argument: str) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """`/a/b/recipe.yaml` -> what it is called from here if it lies below the working folder, else its name."""
+    """`/a/b/recipe.yaml` -> what it is called from here if it is below the working folder, else its name."""
     if not path.is_absolute():
         return str(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
@@ -63,7 +63,7 @@ def shown_path(path: Path) -> str:
 def _commit() -> str | None:
     """Commit of the checkout that holds the package, with "-dirty" where it was changed; None where there is none."""
     top = _git("rev-parse", "--show-toplevel")
-    # An installed package may lie inside some other repository, whose commit says nothing about it.
+    # An installed package may be inside another repository, whose commit does not describe it.
     if top is None or Path(top).resolve() / "src" / "widthwise" != PACKAGE:
         return None
     return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

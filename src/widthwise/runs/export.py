@@ -35,7 +35,7 @@ from widthwise.runs.trained import RunCheckpoint, tokenizer_of
 from widthwise.training import checkpoint
 
 LONGEST_BAR = 48
-"""Letters that stand for the width of the stream."""
+"""Letters for the width of the stream."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

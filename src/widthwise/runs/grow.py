@@ -31,9 +31,9 @@ DEFAULT = GrowOptions()
 def wanted_recipe(
     source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES
 ) -> Recipe:
-    """The recipe of a file, or that of the run at its checkpoint with other sizes; with changes `a.b=c`.
+    """The recipe of a file, or of the run at its checkpoint with other sizes; with changes `a.b=c`.
 
-    A budget of training FLOPs in it is that of the grown run, with what the run has spent. Raises UserError.
+    A budget of training FLOPs in it is for the grown run, with what the run has spent. Raises UserError.
     """
     data, where = _wanted_data(source, to, overrides, sizes)
     recipe, budget = parse_recipe(data, where), FlopBudget.of(data)
@@ -96,7 +96,7 @@ def grow_run(
     step: int | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Grows the model of a run into that of the recipe `to`, or to other sizes, as a run to go on with.
+    """Grow the model of a run to the model of the recipe `to`, or to other sizes, as a run to continue.
 
     out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; the newest
     good one where not given. Returns what grew, with its certificate. Raises UserError where the function cannot be
@@ -109,7 +109,7 @@ def grow_run(
 
 
 def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
-    """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
+    """Plan the growth of a run's model to a recipe's. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
     plan = plan_growth(old, wanted, align(old, wanted, options.layers))
     constants, changes = tuple(kept_constants(plan, wanted)), ()

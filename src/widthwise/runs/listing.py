@@ -65,7 +65,7 @@ def planned_run(path: Path, n_steps: int) -> ListedRun:
 
 
 def stop_message(run: RunDir) -> str | None:
-    """Return why a run that nobody is at work on has ended itself; None for any other."""
+    """Return why a run without a process has ended itself; None for any other."""
     if not run.exists or run.has_result:
         return None
     last, _ = run.metrics_file.last_records()

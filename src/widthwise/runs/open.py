@@ -64,7 +64,7 @@ class Model:
     step: int | None = None
     """Step of the checkpoint."""
     tokens: int | None = None
-    """Tokens that it was trained on by that step, those of a run that it comes from included."""
+    """Tokens that it was trained on by that step, including the run that it comes from."""
     damages: Sequence[Damage] = ()
     """Newer checkpoints that could not be used, where no step was given."""
 
@@ -183,7 +183,7 @@ def usual_device(device: torch.device | str | None) -> torch.device:
 
 @contextmanager
 def blamed_on(path: Path) -> Iterator[None]:
-    """Name the folder in whatever is raised by the part of transformers that meets its damage, as a UserError."""
+    """Raise any error of transformers as a UserError that names the folder."""
     try:
         yield
     except UserError:

@@ -30,7 +30,7 @@ from widthwise.runs.rank_memory import Layout, ShardedModel
 from widthwise.training.devices import Device, known_gpu
 
 BYTES_PER_TOKEN = 4.0
-"""Text behind a token: about what byte-level BPE of 32,000 to 100,000 tokens reaches on English text."""
+"""Text of a token: about what byte-level BPE of 32,000 to 100,000 tokens reaches on English text."""
 TEXT_BYTES_PER_CORE_SECOND = 1e6
 """Text that `data prepare` reads, splits, tokenizes and writes on one core."""
 SHARDING = "fp32 gathered and reduced in rings"
@@ -134,7 +134,7 @@ class Planner:
         return shared / within_copy + traffic.all_reduce_bytes / over_copies
 
     def _work(self, kind: ActivationCheckpointing) -> float:
-        """Return the FLOPs that a device computes over those of training, more with layers that run again."""
+        """Return the FLOPs that a device computes over the training FLOPs, more with layers that run again."""
         model, seq_len = self.recipe.final_model, self.recipe.seq_len
         return 1 + RECOMPUTE[kind].repeated_flops(model, seq_len) / model.cost().training_flops(seq_len)
 

@@ -107,7 +107,7 @@ class ShardedModel:
         self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
         self.hidden_matrices = hidden_matrices(optimizer, model)
-        """Parameters of which the optimizer keeps one number for each entry, not two."""
+        """Parameters for which the optimizer keeps one number for each entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
         self.cast_matrices = matrices - {model.head.weight}
         """Parameters that bf16 copies."""

@@ -68,7 +68,7 @@ def resume(path: Path | str, observer: Observer | None = None, overrides: Sequen
     """Resume the run in a folder from its last good checkpoint and return the result. Raises as `train`.
 
     overrides: other settings from here on, as `["train.steps=2000"]`, of those in MAY_CONTINUE_WITH; with more steps, a
-    run that has finished goes on too.
+    run that has finished continues too.
 
     On a CPU, with the same number of threads and processes, the weights and all records but the measured ones
     (metrics.MEASURED_KEYS) are bitwise those of a run that was never stopped.
@@ -80,7 +80,7 @@ def resume(path: Path | str, observer: Observer | None = None, overrides: Sequen
 
 
 class _Launch:
-    """Everything before the first step: whatever can be wrong is found here."""
+    """Everything before the first step: mistakes are found here."""
 
     def __init__(
         self, run: RunDir, observer: Observer | None, processes: Processes, data_cache: DataCache | None = None
@@ -138,7 +138,7 @@ class _Launch:
         if (result := self.processes.on_rank_zero(self.run.result)) is not None:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
-        # A process that does not see the run would find its checkpoints damaged, and the run would begin anew.
+        # A process that does not see the run would find its checkpoints damaged, and the run would start again.
         path = self.run.path.resolve()
         self.processes.check_same(
             lambda: self.run.exists,
@@ -165,7 +165,7 @@ class _Launch:
         return self._train(loop)
 
     def _train(self, loop: TrainingLoop) -> RunResult:
-        """A signal behind the last step lets the run finish, and stops what would come after it."""
+        """A signal after the last step lets the run finish, and stops what would come after it."""
         with watch_signals(self.observer.message) as watch:
             began = read_clocks()
             validation = loop.train(watch)

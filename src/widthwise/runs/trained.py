@@ -153,7 +153,7 @@ class RunCheckpoint:
 
     @property
     def spent(self) -> Spent:
-        """Costs by the step of the checkpoint, those of the parent run included."""
+        """Costs by the step of the checkpoint, including the parent run's."""
         return inherited(self.run.metrics()).until(self.recipe, self.step)
 
     @property

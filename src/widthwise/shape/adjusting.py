@@ -93,7 +93,7 @@ def _width_quantum(template: ModelTemplate) -> int:
 
 
 def or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
-    """Asked once for each size; NaN where there is no model of that size."""
+    """Called once for each size; NaN where there is no model of that size."""
 
     @cache
     def missed(size: int) -> float:
@@ -125,7 +125,7 @@ def nearest_size(miss: Callable[[int], float], start: int) -> int:
         low, high = low // 2, low
     while high - low > 1:
         middle = (low + high) // 2
-        # A missing size lies beyond the existing ones: above the start on the way up, below it down.
+        # A missing size is beyond the existing ones: above the start on the way up, below it down.
         is_low = miss(middle) < 0 if low >= start else not miss(middle) > 0
         low, high = (middle, high) if is_low else (low, middle)
     best = _least([start, low, high], miss)

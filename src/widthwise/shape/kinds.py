@@ -1,4 +1,4 @@
-"""The shapes a recipe can ask for: `model.shape`, told apart by `kind`."""
+"""The shapes a recipe can ask for: `model.shape`, chosen by `kind`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class LayerShape(Config):
     ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
         """(n_layers,) the attention and the feed-forward of each layer: the recipe's, unless the shape moves them.
 
-        widths: of the layers, in channels; not rounded yet where costs are asked.
+        widths: of the layers, in channels; not rounded yet where costs are compared.
         """
         return [(attention, ffn)] * len(widths)
 
@@ -158,7 +158,7 @@ class DrawnShape(SolvedShape):
 
     widths: Points
     """Widths of the first to the last layer in relation to each other; between the points, which divide the depth
-    evenly, they lie on straight lines."""
+    evenly, they are on straight lines."""
     attention: Points | None = None
     """Width of attention over that of the stream, times what the recipe's rule gives, along the depth; heads keep the
     size that they have at d_model. null: the recipe's rule."""
@@ -168,7 +168,7 @@ class DrawnShape(SolvedShape):
     """Blocks of an hourglass over the recipe's ffn.n_blocks, along the depth; rounded, at least one. null: as many in
     every layer."""
     depth: pydantic.PositiveFloat = 1.0
-    """n_layers over that of the uniform model which costs as much."""
+    """n_layers over the layers of the uniform model which costs as much."""
 
     def n_uniform_layers(self, n_layers: int) -> int:
         return max(1, round(n_layers / self.depth))
@@ -203,7 +203,7 @@ class FoundShape(DrawnShape):
     """The mean of twelve searches at 0.66M parameters, on books and on Python source: a head start in training; see
     docs/findings.md.
 
-    Hidden units in the first quarter of the depth, heads in the last one, the stream narrowest behind the first layer.
+    Hidden units in the first quarter of the depth, heads in the last one, the stream narrowest after the first layer.
     """
 
     kind: Literal["found"] = "found"
@@ -218,7 +218,7 @@ class ScheduledShape(SolvedShape):
 
     schedule: ClassVar[Schedule]
     schedule_options: ClassVar[tuple[str, ...]] = ("progression",)
-    """Fields that stand for those of the schedule."""
+    """Fields that replace the schedule's."""
     progression: Progression = "geometric"
     """Widths between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference, which
     its footnote 2 found to be worse."""
@@ -242,7 +242,7 @@ class TurningShape(ScheduledShape):
 
     schedule_options = ("progression", "last_over_first")
     last_over_first: pydantic.PositiveFloat | None = 1.0
-    """Width of the last layer over that of the first; 1 in the paper. null: what the same rate of change on both sides
+    """Width of the last layer over the first layer's; 1 in the paper. null: what the same rate of change on both sides
     of the turn gives (its release's symmetric_widths: false)."""
 
 

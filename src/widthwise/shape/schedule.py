@@ -40,7 +40,7 @@ class Schedule:
     """A recipe's key for the depth of the turn; None where the kind settles it."""
     progression: Progression = "geometric"
     last_over_first: float | None = 1.0
-    """Width of the last layer over that of the first; None: what the same rate on both sides of the turn gives."""
+    """Width of the last layer over the first layer's; None: what the same rate on both sides of the turn gives."""
 
     def turn_layer(self, n_layers: int, depth: float | None) -> int:
         """The layer nearest to the fraction `depth` of n_layers; None for a kind that leaves no choice.

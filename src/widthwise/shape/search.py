@@ -51,7 +51,7 @@ class SearchResult:
     def best(self, n: int) -> list[dict[str, Any]]:
         """The first n candidates: name, sizes and totals as plain data, each counted once more layer by layer.
 
-        `miss` is that of the budget, as a fraction of it.
+        `miss` is the distance from the budget, as a fraction of it.
         """
         return [self._row(index) for index in range(min(n, len(self)))]
 

@@ -12,7 +12,7 @@ from widthwise.model.attention import AttentionTemplate
 from widthwise.sizes import Count, NBlocks, NLayers, Width
 
 CostName = Literal["flops", "kv_bytes", "params", "activation_bytes", "n_residual_additions"]
-"""Totals of which less is better whatever the loss; see `shape.totals`."""
+"""Totals of which less is better at any loss; see `shape.totals`."""
 Range = tuple[pydantic.PositiveFloat, pydantic.PositiveFloat]
 
 
@@ -55,7 +55,7 @@ class ShapeRequest(Config):
     rounding: str = "balanced"
     """nearest (the paper's) or balanced (closer to the budget)."""
     budget: str | None = None
-    """Size the model first, to the nearest: 30M parameters, 2G FLOPs, ...; default: that of the base."""
+    """Size the model first, to the nearest: 30M parameters, 2G FLOPs, ...; default: the base's."""
 
 
 class SearchSpace(Config):

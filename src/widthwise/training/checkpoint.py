@@ -5,7 +5,7 @@ checkpoints/step_00000100/
     optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon PARAMETER.momentum_buffer
                             of n processes that share a model, n files each instead (training/saved_tensors.py)
     rng.safetensors         states of torch's generators
-    state.json              where the run stands (training/state.py)
+    state.json              the state of the run (training/state.py)
     manifest.json           size and sha256 of the files above, and the seal of the run, written last
 """
 
@@ -166,7 +166,7 @@ def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
 
 
 def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunState:
-    """Fills model, optimizer and random generators from a valid checkpoint and returns where the run stood.
+    """Fill model, optimizer and random generators from a valid checkpoint; return the state of the run.
 
     Raises UserError where what it holds is of another model, optimizer or step.
     """
@@ -190,7 +190,7 @@ def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer
             parameter = parameters[name]
             has_rows = len(saved.shape(key)) > 0
             value = saved.rows(key, held_rows(parameter)) if has_rows else saved.whole(key)
-            # Copied: a tensor may lie anywhere in a mapped file, and kernels may round differently by alignment.
+            # Copied: a tensor may be anywhere in a mapped file, and kernels may round differently by alignment.
             value = value.to(parameter.device, copy=True)
             optimizer.state[parameter][part] = with_rows(parameter, value) if has_rows else value
 

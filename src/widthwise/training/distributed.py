@@ -208,7 +208,7 @@ class Group(Processes):
         )
 
     def _ask_who_waits(self, heard: set[int]) -> None:
-        """Says that this process waits, and adds to `heard` who says it too."""
+        """Announce that this process waits, and add to `heard` which others do."""
         try:
             self._store.set(f"waited-{self.rank}", "")
             while len(heard) < self.world_size:

@@ -61,7 +61,7 @@ class PeakMemory:
             self._is_reset = False
 
     def n_bytes(self) -> int | None:
-        """None where the system cannot reset its count, which then includes whatever the process did before."""
+        """None where the system cannot reset its count, which then includes what the process did before."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()) if self._is_reset else None
@@ -73,7 +73,7 @@ def speed_record(
 ) -> dict[str, float | int | None]:
     """Return the machine's entries of a training record: time of the slowest rank, largest known memory of a rank.
 
-    mfu is that of all devices. tokens_per_step: of all processes; flops_per_token: training FLOPs.
+    mfu: of all devices. tokens_per_step: of all processes; flops_per_token: training FLOPs.
     """
     slowest, largest = processes.all_reduce_max(step_seconds, memory_bytes or 0)
     tokens_per_second = tokens_per_step / slowest
@@ -227,5 +227,5 @@ class MetricsLogger:
         return self._steps.get(event, 0)
 
     def _spent(self, step: int) -> Spent:
-        """Return the costs by a step, those of the parent run included."""
+        """Return the costs by a step, including the parent run's."""
         return self._inherited.until(self._recipe, step)

@@ -154,6 +154,6 @@ class WidthBudget:
         return (self.price + gain * (mean - self.config.target)).clamp(min=0)
 
     def _mean(self, choices: Sequence[Choices]) -> Tensor:
-        """Return the mean fraction (1,). choices: those of all layers, or their means."""
+        """Return the mean fraction (1,). choices: of all layers, or their means."""
         fractions = [choices[layer.index]["width_fraction"].mean() for layer in self._layers]
         return self._shares @ torch.stack(fractions).double()

@@ -14,7 +14,7 @@ class Observer(Protocol):
         """The run in this folder, new or resumed, is about to go on; records are of this run until the next one."""
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
-        """Other work goes on: how much of its present stage is done, and of how much, if that is known.
+        """Progress of other work: how much of its present stage is done, and of how much, if that is known.
 
         unit: what is counted, in the plural, such as `tokens`.
         """
@@ -23,7 +23,7 @@ class Observer(Protocol):
         """A phase that may take long began before the next step: `step 1 running (compiling)`."""
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        """The run of this name goes on after `step` of `n_steps`; a new run after step 0."""
+        """The run of this name continues after `step` of `n_steps`; a new run after step 0."""
 
     def step_done(self, step: int) -> None:
         """A step is done."""
@@ -38,7 +38,7 @@ class Observer(Protocol):
         """One line the user should see."""
 
     def beside(self) -> "Observer":
-        """An observer of another run, which goes on at the same time."""
+        """An observer of another run, which is trained at the same time."""
         ...
 
 

@@ -51,9 +51,9 @@ class Processes:
         return [work()]
 
     def check_same(self, work: Callable[[], T], mistake: Callable[[int, T, T], str]) -> None:
-        """Do the work on every rank. Raises UserError on all where the value of one is not that of rank 0.
+        """Do the work on every rank. Raises UserError on all where the value of one differs from rank 0's.
 
-        mistake: the message for a rank, its value and that of rank 0.
+        mistake: the message for a rank, its value and rank 0's.
         """
         first, *others = self.all_gather(work)
         for rank, other in enumerate(others, start=1):
@@ -73,7 +73,7 @@ class Processes:
         return list(tensors)
 
     def for_background_thread(self) -> "Processes":
-        """Return the same processes with messages of their own, for use in another thread."""
+        """Return the same processes with separate messages, for use in another thread."""
         return self
 
 

@@ -2,7 +2,7 @@
 
 model.safetensors                       of one process, or of several that each hold the whole model
 model-00001-of-00002.safetensors, ...   the rows of the first shard (see `shards.rows_of_shard`), of the second, ...
-Tensors without axes stand in every file.
+Tensors without axes are in every file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -131,7 +131,7 @@ class Gate:
         state.grad_norms, state.n_skipped = list(self._norms), self._n_skipped
 
     def load(self, state: RunState) -> None:
-        """Goes on as `save_to` left it."""
+        """Continue as `save_to` left it."""
         self._norms.clear()
         self._norms.extend(state.grad_norms)
         self._n_skipped = state.n_skipped

@@ -1,4 +1,4 @@
-"""The teacher of a run: its predictions and hidden states, which a student learns beside its targets."""
+"""The teacher of a run: its predictions and hidden states, which a student learns in addition to its targets."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -48,7 +48,7 @@ class Tracker(ABC):
 class TensorBoardTracker(Tracker):
     """Event files in the folder of the run: numbers as scalars of double precision, text as text.
 
-    A resumed run replaces them by files with all records, so that none is there twice.
+    A resumed run replaces them by files with all records, so that none is shown twice.
     """
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):

@@ -264,7 +264,7 @@ def _fingerprint(text: HeldOut) -> str:
 
 
 class Sampler:
-    """Continues the prompts of a recipe. Training goes on as if it had not been there."""
+    """Continue the prompts of a recipe. Training is not affected."""
 
     def __init__(self, config: SampleConfig, held_out: HeldOut, model: Decoder):
         """held_out: says the tokenizer and the precision. Raises UserError where texts would not fit into the model."""

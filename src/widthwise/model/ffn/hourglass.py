@@ -33,7 +33,7 @@ class BlockOptions(Config):
     activation: Activation = "silu"
     """silu is SwiGLU's and the paper's. relu2 is the square of relu."""
     gated: bool = True
-    """Multiply w_up(x) by w_gate(x), behind the activation; if not, w_up(x) goes through the activation, and a
+    """Multiply w_up(x) by w_gate(x) after the activation; if not, w_up(x) goes through the activation, and a
     block has two matrices instead of three."""
     share_weights: bool = False
     """Share the matrices among all blocks; each still has its own norm."""
@@ -51,7 +51,7 @@ class BlockOptions(Config):
         recomputed = swiglu_cost(d_model, d_hidden, d_out)
         if self.activation == "silu":
             return recomputed
-        # Beside gate or its activation, up and product: the activated gate, where the activation keeps its argument.
+        # With gate or its activation, up and product: the activated gate, where the activation keeps its argument.
         return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
 
 

@@ -45,7 +45,7 @@ class FFNConfig(Config, ABC):
 
     module: ClassVar[str]
     """The class of the module, "package.file:Class". It is imported, and with it torch, when a module is built. A class
-    that stands in one file with its module overrides `build` instead."""
+    in the same file as its module overrides `build` instead."""
     kept: ClassVar[tuple[str, ...] | None] = None
     """Fields that growth must not change, because that would change the function. None: growth does not know this
     feed-forward."""
@@ -91,7 +91,7 @@ class FFNConfig(Config, ABC):
         return resolve_name(self.module)(self, d_model, d_out, norm)
 
     def norm_placement(self, placement: str) -> str:
-        """The placement of its own norms in a layer with norms at `placement`."""
+        """The placement of its inner norms in a layer with norms at `placement`."""
         return placement
 
     def with_constants_of(self, old: "FFNConfig", reads_more: bool) -> "FFNConfig":
@@ -178,7 +178,7 @@ class HiddenWidthTemplate(FFNTemplate):
 
 
 FEED_FORWARDS = Component(FFNConfig, FFNTemplate)
-"""The registered feed-forwards: those of this package and of plugins."""
+"""The registered feed-forwards, of this package and of plugins."""
 
 
 def register_ffn(config: type[FFNConfig], template: type[FFNTemplate]) -> None:

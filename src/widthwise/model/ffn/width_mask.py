@@ -4,7 +4,7 @@ A layer has d_ff units; unit i has its centre at c_i = i + 1/2. A token of width
 lie below w. A step has no derivative in w, so the masks differ in how they fall from 1 to 0 and in what they use as
 derivative.
 
-In a grown layer the centres of new units lie between the old ones, which keep theirs, and temperatures keep their
+In a grown layer the centres of new units are between the old ones, which keep theirs, and temperatures keep their
 meaning. `d_ff` in this file is therefore the value before any growth.
 """
 
@@ -107,7 +107,7 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
 
 
 class StraightThroughMaskConfig(LearnableMaskConfig):
-    """Straight-through: a step whose gradient is that of sigmoid((w - c) / T)."""
+    """Straight-through: a step with the gradient of sigmoid((w - c) / T)."""
 
     module = "widthwise.model.ffn.width_mask_module:StraightThroughMask"
     is_exact = True

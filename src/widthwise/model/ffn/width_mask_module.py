@@ -33,7 +33,7 @@ class WidthMask(nn.Module):
         return level
 
     def edge(self, progress: Tensor, dtype: torch.dtype) -> Edge:
-        """The edge to use now. progress: how far training is, a scalar from 0 to 1; dtype: that of the products."""
+        """The edge to use now. progress: how far training is, a scalar from 0 to 1; dtype: of the products."""
         return HARD
 
 
@@ -73,7 +73,7 @@ class TemperedMask(WidthMask):
 
 
 class StraightThroughMask(TemperedMask):
-    """A step whose gradient is that of sigmoid((w - c) / T).
+    """A step with the gradient of sigmoid((w - c) / T).
 
     The derivative counts up to where, in w, all that lies further out adds up to one rounding of the products' dtype:
     2 sigmoid(-z) = eps for z = (w - c) / T, which is 5.5 in bf16, 16.6 in fp32. In T it loses more, a few roundings.
@@ -89,7 +89,7 @@ class StraightThroughMask(TemperedMask):
 
 
 class StraightThrough(torch.autograd.Function):
-    """`step` of a width, whose derivative is that of sigmoid((width - centres) / temperature).
+    """`step` of a width, with the derivative of sigmoid((width - centres) / temperature).
 
     Only the backward pass computes it.
     """

@@ -283,7 +283,7 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
 
 
 LARGEST_DENOMINATOR = 8
-"""The most fractions of d_model that a virtual width may stand for; n_fractions and n_slots say any."""
+"""The largest denominator of a virtual width as a fraction of d_model; n_fractions and n_slots give any."""
 
 
 class VirtualWidthTemplate(HyperConnectionsTemplate):

@@ -24,9 +24,9 @@ class Idle(NamedTuple):
     """Coordinates and parameters that no training can use."""
 
     n_unread: int
-    """Coordinates of the embedding that nobody reads."""
+    """Coordinates of the embedding that nothing reads."""
     sites: Sequence[tuple[int, int]]
-    """For each site the coordinates that it reads though nobody wrote them, and writes though nobody reads them."""
+    """For each site the coordinates that it reads and nothing wrote, and that it writes and nothing reads."""
     n_params: int = 0
     """Parameters of the residual itself that multiply zeros."""
 
@@ -114,7 +114,7 @@ class ResidualConfig(Config, ABC):
         return Cost()
 
     def reduction_params(self, d_model: int) -> int:
-        """Parameters of the exit that MTP heads can share: those of its matrix."""
+        """Parameters of the exit that MTP heads can share: its matrix."""
         return 0
 
     def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "Exit":
@@ -194,7 +194,7 @@ class ResidualTemplate(Config, ABC):
 
 
 RESIDUALS = Component(ResidualConfig, ResidualTemplate)
-"""The registered residuals: those of this package and of plugins."""
+"""The registered residuals, of this package and of plugins."""
 
 
 def register_residual(config: type[ResidualConfig], template: type[ResidualTemplate]) -> None:
