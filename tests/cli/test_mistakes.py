@@ -37,6 +37,7 @@ MISTAKES = {
     ],
     "train": [
         ("train base.yaml schedule.warmup_steps=6", "schedule.warmup_steps: got 6; must be less than train.steps = 3"),
+        ("train base.yaml schedule.warmup_steps=6 --dry-run", "schedule.warmup_steps: got 6; must be less"),
         ("train pair.yaml", "`widthwise compare`"),
         ("train swept.yaml", "`widthwise sweep` runs them"),
         ("train base.yaml --devices 8", "--devices: was removed; `widthwise plan RECIPE --devices 1,8`"),

@@ -25,7 +25,7 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import batches_from
 from widthwise.runs.open import open_model
-from widthwise.runs.plan import dry_run
+from widthwise.runs.plan import plan
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume, train
 from widthwise.training.objective import Objective
@@ -98,11 +98,11 @@ def test_compute_and_memory_count_the_teacher(finished: Path, tmp_path: Path) ->
     expected = alone.training_flops + 9 * 4 * 17 * of_teacher
     assert taught.training_flops == pytest.approx(expected, rel=1e-12)
     assert train(taught, tmp_path / "run")["training_flops"] == pytest.approx(expected, rel=1e-12)
-    memories = [dry_run(recipe, [1]).deployments[0].memory.total_bytes for recipe in (alone, taught)]
+    memories = [plan(recipe, [1]).deployments[0].memory.total_bytes for recipe in (alone, taught)]
     assert memories[1] >= memories[0] + 4 * teacher.cost().params
     sizes = "{teacher: big, seq_len: 17, vocab_size: 257, params: 8000000000, flops_per_token: 1.6e10}"
     large = tiny_recipe(*NARROW, f"train.distill={{teacher: big, sizes: {sizes}}}", "train.precision=bf16")
-    assert dry_run(large, [1]).deployments[0].memory.total_bytes == pytest.approx(2 * 8e9, rel=0.01)
+    assert plan(large, [1]).deployments[0].memory.total_bytes == pytest.approx(2 * 8e9, rel=0.01)
     budgeted = student(finished, f"train.steps={{training_flops: {expected!r}}}")
     assert budgeted.train.steps == 9
 
