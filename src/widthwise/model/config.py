@@ -124,7 +124,7 @@ class ModelConfig(Config):
         return found
 
     def end_costs(self) -> dict[str, Cost]:
-        """Cost by part of the embedding, the head and the further heads.
+        """Cost by part of what comes before and after the layers.
 
         A tied head has no additional parameters but the FLOPs of the product. The head keeps the gradient of its input,
         because the loss forms gradients in the forward pass; the gradient of its weight is formed there too, but is not

@@ -5,7 +5,6 @@ Losses and gradients stay the same. The code calls it recomputation, because a c
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from widthwise.computing import ActivationCheckpointing
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import LayerCache
 from widthwise.model.cost import Cost
-from widthwise.records.cost import PARTS
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,11 @@ class Recompute:
 
         Exact without further heads, as `ModelConfig.cost` is. With them the last stream may be counted twice.
         """
-        return activations_of(*self.kept_by_part(model).values())
+        exits = []
+        if model.mtp is not None:
+            head = Cost()  # its product keeps nothing
+            exits = [model.mtp.exit_cost(model.residual, model.d_model, head=head)] * model.mtp.n_depths
+        return activations_of(*model.end_costs().values(), *self.kept_by_layer(model), *exits)
 
     def kept_by_layer(self, model: ModelConfig) -> list[Cost]:
         """Return what is kept of each layer and further head, in the order of the forward pass.
@@ -76,24 +78,6 @@ class Recompute:
                 found.append(Cost(activation_fp32_elements=n_elements - n_before))
             else:
                 found.append(activations_of(cost))
-        return found
-
-    def kept_by_part(self, model: ModelConfig) -> dict[str | None, Cost]:
-        """Return what is kept by part of the model; None: the inputs of layers that run again."""
-        found: dict[str | None, Cost] = dict.fromkeys((*PARTS, None), Cost())
-        layers = [costs for i, costs in enumerate(self._counted(model).layer_costs()) if not self.is_recomputed(i)]
-        for costs in (model.end_costs(), *layers):
-            found |= {part: found[part] + activations_of(cost) for part, cost in costs.items()}
-        by_layer = self.kept_by_layer(model)
-        depths = by_layer[model.n_layers :]
-        of_both = (enumerate(by_layer[: model.n_layers]), enumerate(depths))
-        found[None] = sum((kept for i, kept in chain(*of_both) if self.is_recomputed(i)), Cost())
-        if model.mtp is not None:
-            others = [kept for k, kept in enumerate(depths) if not self.is_recomputed(k)]
-            mtp_exit = model.mtp.exit_cost(
-                model.residual, model.d_model, head=Cost()
-            )  # the head's product keeps nothing
-            found["mtp"] = activations_of(*others, *[mtp_exit] * model.mtp.n_depths)
         return found
 
     def made_again(self, model: ModelConfig) -> list[Cost]:
