@@ -374,14 +374,15 @@ def cut(name: str, file: str = SMALL_CUT, key: str = "healed") -> Estimate:
 
 def results() -> Iterator[str]:
     small, virtual = "compare_small", "virtual-2-3"
-    yield from (d(E6, "grown"), d(E6, "grown-at-0.7m"), ci(five_seeds()), d(PYTHON, "grown"), d(BOOKS, "grown"))
+    yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
+    yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
+    yield from (ci(five_seeds()), d(E6, "grown-at-0.7m"), d(E6, "grown"), d(PYTHON, "grown"), d(BOOKS, "grown"))
     yield from (d(folder, "discovered") for folder in AGAIN)
     yield from (d(E6, "x"), d(E6, "x-head-size"), d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"))
     yield from (d(small, "x"), d(E6, "hourglass"), d(FFN, "hourglass"))
-    yield from (d(E6, "dynamic"), d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
-    yield f"{mean(FFN, 'dynamic', 'dynamic-const')} | loses nothing with {asked(E6, 'dynamic')} of the units"
-    yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
-    yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
+    yield f"{d(E6, 'dynamic')}](../benchmarks/results/evidence_6m/outcome.json) with {asked(E6, 'dynamic')} of the units"
+    yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
+    yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
     yield d(GROWTH, "depth_2x")
     yield from (tokens(E6, name) for name in ("grown", "grown-at-0.7m", virtual))
 
@@ -398,24 +399,24 @@ def results() -> Iterator[str]:
     yield f"costs nothing at {asked(FFN, 'dynamic')} of the units"
     yield f"whose loss is {loss(FFN, 'uniform')}."
     for name in ("x", "swiglu-2.75", "hourglass", "x+hourglass", "dynamic", "dynamic-const", "dynamic-random"):
-        units = f"; {asked(FFN, name)} of the feed-forward asked for" if name == "dynamic" else ""
+        units = f"; {asked(FFN, name)} of the feed-forward used" if name == "dynamic" else ""
         if name.startswith("dynamic-"):
             yield f"({asked(FFN, name)})"
         yield row(ends(d(FFN, name)), ratio(FFN, name, "flops") + units, ratio(FFN, name, "kv_bytes"))
     used, between = of_layers(FFN), detail(FFN, "", "share of the variance between tokens", "dynamic")
-    yield f"{100 * (1 - between):.0f} percent of the variance of its widths lies between layers"
-    yield f"mean width {used[0]} in the first layer, {used[3]} in the middle"
+    yield f"{100 * (1 - between):.0f} percent of the variance of the dynamic widths is between layers"
+    yield f"mean width is {used[0]} in the first layer and {used[3]} in the middle"
     yield " to ".join(mean(VIRTUAL, "plain", name, form=".2f") for name in ("r1", "r8"))
     yield f"whose loss is {loss(VIRTUAL, 'plain')}."
     for name in ("r1", "r1.5", "r2", "r4", "r8", "r2_full"):
         yield row(ends(d(VIRTUAL, name)), ratio(VIRTUAL, name, "params"), ratio(VIRTUAL, name, "flops"))
     r_squared = read_json(f"{VIRTUAL}/outcome.json")["trend"]["r_squared"]
     yield f"by {ends(ci(trend_slope(), '+.4f')).replace(' |', ' nats, 95% interval')}, R² {r_squared:.3f}"
-    yield f"({detail('grow_no_spike', 'Growth', 'exact', 'after'):.3f} nats on average)"
-    yield "it jumps by {} nats on average, and by {} with the worse of the two seeds".format(*jump())
     yield f"the loss is {loss(GROWTH, 'scratch')} nats."
     for folder, name in ((GROWTH, "depth_2x"), (GROWTH, "width_2x"), ("compare_growth_4x", "width_4x")):
         yield row(ends(d(folder, name)), ratio(folder, name, "training_flops"))
+    yield f"({detail('grow_no_spike', 'Growth', 'exact', 'after'):.3f} nats on average)"
+    yield "it jumps by {} nats on average, and by {} with the worse of the two seeds".format(*jump())
 
 
 def readme() -> Iterator[str]:
@@ -435,9 +436,10 @@ GIVEN = {
         77.6% of the FLOPs for its 77.8% · budget 0.6 ·
         at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
     "docs/results.md": """
-        0.4 to 6.3 million · (0.2 to 1.1 percent · virtual width of 1.5 · 0.25, 0.5, 0.75 of the depth ·
+        0.16 to 6.3 million · **virtual width of 1.5** · shapes of these runs 0.2 to 1.1 percent · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
-        (5.50 and 5.52 nats, uniform 5.16; · its start of 0.6 · | 1.5 · slope is -0.0069 · about 0.1 nats ·
+        ends at 5.50, two blocks of them at 5.52, the uniform model at 5.16 · its start of 0.6 · | 1.5 ·
+        the paper has -0.0069 · about 0.1 nats ·
         at 0.4 of the steps""",
     "docs/shrink.md": """
         0.75 of the depth · cut to 0.7 of its FLOPs · Llama 3.1 8B · | 53.3 GB | 63.9 GB · | 3.80 s | 5.66 s ·
