@@ -304,8 +304,8 @@ def dynamic_width() -> Iterator[str]:
     )
     losses = read_json("width_oracle/analysis.json")["models"][0]["token_widths"]["oracle"]["losses"]
     profile, widths = (losses["uniform"] - losses[name] for name in ("by_layer", "chosen"))
-    yield f"{losses['chosen'] - losses['oracle']:.2f} behind one that knows the targets; {widths:.3f} better than"
-    yield f"over layers is {profile:.3f} |"
+    yield f"{losses['chosen'] - losses['oracle']:.2f} worse than an oracle that knows the targets; {widths:.3f} better than"
+    yield f"{profile:.3f} of it from the profile over layers |"
     yield d("distilled_narrow", "distilled")
 
 
