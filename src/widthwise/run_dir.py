@@ -80,9 +80,9 @@ class RunDir:
         return self.path / "checkpoints"
 
     def check_checkpoints_are_own(self) -> None:
-        """Raises UserError where checkpoints/ is a link into another run, whose checkpoints would be replaced.
+        """Raise UserError if checkpoints/ is a link into another run, whose checkpoints would be replaced.
 
-        A link to a folder of no run, such as one on a larger disk, is fine.
+        A link to a folder outside any run, such as one on a larger disk, is fine.
         """
         if os.path.lexists(self.checkpoints) and not self.checkpoints.is_dir():
             raise UserError(f"{self.checkpoints}: is no folder, nor a link to one; delete it")
@@ -112,7 +112,7 @@ class RunDir:
         return (self.path / "config.yaml").is_file()
 
     def begin(self, config_yaml: str, environment: Mapping[str, Any]) -> None:
-        """Makes the folder, or accepts one begun with the same recipe. Raises UserError where the recipes differ."""
+        """Create the folder, or accept one begun with the same recipe. Raises UserError if the recipes differ."""
         if self.exists:
             self.check_recipe(config_yaml)
             return
@@ -120,30 +120,31 @@ class RunDir:
         write_atomic(self.path / "config.yaml", config_yaml)
 
     def check_recipe(self, config_yaml: str, begun_with: str | None = None) -> None:
-        """Raises UserError where the run was begun with another recipe.
+        """Raise UserError if the run was begun with another recipe.
 
-        begun_with: what `config_yaml()` says, with the defaults of options that are newer than the run.
+        begun_with: `config_yaml()` with the defaults of options that are newer than the run.
         """
-        differing = changes_in_words(
-            parse_yaml(begun_with or self.config_yaml(), "config.yaml"), parse_yaml(config_yaml, "recipe")
-        )
-        if found := [each for each in differing if not each.startswith(OF_PROCESSES)]:
-            other = ", ".join(found[:3])
-            raise UserError(f"{self.path}: holds a run of another recipe ({other}); choose another folder with --out")
+        old = parse_yaml(begun_with or self.config_yaml(), "config.yaml")
+        changes = changes_in_words(old, parse_yaml(config_yaml, "recipe"))
+        changes = [change for change in changes if not change.startswith(OF_PROCESSES)]
+        if changes:
+            first = ", ".join(changes[:3])
+            raise UserError(f"{self.path}: holds a run of another recipe ({first}); choose another folder with --out")
 
     def config_yaml(self) -> str:
-        """The resolved recipe. Raises UserError where `path` is no run directory, or its recipe was changed later."""
+        """Return the resolved recipe. Raises UserError without a run, or if the recipe was changed later."""
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml){other_folder(self.path)}")
-        text, begun_with = read_text(self.path / "config.yaml"), self._begun_with()
+        text = read_text(self.path / "config.yaml")
+        begun_with = self._begun_with()
         if text == begun_with:
             return text
-        begun, now, known = parse_yaml(begun_with, RECIPE), parse_yaml(text, "config.yaml"), self.continuations()
+        begun = parse_yaml(begun_with, RECIPE)
+        now = parse_yaml(text, "config.yaml")
+        continuations = self.continuations()
         # `continue_with` writes two files; a kill between them leaves the earlier recipe, which is as good.
-        changes = min(
-            (changes_in_words(continued(begun, each), now, of_the_same_run=True) for each in (known, known[:-1])),
-            key=len,
-        )
+        expected = (continued(begun, continuations), continued(begun, continuations[:-1]))
+        changes = min((changes_in_words(recipe, now, of_the_same_run=True) for recipe in expected), key=len)
         if changes:
             raise UserError(
                 f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "
@@ -152,7 +153,7 @@ class RunDir:
         return text
 
     def _begun_with(self) -> str:
-        """The recipe that the run was begun with. Raises UserError where it was not kept."""
+        """Return the recipe that the run was begun with. Raises UserError if it was not kept."""
         path = self._environment_file.path
         recipe = self._environment_file.read().get(RECIPE)
         if not isinstance(recipe, str):
@@ -160,52 +161,51 @@ class RunDir:
         return recipe
 
     def environment(self) -> dict[str, Any]:
-        """Versions, machine, command and data. Raises UserError where the file is missing or broken."""
-        found = self._environment_file.read()
-        for key, (kind, words) in ENTRIES.items():
-            if not isinstance(found.get(key), (kind, NoneType)):
-                got = type(found[key]).__name__
-                raise UserError(f"{self._environment_file.path}: {key}: holds {got}; must be {words}, or null")
-        return {key: value for key, value in found.items() if key not in (RECIPE, CONTINUED)}
+        """Return versions, machine, command and data. Raises UserError if the file is missing or broken."""
+        entries = self._environment_file.read()
+        for key, (kind, kind_name) in ENTRIES.items():
+            if not isinstance(entries.get(key), (kind, NoneType)):
+                got = type(entries[key]).__name__
+                raise UserError(f"{self._environment_file.path}: {key}: holds {got}; must be {kind_name}, or null")
+        return {key: value for key, value in entries.items() if key not in (RECIPE, CONTINUED)}
 
     def continuations(self) -> list[Continuation]:
-        """The moments at which the run was resumed with other settings, in order."""
+        """Return the times at which the run was resumed with other settings, in order."""
         file = self._environment_file
-        found = file.read().get(CONTINUED, []) if file.path.is_file() else []
-        return [parse(Continuation, each, f"{file.path}: {CONTINUED}") for each in found]
+        entries = file.read().get(CONTINUED, []) if file.path.is_file() else []
+        return [parse(Continuation, entry, f"{file.path}: {CONTINUED}") for entry in entries]
 
     def continue_with(self, continuation: Continuation) -> None:
-        """Changes the recipe from here on, and keeps on record what it was."""
-        known = [*self.continuations(), continuation]
+        """Change the recipe from here on, and record the change."""
         recipe = continued(parse_yaml(self.config_yaml(), "config.yaml"), [continuation])
-        self.add_to_environment({CONTINUED: [each.to_data() for each in known]})
+        self.add_to_environment({CONTINUED: [entry.to_data() for entry in (*self.continuations(), continuation)]})
         write_atomic(self.path / "config.yaml", dump_yaml(recipe))
 
     def set_result_aside(self, steps: int) -> None:
-        """The run goes on behind its end: the result gets a name that says after how many steps it was found."""
+        """Rename the result after its number of steps, because the run continues past its end."""
         result = self.path / RunResult.file_name
         result.replace(self.path / f"result_step_{steps:08}.json")
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
-        """Writes down what was not known when the run was begun."""
-        known = [each.to_data() for each in self.continuations()]
-        continued_with = {CONTINUED: known} if known else {}
-        changed = {**self.environment(), **continued_with, **records, RECIPE: self._begun_with()}
-        self._environment_file.write(changed)
+        """Add entries that were unknown when the run was begun."""
+        entries = self.environment()
+        if continuations := self.continuations():
+            entries[CONTINUED] = [entry.to_data() for entry in continuations]
+        self._environment_file.write({**entries, **records, RECIPE: self._begun_with()})
 
     def seal(self) -> Seal:
         """Return the owner of a checkpoint or result of this moment. Call when the records are safe on the disk."""
         return Seal(recipe=self._recipe_sha256(), metrics=self.metrics_file.front())
 
     def check_recipe_of(self, seal: Seal | None, of: str) -> None:
-        """Raises UserError where what is sealed belongs to another recipe, or has no seal. of: its name, for errors."""
+        """Raise UserError if a seal is missing or of another recipe. of: the name of what it seals, for errors."""
         if seal is None:
             raise UserError(f"{self.path}: {of} does not say to which run it belongs")
         if seal.recipe != self._recipe_sha256():
             raise UserError(f"{self.path}: {of} belongs to a run of another recipe than config.yaml")
 
     def check_seal(self, seal: Seal | None, of: str) -> None:
-        """As `check_recipe_of`; raises UserError too where records of that time are missing or others now."""
+        """Check the recipe as `check_recipe_of`, and that the records up to the seal are all there and unchanged."""
         self.check_recipe_of(seal, of)
         assert seal is not None
         self.metrics_file.check_front(seal.metrics, of)
@@ -219,21 +219,21 @@ class RunDir:
         return (self.path / RunResult.file_name).is_file()
 
     def result(self) -> RunResult | None:
-        """The result, or None while the run has not finished.
+        """Return the result, or None while the run has not finished.
 
-        Raises UserError where it, the recipe or the records were changed after it was written.
+        Raises UserError if the result, the recipe or the records were changed after it was written.
         """
         path = self.path / RunResult.file_name
         if not path.is_file():
             return None
-        found = read_json_mapping(path)
-        checksums = parse(_Checksums, found.pop(CHECKSUMS, None), f"{path}: {CHECKSUMS}")
-        check_unchanged({**found, SEAL: to_data(checksums.seal)}, checksums.entries, path)
+        data = read_json_mapping(path)
+        checksums = parse(_Checksums, data.pop(CHECKSUMS, None), f"{path}: {CHECKSUMS}")
+        check_unchanged({**data, SEAL: to_data(checksums.seal)}, checksums.entries, path)
         self.check_seal(checksums.seal, "the result")
-        return parse(RunResult, found, str(path)).stored_in(self.path)
+        return parse(RunResult, data, str(path)).stored_in(self.path)
 
     def write_result(self, result: RunResult) -> None:
-        """Writes result.json where the folder is now. Raises UserError on a full disk, RunFailed where it is gone."""
+        """Write result.json where the folder is now. Raises UserError on a full disk, RunFailed without a folder."""
         self.follow()
         self.metrics_file.fsync()
         data, seal = result.to_data(), self.seal()
@@ -243,31 +243,31 @@ class RunDir:
         result.stored_in(self.path)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All records of the run so far. Raises UserError for a line that is no record."""
+        """Return all records of the run so far. Raises UserError for a line that is no record."""
         return self.metrics_file.records()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run for one process; a killed one holds nothing. Raises RunInUse where another holds it.
+        """Lock the run for this process; the lock ends with the process. Raises RunInUse if another process holds it.
 
-        Folders that were made for it go again, if no run was begun in them.
+        Folders that this call created are removed if no run was begun in them.
         """
-        from filelock import FileLock, Timeout  # slow to import, and verbs that only read hold nothing
+        from filelock import FileLock, Timeout  # slow to import, and verbs that only read lock nothing
 
         holder, path = self.path / "holder", self.path
         made = missing_folders(path)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                # Not at once, because `is_in_use` of another process may look at this moment.
+                # With a timeout, because `is_in_use` of another process holds the lock for a moment.
                 lock = FileLock(self.path / "lock").acquire(timeout=0.2, poll_interval=0.02)
             except Timeout:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None
         with lock:
-            for left in leftovers(self.path):  # of other hosts too: no other process writes into a locked folder
-                if left.name in WRITTEN_WHOLE:
-                    left.path.unlink(missing_ok=True)
+            for leftover in leftovers(self.path):  # of other hosts too: no other process writes into a locked folder
+                if leftover.name in WRITTEN_WHOLE:
+                    leftover.path.unlink(missing_ok=True)
             write_atomic(holder, str(os.getpid()))
             self._handle = os.open(self.path, os.O_RDONLY)
             try:
@@ -275,13 +275,17 @@ class RunDir:
             finally:
                 os.close(self._handle)
                 self._handle = None
-                remove_unused(made, {"lock", "holder"})  # who waits for the lock sees its file gone, and makes another
+                remove_unused(
+                    made, {"lock", "holder"}
+                )  # a process that waits for the lock sees its file gone and makes another
 
     @property
     def is_in_use(self) -> bool:
         """True if a process holds the run at this moment."""
         try:
-            handle = os.open(self.path / "lock", os.O_RDONLY | os.O_NONBLOCK)  # of a pipe it does not wait for a writer
+            handle = os.open(
+                self.path / "lock", os.O_RDONLY | os.O_NONBLOCK
+            )  # O_NONBLOCK: do not wait for the writer of a pipe
         except OSError:  # no such file, or an unreadable one
             return False
         try:
@@ -293,23 +297,23 @@ class RunDir:
         return False
 
     def follow(self) -> bool:
-        """Goes where somebody has moved the locked folder, if they have. Raises RunFailed where it is gone."""
+        """Return True if the locked folder was moved, and use its new path. Raises RunFailed if it was deleted."""
         if self._handle is None or is_at(self._handle, self.path):
             return False
         link = Path(f"/proc/self/fd/{self._handle}")
-        found = link.readlink() if link.is_symlink() else self.path
-        if not is_at(self._handle, found):
+        path = link.readlink() if link.is_symlink() else self.path
+        if not is_at(self._handle, path):
             raise RunFailed(f"{self.path}: was deleted or moved while the run was training; nothing more can be saved")
-        self.path = found if self.path.is_absolute() else Path(os.path.relpath(found))
+        self.path = path if self.path.is_absolute() else Path(os.path.relpath(path))
         return True
 
 
 class RunInUse(UserError):
-    """A run that another process works on at this moment."""
+    """A run that another process is working on."""
 
 
 class RunFailed(RuntimeError):
-    """A run that stopped for a reason in itself, such as a loss that is not finite. Exit code 1."""
+    """A run that failed, such as by a loss that is not finite. Exit code 1."""
 
 
 class RunDiverged(RunFailed):
@@ -320,5 +324,5 @@ class RunDiverged(RunFailed):
         self.step = step
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        """With both arguments, as it comes from another process."""
+        """Pickle both arguments; the exception crosses processes."""
         return type(self), (str(self), self.step)

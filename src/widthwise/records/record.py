@@ -130,9 +130,9 @@ def digests(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_unchanged(data: Mapping[str, Any], written: Any, where: Path | str) -> None:
-    """Raises UserError where entries of a file are not those that were written.
+    """Raise UserError if entries of a file differ from the ones written.
 
-    written: their digests, or None if there are none to check.
+    written: the digests of the written entries, or None to check nothing.
     """
     changed = [] if written is None else [key or CHECKSUMS for key, *_ in differences(written, digests(data))]
     if changed:

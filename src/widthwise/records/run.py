@@ -103,7 +103,7 @@ class RunResult(StoredRecord):
     val_mtp_losses: Sequence[float] | None = None
     """Held-out losses of multi-token prediction, nearest token first; None for a model without it."""
     val_mtp_window_losses: Sequence[Sequence[float]] = ()
-    """For each of them, its mean loss in every held-out window, in order."""
+    """For each of these losses, its mean in every held-out window, in order."""
     virtual_width: VirtualWidth | None = None
     """None for a model without hyper-connections."""
     growth: Sequence[GrowthRecord] = ()
@@ -135,7 +135,7 @@ class Run:
     evaluations: Sequence[Evaluation] = ()
     """Results of `widthwise eval`, by step."""
     samples: Sequence[Mapping[str, Any]] = ()
-    """Text that the model wrote at validations, where `train.sample` asks for it."""
+    """Text that the model wrote at validations, if `train.sample` is set."""
 
     @property
     def name(self) -> str:
@@ -147,13 +147,13 @@ class Run:
 
 
 OF_PROCESSES = ("train.shards", "train.hang_seconds")
-"""Paths of a recipe that say how processes work together: with others it is the same run."""
+"""Keys of a recipe that describe the processes; changing them leaves the run the same."""
 MAY_CHANGE = ("data.", *OF_PROCESSES)
-"""Paths of a recipe that may be changed in config.yaml: data may move too, as they have checksums of their own."""
+"""Keys of a recipe that may be changed in config.yaml; data may move because checksums protect them."""
 MAY_MOVE = re.compile(r"validation\.(texts\.[^.]+\.source|tasks\.[^.]+\.file)")
-"""Further such paths, of texts and tasks: files with checksums of their own."""
+"""Further such keys: files of texts and tasks, which have checksums."""
 MUST_STAY = ("data.mask_documents", "data.reset_positions")
-"""Those of data that may not, being on or off: they say how data are read, wherever they are."""
+"""Keys of the data section that must not change: they say how data are read."""
 MAY_CONTINUE_WITH = (
     "train.steps",
     "train.log_every",
@@ -168,17 +168,17 @@ MAY_CONTINUE_WITH = (
     "train.max_loss_rise",
     *OF_PROCESSES,
 )
-"""Paths that `resume` takes other values for: how long, what is recorded and kept. Steps made stay what they are."""
+"""Keys that `resume` may change: the length of the run, and what is recorded and kept."""
 
 
 class Continuation(Record):
-    """A moment at which a run was resumed with other settings."""
+    """One resumption of a run with other settings."""
 
     after_step: int
     before: Mapping[str, Any]
-    """Path in the recipe -> its value until then."""
+    """Key of the recipe -> its value before."""
     after: Mapping[str, Any]
-    """The same paths -> their values from then on."""
+    """The same keys -> their values after."""
 
     @property
     def words(self) -> str:
@@ -190,28 +190,26 @@ class Continuation(Record):
 def continued(recipe: Any, continuations: Iterable[Continuation]) -> Any:
     """Return a recipe, as plain data, with the settings of continuations."""
     changed = copy.deepcopy(recipe)
-    for each in continuations:
-        for path, value in each.after.items():
+    for continuation in continuations:
+        for path, value in continuation.after.items():
             section, key = path.split(".")
             changed[section][key] = value
     return changed
 
 
 def changes_in_words(before: Any, after: Any, of_the_same_run: bool = False) -> list[str]:
-    """Return the differences between two recipes. of_the_same_run: only what would make the second one another run."""
-    found = differences(before, after)
-    return [
-        f"{path} from {shortened(old)} to {shortened(new)}"
-        for path, old, new in found
-        if not of_the_same_run or _is_another_run(path, old, new)
-    ]
+    """Return the differences between two recipes as text.
 
-
-def _is_another_run(path: str, old: Any, new: Any) -> bool:
-    """Return whether a recipe that was changed there after the run was begun describes another one."""
-    is_left_out = not old and not new  # as where the section was rewritten
-    may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
-    return not may_change or (path in MUST_STAY and not is_left_out)
+    of_the_same_run: leave out differences that config.yaml may have while it describes the same run.
+    """
+    changes = list[str]()
+    for path, old, new in differences(before, after):
+        may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
+        if path in MUST_STAY and (old or new):  # both are unset if the section was rewritten
+            may_change = False
+        if not (of_the_same_run and may_change):
+            changes.append(f"{path} from {shortened(old)} to {shortened(new)}")
+    return changes
 
 
 RunState = Literal["running", "finished", "ready", "stopped", "failed", "waiting", "unreadable"]
@@ -265,7 +263,7 @@ class PlannedRuns(StoredRecord):
 def other_folder(path: Path) -> str:
     """Return `; it is ...`, the content of a path that is no run directory and the way to a run; "" if unknown."""
     if not path.exists():
-        runs = [str(each.parent) for each in path.parent.glob("*/config.yaml")]
+        runs = [str(config.parent) for config in path.parent.glob("*/config.yaml")]
         near = difflib.get_close_matches(str(path), runs, n=1)
         return "; there is no such folder" + (f", did you mean {near[0]}?" if near else "")
     if path.is_file():
