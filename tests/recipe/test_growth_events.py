@@ -1,5 +1,7 @@
 """What a recipe says of growth, and the models, rates and costs that follow from it."""
 
+import pickle
+
 import pytest
 from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM
 from thinned import hard_but
@@ -58,6 +60,16 @@ def test_a_copy_with_other_values_derives_its_own_models() -> None:
     assert recipe.phases[-1].end == 9
     longer = checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", steps=11))
     assert longer.phases[-1].end == 11
+
+
+@pytest.mark.parametrize("kind", ["twice", "experts"])
+def test_a_recipe_whose_growths_are_planned_goes_to_another_process(kind: str) -> None:
+    """Runs at the same time are sent to processes; the plan of a growth holds functions, which cannot be pickled."""
+    recipe = tiny_recipe(*GROWING[kind])
+    planned = recipe.phases
+    received = pickle.loads(pickle.dumps(recipe))
+    assert received == recipe
+    assert [phase.model for phase in received.phases] == [phase.model for phase in planned]
     grown = checked_copy(recipe, "recipe", model=recipe.final_model, growth=())
     assert grown.explicit_model == recipe.final_model != recipe.explicit_model
     assert recipe.model_copy(update={"growth": ()}).final_model == recipe.explicit_model

@@ -24,6 +24,9 @@ from widthwise.shape.template import ModelSection
 from widthwise.sizes import NTokens
 from widthwise.yaml_io import parse_yaml, read_recipe
 
+DERIVED = ("explicit_model", "phases")
+"""Properties of a recipe that it keeps once they are computed."""
+
 
 class Recipe(Config):
     """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second.
@@ -73,9 +76,15 @@ class Recipe(Config):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied = super().model_copy(update=update, deep=deep)
-        for derived in ("explicit_model", "phases"):
-            vars(copied).pop(derived, None)
+        for name in DERIVED:
+            vars(copied).pop(name, None)
         return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return the state to pickle, without derived values: the plan of a growth holds functions."""
+        state = super().__getstate__()
+        fields = {name: value for name, value in vars(self).items() if name not in DERIVED}
+        return {**state, "__dict__": fields}
 
     @cached_property
     def explicit_model(self) -> ModelConfig:
