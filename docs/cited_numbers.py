@@ -25,6 +25,7 @@ from widthwise.records.outcome import Outcome, Variant
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+D32 = "compute_optimal_d32"
 F6, MORE, HALF = "found_6m", "found_6m_more_seeds", "found_6m_half_rate"
 LONGER, TOGETHER, F12, F12_HALF = "found_6m_longer", "found_6m_together", "found_12m", "found_12m_half_rate"
 UNSEEN = ("persuasion.loss", "mill_on_the_floss.loss", "origin_of_species.loss", "bartleby.loss", "networkx.loss")
@@ -145,12 +146,13 @@ def seeds_of(estimate: Estimate) -> list[str]:
 
 def findings() -> Iterator[str]:
     virtual, few = "virtual-2-3", asked(FFN, "dynamic")
-    yield from (d(HEADS, NUMBER), d(E6, "x"), d(E6, "hourglass"), d(FFN, "dynamic"), d(E6, "dynamic"))
-    yield from (few, d(E6, virtual))
+    yield from (d(D32, "x"), d(HEADS, NUMBER), d(E6, "x"), d(D32, "hourglass"), d(E6, "hourglass"))
+    yield from (d(D32, "dynamic"), d(FFN, "dynamic"), d(E6, "dynamic"), few, d(D32, virtual), d(E6, virtual))
     yield f"logits change by at most {largest_change('logits')} of the largest |"
-    yield f"{ci(five_seeds())} at 6.3M, five seeds"
+    yield f"{d(D32, 'found')} | {ci(five_seeds())} at 6.3M, five seeds"
     yield f"[head start](#a-head-start): {mean(LONGER, 'mean')} is left"
     yield f"{ci(cut('found', LARGE_CUT))} at 6.3M, 0.7 of the FLOPs"
+    yield f"at {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the KV cache, and the x, at {ratio(D32, 'x', 'kv_bytes')} of it"
     yield f"costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
     sections = (
         twenty_tokens,
@@ -166,15 +168,33 @@ def findings() -> Iterator[str]:
 
 
 def twenty_tokens() -> Iterator[str]:
-    """Yield the losses of each kind at all rates, and the lowest minus the lowest of the uniform model."""
-    losses = {each.name: each.val_loss.mean or 0 for each in outcome("compute_optimal_d32_rates").variants}
-    kinds = ("uniform", "virtual-2-3", "hourglass", "cut", "x-head-size", "found", "dynamic", "x", "hidden-early")
-    rates = ("0.002", "0.004", "0.008", "0.016", "0.032")
-    for kind in kinds:
-        of_kind = [losses[f"{kind}-{rate}"] for rate in rates]
-        difference = min(of_kind) - min(losses[f"uniform-{rate}"] for rate in rates)
-        yield row(*(f"{loss:.3f}" for loss in of_kind), f"{difference:+.3f}" if difference else "")
-    yield f"at 0.064: {losses['virtual-2-3-0.064']:.3f}"
+    yield f"whose loss is {loss(D32, 'uniform')}, at equal parameters:"
+    for name in ("hourglass", "virtual-2-3", "x", "found", "x-head-size", "dynamic", "cut", "hidden-early"):
+        cells = (d(D32, name), tokens(D32, name), ratio(D32, name, "flops"), ratio(D32, name, "kv_bytes"))
+        yield f"{best_rate(name)} {row(*cells)}"
+    for name in ("hourglass", "x", "dynamic", "cut"):
+        gap = variant(D32, name).gap["val_loss"]
+        means = dict(zip(gap.tokens, gap.mean))
+        yield row(*(f"{means[n * 2048 * 160]:+.3f}" for n in (1, 2, 4, 6, 10)))
+    yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs. Their gain"
+    yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
+    for name in ("uniform", "virtual-2-3", "hourglass", "cut", "x-head-size", "found", "dynamic", "x", "hidden-early"):
+        losses = losses_at_rates(name)
+        difference = min(losses.values()) - min(losses_at_rates("uniform").values())
+        of_rates = [f"{losses[rate]:.3f}" for rate in ("0.002", "0.004", "0.008", "0.016", "0.032")]
+        yield row(*of_rates, f"{difference:+.3f}" if difference else "")
+    yield f"at 0.064: {losses_at_rates('virtual-2-3')['0.064']:.3f}"
+
+
+def losses_at_rates(name: str) -> dict[str, float]:
+    """Return the loss of a variant at each learning rate, by rate."""
+    points = outcome("compute_optimal_d32_rates").variants
+    return {p.name.rpartition("-")[2]: p.val_loss.mean or 0 for p in points if p.name.rpartition("-")[0] == name}
+
+
+def best_rate(name: str) -> str:
+    losses = losses_at_rates(name)
+    return min(losses, key=losses.__getitem__)
 
 
 def ten_times_the_size() -> Iterator[str]:
@@ -374,12 +394,21 @@ def cut(name: str, file: str = SMALL_CUT, key: str = "healed") -> Estimate:
 
 def results() -> Iterator[str]:
     small, virtual = "compare_small", "virtual-2-3"
+    yield from (d(D32, virtual), ratio(D32, virtual, "flops"))
     yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
     yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
-    yield from (ci(five_seeds()), d(E6, "grown-at-0.7m"), d(E6, "grown"), d(PYTHON, "grown"), d(BOOKS, "grown"))
+    yield from (
+        d(D32, "found"),
+        ci(five_seeds()),
+        d(E6, "grown-at-0.7m"),
+        d(E6, "grown"),
+        d(PYTHON, "grown"),
+        d(BOOKS, "grown"),
+    )
     yield from (d(folder, "discovered") for folder in AGAIN)
-    yield from (d(E6, "x"), d(E6, "x-head-size"), d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"))
-    yield from (d(small, "x"), d(E6, "hourglass"), d(FFN, "hourglass"))
+    yield from (d(D32, "x"), d(D32, "x-head-size"), d(E6, "x"), d(E6, "x-head-size"))
+    yield from (d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"), d(small, "x"))
+    yield from (d(D32, "hourglass"), d(E6, "hourglass"), d(FFN, "hourglass"), d(D32, "dynamic"))
     yield f"{d(E6, 'dynamic')}](../benchmarks/results/evidence_6m/outcome.json) with {asked(E6, 'dynamic')} of the units"
     yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
     yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
@@ -420,8 +449,11 @@ def results() -> Iterator[str]:
 
 
 def readme() -> Iterator[str]:
-    yield from (d(E6, "virtual-2-3"), ratio(E6, "virtual-2-3", "activation_bytes", ".2f"))
-    yield from (ci(five_seeds()), d(HEADS, NUMBER), d(GROWTH, "depth_2x"), d(E6, "hourglass"))
+    """Yield the numbers at the end of training and early in it, idea by idea."""
+    yield from (d(D32, "hourglass"), d(E6, "hourglass"), d(D32, "virtual-2-3"), d(E6, "virtual-2-3"))
+    yield f"{ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory"
+    yield from (d(D32, "x"), d(HEADS, NUMBER), f"{ratio(D32, 'x', 'kv_bytes', '.2f')} of the KV cache")
+    yield from (d(D32, "found"), ci(five_seeds()), d(GROWTH, "depth_2x"))
 
 
 CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md": results, "docs/shrink.md": shrink}
@@ -429,14 +461,14 @@ CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md
 GIVEN = {
     "README.md": "virtual width of 1.5 · Python 3.11 · Apache-2.0",
     "docs/findings.md": """
-        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 · At 0.002 all eight · first at 0.032 · differences of 0.02. ·
-        0.4 to 12.6 million · Virtual width of 1.5 · virtual width 1.5, ·
+        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 · at 0.002 all eight ·
+        0.16 to 12.6 million · Virtual width of 1.5 · virtual width 1.5, ·
         lowers it by 0.0069 nats · (table 4, by 0.039) · 0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·
         0.40 of the tokens · 3.131 + 5.821 N^-0.629 · within 0.006 · slope of -0.00685 · R² of 0.9986 ·
         77.6% of the FLOPs for its 77.8% · budget 0.6 ·
         at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
     "docs/results.md": """
-        0.16 to 6.3 million · **virtual width of 1.5** · shapes of these runs 0.2 to 1.1 percent · 0.25, 0.5, 0.75 of the depth ·
+        0.16 to 6.3 million · **virtual width of 1.5** · and more, 0.2 to 1.1 percent · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
         ends at 5.50, two blocks of them at 5.52, the uniform model at 5.16 · its start of 0.6 · | 1.5 ·
         the paper has -0.0069 · about 0.1 nats ·
