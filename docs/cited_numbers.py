@@ -152,7 +152,8 @@ def findings() -> Iterator[str]:
     yield f"{d(D32, 'found')} | {ci(five_seeds())} at 6.3M, five seeds"
     yield f"[head start](#a-head-start): {mean(LONGER, 'mean')} is left"
     yield f"{ci(cut('found', LARGE_CUT))} at 6.3M, 0.7 of the FLOPs"
-    yield f"at {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the KV cache, and the x, at {ratio(D32, 'x', 'kv_bytes')} of it"
+    yield f"at {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the KV cache, and the x"
+    yield f"at {ratio(D32, 'x', 'kv_bytes')} of it"
     yield f"costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
     sections = (
         twenty_tokens,
@@ -324,7 +325,8 @@ def dynamic_width() -> Iterator[str]:
     )
     losses = read_json("width_oracle/analysis.json")["models"][0]["token_widths"]["oracle"]["losses"]
     profile, widths = (losses["uniform"] - losses[name] for name in ("by_layer", "chosen"))
-    yield f"{losses['chosen'] - losses['oracle']:.2f} worse than an oracle that knows the targets; {widths:.3f} better than"
+    yield f"{losses['chosen'] - losses['oracle']:.2f} worse than an oracle that knows the targets"
+    yield f"{widths:.3f} better than one width"
     yield f"{profile:.3f} of it from the profile over layers |"
     yield d("distilled_narrow", "distilled")
 
@@ -409,7 +411,7 @@ def results() -> Iterator[str]:
     yield from (d(D32, "x"), d(D32, "x-head-size"), d(E6, "x"), d(E6, "x-head-size"))
     yield from (d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"), d(small, "x"))
     yield from (d(D32, "hourglass"), d(E6, "hourglass"), d(FFN, "hourglass"), d(D32, "dynamic"))
-    yield f"{d(E6, 'dynamic')}](../benchmarks/results/evidence_6m/outcome.json) with {asked(E6, 'dynamic')} of the units"
+    yield from (d(E6, "dynamic"), f"with {asked(E6, 'dynamic')} of the units")
     yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
     yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
     yield d(GROWTH, "depth_2x")
