@@ -362,7 +362,7 @@ def shrink() -> Iterator[str]:
         if file == LARGE_CUT:
             yield f"healing then costs {1 + 1 / (3 * 0.7):.2f} times as much"
             found, x = (ci(cut(name, file, "scratch")) for name in ("found", "x"))
-            yield f"trained from scratch, {found}; so does that of the x, {x}"
+            yield f"trained from scratch, {found}; so does the x, {x}"
     yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"
 
 
