@@ -371,20 +371,18 @@ def shrink() -> Iterator[str]:
     large = read_json("shrinking_1b_cpu.json")
     yield f"A Llama of {large['params'][0] / 1e9:.2f}B random parameters"
     yield f"with a peak of {large['ratio']:.3f} times its weights"
-    for file, of_scratch in ((LARGE_CUT, ("scratch_healing", "scratch")), (SMALL_CUT, ("scratch",))):
-        seeds = read_json(file)["seeds"]
-        for name in seeds[0]["cuts"]:
-            runs = [seed["cuts"][name] for seed in seeds]
-            losses = [
-                f"{fmean(run[key] for run in runs):.3f}" if key in runs[0] else ""
-                for key in ("flops_ratio", "cut", "healed", *of_scratch)
-            ]
-            difference = "-" if name == "uniform" else ci(cut(name, file))
-            yield row(name, *losses[:3], difference, *losses[3:])
-        if file == LARGE_CUT:
-            yield f"healing then costs {1 + 1 / (3 * 0.7):.2f} times as much"
-            found, x = (ci(cut(name, file, "scratch")) for name in ("found", "x"))
-            yield f"trained from scratch, {found}; so does that of the x, {x}"
+    seeds = read_json(LARGE_CUT)["seeds"]
+    for name in seeds[0]["cuts"]:
+        runs = [seed["cuts"][name] for seed in seeds]
+        losses = [
+            f"{fmean(run[key] for run in runs):.3f}" if key in runs[0] else ""
+            for key in ("flops_ratio", "cut", "healed", "scratch_healing", "scratch")
+        ]
+        difference = "-" if name == "uniform" else ci(cut(name, LARGE_CUT))
+        yield row(name, *losses[:3], difference, *losses[3:])
+    yield f"healing then costs {1 + 1 / (3 * 0.7):.2f} times as much"
+    found, x = (ci(cut(name, LARGE_CUT, "scratch")) for name in ("found", "x"))
+    yield f"trained from scratch, {found}; so does the x, {x}"
     yield f"helps both, by about {-cut('uniform, distilled').mean:.2f}"
 
 

@@ -18,7 +18,7 @@ from widthwise.yaml_io import merge, recipe_path
 ROOT = Path(__file__).parent.parent
 PAPER = json.loads((ROOT / "tests" / "data_files" / "hourglass_tables.json").read_text())
 HOURGLASS = (ROOT / "docs" / "hourglass.md").read_text()
-DYNAMIC = (ROOT / "docs" / "dynamic_width_paper.md").read_text()
+DYNAMIC = (ROOT / "docs" / "dynamic_width.md").read_text()
 
 LINES = re.findall(r"^\| ([-\d, ]+) \| `(.+)` \| (\d+)x(\d+) \| (.+) \| (.+) \| (.+) \|$", HOURGLASS, re.MULTILINE)
 """tables, recipe and overrides, K, d_hidden, millions of attention, feed-forward, both"""

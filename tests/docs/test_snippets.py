@@ -26,10 +26,10 @@ PYTHON = [block for block in all_blocks("python") if block.page != "README.md"]
 SLOTS = "model.residual={kind: hyper_connections, n_fractions: 2, n_slots: 4, embedding: expand}"
 PREPARED = {
     "docs/interop.md": [("export", "runs/x", "models/x")],
-    "docs/virtual_width_analysis.md": [("train", "configs/small.yaml", SLOTS, "--out", "runs/slots")],
+    "docs/virtual_width.md": [("train", "configs/small.yaml", SLOTS, "--out", "runs/slots")],
 }
 """Page -> commands that its Python takes for done."""
-GIVEN = {"docs/virtual_width_analysis.md": "import torch; windows = [torch.arange(9)[None]]"}
+GIVEN = {"docs/virtual_width.md": "import torch; windows = [torch.arange(9)[None]]"}
 """Page -> names that its Python takes for given."""
 BY_PAGE = {page: list(found) for page, found in groupby(all_blocks("bash", "yaml"), key=lambda block: block.page)}
 RUN = {page: found for page, found in BY_PAGE.items() if any(block.language == "bash" for block in found)}

@@ -74,7 +74,7 @@ def flops(n_blocks, n_layers, d_model, d_hidden, context):
 
 
 def paper_sizes(budget, n_blocks, n_layers, ratio, n_heads):
-    """(d_model, d_hidden) by the rule behind the paper's tables, see docs/budget_search.md; budget: layer_params."""
+    """(d_model, d_hidden) by the rule behind the paper's tables, see docs/shape.md; budget: layer_params."""
     quantum = 2 * n_heads
     d_model = quantum * round(math.sqrt(budget / (n_layers * (4 + 3 * n_blocks * ratio))) / quantum)
     return d_model, round((budget - 4 * n_layers * d_model**2) / (3 * n_blocks * n_layers * d_model))

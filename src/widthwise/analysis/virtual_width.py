@@ -128,7 +128,7 @@ class VirtualWidthMeter:
         self._n_tokens += tokens.numel()
 
     def summary(self) -> VirtualWidth:
-        """Return the `virtual_width` of a run's result, explained in docs/virtual_width_analysis.md."""
+        """Return the `virtual_width` of a run's result, explained in docs/virtual_width.md."""
         return VirtualWidth(
             n_tokens=self._n_tokens,
             n_slots=self._residual.n_slots,

@@ -1,6 +1,6 @@
 """Generalized hyper-connections: the stream is n slots, and sublayers read and write learned mixtures of them.
 
-Source: virtual-width paper, arXiv:2511.11238, section 3; docs/virtual_width_paper.md resolves its contradictions. A
+Source: virtual-width paper, arXiv:2511.11238, section 3; docs/virtual_width.md resolves its contradictions. A
 slot is `slot_width` numbers. A layer of width d reads and writes m = d / slot_width blocks, so that layers of different
 widths share one stream; with coefficients frozen at their initial values this is the plain residual with carry. m = 1
 gives Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), n_slots = m Frac-Connections (Zhu et al. 2025,
