@@ -1,6 +1,6 @@
 """Runs begun on some processes and resumed on others, against those that were never stopped.
 
-OMP_NUM_THREADS=1 python benchmarks/resuming.py [--out benchmarks/results/resuming_cpu.json] [--page docs/resuming.md]
+OMP_NUM_THREADS=1 python benchmarks/resuming.py [--out benchmarks/results/resuming_cpu.json]
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compared_runs import loss_difference, recorded_difference, tensor_difference
-from harness import RESULTS, ROOT, environment
+from harness import RESULTS, environment
 from train_many import Order, order, train_on
 
 from widthwise.files import write_atomic
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {"1": Layout(1, 1), "2": Layout(2, 2), "4": Layout(4, 4), "2x2": Layout(4, 2)}
-"""What the table calls them; 2x2: two copies of the model, each shared by two."""
+"""Name -> layout; 2x2: two copies of the model, each shared by two."""
 CHANGES = (
     ("1", "1"),
     ("2", "2"),
@@ -59,21 +59,6 @@ X: dict[str, Any] = {
 WIDER = {"d_model": 24, "n_layers": 5, "shape": {"kind": "explicit", "widths": [32, 24, 24, 24, 32]}}
 GROWING = {"growth": [{"at_step": 3, "model": WIDER}, {"at_step": 8, "model": {"ffn": {"kind": "swiglu", "ratio": 6}}}]}
 RECIPES: dict[str, dict[str, Any]] = {"x": X, "x, grown before and after the stop": merge(X, GROWING)}
-
-
-INTRODUCTION = f"""# Resuming on other processes
-
-Written by `{{command}}`, with all numbers in `benchmarks/results/resuming_cpu.json`; do not edit.
-
-Runs of {X["train"]["steps"]} steps were stopped by SIGTERM after step {STOP_AT} and resumed on other processes. Each is
-compared with the same run, never stopped, on the processes on which it was begun. A cell holds the largest difference
-of the loss of any step, in nats, and after the semicolon that of the weights at the end, over the largest of their
-tensor.
-
-`2` and `4` are processes that share one copy of the model (FSDP2), `2x2` two copies, each shared by two (HSDP). `0`
-means the same bits in every record, weight and state of the optimizer. The growing run becomes wider after step
-{GROWING["growth"][0]["at_step"]}, and its feed-forwards after step {GROWING["growth"][1]["at_step"]}.
-"""
 
 
 class Row(NamedTuple):
@@ -151,39 +136,19 @@ def measured(rows: list[Row], folder: Path) -> list[dict[str, Any]]:
     return [{**row._asdict(), **differences(row, folder), "bound": bound(row)} for row in rows]
 
 
-def page(report: dict[str, Any]) -> str:
-    """The report as a document."""
-    found = {(row["recipe"], row["dtype"], row["begun_on"], row["resumed_on"]): row for row in report["rows"]}
-    columns = list(dict.fromkeys(key[:2] for key in found))
-    own = report["environment"]
-    lines = [
-        INTRODUCTION.format(command=own["command"]),
-        "| begun on | resumed on | " + " | ".join(f"{recipe}, {dtype}" for recipe, dtype in columns) + " |",
-        "|---|---|" + "---|" * len(columns),
-    ]
-    for change in dict.fromkeys(key[2:] for key in found):
-        cells = (_cell(found[(*column, *change)]) for column in columns)
-        lines.append(f"| {' | '.join(change)} | {' | '.join(cells)} |")
-    lines += ["", f"PyTorch {own['torch']}, {own['cpu']}, {own['n_threads']} thread a process, {own['date']}."]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(row: dict[str, Any]) -> str:
-    if not any(row[kind] for kind in ("losses", "records", "weights", "optimizer")):
-        return "0"
-    return f"{row['losses']:.1e}; {row['weights']:.1e}"
+def largest(report: dict[str, Any], dtype: str) -> float:
+    """Return the largest difference of a loss, in nats, over all rows of a dtype."""
+    return max(row["losses"] for row in report["rows"] if row["dtype"] == dtype)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "resuming_cpu.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "resuming.md")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(rows_of(RECIPES, ("float32", "float64")), Path(folder))
     report = {"environment": environment(), "rows": rows}
     write_atomic(arguments.out, json.dumps(report, indent=1) + "\n")
-    write_atomic(arguments.page, page(report))
     return int(any(row["losses"] > row["bound"] for row in rows))
 
 

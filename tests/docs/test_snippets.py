@@ -19,7 +19,7 @@ from widthwise.experiments.compare import read_plan
 from widthwise.recipe.recipe import Recipe
 from widthwise.yaml_io import parse_yaml
 
-EXTRAS = {"docs/sweeps.md": "optuna", "docs/interop.md": "transformers", "docs/evaluation_harness.md": "lm_eval"}
+EXTRAS = {"docs/sweeps.md": "optuna", "docs/interop.md": "transformers"}
 """Page -> package of the extra that its commands need."""
 PYTHON = [block for block in all_blocks("python") if block.page != "README.md"]
 """That of the README has a test of its own, and so have the examples."""
