@@ -16,6 +16,9 @@ from chromium_pipe import CHROMIUM, Page, chromium_page
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT):
     signal.signal(_number, signal.SIG_DFL)
+# Without bytecode on disk, every process that a test starts would compile the package, and every worker all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 # Tiny models are slower on several threads, and many times slower on a busy machine. Read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
