@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from chromium_pipe import CHROMIUM, Page, chromium_page
+
+from widthwise.runs import environment
 
 # A shell starts a background job with Ctrl-C ignored, and every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,6 +64,14 @@ def _no_fsync() -> Iterator[None]:
     """Hundreds of tiny checkpoints do not wait for the disk: what is synced matters after a power cut only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _git_is_asked_once() -> Iterator[None]:
+    """Every run records the commit, which costs two processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "_git", cache(environment._git))
         yield
 
 

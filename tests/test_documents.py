@@ -99,6 +99,7 @@ LLAMA_8B = {
 }
 
 
+@pytest.mark.hard
 def test_costs_of_healing_8b_are_what_the_dry_run_predicts() -> None:
     text = (ROOT / "docs/shrink.md").read_text()
     settings = parse_yaml(text.partition("# heal.yaml\n")[2].partition("```")[0], "heal.yaml")
