@@ -1,10 +1,12 @@
 """What every test may rely on: its own cache folder, no network, no waiting for the disk, torch as it is when imported;
 and fp64, a finished run or a browser for who asks."""
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,10 +14,15 @@ from typing import Any
 import pytest
 from chromium_pipe import CHROMIUM, Page, chromium_page
 
+from widthwise.runs import environment
+
 # A shell starts a background job with Ctrl-C ignored, and every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT):
     signal.signal(_number, signal.SIG_DFL)
+# Without bytecode on disk, every process that a test starts would compile the package, and every worker all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 # Tiny models are slower on several threads, and many times slower on a busy machine. Read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +32,17 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("model", "eva
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", metavar="SEED", help="files, and the tests of each, in an order drawn from SEED")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No garbage collection looks at what is imported and collected here: half a million objects, which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -46,6 +64,14 @@ def _no_fsync() -> Iterator[None]:
     """Hundreds of tiny checkpoints do not wait for the disk: what is synced matters after a power cut only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _git_is_asked_once() -> Iterator[None]:
+    """Every run records the commit, which costs two processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "_git", cache(environment._git))
         yield
 
 

@@ -1,12 +1,11 @@
 """Models of transformers are seen as they are, and as ours are."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from hf_models import CONFIGS as OF_FAMILIES
-from hf_models import SIZES, transformers
+from hf_models import SIZES, built, transformers
 from profiled_models import close, model_of, spectrum, summary, windows_of
 
 from widthwise.analysis.model_subjects import HFSubject
@@ -20,20 +19,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def hf_model(kind: str, options: dict[str, Any], attention: str = "sdpa") -> Any:
-    config = getattr(transformers, kind)(**copy.deepcopy(options))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if parameter.dim() == 1 else 0.3 * noise)
-    return model.double().eval()
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_values_are_those_of_what_transformers_itself_returns(name):
-    model, texts = hf_model(*CONFIGS[name]), windows_of(4, 11)
+    model, texts = built(*CONFIGS[name], spread=0.3).double(), windows_of(4, 11)
     found = summary(model, texts)
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -69,4 +57,4 @@ def test_what_cannot_be_seen_is_refused():
         ("GraniteConfig", scaled, "sdpa", r"granite: head and last norm do not give its logits"),
     ):
         with pytest.raises(UserError, match=message):
-            HFSubject(hf_model(kind, options, attention))
+            HFSubject(built(kind, options, attention=attention))

@@ -67,17 +67,24 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def hf_model(name: str) -> Any:
-    """A model of CONFIGS in fp32, whose norms, biases and matrices all differ from what they started as."""
-    kind, options = CONFIGS[name]
+    """A model of CONFIGS in fp32."""
+    return built(*CONFIGS[name])
+
+
+def built(kind: str, options: dict[str, Any], spread: float = 0.15, attention: str = "sdpa") -> Any:
+    """A model in fp32, whose norms, biases and matrices all differ from what they started as.
+
+    spread: deviation of biases and matrices.
+    """
     config = getattr(transformers, kind)(**copy.deepcopy(options))
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             is_gain = parameter.dim() == 1 and key.endswith("weight")
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-            parameter.copy_(1 + 0.2 * drawn if is_gain else 0.15 * drawn)
+            parameter.copy_(1 + 0.2 * drawn if is_gain else spread * drawn)
     return model.eval()
 
 

@@ -115,10 +115,7 @@ def at_once(adding: Grow, *growths: Grow) -> Grow:
 
 
 GROWTHS: list[tuple[str, tuple[Grow, ...]]] = [
-    ("llama", (hidden,)),
     ("llama", (copied_kv_heads,)),
-    ("llama_tied_biased", (twice_the_head,)),
-    ("llama_tied_biased", (half_more_head,)),
     ("llama", (any_head,)),
     ("llama_llama3", (any_head,)),
     ("llama_llama3", (hidden, feed_forward)),
@@ -129,7 +126,6 @@ GROWTHS: list[tuple[str, tuple[Grow, ...]]] = [
     ("qwen3_tied_biased", (twice_the_head, kv_groups, feed_forward, layers, hidden)),
     ("olmo2", (twice_the_head,)),
     ("olmo2_tied", (layers, kv_groups, feed_forward, hidden)),
-    ("gpt2", (hidden_with_heads,)),
     ("gpt2", (hidden_with_larger_heads,)),
     ("gpt2_scaled_by_layer", (feed_forward, hidden_with_heads)),
     ("gpt2_untied", (layers, feed_forward, hidden_with_heads, hidden_with_larger_heads)),

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from boxes import refusal
+from ranks import said_by_script
 
 from widthwise.interop.hub import import_source
 from widthwise.runs.open import open_model
@@ -23,11 +22,15 @@ transformers = pytest.importorskip("transformers", reason="needs the extra [hf]"
 STATUSES = {"org/busy": 429, "org/down": 503}
 SHAS = {"main": "a" * 40, "v1": "b" * 40}
 SCRIPT = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from widthwise.cli.main import main
 
+calls, endpoint, cache = map(json.loads, sys.argv[1:])
+assert "huggingface_hub" not in sys.modules  # which reads these when it is imported
+del os.environ["HF_HUB_OFFLINE"]
+os.environ.update(HF_ENDPOINT=endpoint, HF_HUB_CACHE=cache)
 found = []
-for arguments in json.loads(sys.argv[1]):
+for arguments in calls:
     sys.argv = ["widthwise", *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
@@ -36,7 +39,7 @@ for arguments in json.loads(sys.argv[1]):
             found.append([end.code or 0, out.getvalue(), err.getvalue()])
 print(json.dumps(found))
 """
-"""Several commands in one process, which imports torch once."""
+"""Several commands in one process, which has imported torch."""
 
 
 class _Hub(BaseHTTPRequestHandler):
@@ -148,18 +151,15 @@ def test_a_commit_becomes_a_run_that_records_it(endpoint: str, folder: Path, off
         ("org/evil", "x"): "org/evil: the hub names the commit '../../../outside'; allowed: 40 hexadecimal digits",
         ("org/mamba", "x"): "config.json: model_type: got 'mamba'; allowed: gpt2",
     }
-    surroundings = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    surroundings |= {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(offline)}
     calls = [("import", *each) for each in commands]
     # The model has 32 tokens, so that there is no text for it; that is known when it has been read.
     calls.append(
         ("shrink", "org/llama", "--flops", "0.7", "--out", "x", "data.corpus=synthetic", "data.tokenizer=bytes")
     )
     commands["shrink",] = "model.vocab_size: got 32; must be at least 257"
-    command = [sys.executable, "-c", SCRIPT, json.dumps(calls)]
-    done = subprocess.run(command, env=surroundings, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for (code, _, err), message in zip(json.loads(done.stdout.splitlines()[-1]), commands.values(), strict=True):
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    (printed,) = said_by_script(1, script, *map(json.dumps, (calls, endpoint, str(offline))), folder=tmp_path)
+    for (code, _, err), message in zip(json.loads(printed.splitlines()[-1]), commands.values(), strict=True):
         assert (code, len(err.splitlines())) == (2 if message else 0, 1 if message else 0), err
         assert message in err
     assert not (tmp_path / "x").exists()

@@ -12,13 +12,13 @@ import pytest
 import torch
 from boxes import refusal
 from safetensors import safe_open
-from widthwise_models import config_of, own_model, written
+from widthwise_models import N_POSITIONS, config_of, own_model, written
 
 from widthwise.config_io import UserError
 from widthwise.interop.configuration_widthwise import WidthwiseConfig
+from widthwise.interop.hf_export import hf_config
 from widthwise.interop.vllm_plugin import ARCHITECTURE, LEFT_OUT, STACKED, check, register
 from widthwise.interop.widthwise_format import Widthwise
-from widthwise.model.config import ModelConfig
 
 REFUSED = {
     "layer_norm": "layer 1: feed_forward mlp",
@@ -42,9 +42,10 @@ def _fp32() -> None:
     torch.set_default_dtype(torch.float32)
 
 
-def _as_loaded(config: ModelConfig, folder: Path) -> Any:
-    """What vLLM finds in a folder of the model."""
-    return WidthwiseConfig.from_pretrained(written(own_model(config), folder / "model"))
+def _exported(name: str) -> WidthwiseConfig:
+    """The config of the folder that a model is exported to."""
+    _, data = hf_config(config_of(name), N_POSITIONS, own=True)
+    return WidthwiseConfig(**data)
 
 
 def test_the_entry_point_is_declared() -> None:
@@ -55,9 +56,9 @@ def test_the_entry_point_is_declared() -> None:
     assert Widthwise.class_name == ARCHITECTURE
 
 
-def test_another_model_is_refused_in_one_line_that_says_what_is_supported(tmp_path: Path) -> None:
+def test_another_model_is_refused_in_one_line_that_says_what_is_supported() -> None:
     for name, reason in REFUSED.items():
-        message = refusal(check, _as_loaded(config_of(name), tmp_path / name), "models/x")
+        message = refusal(check, _exported(name), "models/x")
         assert message.startswith(f"models/x: vLLM cannot run this model: {reason}; supported: ")
         assert all(word in message for word in ("plain", "swiglu", "hourglass", "head_dim"))
 
@@ -71,8 +72,8 @@ SHARED: dict[str, Any] = {
 """A config whose layers four devices can share."""
 
 
-def test_what_devices_cannot_share_is_refused(tmp_path: Path) -> None:
-    config = _as_loaded(config_of("hourglass_one_norm"), tmp_path)
+def test_what_devices_cannot_share_is_refused() -> None:
+    config = _exported("hourglass_one_norm")
 
     def check_with(said: dict[str, Any], n: int) -> None:
         for key, value in said.items():
@@ -105,10 +106,10 @@ def _mapped(name: str) -> tuple[str, str | int | None]:
 def test_a_plain_stream_is_served_and_stacked_tensors_fill_their_parameters(name: str, tmp_path: Path) -> None:
     """Queries, keys and values have every head of the layer once, gate and up every hidden unit twice."""
     config = config_of(name)
-    check(_as_loaded(config, tmp_path), "models/x")
-    path = tmp_path / "model" / "model.safetensors"
+    folder = written(own_model(config), tmp_path / "model")
+    check(WidthwiseConfig.from_pretrained(folder), "models/x")
     found: dict[str, dict[str | int, list[int]]] = {}
-    with safe_open(path, "pt") as file:
+    with safe_open(folder / "model.safetensors", "pt") as file:
         for tensor in file.keys():  # noqa: SIM118
             parameter, place = _mapped(tensor)
             if place is not None and not tensor.startswith(tuple(LEFT_OUT)):

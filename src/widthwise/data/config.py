@@ -80,7 +80,12 @@ class OneSource(Config):
         assert self.held_out is not None
         corpus = named_corpus(self.corpus)
         fingerprint = scan(HeldOutFraction(self.held_out).entries(corpus), progress).fingerprint
-        out = cache_folder() / "data" / _cache_name(self.corpus, self.tokenizer, self.held_out, fingerprint)
+        readable = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(self.tokenizer).name)
+        path = Path(self.tokenizer.partition("#")[0])
+        content = file_sha256(path) if path.suffix == ".json" else ""
+        key = f"{FORMAT_VERSION}\n{self.tokenizer}{content}\n{self.held_out!r}\n{fingerprint}"
+        name = f"{self.corpus}-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        out = cache_folder() / "data" / name
         return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
@@ -164,13 +169,6 @@ def open_data(config: DataSection, progress: ProgressCallback = ignore_progress)
     if the sources of a mixture have different tokenizers.
     """
     return config.open("data", progress)
-
-
-def _cache_name(corpus: str, tokenizer: str, held_out: float, fingerprint: str) -> str:
-    readable, path = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(tokenizer).name), Path(tokenizer.partition("#")[0])
-    content = file_sha256(path) if path.suffix == ".json" else ""
-    key = f"{FORMAT_VERSION}\n{tokenizer}{content}\n{held_out!r}\n{fingerprint}"
-    return f"{corpus}-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 Stamps = dict[Path, tuple[int, int, int]]

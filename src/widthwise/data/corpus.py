@@ -5,6 +5,7 @@ import random
 import sysconfig
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from widthwise.config_io import UserError, check_one_of
@@ -21,11 +22,13 @@ ADJECTIVES = ("red", "old", "tall", "quiet", "small", "brave")
 ENDINGS = ("at dawn", "in the rain", "near the river", "by night")
 
 
-def synthetic_documents() -> Iterator[Document]:
-    """500 documents, about 200 KB: sentences whose verb agrees with its subject and whose hero stays the same.
+@cache
+def synthetic_documents() -> tuple[Document, ...]:
+    """Return 500 documents, about 200 KB: sentences whose verb agrees with its subject and whose hero stays the same.
 
     A model gains from bigrams (word order), from agreement across an adjective, and from copying the hero named first.
     """
+    documents = []
     for index in range(N_DOCUMENTS):
         rng = random.Random(index)
         hero = _pick(rng, NOUNS)
@@ -37,7 +40,8 @@ def synthetic_documents() -> Iterator[Document]:
             verb = _pick(rng, VERBS)
             agreeing = verb if plural else verb[:-1] + "ies" if verb.endswith("y") else verb + "s"
             sentences.append(f"The {adjective}{noun} {agreeing} the {_pick(rng, NOUNS)} {_pick(rng, ENDINGS)}.")
-        yield Document(f"synthetic/{index:04d}", " ".join(sentences) + "\n")
+        documents.append(Document(f"synthetic/{index:04d}", " ".join(sentences) + "\n"))
+    return tuple(documents)
 
 
 def _pick(rng: random.Random, words: tuple[str, ...]) -> str:
@@ -99,7 +103,7 @@ def _installed_python() -> Iterator[Document]:
 CORPORA: dict[str, Callable[[], Iterator[Document]]] = {
     "python-stdlib": lambda: _python_source(Path(sysconfig.get_path("stdlib")), "", INSTALLED_FOLDERS | TEST_FOLDERS),
     "installed-python": _installed_python,
-    "synthetic": synthetic_documents,
+    "synthetic": lambda: iter(synthetic_documents()),
 }
 """Name -> the documents. python-stdlib: the library's own source without its tests, by paths relative to it."""
 

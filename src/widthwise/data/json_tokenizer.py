@@ -87,13 +87,10 @@ class JsonTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with refusing_panics(f"{self._where}: cannot encode a text"):
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-            return [self._without_eos(encoding.ids) for encoding in encodings]
-
-    def _without_eos(self, ids: list[int]) -> list[int]:
-        """Return the ids of a text. Raises UserError if the vocabulary spells the end of text as a plain piece."""
-        if self.eos_id in ids:
+            encoded = [encoding.ids for encoding in encodings]
+        if any(self.eos_id in ids for ids in encoded):  # a vocabulary can have it as a plain piece
             raise UserError(f"{self._where}: cannot encode a text that spells the end-of-text token {self.eos!r}")
-        return ids
+        return encoded
 
     def decode(self, ids: Sequence[int]) -> str:
         with refusing_panics(f"{self._where}: cannot decode its tokens"):

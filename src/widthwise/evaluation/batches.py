@@ -44,7 +44,12 @@ class HFModel(nn.Module):
         self.model = model
         self.config = model.config.get_text_config()
         self.positions = None if n_positions is None else Positions(n_positions)
-        self._has_plain_head = self._check_head()
+        tokens = torch.arange(2, device=self.embedding.weight.device)[None]
+        with torch.no_grad():
+            expected = model(tokens, use_cache=False).logits
+            hidden = model.base_model(tokens, use_cache=False).last_hidden_state
+            difference = (model.get_output_embeddings()(hidden) - expected).abs().max()
+        self._has_plain_head = bool(difference <= TOLERANCE * expected.abs().max())
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -59,13 +64,6 @@ class HFModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: result of `hidden` -> (..., vocab_size)."""
         return self.model.get_output_embeddings()(hidden) if self._has_plain_head else hidden
-
-    @torch.no_grad()
-    def _check_head(self) -> bool:
-        tokens = torch.arange(2, device=self.embedding.weight.device)[None]
-        expected = self.model(tokens, use_cache=False).logits
-        found = self.model.get_output_embeddings()(self.model.base_model(tokens, use_cache=False).last_hidden_state)
-        return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
 class Row(NamedTuple):

@@ -12,6 +12,8 @@ from widthwise.training.observer import SilentObserver
 
 X = "x-0.75-0.3"
 
+pytestmark = pytest.mark.hard
+
 
 def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
     overrides = ["data={corpus: synthetic, tokenizer: bytes}", "model.vocab_size=257", "model.n_layers=5", "seq_len=17"]
@@ -32,7 +34,6 @@ def test_models_are_trained_and_analysed(tmp_path: Path) -> None:
     assert all(found.value(name, quantity) is not None for name in (X, "uniform") for quantity in read)
 
 
-@pytest.mark.hard
 def test_models_of_a_seed_are_compared_with_the_baseline_of_that_seed(tmp_path: Path) -> None:
     experiment = read_item("variable_width_table_3").small
     assert experiment.tiny.run(tmp_path, SilentObserver(), 1) == [tmp_path / MODELS, tmp_path]
