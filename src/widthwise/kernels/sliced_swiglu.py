@@ -21,8 +21,8 @@ class Edge(NamedTuple):
     mask: Mask
     margin: float
     """In units: the mask is exactly 1 where c_i < w - margin and exactly 0 where c_i > w + margin, with no derivative
-    in either range. 0 for a hard mask, T / 2 for a linear ramp over T units, infinite for a sigmoid; a straight-through
-    mask says where its derivative is lost in rounding."""
+    in either range. 0 for a hard mask, infinite for a sigmoid; a straight-through mask gives where its derivative is
+    lost in rounding."""
     overlap: float
     """Distance beyond the width, in units, up to which the mask is above 0, at most `margin`: its derivative may go
     further."""

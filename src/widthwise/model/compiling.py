@@ -20,7 +20,7 @@ def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None
     import torch._dynamo  # takes as long as torch itself
 
     # Of a further head only its layer: one that is divided among processes gathers its weights outside of graphs.
-    layers = (*model.layers, *(depth.layer for depth in model.depths))
+    layers = [layer for _, layer in model.named_layers()]
     n_graphs = GRAPHS_PER_LAYER * len(layers)
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_graphs)
