@@ -188,7 +188,6 @@ REMOVED = {
     "linear_ramp": "mask linear_ramp was removed; use ste",
     "nested": "mask nested was removed; use `train.nested`",
     "rms_mean": "score rms_mean was removed; use linear, or raw_mean",
-    "token": "score token was removed; use linear",
     "at_tokens": "was removed; give at_step, the tokens over those of a step",
     "rewarmup_of": "was removed; the rates of all entries rise, and freeze_steps lets the new ones learn alone",
     "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",

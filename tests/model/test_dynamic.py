@@ -392,7 +392,7 @@ class TestModel:
         ({"start": 1.0}, r"model: ffn\.start: got 1\.0"),
         ({"score": {"kind": "const", "learn_gain": True}}, r"model: ffn\.score\.learn_gain: unknown key"),
         ({"mask": {"kind": "hard", "temperature": 1.0}}, r"model: ffn\.mask\.temperature: unknown key"),
-        ({"score": {"kind": "token"}}, r"ffn\.score\.kind: got 'token'; score token was removed; use linear"),
+        ({"score": {"kind": "token"}}, r"ffn\.score\.kind: got 'token'; allowed: const, linear"),
         ({"mask": {"kind": "nested"}}, r"ffn\.mask\.kind: got 'nested'; mask nested was removed; use `train\.nested`"),
     ],
 )
