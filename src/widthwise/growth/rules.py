@@ -2,8 +2,8 @@
 
 One rule covers every component: for new coordinates, either the weights that write them are 0 and those that read them
 are free, or the reverse. New entries then change nothing, yet they learn: the factor that is 0 has a gradient at
-once, and the other as soon as that has moved. A component whose axes are named below grows without code of its own;
-the coefficients of hyper-connections, at the end, have rules of their own.
+once, and the other as soon as that has moved. A component whose axes are named below needs no other code;
+the coefficients of hyper-connections, at the end, have separate rules.
 """
 
 import zlib
@@ -56,7 +56,7 @@ class Owner:
 
     @property
     def leaf(self) -> str:
-        """The parent's name for it, such as w_q, which also stands for its bias."""
+        """The parent's name for it, such as w_q, for its bias too."""
         return self.name.removesuffix(".bias").rpartition(".")[2]
 
     @cached_property

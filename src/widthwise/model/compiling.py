@@ -15,7 +15,7 @@ def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None
     """Compile each layer in place, including layers of further heads; equal layers share a graph.
 
     All layers run the same code, and Dynamo by default gives up on code after 8 graphs and runs it uncompiled: too few
-    for a model in which every layer has a width of its own. With fullgraph, giving up or breaking a graph is an error.
+    for a model in which all layers have different widths. With fullgraph, giving up or breaking a graph is an error.
     """
     import torch._dynamo  # takes as long as torch itself
 

@@ -78,7 +78,7 @@ class Decoder(nn.Module):
         return cast(Sequence[MTPDepth], self.mtp)
 
     def named_layers(self) -> list[tuple[str, DecoderLayer]]:
-        """Every layer with its path, those of the further heads last: the order of the forward pass."""
+        """Return every layer with its path, the layers of further heads last: the order of the forward pass."""
         layers = [(f"layers.{i}", cast(DecoderLayer, layer)) for i, layer in enumerate(self.layers)]
         return [*layers, *((f"mtp.{k}.layer", depth.layer) for k, depth in enumerate(self.depths))]
 
@@ -183,7 +183,7 @@ class Decoder(nn.Module):
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
         see `stream`; every target counts, also one of another document than its token. teacher: what the predictions
-        learn beside the targets, and the layers, whose mean `relative_distance` from its states joins the objective;
+        learn besides the targets, and the layers, whose mean `relative_distance` from its states joins the objective;
         the further heads learn from targets alone.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)

@@ -66,7 +66,7 @@ def _shared(template: type[Config], config: Config) -> dict[str, Any]:
 
 
 def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
-    """Return the narrowest model of a shape in which no layer is narrower than those of a uniform model."""
+    """Return the narrowest model of a shape in which no layer is narrower than the layers of a uniform model."""
     try:
         rule = uniform_rule(model)
     except UserError as error:

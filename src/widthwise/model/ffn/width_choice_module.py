@@ -1,6 +1,6 @@
 """The modules of the scores, from which a token gets its width, and of the masks, which fall from 1 to 0 there.
 
-Scores are computed in fp32, or wider if the model is: bf16 cannot tell neighbouring units apart.
+Scores are computed in fp32, or wider if the model is: neighbouring units are equal in bf16.
 """
 
 import math
