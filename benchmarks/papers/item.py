@@ -22,7 +22,7 @@ from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import Number, finite
-from widthwise.yaml_io import read_mapping, recipe_path
+from widthwise.yaml_io import read_mapping, read_recipe, recipe_path
 
 UNITS = {"": 1, "%": Decimal("0.01"), "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 ROUNDING = 1e-12
@@ -148,7 +148,7 @@ class Item(Config):
     def _recipes(self) -> Mapping[str, Recipe]:
         """The recipes of `sizes` by name, or the variants or points of a single one by theirs. Raises UserError."""
         paths = {name: recipe_path(name) for name in self.sizes}
-        if len(paths) == 1 and describes_several(only := next(iter(paths.values()))):
+        if len(paths) == 1 and describes_several(read_recipe(only := next(iter(paths.values()))), only):
             return read_all(only)[0].recipes
         return {name: load_recipe(path) for name, path in paths.items()}
 

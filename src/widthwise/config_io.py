@@ -184,6 +184,10 @@ def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> Py
 REMOVED = {
     "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
     "dynamic_hourglass": "feed-forward dynamic_hourglass was removed; use hourglass with fewer blocks, or dynamic",
+    "anneal": "mask anneal was removed; use ste, or soft with learn_temperature",
+    "linear_ramp": "mask linear_ramp was removed; use ste",
+    "nested": "mask nested was removed; use `train.nested`",
+    "rms_mean": "score rms_mean was removed; use linear, or raw_mean",
     "at_tokens": "was removed; give at_step, the tokens over those of a step",
     "rewarmup_of": "was removed; the rates of all entries rise, and freeze_steps lets the new ones learn alone",
     "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",

@@ -442,8 +442,8 @@ def _moe(rng: Random) -> dict:
 
 
 def _dynamic(rng: Random) -> dict:
-    kind = rng.choice(["hard", "ste", "soft", "linear_ramp"])
-    score = rng.choice(["const", "linear", "linear", "mlp", "rms_mean", "raw_mean"])
+    kind = rng.choice(["hard", "ste", "soft"])
+    score = rng.choice(["const", "linear", "linear", "mlp", "raw_mean"])
     return {
         "kind": "dynamic",
         "d_ff": rng.randint(5, 12),

@@ -49,7 +49,6 @@ CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hourglass under layer norms and slots": ({"norm": {"kind": "layer"}, "residual": SLOTS}, {"ffn": BLOCKS}),
     "dynamic": ({}, {"ffn": CHOSEN}),
     "dynamic, wider, by a network": ({}, {"ffn": {**CHOSEN, "d_ff": 13, **BY_NETWORK}}),
-    "dynamic, by token": ({}, {"ffn": {**CHOSEN, "score": {"kind": "token", "vocab_size": 17}}}),
     "dynamic, that begins to choose": ({"ffn": CHOSEN | UNMASKED}, {"ffn": MASKED}),
     "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
     "biases of an mlp": ({"ffn": SILU_MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),

@@ -43,7 +43,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
     static = {"dynamic": False, "n_fractions": 3, "group_norm": "layer", "multiplier": 0.9}
     in_turn = {"n_fractions": 3, "writes": "own", "scale": "numbers", "read_init": "in_turn"}
     ungated = {"gated": False, "activation": "relu2", "share_weights": True, "norm": "shared"}
-    hard, by_token = {"kind": "hard"}, {"kind": "token", "vocab_size": VOCAB_SIZE}
+    hard = {"kind": "hard"}
     return {
         "slim": {"shape": x, "attention": {"head_dim": head_dim}},
         "slim_grouped": shaped,
@@ -77,7 +77,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         "slots_in_turn": slots(6, embedding="copies", reduce="sum", **in_turn),
         "dynamic": {**shaped, **ffn("dynamic", ratio=1.5)},
         "dynamic_sliced": {**shaped, **ffn("dynamic", execution="sliced", score={"kind": "mlp"}, mask=hard)},
-        "dynamic_soft": ffn("dynamic", score=by_token, mask={"kind": "soft", "learn_temperature": True}),
+        "dynamic_soft": ffn("dynamic", score={"kind": "raw_mean"}, mask={"kind": "soft", "learn_temperature": True}),
         "mtp": {**shaped, "mtp": {"n_depths": 2}},
     }
 

@@ -44,10 +44,8 @@ def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms", n_mor
     return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=width + n_more))
 
 
-def context(batch: int = 2, length: int = 5) -> PassContext:
-    """What a feed-forward is told: which tokens it works on, of 61."""
-    tokens = torch.randint(61, (batch, length), generator=torch.Generator().manual_seed(2))
-    return PassContext(tokens, rope={}, mask=None, progress=torch.ones(()))
+CONTEXT = PassContext(rope={}, mask=None)
+"""The context of a feed-forward, which depends on no other token."""
 
 
 def assert_same(

@@ -38,11 +38,10 @@ CONFIGS = [
 ]
 
 
-def context(resolved, batch, length, device="cpu"):
-    rope, tokens = resolved.rope, torch.zeros(batch, length, device=device)
+def context(resolved, length, device="cpu"):
     places = torch.arange(length, device=device)[None]
-    tables = {} if rope is None else {rope: rope_table(places, rope)}
-    return PassContext(tokens, tables, mask=None, progress=torch.ones(()))
+    tables = {} if resolved.rope is None else {resolved.rope: rope_table(places, resolved.rope)}
+    return PassContext(tables, mask=None)
 
 
 @pytest.mark.parametrize("resolved", CONFIGS, ids=str)
@@ -53,12 +52,12 @@ def test_cost_equals_sizes_flops_and_what_autograd_keeps(resolved):
     inside = [p.numel() for name, p in module.named_parameters() if "norm" not in name]
     assert cost.params == cost.active_params == sum(inside)
     x = torch.zeros(1, n, d_in, device="meta")
-    assert cost.forward_flops(n) * n == counted_flops(lambda: module(x, context(resolved, 1, n, "meta")))
+    assert cost.forward_flops(n) * n == counted_flops(lambda: module(x, context(resolved, n, "meta")))
 
     module = randomised(Attention(resolved, d_model, d_in, SITE))
 
     def run(batch: int):
-        return module(torch.ones(batch, n, d_in, requires_grad=True), context(resolved, batch, n))
+        return module(torch.ones(batch, n, d_in, requires_grad=True), context(resolved, n))
 
     whole = cost + resolved.norm_cost(d_model, d_in, SITE)
     assert kept_per_token(run, n) == whole.activation_bytes(bytes_per_element=4)

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from comparing import context, norm_site, random, randomised
+from comparing import CONTEXT, norm_site, random, randomised
 from expansions import widen_stream
 from growth_contract import assert_preserved, assert_refused_or_preserved, planned_unless_refused, with_other_values
 from measured import counted_flops, kept_per_token, on_meta
@@ -50,8 +50,8 @@ OPTIONS = {
     "dynamic": [
         {"mask": {"kind": "soft"}},
         {"d_ff": 96, "score": {"kind": "mlp"}, "mask": {"kind": "ste", "learn_temperature": True}, "min_fraction": 0.0},
-        {"ratio": 2.5, "score": {"kind": "rms_mean"}, "mask": {"kind": "linear_ramp"}, "execution": "masked"},
-        {"d_ff": 57, "score": {"kind": "raw_mean", "learn_gain": False}, "mask": {"kind": "anneal"}},
+        {"ratio": 2.5, "score": {"kind": "raw_mean"}, "mask": {"kind": "soft"}, "execution": "masked"},
+        {"d_ff": 57, "score": {"kind": "raw_mean", "learn_gain": False}, "mask": {"kind": "ste"}},
         {"d_ff": 7, "score": {"kind": "const"}, "mask": {"kind": "soft"}},
         {"multiple_of": 8, "mask": {"kind": "none"}},
     ],
@@ -80,7 +80,7 @@ def build(template, d_model, d_out, dtype=torch.float64, placement="pre", kind="
 
 def run(module, x):
     """The update alone."""
-    return module(x, context(*x.shape[:2]))[0]
+    return module(x, CONTEXT)[0]
 
 
 def random_input(d_model, dtype=torch.float64, batch=2):

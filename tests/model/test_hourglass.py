@@ -3,7 +3,7 @@ equation in test_decoder.py; what every feed-forward promises is in test_ffn_con
 """
 
 import pytest
-from comparing import assert_same, context, norm_site, random, randomised
+from comparing import CONTEXT, assert_same, norm_site, random, randomised
 from thinned import every_pair, in_turn
 
 from widthwise.config_io import UserError, parse
@@ -28,7 +28,7 @@ def test_one_block_is_the_conventional_feed_forward_to_the_bit(conventional, opt
     one = HourglassConfig(n_blocks=1, d_hidden=9, **options).build(D_MODEL, d_out, site).double()
     one.load_state_dict({f"blocks.0.{name}": weight for name, weight in truth.state_dict().items()})
     x, y = (random(2, 5, D_MODEL).requires_grad_() for _ in range(2))
-    outputs = [module(each, context())[0] for module, each in ((one, x), (truth, y))]
+    outputs = [module(each, CONTEXT)[0] for module, each in ((one, x), (truth, y))]
     assert_same(*outputs, (x, *one.parameters()), (y, *truth.parameters()), rtol=0, atol=0)
 
 

@@ -1,6 +1,6 @@
 """The feed-forward without a gate; what every feed-forward promises is in test_ffn_contract.py."""
 
-from comparing import assert_same, context, random, randomised
+from comparing import CONTEXT, assert_same, random, randomised
 from literal_decoder import mlp
 from thinned import in_turn
 
@@ -19,4 +19,4 @@ def test_values_and_gradients_are_the_formula(activation, bias):
     x = random(2, 5, 9).requires_grad_()
     inputs = (x, *module.parameters())
     assert len(inputs) == (5 if bias else 3)
-    assert_same(module(x, context())[0], mlp(module, x), inputs, rtol=1e-11, atol=1e-12)
+    assert_same(module(x, CONTEXT)[0], mlp(module, x), inputs, rtol=1e-11, atol=1e-12)

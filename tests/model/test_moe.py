@@ -4,7 +4,7 @@ equation in test_decoder.py; what every feed-forward promises is in test_ffn_con
 
 import pytest
 import torch
-from comparing import assert_same, context, random, randomised
+from comparing import CONTEXT, assert_same, random, randomised
 from literal_decoder import mixture as literal_mixture
 from model_cases import config, decoder, random_tokens
 
@@ -45,7 +45,7 @@ def literal_losses(module, x):
 @pytest.mark.parametrize("changes", [{}, {"top_k": 1}, {"top_k": 5}, {"d_shared": 4}, {"n_experts": 1, "top_k": 1}])
 def test_equals_loops_over_experts_and_tokens_with_gradients(changes):
     module, x = mixture(**changes, balance_coefficient=0.3, z_coefficient=0.07), inputs()
-    update, choices = module(x, context())
+    update, choices = module(x, CONTEXT)
     balance, router_z, load = literal_losses(module, x)
     torch.testing.assert_close(choices["balance_loss"], balance.detach())
     torch.testing.assert_close(choices["router_z_loss"], router_z.detach())
@@ -59,14 +59,14 @@ def test_a_collapsed_router_costs_as_many_times_as_there_are_experts():
     module, x = mixture(top_k=1), inputs().abs()
     with torch.no_grad():
         module.w_router.weight.copy_(torch.tensor([0.0, 0, 100, 0, 0]).double()[:, None].expand(-1, D_MODEL))
-    choices = module(x, context())[1]
+    choices = module(x, CONTEXT)[1]
     assert choices["balance_loss"].item() == pytest.approx(N_EXPERTS)
     assert choices["expert_load"].tolist() == [0, 0, 1, 0, 0]
 
 
 def test_outside_training_only_the_load_is_computed():
     module, x = mixture().eval(), inputs()
-    choices = module(x, context())[1]
+    choices = module(x, CONTEXT)[1]
     assert set(choices) == {"expert_load"}
     torch.testing.assert_close(choices["expert_load"], literal_losses(module, x)[2])
 
@@ -74,7 +74,7 @@ def test_outside_training_only_the_load_is_computed():
 def test_weights_and_losses_are_fp32_under_autocast():
     module, x = mixture().float(), inputs().detach().float()
     with torch.autocast("cpu", torch.bfloat16):
-        update, choices = module(x, context())
+        update, choices = module(x, CONTEXT)
         logits = module.w_router(x).flatten(0, 1)
     assert update.dtype == logits.dtype == torch.bfloat16
     assert {tensor.dtype for tensor in choices.values()} == {torch.float32}

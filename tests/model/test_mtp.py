@@ -39,7 +39,7 @@ def literal_layer(model: Decoder, depth, joined: torch.Tensor) -> torch.Tensor:
         return (h + residual.multiplier * feed(h))[..., None, :]
     n, rope = joined.shape[1], sizes.attention.rope
     tables = {rope: rope_table(torch.arange(n)[None], rope)}
-    context = PassContext(torch.zeros(1, n), tables, torch.ones(n, n, dtype=torch.bool).tril(), model.progress)
+    context = PassContext(tables, torch.ones(n, n, dtype=torch.bool).tril())
     return depth.layer(residual.from_slots(joined), context)[0]
 
 
@@ -134,20 +134,6 @@ def test_auxiliary_losses_of_a_depth_join_its_own_loss():
     assert min(auxiliary) > 0
     of_model = found.losses.mean() + sum(chosen["auxiliary_loss"] for chosen in found.choices)
     torch.testing.assert_close(found.objective, of_model + 0.4 * sum(of_depths) / 2, **TIGHT)
-
-
-def test_a_token_score_looks_at_the_token_that_a_depth_embeds():
-    score = {"kind": "token", "vocab_size": 61}
-    model = mtp_decoder("plain", 2, ffn={"kind": "dynamic", "ratio": 1.7, "score": score})
-    text, widths = random_tokens(2, 8), []
-    for depth in model.depths:
-        depth.register_forward_hook(lambda module, inputs, output: widths.append(output[1]["width_fraction"]))
-    model.loss(text[:, :-1], text[:, 1:])
-    for k, found in enumerate(widths, start=1):
-        tokens, fractions = text[:, k:7].flatten().tolist(), found.flatten().tolist()
-        by_token = dict(zip(tokens, fractions, strict=True))
-        assert [by_token[token] for token in tokens] == fractions
-        assert len(set(by_token.values())) > 3
 
 
 @pytest.mark.parametrize(("stream", "share_reduce"), list(zip(STREAMS, cycle([True, False]))))

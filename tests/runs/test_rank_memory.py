@@ -111,7 +111,9 @@ def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_sh
             own = range(len(parameter))[rank * n_rows : (rank + 1) * n_rows]
             assert held[name] == len(own) * parameter[0].numel(), name
     held = real.ranks[0][case][str(n_shards)]["held"]
-    assert sum(unit.block_entries(n_shards) for unit in sharded_units(model)) == sum(held.values())
+    assert sum(unit.block_entries(n_shards) for unit in sharded_units(model.named_layers(), model)) == sum(
+        held.values()
+    )
 
 
 @pytest.mark.hard

@@ -16,7 +16,7 @@ from thinned import in_turn
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.model.cost import Cost
-from widthwise.model.residual.hyper_connections import HyperConnectionOptions
+from widthwise.model.residual.slots import HyperConnectionOptions
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.shape.search import search

@@ -68,7 +68,6 @@ class _LayerMeter:
         assert isinstance(block.ffn, DynamicWidth)
         self.layer = layer
         self._ffn = block.ffn
-        self._progress = model.progress
         self._is_compiled = is_compiled(block)
         self.fractions = Moments()
         self._low, self._high = math.inf, -math.inf
@@ -91,8 +90,8 @@ class _LayerMeter:
         self.units += [
             len(values) * d_ff,
             float((d_ff * fraction).double().sum()),
-            self._ffn.bucketed_units(width, self._progress),
-            self._ffn.computed_units(width, self._progress, self._is_compiled),
+            self._ffn.bucketed_units(width),
+            self._ffn.computed_units(width, self._is_compiled),
         ]
 
     def summary(self) -> LayerWidths:
@@ -112,7 +111,7 @@ class _LayerMeter:
             ceiling_share=self._n_ceiling / self.fractions.n,
             dead_share=1 - max_units / d_ff,
             max_units=max_units,
-            **self._ffn.numbers(self._progress),
+            **self._ffn.numbers(),
         )
 
 

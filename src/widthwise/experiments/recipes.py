@@ -1,6 +1,6 @@
 """Recipe files that describe several runs: all of these, one of them alone, and the JSON schema of recipe files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig, "discover": Discover
 CHANGES = "Changes"
 
 
-def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
-    """Return True if a recipe has a section of variants, points or rungs. Raises UserError if it cannot be read."""
-    data = read_recipe(path, overrides)
+def describes_several(data: Mapping[str, Any], path: Path) -> bool:
+    """Return True if the data of a recipe have a section of variants, points or rungs. Raises UserError for a search
+    whose points are unknown. path: of the recipe."""
     if "discover" in data:
         raise UserError(
             f"{path}: has a discover section, and its shapes are unknown until it has run; "
@@ -55,10 +55,11 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     but with the recipe's seed. Raises UserError."""
     if variant is None:
         return load_recipe(path, overrides)
-    if not describes_several(path, overrides):
+    data = read_recipe(path, overrides)
+    if not describes_several(data, path):
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
-    if "compare" in read_recipe(path, overrides):
+    if "compare" in data:
         plan = read_plan([path], overrides, tolerance=None, only=variant)
     else:
         plan, _ = read_all(path, overrides)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from widthwise.config_io import UserError
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
-from widthwise.model.axes import Linear, Norm, Vector, Weight
+from widthwise.model.axes import LearnedPositions, Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import drawn, initial_std
-from widthwise.model.input_tables_module import LearnedPositions
 
 IsAdded = Callable[[str], bool]
 """True if the old model lacks the parameter of that name."""

@@ -116,7 +116,7 @@ def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
 
 
 def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """Yield the factors of all gains but those of query/key norms; a new divisor is compensated by gain and eps."""
+    """Yield the factors of all gains but the gains of query/key norms; a new divisor is compensated by gain and eps."""
     parts = dict(new.named_modules())
     for name, before in old.named_modules():
         if not isinstance(before, Norm) or name.rpartition(".")[2] in ("q_norm", "k_norm"):

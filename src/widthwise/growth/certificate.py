@@ -222,7 +222,7 @@ def first_order_gains(
     old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. A step for
     the mean gradient of one half of the batches meets the gradient of the other half, so that independent noise adds
     nothing on average and a gain of 0 may come out negative. Entries that do not affect the loss in evaluation, such as
-    those of a score behind a hard mask, gain nothing. The caller's random state is not touched.
+    the weights of a score with a hard mask, gain nothing. The caller's random state is not touched.
     """
     if len(batches) % 2 or not batches:
         raise ValueError(f"batches: got {len(batches)}; must be two halves")

@@ -45,7 +45,7 @@ class Correspondence:
 
 
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
-    """Check `layers`; or if None, find the alignment in which layers lose nothing, widen least, and lie most evenly.
+    """Check `layers`; or if None, find the alignment in which layers lose nothing, widen least, and are most even.
 
     Raises UserError if `layers` is invalid, or if no alignment makes every layer at least as wide as it was.
     """
@@ -188,7 +188,7 @@ class AttentionMaps:
 
     @classmethod
     def of(cls, old: AttentionConfig, new: AttentionConfig) -> "AttentionMaps":
-        """Map the axes of `old` to those of `new`. Raises UserError if `old` cannot become `new`.
+        """Map the axes of `old` to the axes of `new`. Raises UserError if `old` cannot become `new`.
 
         A group of query heads either gains heads, or is divided among copies of its key-value head; new groups come
         last.

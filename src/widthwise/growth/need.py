@@ -115,12 +115,12 @@ class Need:
 
 
 def writer(sublayer: nn.Module) -> Linear:
-    """Return the matrix that writes what a sublayer makes to the stream: of a mixture, that of the routed experts."""
+    """Return the matrix with which a sublayer writes the stream: of a mixture, the matrix of the routed experts."""
     return next(each for each in sublayer.modules() if isinstance(each, Linear) and each.writes_stream)
 
 
 def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
-    """Add what a mixture does from now on, whose matrices a kernel reads, until the hooks returned are removed."""
+    """Collect the entries of a mixture, whose matrices a kernel reads, until the returned hooks are removed."""
     routed: list[tuple[Tensor, Tensor]] = []
 
     def route(_: nn.Module, inputs: tuple[Tensor, ...], logits: Any) -> None:
@@ -185,7 +185,7 @@ def measure(
 ) -> Need:
     """Run a model over batches, integers (B, T + 1), and return what its parts do there.
 
-    boundaries: what the model is told of the documents in a row; n_rows: most rows in a pass, all where not given. The
+    boundaries: of the documents in a row; n_rows: most rows in a pass, by default all. The
     model is left as it was.
     """
     need = Need()
@@ -239,7 +239,7 @@ def covariance(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries
 
 
 def column_scores(entries: Entries, matrix: Linear, score: Score) -> Tensor:
-    """Return float64 (n_experts, n): the need of each entry that a matrix, or that of each expert, reads."""
+    """Return float64 (n_experts, n): the need of each entry that a matrix reads, for each expert."""
     by_expert = matrix.weight.detach().unflatten(0, (matrix.out_axes.get("n_experts", 1), -1))
     shape = len(by_expert), by_expert.shape[-1]
     if score == "taylor":
@@ -260,7 +260,7 @@ class LayerNeed:
     """(n_experts, n_hidden)"""
 
     def lost(self, sizes: LayerSizes) -> float:
-        """Return the sum over all that is cut behind the leading parts.
+        """Return the sum over everything that is cut after the leading parts.
 
         A layer that is left out loses what it makes, its groups and units; that it reads nothing loses no more.
         """
@@ -318,8 +318,8 @@ def order_of_need(needs: Sequence[LayerNeed]) -> Order:
 def energies_kept(need: Need, smaller: ModelConfig, sizes: Sequence[LayerSizes]) -> dict[str, float]:
     """Return by norm the share of the squares of what it measures in the coordinates that it keeps.
 
-    smaller: the model of these sizes. Norms go by their names in the model that is cut; those of layers that are left
-    out are not among them.
+    smaller: the model of these sizes. Norms have their names in the model that is cut; norms of removed layers are
+    missing.
     """
     found, kept = {}, layers_kept(sizes)
     for name, shape in parameter_shapes(smaller).items():

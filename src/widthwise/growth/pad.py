@@ -26,7 +26,7 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
     """Return the plan that pads all heads, of values too, to one size: the largest rounded up to a multiple.
 
     New coordinates are 0 in queries, keys and values, so that no score and no sum changes. The softmax scale and the
-    divisors of query/key norms stay those of the true size, and each rotary pair keeps its frequency. Raises UserError
+    divisors of query/key norms stay as for the true size, and each rotary pair keeps its frequency. Raises UserError
     if all heads have that size already, and for a multiple that no kernel has.
     """
     if multiple < 1 or multiple % KERNEL_MULTIPLE:

@@ -66,7 +66,7 @@ LayerChange = Callable[[str, LayerConfig], dict[str, Any]]
 
 
 def with_layers(model: ModelConfig, change: LayerChange, **changes: Any) -> ModelConfig:
-    """Return the model with changed fields of every layer, that of the MTP heads included, and of its own."""
+    """Return the model with changed fields of every layer, including the layer of MTP heads, and of the model."""
     layers = []
     for where, layer in model.named_layers():
         with mistakes_at(where):
@@ -117,7 +117,7 @@ def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
 
 
 def with_norms(model: ModelConfig, change: Callable[[str, NormConfig, int], NormConfig], **changes: Any) -> ModelConfig:
-    """Return the model with every norm changed, and fields of its own. change: takes what `norms_of` yields."""
+    """Return the model with every norm and some fields changed. change: takes what `norms_of` yields."""
     norms = {where: change(where, norm, norm_dim) for where, norm, norm_dim in norms_of(model)}
     if model.mtp is not None:
         of_heads = {name: norms[f"mtp.{name}"] for name in ("slot_norm", "final_norm")}

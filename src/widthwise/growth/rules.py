@@ -2,8 +2,8 @@
 
 One rule covers every component: for new coordinates, either the weights that write them are 0 and those that read them
 are free, or the reverse. New entries then change nothing, yet they learn: the factor that is 0 has a gradient at
-once, and the other as soon as that has moved. A component whose axes are named below grows without code of its own;
-the coefficients of hyper-connections, at the end, have rules of their own.
+once, and the other as soon as that has moved. A component whose axes are named below needs no other code;
+the coefficients of hyper-connections, at the end, have separate rules.
 """
 
 import zlib
@@ -56,7 +56,7 @@ class Owner:
 
     @property
     def leaf(self) -> str:
-        """The parent's name for it, such as w_q, which also stands for its bias."""
+        """The parent's name for it, such as w_q, for its bias too."""
         return self.name.removesuffix(".bias").rpartition(".")[2]
 
     @cached_property
@@ -97,46 +97,86 @@ def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
         if isinstance(owner.new, Linear) and "d_widened" in new:
             return _widened(owner, stream)
         role = "gain" if isinstance(owner.new, Norm) else "out" if new is owner.new.out_axes else "in"
-        return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
+        hidden = () if owner.ffn is None else owner.ffn.hidden_axes.values()
+        axes = [GrownAxis(owner, name, old[name], new[name], role, stream) for name in new]
+        return product(
+            [(_hidden_units if axis.name in hidden else RULES.get(axis.name, _unchanged))(axis) for axis in axes]
+        )
 
     return tuple(flattened(*sizes) for sizes in zip(owner.old.dimensions, owner.new.dimensions, strict=True))
 
 
-_RULES: dict[str, Callable[[int, int, str], AxisMap]] = {
-    "n_slots": lambda n_old, n_new, role: AxisMap.appended(n_old, n_new, zero=role == "in"),
-    "n_experts": lambda n_old, n_new, role: AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)]),
-    "n_positions": lambda n_old, n_new, role: AxisMap.appended(n_old, n_new, zero=False),
-}
-"""Axis -> map from its two sizes and its role, for axes with one rule. Copies of an old expert are adjacent."""
+@dataclass(frozen=True)
+class GrownAxis:
+    """One axis of a parameter, before and after growth."""
+
+    owner: Owner
+    name: str
+    n_old: int
+    n_new: int
+    role: str
+    """The tensor writes the axis (`out`), reads it (`in`), or multiplies it elementwise (`gain`)."""
+    stream: StreamMap
 
 
-def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
-    """Map one axis. role: the tensor writes it (`out`), reads it (`in`), or multiplies it elementwise (`gain`)."""
-    if owner.attention is not None and name != "d_model":
-        return AxisMap.of(n_old, getattr(owner.attention, name), zero=(owner.leaf, name) in ZEROS)
-    if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
-        check_not_less(owner.name, n_old, n_new)
-        return AxisMap.of(n_old, owner.ffn.units_before(n_old, n_new), zero=role == "in")
-    if name in ("d_model", "stream_width"):
-        is_table = name == "stream_width" or isinstance(owner.new, Table)
-        return _stream_axis(owner, n_old, n_new, role, stream, is_table)
-    if name == "slot_width":
-        return _stream_axis(owner, n_old, n_new, role, stream.slot, is_table=False)
-    if name in _RULES and n_new >= n_old:
-        return _RULES[name](n_old, n_new, role)
-    if n_old != n_new:
-        raise UserError(f"{owner.name}: axis {name} cannot grow from {n_old} to {n_new} without changing the function")
-    return AxisMap.same(n_old)
+def _head_entries(axis: GrownAxis) -> AxisMap:
+    maps = axis.owner.attention
+    if maps is None:
+        return _unchanged(axis)
+    return AxisMap.of(axis.n_old, getattr(maps, axis.name), zero=(axis.owner.leaf, axis.name) in ZEROS)
 
 
-def _stream_axis(owner: Owner, n_old: int, n_new: int, role: str, stream: StreamMap, is_table: bool) -> AxisMap:
-    """Map an axis over coordinates of the stream. is_table: the columns of the embedding."""
-    if role == "in":
-        return stream.read(n_old, n_new)
-    written = stream.table(n_old, n_new) if is_table else stream.written(n_old, n_new)
-    # New coordinates hold 0, so that gains are free there; biases of a LayerNorm must be 0.
+def _hidden_units(axis: GrownAxis) -> AxisMap:
+    assert axis.owner.ffn is not None
+    check_not_less(axis.owner.name, axis.n_old, axis.n_new)
+    return AxisMap.of(axis.n_old, axis.owner.ffn.units_before(axis.n_old, axis.n_new), zero=axis.role == "in")
+
+
+def _coordinates(axis: GrownAxis) -> AxisMap:
+    is_table = isinstance(axis.owner.new, Table)
+    return _written_or_read(axis, axis.stream, axis.stream.table if is_table else axis.stream.written)
+
+
+def _written_or_read(axis: GrownAxis, stream: StreamMap, write: Callable[[int, int], AxisMap]) -> AxisMap:
+    """Map coordinates of a stream; new ones hold 0, so that gains are free there. Biases of a LayerNorm must be 0."""
+    if axis.role == "in":
+        return stream.read(axis.n_old, axis.n_new)
+    owner, written = axis.owner, write(axis.n_old, axis.n_new)
     is_norm_bias = owner.name.endswith(".bias") and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)
-    return AxisMap.of(n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
+    return AxisMap.of(axis.n_old, written.index, is_norm_bias) if axis.role == "gain" or is_norm_bias else written
+
+
+def _experts(axis: GrownAxis) -> AxisMap:
+    """Copies of an old expert are adjacent."""
+    n_old, n_new = axis.n_old, axis.n_new
+    return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)]) if n_new >= n_old else _unchanged(axis)
+
+
+def _appended(axis: GrownAxis, zero: bool) -> AxisMap:
+    is_longer = axis.n_new >= axis.n_old
+    return AxisMap.appended(axis.n_old, axis.n_new, zero=zero) if is_longer else _unchanged(axis)
+
+
+def _unchanged(axis: GrownAxis) -> AxisMap:
+    """Raises UserError if the size changes."""
+    if axis.n_old != axis.n_new:
+        raise UserError(
+            f"{axis.owner.name}: axis {axis.name} cannot grow from {axis.n_old} to {axis.n_new} without changing the "
+            "function"
+        )
+    return AxisMap.same(axis.n_old)
+
+
+RULES: dict[str, Callable[[GrownAxis], AxisMap]] = {
+    **dict.fromkeys(("n_heads", "n_kv_heads", "head_dim", "v_head_dim"), _head_entries),
+    "d_model": _coordinates,
+    "stream_width": lambda axis: _written_or_read(axis, axis.stream, axis.stream.table),
+    "slot_width": lambda axis: _written_or_read(axis, axis.stream.slot, axis.stream.slot.written),
+    "n_slots": lambda axis: _appended(axis, zero=axis.role == "in"),
+    "n_experts": _experts,
+    "n_positions": lambda axis: _appended(axis, zero=False),
+}
+"""Axis -> rule. An axis without a rule keeps its size, unless the feed-forward names it among its `hidden_axes`."""
 
 
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:

@@ -1,7 +1,7 @@
 """A smaller model out of a trained one: parts brought into an order of need, then the last ones cut off.
 
-Hidden units, experts, groups of heads and coordinates of a plain stream may stand in any order, and under RMS norms
-whose gains are folded into the matrices behind them the stream may be turned by any orthogonal matrix: neither changes
+Hidden units, experts, groups of heads and coordinates of a plain stream may be in any order, and under RMS norms
+whose gains are folded into the matrices after them the stream may be turned by any orthogonal matrix: neither changes
 the function. So all that is lost is lost by the cut, which keeps the leading entries of every axis. Layers stay in
 their order; one without entries is left out, and the stream passes it by.
 
@@ -84,7 +84,7 @@ def layer_sizes(model: ModelConfig) -> list[LayerSizes]:
 
 
 def check_can_shrink(model: ModelConfig) -> None:
-    """Raise UserError for a model whose parts stand in an order that matters, or whose stream has several slots."""
+    """Raise UserError for a model whose parts have an order that matters, or whose stream has several slots."""
     layout = model.residual.layout
     if not (isinstance(layout, PrefixLayout) and layout.resize == "carry"):
         raise UserError(
@@ -253,7 +253,7 @@ def check_not_more(name: str, n_new: int, n_old: int) -> None:
 
 
 def layers_kept(sizes: Sequence[LayerSizes]) -> Correspondence:
-    """Return which layers of the model those of the smaller one are."""
+    """Return the layers of the model that the smaller one keeps."""
     return Correspondence(tuple(i for i, size in enumerate(sizes) if size != LEFT_OUT))
 
 
@@ -262,7 +262,7 @@ def cut(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of the smaller model of these sizes: the leading entries of every axis.
 
-    energy_kept: by norm of the model, the share of the squares of its input that lie in the coordinates that it still
+    energy_kept: by norm of the model, the share of the squares of its input in the coordinates that it still
     reads; its gain then makes its output as large as it was. 1 where not given.
     """
     old, kept = dict(model.named_modules()), layers_kept(sizes)

@@ -2,7 +2,7 @@
 
 A recipe derives the attention scale, norm divisors and rotary frequencies from widths. A grown model must not: it keeps
 the old values, written out, and `bake` restores the usual form where there is one. The eps of every norm is kept as
-well, whatever the recipe says, since a baked or imported model brings its own.
+well, not read from the recipe, since a baked or imported model has another.
 """
 
 from typing import Any

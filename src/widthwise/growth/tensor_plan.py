@@ -88,8 +88,8 @@ class OrthogonalCopies:
     """Rows before a norm: each group of n_old rows gets m - 1 copies of itself, each times a random orthogonal matrix.
 
     For every input a copy's output has the norm of its original's, so the mean square over m times as many rows is
-    unchanged. The matrices depend on the seed only, so that a bias gets those of its weight matrix. A group without old
-    rows stays as drawn.
+    unchanged. The matrices depend on the seed only, so that a bias gets the same ones as its weight. A group without
+    old rows stays as drawn.
     """
 
     n_groups: int

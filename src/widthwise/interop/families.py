@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from widthwise.config_io import UserError
 from widthwise.interop.architecture import Architecture, Fields, HFTensor, read_rope, write_rope
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.config import InitConfig, ModelConfig
+from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig, NormKind, Placement, QKNormConfig
 from widthwise.sizes import MOST_LAYERS, WIDEST

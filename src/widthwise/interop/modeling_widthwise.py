@@ -416,7 +416,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_out, bias=bias)
 
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
         """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: instead of its own."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.hidden(norm.before(x))))
@@ -461,7 +461,7 @@ class Hourglass(nn.Module):
         norm = {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
         return build_norm(placement, d_read, d_write, norm)
 
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         entered = self.norm.before(x)
         blocks: list[Any] = list(self.blocks)
         first, *others = blocks
@@ -491,7 +491,7 @@ class MoE(nn.Module):
         self.down_proj = Matrix(d_expert, self.n_experts * d_out)
         self.shared = FeedForward(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
 
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.norm.before(x)
         tokens = x.flatten(0, 1)
         best, chosen = wide(self.router(tokens)).topk(self.top_k, dim=-1)
@@ -512,11 +512,10 @@ SCORE_EPS = 1e-5
 PLAIN_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "const": lambda x, stream: torch.zeros_like(x[..., 0]),
     "random": lambda x, stream: torch.rand_like(x[..., 0]).clamp(min=2**-25).logit(),
-    "rms_mean": lambda x, stream: x.mean(dim=-1) * (x.square().mean(dim=-1) + SCORE_EPS).rsqrt(),
     "raw_mean": lambda x, stream: stream.mean(dim=-1),
 }
 """Scores without parameters of x, the normalised features, and the stream before the norm: 0, a learned width of the
-layer; logit(u) with u ~ U(0, 1), a control; mean(x) / rms(x); mean(stream)."""
+layer; logit(u) with u ~ U(0, 1), a control; mean(stream)."""
 
 
 class WidthScore(nn.Module):
@@ -527,26 +526,13 @@ class WidthScore(nn.Module):
         self.kind = score["kind"]
         self.log_gain = nn.Parameter(torch.zeros(1)) if score.get("learn_gain") else None
 
-    def forward(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, stream: Tensor) -> Tensor:
         """x: normalised input of the feed-forward; stream: the same before the norm."""
-        found = self.before_gain(wide(x), wide(stream), input_ids)
-        return found if self.log_gain is None else wide(self.log_gain).exp() * found
+        score = self.before_gain(wide(x), wide(stream))
+        return score if self.log_gain is None else wide(self.log_gain).exp() * score
 
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+    def before_gain(self, x: Tensor, stream: Tensor) -> Tensor:
         return PLAIN_SCORES[self.kind](x, stream)
-
-
-class TokenScore(WidthScore):
-    """A learned number for each token of the vocabulary."""
-
-    def __init__(self, score: dict[str, Any], d_model: int):
-        super().__init__(score, d_model)
-        self.table = nn.Parameter(torch.zeros(score["vocab_size"]))
-
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
-        if input_ids is None:
-            raise ValueError("hidden widths depend on the tokens; give input_ids instead of inputs_embeds")
-        return wide(self.table)[input_ids]
 
 
 class LayerNormMeanScore(WidthScore):
@@ -556,7 +542,7 @@ class LayerNormMeanScore(WidthScore):
         super().__init__(score, d_model)
         self.scale, self.shift = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
 
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+    def before_gain(self, x: Tensor, stream: Tensor) -> Tensor:
         return layer_norm(x, x.shape[-1:], wide(self.scale), wide(self.shift), SCORE_EPS).mean(dim=-1)
 
 
@@ -569,7 +555,7 @@ class LinearScore(WidthScore):
         self.w_in = None if d_hidden is None else Matrix(d_model, d_hidden)
         self.v = Matrix(d_hidden or d_model, 1)
 
-    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+    def before_gain(self, x: Tensor, stream: Tensor) -> Tensor:
         if self.w_in is not None:
             x = silu(self.w_in(x))
         return self.v(x)[..., 0]
@@ -577,7 +563,6 @@ class LinearScore(WidthScore):
 
 SCORES: dict[str, type[WidthScore]] = {
     **dict.fromkeys(PLAIN_SCORES, WidthScore),
-    "token": TokenScore,
     "ln_mean": LayerNormMeanScore,
     **dict.fromkeys(("linear", "mlp"), LinearScore),
 }
@@ -591,7 +576,7 @@ class WidthMask(nn.Module):
 
     def __init__(self, mask: dict[str, Any], d_ff: int):
         super().__init__()
-        self.kind = mask["kind"] if mask["kind"] in ("soft", "linear_ramp") else "step"
+        self.kind = mask["kind"] if mask["kind"] == "soft" else "step"
         self.temperature: Any = mask.get("temperature")
         self.highest = max(1.0, d_ff / 16)
         self.theta = nn.Parameter(torch.zeros(1)) if mask.get("learn_temperature") else None
@@ -604,9 +589,7 @@ class WidthMask(nn.Module):
         temperature = self.temperature
         if self.theta is not None:
             temperature = (self.temperature * self.theta.exp()).clamp(1.0, self.highest)
-        return (
-            torch.sigmoid(distance / temperature) if self.kind == "soft" else (distance / temperature + 0.5).clamp(0, 1)
-        )
+        return torch.sigmoid(distance / temperature)
 
 
 def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
@@ -631,14 +614,12 @@ class DynamicWidth(FeedForward):
             self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
             self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(
-        self, x: Tensor, norm: Norm | NoNorm | None = None, input_ids: Tensor | None = None, **kwargs: Any
-    ) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
         norm = norm or self.norm
         if self.score is None or self.bias is None:
             return super().forward(x, norm)
         stream, x = x, norm.before(x)
-        level = torch.sigmoid(self.score(x, stream, input_ids) + wide(self.bias))
+        level = torch.sigmoid(self.score(x, stream) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
         used = self.mask(width[..., None], unit_centres(self.sizes, width))
         hidden = self.hidden(x)
@@ -669,13 +650,13 @@ class WidthwiseDecoderLayer(GradientCheckpointingLayer):
         self.ffn_residual = access(residual, width, width, layer.layer_out)
         self.mlp = FEED_FORWARDS[layer.feed_forward["kind"]](layer, layer.feed_forward)
 
-    def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """hidden_states: (B, T, hidden_size) -> the same shape."""
         x, kept = self.attention_residual.read(hidden_states)
         update, _ = self.self_attn(x, **kwargs)
         hidden_states = self.attention_residual.write(kept, update)
         x, kept = self.ffn_residual.read(hidden_states)
-        return self.ffn_residual.write(kept, self.mlp(x, input_ids=input_ids))
+        return self.ffn_residual.write(kept, self.mlp(x))
 
 
 class WidthwisePreTrainedModel(PreTrainedModel):
@@ -765,7 +746,6 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                input_ids=input_ids,
                 attention_mask=mask,
                 rope_tables=tables,
                 past_key_values=past_key_values,

@@ -1,7 +1,7 @@
 """Attention in blocks on the CPU, as operators that torch.compile treats as opaque nodes of its graph.
 
 A block is some queries of some heads, and the keys up to the last of these queries. No score of a later token is
-computed, but for those of a block's own tokens, and the scores of a block fit into a core's cache. Query heads that
+computed, except within a block, and the scores of a block fit into a core's cache. Query heads that
 share a key-value head are rows of the same product, so keys and values are not repeated. The backward pass makes the
 weights of a block again: keeping them would save a tenth of the time and take T / 2 numbers per head and token.
 """
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     part: int
     """Which of the parts of `Blocks.rows` holds its queries."""
     heads: slice
-    """Which of the B * n_kv_heads key-value heads of the batch it has: those of text b begin at b * n_kv_heads."""
+    """Which of the B * n_kv_heads key-value heads of the batch it has: text b begins at b * n_kv_heads."""
     keys: slice
     """Which of the S keys it has: from the first to the last that any of its queries sees."""
     n_seen: int

@@ -21,8 +21,8 @@ class Edge(NamedTuple):
     mask: Mask
     margin: float
     """In units: the mask is exactly 1 where c_i < w - margin and exactly 0 where c_i > w + margin, with no derivative
-    in either range. 0 for a hard mask, T / 2 for a linear ramp over T units, infinite for a sigmoid; a straight-through
-    mask says where its derivative is lost in rounding."""
+    in either range. 0 for a hard mask, infinite for a sigmoid; a straight-through mask gives where its derivative is
+    lost in rounding."""
     overlap: float
     """Distance beyond the width, in units, up to which the mask is above 0, at most `margin`: its derivative may go
     further."""
@@ -222,8 +222,8 @@ def fused_sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor,
 def sliced_is_faster(n_tokens: int, dtype: torch.dtype) -> bool:
     """Return whether stripes of sorted tokens are faster than the masked form, which computes all units.
 
-    Measured on one CPU thread at d_model 768, d_ff 2048 and widths spread evenly from 0 to d_ff, as time over that of
-    the masked form (forward / with backward, where they differ): fp32 1.0 / 1.1 for 16 tokens, 0.9 for 32, 0.8 for 64;
+    Measured on one CPU thread at d_model 768, d_ff 2048 and widths spread evenly from 0 to d_ff, as time over the
+    masked form's (forward / with backward, where they differ): fp32 1.0 / 1.1 for 16 tokens, 0.9 for 32, 0.8 for 64;
     bf16 1.2 for 64 tokens, 0.9 / 1.0 for 128, 0.9 for 256. For thousands of tokens stripes were no slower even if all
     tokens used all units.
     """
@@ -234,7 +234,7 @@ def sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width
     """See `reference_sliced_swiglu`. A few tokens, as in decoding, all compute the units that the widest of them needs.
 
     All units are computed under torch.compile, because token counts are known only at run time, and on a GPU, where
-    reading these counts stalls the queue and nobody has measured yet when it pays.
+    reading these counts stalls the queue; when that pays has not been measured.
     """
     if use_fused(x):
         if sliced_is_faster(len(x), compute_dtype(x)):

@@ -231,7 +231,7 @@ class AttentionTemplate(Config):
 
     @property
     def _rule(self) -> str:
-        """The unit in words."""
+        """Return the formula of the unit, for errors."""
         if self.n_heads is None:
             return "head_dim * kv_group_size"
         return "n_heads" if self.rope_base is None else "2 * n_heads"

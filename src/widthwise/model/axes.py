@@ -88,6 +88,10 @@ class Table(Weight):
     def dimensions(self) -> tuple[Axes, ...]:
         return (self.in_axes, self.out_axes)
 
+    def forward(self, rows: Tensor) -> Tensor:
+        """rows: integers (...) -> (..., size(out_axes))."""
+        return nn.functional.embedding(rows, self.weight)
+
 
 class Embedding(Table):
     """One row per token of the vocabulary."""
@@ -95,9 +99,16 @@ class Embedding(Table):
     def __init__(self, vocab_size: int, out_axes: Axes):
         super().__init__({"vocab_size": vocab_size}, out_axes, start=None)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: integers (...) -> (..., size(out_axes))."""
-        return nn.functional.embedding(tokens, self.weight)
+
+class LearnedPositions(Table):
+    """One row per position."""
+
+    def __init__(self, n_positions: int, width: int):
+        super().__init__({"n_positions": n_positions}, {"d_model": width}, start=None)
+
+    @property
+    def n_positions(self) -> int:
+        return len(self.weight)
 
 
 class Vector(Weight):

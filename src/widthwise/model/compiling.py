@@ -15,12 +15,12 @@ def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None
     """Compile each layer in place, including layers of further heads; equal layers share a graph.
 
     All layers run the same code, and Dynamo by default gives up on code after 8 graphs and runs it uncompiled: too few
-    for a model in which every layer has a width of its own. With fullgraph, giving up or breaking a graph is an error.
+    for a model in which all layers have different widths. With fullgraph, giving up or breaking a graph is an error.
     """
     import torch._dynamo  # takes as long as torch itself
 
     # Of a further head only its layer: one that is divided among processes gathers its weights outside of graphs.
-    layers = (*model.layers, *(depth.layer for depth in model.depths))
+    layers = [layer for _, layer in model.named_layers()]
     n_graphs = GRAPHS_PER_LAYER * len(layers)
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_graphs)

@@ -7,13 +7,12 @@ import pydantic
 
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.records.cost import PARTS, CostSummary, FlopsPerToken
-from widthwise.sizes import MOST_LAYERS, VocabSize, Width
+from widthwise.sizes import MOST_LAYERS, NTokens, VocabSize, Width
 
 
 class InitConfig(Config):
@@ -28,6 +27,20 @@ class InitConfig(Config):
     in a plain decoder (GPT-2) and n_layers * (1 + n_blocks) with hourglass feed-forwards."""
     truncate_at: pydantic.PositiveFloat | None = None
     """Standard deviations beyond which nothing is drawn, 3 in OLMo 2; null: all is."""
+
+
+class LearnedPositionsConfig(Config):
+    """A table as wide as the token embedding, with a row per position, which is added to the embedding of a token.
+
+    Sources: Gehring et al. 2017, arXiv:1705.03122; GPT-2, Radford et al. 2019.
+    """
+
+    n_positions: NTokens
+    """Rows, which is the longest context the model can read."""
+
+    def cost(self, width: int) -> Cost:
+        """width: columns of the table. The sum keeps nothing for the backward pass."""
+        return vector(self.n_positions * width)
 
 
 class ModelConfig(Config):
@@ -52,10 +65,6 @@ class ModelConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ModelConfig":
-        for name, layer in self.named_layers():
-            found = layer.ffn.vocab_size
-            if found not in (None, self.vocab_size):
-                raise ValueError(f"{name}.ffn: its vocab_size is {found}; must be the model's, {self.vocab_size}")
         if self.mtp is not None:
             layer = self.mtp.layer
             if set(layer.widths) != {self.d_model}:

@@ -27,14 +27,10 @@ balance_loss, router_z_loss: scalars without gradient, for reports.
 class PassContext:
     """Computed once before the first layer."""
 
-    tokens: Tensor
-    """Token ids, integers (B, T)."""
     rope: dict[Rope, tuple[Tensor, Tensor]]
     """Rotation of heads -> cosines and sines of this pass's positions."""
     mask: Tensor | None
     """(B, 1, T, S): bool, True where a query may look, or what is added to scores; None: causal over the T tokens."""
-    progress: Tensor
-    """Progress of training, a scalar from 0 to 1; 1 outside training. A tensor, which compiled code reads again."""
     width_fraction: Tensor | None = None
     """A scalar that takes the place of what dynamic-width layers would choose for each token."""
     start: int = 0
@@ -45,14 +41,12 @@ class PassContext:
     """integers (B, S), over cached and new tokens: a query looks at earlier tokens of equal number alone, which `mask`
     then says too; None where rows are not divided. For a form of attention that needs no mask."""
 
-    def ahead(self, k: int) -> "PassContext":
-        """All positions but the last k, with the tokens k places on from them. For a pass without cache and padding."""
-        n = self.tokens.shape[1] - k
+    def first(self, n: int) -> "PassContext":
+        """The first n positions. For a pass without cache and padding."""
         rope = {kind: (cos[:, :n], sin[:, :n]) for kind, (cos, sin) in self.rope.items()}
         mask = None if self.mask is None else self.mask[..., :n, :n]
         positions, documents = (None if x is None else x[:, :n] for x in (self.positions, self.documents))
-        tokens = self.tokens[:, k:]
-        return replace(self, tokens=tokens, rope=rope, mask=mask, positions=positions, documents=documents)
+        return replace(self, rope=rope, mask=mask, positions=positions, documents=documents)
 
 
 def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:

@@ -10,11 +10,10 @@ from widthwise.kernels.attention import visible
 from widthwise.kernels.dispatch import compute_dtype, widened
 from widthwise.kernels.linear_cross_entropy import Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
-from widthwise.model.axes import Embedding, Linear
+from widthwise.model.axes import Embedding, LearnedPositions, Linear, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import CacheShape, Choices, KVCache, PassContext, Stream, all_real, padding_documents
-from widthwise.model.initial_weights import initial_weights
-from widthwise.model.input_tables_module import LearnedPositions
+from widthwise.model.initial_weights import drawn, initial_std
 from widthwise.model.layer import LayerConfig
 from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
@@ -53,7 +52,7 @@ class Decoder(nn.Module):
         residual, d_model = config.residual, config.d_model
         n_columns = residual.embedding_width(d_model)
         self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
-        self.positions = None if config.positions is None else LearnedPositions(config.positions, n_columns)
+        self.positions = None if config.positions is None else LearnedPositions(config.positions.n_positions, n_columns)
         self.entry = residual.build_entry(d_model)
         layers = enumerate(zip(config.layers, config.widths_before))
         self.layers = nn.ModuleList(DecoderLayer(layer, residual, d_before, i) for i, (layer, d_before) in layers)
@@ -78,6 +77,11 @@ class Decoder(nn.Module):
         """The further heads, in order."""
         return cast(Sequence[MTPDepth], self.mtp)
 
+    def named_layers(self) -> list[tuple[str, DecoderLayer]]:
+        """Return every layer with its path, the layers of further heads last: the order of the forward pass."""
+        layers = [(f"layers.{i}", cast(DecoderLayer, layer)) for i, layer in enumerate(self.layers)]
+        return [*layers, *((f"mtp.{k}.layer", depth.layer) for k, depth in enumerate(self.depths))]
+
     @torch.no_grad()
     def set_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copies a whole tensor into every parameter, of which each process keeps the rows that it holds; tied
@@ -88,9 +92,23 @@ class Decoder(nn.Module):
         assert not missing, f"no weights for {', '.join(missing)}"
 
     def init_weights(self, seed: int) -> None:
-        """Fills every weight from the seed; see `model.initial_weights`."""
-        for parameter, weight in initial_weights(self, seed):
-            put(parameter, weight)
+        """Fill every weight from the seed, the same on any device and for any dtype; see `model.initial_weights`.
+
+        One at a time, so that no process needs room for them all.
+        """
+        config, init = self.config, self.config.init
+        ends = (self.embedding, None if config.tie_embeddings else self.head, self.positions)
+        stds = [(module, init.std) for module in ends if module is not None]
+        widths = dict(zip(self.layers, config.widths))
+        for part in (*self.layers, self.entry, self.exit, *self.mtp):
+            ratio = config.d_model / widths.get(part, config.d_model)
+            stds += [
+                (module, initial_std(init, module, ratio, config.n_residual_additions)) for module in part.modules()
+            ]
+        generator = torch.Generator().manual_seed(seed)
+        for module, std in stds:
+            if isinstance(module, Weight):
+                put(module.weight, drawn(module, std, generator, init.truncate_at))
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
@@ -165,7 +183,7 @@ class Decoder(nn.Module):
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
         see `stream`; every target counts, also one of another document than its token. teacher: what the predictions
-        learn beside the targets, and the layers, whose mean `relative_distance` from its states joins the objective;
+        learn besides the targets, and the layers, whose mean `relative_distance` from its states joins the objective;
         the further heads learn from targets alone.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
@@ -208,7 +226,8 @@ class Decoder(nn.Module):
         n_tokens = targets.shape[1]
         total, losses = targets.new_zeros((), dtype=torch.float32), []
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
-            slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], context.ahead(k))
+            of_depth = context.first(n_tokens - k)
+            slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], of_depth)
             hidden, multiplier = depth.hidden(slots), self.config.logit_multiplier
             mean, of_tokens, _ = linear_cross_entropy(hidden, self.head.weight, targets[:, k:], multiplier)
             total = total + mean + chosen.get("auxiliary_loss", 0.0)
@@ -277,7 +296,7 @@ class Decoder(nn.Module):
             # Numbers of the type of the queries, because torch's attention makes such numbers of bool, and every layer
             # would keep its own.
             mask = torch.zeros_like(mask, dtype=compute_dtype(self.embedding.weight)).masked_fill_(~mask, -torch.inf)
-        return PassContext(tokens, tables, mask, self.progress, forced, start, positions, documents)
+        return PassContext(tables, mask, forced, start, positions, documents)
 
 
 def relative_distance(states: Tensor, aims: Tensor) -> Tensor:

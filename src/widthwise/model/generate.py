@@ -1,8 +1,8 @@
 """Sampling from a decoder with its KV cache, and self-speculative greedy decoding: MTP heads draft, one pass checks.
 
-A pass of the model over the newest token and K drafts says what greedy decoding would have taken at each of these
+A pass of the model over the newest token and K drafts gives the token of greedy decoding at each of these
 places. The drafts up to the first wrong one are therefore the tokens of greedy decoding, and so is the model's own
-choice behind them: each pass adds one token and as many as were drafted rightly. Sources: Stern et al. 2018,
+choice after them: each pass adds one token and as many as were drafted rightly. Sources: Stern et al. 2018,
 arXiv:1811.03115; with the heads of multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2.
 
 A pass over several tokens rounds otherwise than one over each, so that with weights of 16 or 32 bits two nearly equal
@@ -173,7 +173,7 @@ class Speculation:
 
     @property
     def n_tokens(self) -> int:
-        """Found, also behind an end of text."""
+        """Found tokens, including tokens after an end of text."""
         return self.n_passes + self.n_accepted
 
     def record(self) -> dict[str, float | None]:

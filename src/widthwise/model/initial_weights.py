@@ -8,20 +8,15 @@ it is the paper's.
 """
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.model.axes import Linear, Weight
-
-if TYPE_CHECKING:
-    from widthwise.model.config import InitConfig
-    from widthwise.model.decoder import Decoder
+from widthwise.model.config import InitConfig
 
 
-def initial_std(config: "InitConfig", module: nn.Module, width_ratio: float, n_additions: int) -> float:
+def initial_std(config: InitConfig, module: nn.Module, width_ratio: float, n_additions: int) -> float:
     """Standard deviation of the weight of a module inside a layer: `std`, which matrices scale by width and depth.
 
     width_ratio: d_model of the embedding over the layer's width; n_additions: updates the stream receives.
@@ -47,21 +42,3 @@ def drawn(module: Weight, std: float, generator: torch.Generator, truncate_at: f
     if truncate_at is None:
         return weight.normal_(0.0, std, generator=generator)
     return nn.init.trunc_normal_(weight, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
-
-
-def initial_weights(model: "Decoder", seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Every parameter with the whole tensor that it begins with, the same on any device and for any dtype.
-
-    One at a time, so that no process needs room for them all. The model may still be without memory.
-    """
-    config, init = model.config, model.config.init
-    ends = (model.embedding, None if config.tie_embeddings else model.head, model.positions)
-    stds = [(module, init.std) for module in ends if module is not None]
-    widths = {layer: own.d_model for own, layer in zip(config.layers, model.layers)}
-    for part in (*model.layers, model.entry, model.exit, *model.mtp):
-        ratio = config.d_model / widths.get(part, config.d_model)
-        stds += [(each, initial_std(init, each, ratio, config.n_residual_additions)) for each in part.modules()]
-    generator = torch.Generator().manual_seed(seed)
-    for module, std in stds:
-        if isinstance(module, Weight):
-            yield module.weight, drawn(module, std, generator, init.truncate_at)

@@ -1,4 +1,4 @@
-"""Components that are told apart by `kind`, those of the package and of plugins; and what growth must keep of them."""
+"""Components with a `kind`, of the package and of plugins; and the fields of them that growth must keep."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, reduce

@@ -7,8 +7,8 @@ single slot it is the module of DeepSeek-V3 (arXiv:2412.19437, section 2.2). Emb
 model's own.
 
 Positions stay those of the model: depth k at position i is rotated by i and attends to positions up to i, of its own
-document where attention is masked. A depth is asked across the border of documents as the model is, masked or not: in
-the last k positions of a document, after which nothing of it comes, it is given a token of the next one.
+document where attention is masked. A depth predicts across the border of documents as the model does, masked or not: in
+the last k positions of a document its input is a token of the next document.
 """
 
 import pydantic
@@ -127,7 +127,7 @@ class MTPConfig(MTPOptions):
     """The norm before the head."""
 
     def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
-        """The cost in training of all depths, as if each were asked at every position; depth k lacks the last k.
+        """The cost in training of all depths, as if each predicted at every position; depth k lacks the last k.
 
         head: cost of the product with the head, whose parameters are the model's.
         """

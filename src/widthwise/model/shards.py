@@ -6,15 +6,12 @@ layer, on the layer of every further head, and on the rest: what such a unit hol
 Nothing here imports torch.distributed, which takes a second: a tensor that is whole is a plain one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from widthwise.model.decoder import Decoder
 
 
 def rows_of_shard(n_rows: int, shard: int, n_shards: int) -> slice:
@@ -106,16 +103,15 @@ class Unit:
         return n_shards * self.block_entries(n_shards)
 
 
-def sharded_units(model: "Decoder") -> list[Unit]:
-    """The units in the order in which a forward pass comes to their layers; last the root, which is in no layer.
+def sharded_units(layers: Iterable[tuple[str, nn.Module]], model: nn.Module) -> list[Unit]:
+    """Return the units of a model: its named layers, then the root, whose parameters are in no layer.
 
     A parameter belongs to the first unit that reaches it, as with `fully_shard` called in this order.
     """
-    layers = {f"layers.{i}": layer for i, layer in enumerate(model.layers)}
-    heads = {f"mtp.{k}.layer": depth.layer for k, depth in enumerate(model.depths)}
-    units, taken = [], set[nn.Parameter]()
-    for name, module in (*layers.items(), *heads.items(), ("root", model)):
-        own = tuple(parameter for parameter in module.parameters() if parameter not in taken)
-        taken.update(own)
-        units.append(Unit(name, own))
+    units: list[Unit] = []
+    taken: set[nn.Parameter] = set()
+    for name, module in (*layers, ("root", model)):
+        parameters = tuple(parameter for parameter in module.parameters() if parameter not in taken)
+        taken.update(parameters)
+        units.append(Unit(name, parameters))
     return units

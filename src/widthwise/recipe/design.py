@@ -208,7 +208,7 @@ def copy_recipes(folder: Path | str, everything: bool = False) -> int:
 
 
 class Family:
-    """Models of all sizes with one recipe and some changes to it, that of the variable-width paper (arXiv:2606.18246).
+    """Models of all sizes with the recipe of the variable-width paper (arXiv:2606.18246) and some changes to it.
 
     Its four sizes, 200M to 2B, all have 40 coordinates of d_model for each layer, the same multipliers, warm-up for 8%
     of the steps, and steps of a power of two of tokens, about one for every 480 parameters. `size` counts heads of the

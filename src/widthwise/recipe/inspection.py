@@ -53,10 +53,10 @@ def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) 
 
 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
-    """The inspection of a recipe's model next to that of `against`, by default `ModelTemplate.baseline`.
+    """Return the inspection of a recipe's model next to the model of `against`, by default `ModelTemplate.baseline`.
 
-    A run whose model grows is described by its last model; `growth` tells what every model costs. Raises UserError for
-    whatever `train` would refuse in the recipe.
+    A run whose model grows is described by its last model; `growth` has the cost of every model. Raises UserError for
+    a recipe that `train` refuses.
     """
     recipe.check()
     section = recipe.phases[-1].section

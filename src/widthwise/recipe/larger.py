@@ -16,7 +16,8 @@ from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig, MTPOptions
-from widthwise.model.residual.hyper_connections import HyperConnectionOptions, VirtualWidthTemplate
+from widthwise.model.residual.hyper_connections import VirtualWidthTemplate
+from widthwise.model.residual.slots import HyperConnectionOptions
 from widthwise.recipe.design import shape_section
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search_space import ShapeRequest
@@ -65,7 +66,7 @@ def _shared(template: type[Config], config: Config) -> dict[str, Any]:
 
 
 def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
-    """Return the narrowest model of a shape in which no layer is narrower than those of a uniform model."""
+    """Return the narrowest model of a shape in which no layer is narrower than the layers of a uniform model."""
     try:
         rule = uniform_rule(model)
     except UserError as error:

@@ -24,7 +24,7 @@ def build(
 ) -> Decoder:
     """The model of a recipe, of a recipe's file, or of a config, with its initial weights.
 
-    seed: of the weights; that of the recipe where not given, and of a config that of a recipe which names none. A
+    seed: of the weights; by default the seed of the recipe, and for a config the default seed of recipes. A
     recipe that grows gives its first model. Raises UserError for a mistake in the recipe and where the weights do not
     fit into memory, and TypeError for a template, which has no sizes yet.
     """

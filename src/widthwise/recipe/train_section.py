@@ -77,7 +77,7 @@ def _check_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), pydantic.AfterValidator(_check_seeds)]
-"""Those of an experiment."""
+"""Seeds of an experiment."""
 
 
 class TrainConfig(Config):

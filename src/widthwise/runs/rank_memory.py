@@ -102,7 +102,7 @@ class ShardedModel:
         section of a recipe says. learns_apart: whether old entries of a growth are frozen in some steps; see
         `training.growth_step`.
         """
-        self.model, self.units = model, sharded_units(model)
+        self.model, self.units = model, sharded_units(model.named_layers(), model)
         self._root = self.units[-1]
         self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])

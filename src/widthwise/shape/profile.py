@@ -28,7 +28,7 @@ def with_attention_widths(
     """(n_layers,) attention that is `factors` times as wide as the template makes it at these widths.
 
     Heads keep the size that they have at d_model. At whole widths they are whole groups of heads, at least one; at
-    real ones, of which costs are asked, fractions of them.
+    real ones, for which costs are counted, fractions of them.
     """
     uniform = attention.at_width(d_model)
     unit = uniform.head_dim * attention.kv_group_size

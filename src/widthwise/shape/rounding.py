@@ -40,7 +40,7 @@ def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> n
 def round_whole(widths: np.ndarray, quantum: int, d_model: int, least_quantum: int = 1) -> np.ndarray:
     """(n_layers,) widths -> those of `round_nearest`, but down where up would pass an end of the stream of d_model.
 
-    So that no layer reads coordinates that nothing wrote, or writes some that nothing reads, unless its width says so.
+    No layer then reads coordinates that nothing wrote, or writes some that nothing reads, unless its real width does.
     """
     nearest = round_nearest(widths, quantum, least_quantum)
     below = np.floor(widths / quantum).astype(np.int64) * quantum

@@ -102,7 +102,7 @@ class SearchResult:
 def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResult:
     """The shapes of the space that meet the budget. Width, depth, heads and feed-forward vary; the rest is the base's.
 
-    Raises UserError where there are none, with what stood in the way.
+    Raises UserError with the reasons if there are none.
     """
     if base.layers:
         raise UserError("model.layers: a search gives all layers the same sizes; leave changes to single layers out")
@@ -143,7 +143,7 @@ def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Siz
 def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: AttentionTemplate) -> Sizes:
     """For each n_blocks, n_layers and ratios the width that fits, as the grid allows it, with both neighbours.
 
-    Attention is in whole heads as wide as asked for, or as the rule of the heads says.
+    Attention is in whole heads as wide as the space requests, or by the rule of the heads.
     The hidden width is what the budget leaves, or follows the ratio where the matched total does not depend on it.
     """
     grid, match = GRIDS[space.grid], space.match

@@ -10,10 +10,9 @@ from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config, UserError, differences, mistakes_at, options_of, parse, to_data
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.config import InitConfig, ModelConfig
+from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
-from widthwise.model.input_tables import LearnedPositionsConfig
 from widthwise.model.layer import LayerConfig, MTPConfig, MTPOptions
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormKind, Placement
 from widthwise.model.residual import ResidualTemplate

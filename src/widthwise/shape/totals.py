@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
 
 
 class UniformTotals:
-    """The totals of all models that differ in their `Sizes` alone, from those of 48 small ones.
+    """The totals of all models that differ in their `Sizes` alone, from the totals of 48 small ones.
 
     Every total is a polynomial: affine in n_blocks, n_layers, d_hidden and d_attention, and quadratic in d_model. The
     models with one and two blocks, layers, hidden channels and units of heads and with one, two and three quanta of

@@ -136,7 +136,7 @@ class Group(Processes):
 
     def shard_model(self, model: Decoder) -> None:
         # Of an MTP head only its layer: it shares the reduction of the slots with the model, and reads its head.
-        for layer in (*model.layers, *(depth.layer for depth in model.depths)):
+        for _, layer in model.named_layers():
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
         for method in ("loss", "hidden", "stream", "logits"):

@@ -19,8 +19,7 @@ from widthwise.config_io import Config, mistakes_at, options_of
 from widthwise.model.cost import Cost, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
-from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
-from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, TokenScoreConfig
+from widthwise.model.ffn.width_choice import AnyWidthMask, AnyWidthScore, LinearScoreConfig, StraightThroughMaskConfig
 from widthwise.model.kinds import must_stay
 from widthwise.sizes import Width
 
@@ -40,8 +39,7 @@ class WidthChoice(Config):
     execution: Literal["auto", "masked", "sliced"] = "auto"
     """`masked` computes all units and multiplies by the mask, `sliced` computes only units in use, `auto` takes what is
     faster, on a CPU. Slicing needs a mask that is exactly 0 with no derivative: in evaluation every mask but `soft`, in
-    training `hard`, `nested` and, of hidden units, `linear_ramp`. Otherwise, and in compiled code, the layer is
-    masked."""
+    training `hard` and, in bf16, `ste`. Otherwise, and in compiled code, the layer is masked."""
 
     def choice_cost(self, d_model: float) -> Cost:
         """Return the cost of score, bias and mask; the width is kept for the backward pass."""
@@ -81,10 +79,6 @@ class DynamicConfig(WidthChoice, FFNConfig):
     def full_width(self) -> int:
         """The width of a token that uses all units: d_ff before any growth."""
         return self.sizes[0]
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self.score.vocab_size if isinstance(self.score, TokenScoreConfig) else None
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         """Return the cost of the masked form, where every token computes all units."""
@@ -129,13 +123,13 @@ class DynamicConfig(WidthChoice, FFNConfig):
         """
         if not self.mask.is_exact:
             raise ValueError(
-                f"mask.kind: got {self.mask.kind}, which is below 1 for some units at any width, or draws widths; "
+                f"mask.kind: got {self.mask.kind}, which is below 1 for some units at any width; "
                 f"{old.kind} becomes {self.kind} with ste, hard or none"
             )
         if self.mask.has_width and not self.score.starts_at_zero:
             raise ValueError(
                 f"score.kind: got {self.score.kind}, which starts at another number for every token; {old.kind} "
-                f"becomes {self.kind} with linear, mlp, token or const"
+                f"becomes {self.kind} with linear, mlp or const"
             )
         n_chosen = self.full_width * (1 - self.min_fraction)
         return self if n_chosen == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_chosen)})

@@ -32,7 +32,7 @@ from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
-from widthwise.model.ffn.width_mask_module import HARD
+from widthwise.model.ffn.width_choice_module import HARD, build_mask, build_score
 from widthwise.model.norm import NormSite
 from widthwise.model.shards import whole
 
@@ -88,14 +88,16 @@ class DynamicWidth(SwiGLU):
         super().__init__(SwiGLUConfig(d_ff=config.d_ff), d_model, d_out, norm)
         self.config = config
         self.execution: str = config.execution
-        self.mask = config.mask.build(config.full_width)
-        self.score = config.score.build(d_model) if config.mask.has_width else None
+        self.mask = build_mask(config.mask, config.full_width)
+        self.score = build_score(config.score, d_model) if config.mask.has_width else None
         self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         read = self.norm.before(x)
-        asked, used, edge = self._choose(read, x, context)
-        return self.norm.after(self._update(read, self.config.full_width * used, edge)), {"width_fraction": asked}
+        fraction, edge = self._choose(read, x, context)
+        return self.norm.after(self._update(read, self.config.full_width * fraction, edge)), {
+            "width_fraction": fraction
+        }
 
     @contextmanager
     def unskipped(self) -> Iterator[None]:
@@ -106,31 +108,29 @@ class DynamicWidth(SwiGLU):
         finally:
             self.execution = before
 
-    def _choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Edge | None]:
-        """Return the width fractions (B, T) that tokens request, the fractions that this pass uses, and the edge.
+    def _choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Edge | None]:
+        """Return the width fractions of the tokens, (B, T), and the edge.
 
         x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm. Fractions are 1 in a layer
         without a mask, whose edge is None, and the forced one if `context` forces one.
         """
         if context.width_fraction is not None:
             forced = widened(context.width_fraction).expand(x.shape[:2])
-            return forced, forced, HARD
+            return forced, HARD
         score, bias = self.score, self.bias
         if score is None or bias is None:
-            ones = torch.ones_like(widened(x[..., 0]))
-            return ones, ones, None
+            return torch.ones_like(widened(x[..., 0])), None
 
         def level_of(source: Tensor) -> Tensor:
             with without_autocast(source):
                 return torch.sigmoid(score(source) + widened(bias()))
 
-        level = recomputed(level_of, score.source(x, stream, context))
+        level = recomputed(level_of, score.source(x, stream))
         least = self.config.min_fraction
-        edge = self.mask.edge(context.progress, compute_dtype(x))
-        return least + (1 - least) * level, least + (1 - least) * self.mask.drawn(level), edge
+        return least + (1 - least) * level, self.mask.edge(compute_dtype(x))
 
-    def _edge(self, progress: Tensor) -> Edge:
-        return self.mask.edge(progress, compute_dtype(next(self.parameters())))
+    def _edge(self) -> Edge:
+        return self.mask.edge(compute_dtype(next(self.parameters())))
 
     def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
         """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""
@@ -182,30 +182,30 @@ class DynamicWidth(SwiGLU):
         """Return the number of hidden units used by a token of that width. width: (...), in units -> integers (...)."""
         return whole_units(*self._as_never_grown(width, 0.0), self.config.d_ff)
 
-    def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
+    def bucketed_units(self, width: Tensor) -> int:
         """Return the total hidden units of tokens of these widths, each rounded up to the edge of a slice.
 
         width: (n_tokens,), in units.
         """
-        width, margin = self._as_never_grown(width, self._edge(progress).margin)
+        width, margin = self._as_never_grown(width, self._edge().margin)
         return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
-    def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:
+    def computed_units(self, width: Tensor, is_compiled: bool) -> int:
         """Return the total hidden units that a forward pass over tokens of these widths computes.
 
         width: (n_tokens,), in units. Rows that stripes add in bf16 are not counted. Call it in the same mode and with
         the same autocast as the pass.
         """
-        edge = self._edge(progress)
+        edge = self._edge()
         sliced = None if is_compiled else self._sliced_form(width, edge)
         if sliced is None:
             return len(width) * self.config.d_ff
         if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
             return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
-        return self.bucketed_units(width, progress)
+        return self.bucketed_units(width)
 
     @torch.no_grad()
-    def numbers(self, progress: Tensor) -> dict[str, float | None]:
+    def numbers(self) -> dict[str, float | None]:
         """Return the gain of the score, the bias of the level and the temperature of the mask in units, None if absent.
 
         Called by all processes that share the model.
@@ -220,7 +220,7 @@ class DynamicWidth(SwiGLU):
         return {
             "gain": None if log_gain is None else number(log_gain().exp()),
             "bias": None if self.bias is None else number(self.bias()),
-            "temperature": None if temperature is None else number(temperature(progress)),
+            "temperature": None if temperature is None else number(temperature()),
         }
 
     def choice_parameters(self) -> list[nn.Parameter]:

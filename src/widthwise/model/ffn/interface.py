@@ -65,11 +65,6 @@ class FFNConfig(Config, ABC):
         return tuple(getattr(self, field) for field in self.hidden_axes)
 
     @property
-    def vocab_size(self) -> int | None:
-        """Size of the vocabulary if it depends on token ids, else None."""
-        return None
-
-    @property
     def n_residual_additions(self) -> int:
         """Number of additions to a residual stream, internal ones included."""
         return 1

@@ -1,6 +1,6 @@
 """The residual variants. To add one, write a file that registers it and import that file here.
 
-`interface.py` defines what a variant is; the layer and the decoder do not know which one they have.
+`interface.py` defines a variant; the layer and the decoder do not know which one they have.
 """
 
 from typing import Annotated

@@ -7,15 +7,15 @@ gives Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), n_slots = m Frac-Co
 arXiv:2503.14125).
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import pydantic
 
-from widthwise.config_io import Config, options_of
-from widthwise.model.cost import Cost, linear, vector
+from widthwise.config_io import options_of
+from widthwise.model.cost import Cost
 from widthwise.model.kinds import may_be_added, must_agree, must_stay
 from widthwise.model.residual.interface import (
     RESIDUALS,
@@ -29,77 +29,25 @@ from widthwise.model.residual.interface import (
 )
 from widthwise.model.residual.slots import (
     ENTRY_COSTS,
-    N_SCALES,
     REDUCTION_COSTS,
-    check_slots,
+    HyperConnectionOptions,
     group_norm_cost,
     n_blocks,
 )
 from widthwise.sizes import NSlots, Width
 
-
-class HyperConnectionOptions(Config):
-    """Options that recipe and resolved model share."""
-
-    kind: Literal["hyper_connections"] = "hyper_connections"
-    dynamic: bool = True
-    """Let coefficients depend on each token's state; otherwise they are learned once for all tokens."""
-    read_init: Literal["first", "in_turn"] = "first"
-    """Slots that are read before training. `first`: the first ones, by every sublayer. `in_turn`: block k of sublayer l
-    is slot (l m + k) mod n, as in the papers of Hyper- and Frac-Connections; refused where widths differ."""
-    writes: Literal["all", "own"] = "all"
-    """Blocks of an update that slot j can take: `all`, or as in Frac-Connections its `own`, block j mod m, which is
-    refused where widths differ. With m = 1 they are the same."""
-    scale: Literal["entries", "numbers"] = "entries"
-    """Learned factors of what depends on the state. `entries`: one for each coefficient, 1 before training. `numbers`:
-    one for reads and carries and one for writes, 0.01 before training, and the projection is not divided by the root of
-    the slot width, as in the papers of Hyper- and Frac-Connections."""
-    write_init: Literal["tail_cyclic", "cyclic", "slice"] = "tail_cyclic"
-    """Slots to which blocks are written before training. `cyclic` (the paper's Eq. 11): all, blocks in turn.
-    `slice`: the first ones. `tail_cyclic`: its own and those that no layer owns; the same as `cyclic` if all widths are
-    equal. If they are not, `cyclic` is refused: blocks would land where wider layers read others."""
-    embedding: Literal["direct", "expand", "slot", "pad", "copies"] = "direct"
-    """Filling of the slots by a token. `direct`: an embedding table as wide as the stream. The others start from a
-    table of width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies`
-    repeats the row."""
-    reduce: Literal["full", "slot", "sum"] = "full"
-    """Reduction of the slots to d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1), `sum`
-    by adding all groups of d_model coordinates up, without parameters."""
-    reduce_init: Literal["first", "mean"] = "first"
-    """Input of the head before training. `first`: the first d_model coordinates, so that the model starts as one
-    without virtual width. `mean`: the mean of all groups of d_model coordinates, which must tile the stream."""
-    multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of every update."""
-    eps: pydantic.PositiveFloat = 1e-6
-    """eps of the norm of a slot from which dynamic coefficients are computed."""
-    state_every: pydantic.PositiveInt = 2
-    """One site in this many keeps its state for backward. The others are recomputed from the previous state and
-    the update, which runs no sublayer twice and is bitwise the same. 1 is faster by a percent or two; the root of twice
-    the number of layers has the lowest peak memory. Only in eager mode on the CPU; elsewhere all are kept."""
-
-    def site_cost(self, slot_width: float, n_slots: int, n_read: Any, n_write: Any) -> Cost:
-        """Return the cost of one site; n_read and n_write, in blocks, need not be whole.
-
-        FLOPs of the slot norm are not counted, as for any norm. Slots that take one block each have fewer parameters,
-        and the products of all. Kept for the backward pass: the update and, on average, one state in state_every.
-        """
-        n_coefficients = n_read + n_slots + n_write
-        n_learned = n_coefficients if self.writes == "all" else n_read + n_slots + 1
-        mixing = Cost(
-            flops=2 * n_slots * n_coefficients * slot_width,
-            activation_elements=n_write * slot_width,
-            activation_fp32_elements=n_slots * slot_width / self.state_every,
-        )
-        static = vector(n_slots * n_learned) + mixing
-        if not self.dynamic:
-            return static
-        matrix = slot_width * n_learned
-        projection = replace(linear(slot_width, n_coefficients, n_slots), params=matrix, active_params=matrix)
-        n_scales = n_slots * n_learned if self.scale == "entries" else N_SCALES
-        return static + vector(n_scales + slot_width) + projection
-
-
 GroupNormKind = Literal["rms", "layer"]
+IN_TURN = {
+    "write_init": ("cyclic", "tail_cyclic"),
+    "read_init": ("in_turn", "first"),
+    "writes": ("own", "all"),
+    "embedding": ("copies", "slot"),
+    "reduce": ("sum", "slot"),
+}
+"""Option -> its value that deals out blocks in turn, which would land where wider layers have others, and what serves
+layers of different widths instead."""
+TILING = {"embedding": "copies", "reduce": "sum", "reduce_init": "mean"}
+"""Option -> its value that needs a stream of whole groups of d_model coordinates."""
 
 
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
@@ -120,7 +68,39 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     """Divisor of its sums of squares; null: d_model."""
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        check_slots(self, [n_blocks(width, self.slot_width) for width in (d_model, *widths)])
+        counts = [n_blocks(width, self.slot_width) for width in (d_model, *widths)]
+        widest = max(counts)
+        if self.n_slots < widest:
+            blocks = f"{widest} blocks of {self.slot_width}"
+            raise ValueError(f"n_slots: got {self.n_slots}; must be at least the {blocks} of the widest layer")
+        if widest > self.n_owned_slots:
+            raise ValueError(f"n_owned_slots: got {self.n_owned_slots}; the widest layer has {widest} blocks")
+        for name, (value, instead) in IN_TURN.items():
+            if len(set(counts)) > 1 and getattr(self, name) == value:
+                raise ValueError(f"{name}: got {value}; with layers of different widths use {instead}")
+        n_fractions = counts[0]
+        if self.group_norm is not None and self.n_slots % n_fractions:
+            raise ValueError(
+                f"group_norm: got {self.group_norm}; its groups of {n_fractions} slots do not tile n_slots = "
+                f"{self.n_slots}, so it must be none"
+            )
+        for name, value in TILING.items():
+            if getattr(self, name) == value and self.n_slots % n_fractions:
+                raise ValueError(
+                    f"{name}: got {value}; groups of {n_fractions} slots do not tile n_slots = {self.n_slots}"
+                )
+        if self.reduce == "sum" and self.reduce_init != "first":
+            raise ValueError(f"reduce_init: got {self.reduce_init}; reduce: sum has no weights, so it must be first")
+        # Slots that start equal, take equal updates and are not read stay equal.
+        n_spare = self.n_slots - self.n_owned_slots
+        n_distinct = 0 if self.write_init == "slice" else math.lcm(*counts)
+        if self.embedding == "pad" and n_spare > n_distinct:
+            raise ValueError(
+                f"embedding: got pad; of the {n_spare} slots that no layer owns only {n_distinct} would ever differ, "
+                "since all start at 0; use direct, expand or slot"
+            )
+        if self.embedding == "copies" and self.read_init == "first" and self.n_slots > 2 * n_fractions:
+            raise ValueError("embedding: got copies; slots that are not read would stay equal; use read_init: in_turn")
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         b = self.slot_width

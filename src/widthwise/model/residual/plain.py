@@ -32,7 +32,7 @@ Resize = Literal["carry", "zero", "projection", "full_projection"]
 
 
 def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
-    """The coordinates that a layer of width d_after finds projected behind one of d_before: none, the extra or all."""
+    """The coordinates that a layer of width d_after finds projected after one of d_before: none, the extra or all."""
     if d_after <= d_before:
         return {}
     return {"projection": {"d_widened": d_after - d_before}, "full_projection": {"d_model": d_after}}.get(resize, {})

@@ -1,0 +1,192 @@
+"""How a token of a dynamic-width feed-forward gets its width: a score, and a mask over the units below the width.
+
+A layer has d_ff units; unit i has its centre at c_i = i + 1/2. A token of width w, in units, uses those whose centres
+are below w. A step has no derivative in w, so the masks differ in how they fall from 1 to 0 and in their derivative.
+
+In a grown layer the centres of new units are between the old ones, which keep theirs, and temperatures keep their
+meaning. `d_ff` in this file is therefore the value before any growth.
+"""
+
+from abc import ABC
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config
+from widthwise.model.cost import Cost, linear, vector
+from widthwise.sizes import Width
+
+
+class WidthScoreConfig(Config, ABC):
+    """A score: the number of a token that decides its width."""
+
+    if TYPE_CHECKING:
+        kind: Any  # a Literal of each class
+
+    n_kept: ClassVar[int] = 0
+    """Numbers kept for the backward pass in fp32 besides x, from which the score is recomputed."""
+    is_stream_mean: ClassVar[bool] = False
+    """True if it is a mean over the coordinates of the stream, which changes when the stream becomes wider."""
+    starts_at_zero: ClassVar[bool] = False
+    """True if the score, and its gradient with respect to the features, is 0 for every token before training."""
+
+    def cost(self, d_model: float) -> Cost:
+        """Return the cost of the score, without what the feed-forward keeps anyway."""
+        return Cost(activation_fp32_elements=self.n_kept)
+
+
+class ConstScoreConfig(WidthScoreConfig):
+    """Always 0, which leaves only the bias: a learned width of the layer, the same for all tokens."""
+
+    starts_at_zero, n_kept = True, 1
+    kind: Literal["const"] = "const"
+
+
+class GainedScoreConfig(WidthScoreConfig, ABC):
+    """A score with a gain, which decides how much the widths of tokens differ."""
+
+    learn_gain: bool = True
+    """Learn the gain, as exp(theta) with theta starting at 0; otherwise it is 1."""
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + vector(1 if self.learn_gain else 0)
+
+
+class RandomScoreConfig(GainedScoreConfig):
+    """logit(u) with u ~ U(0, 1) for each token; with gain 1 and bias 0 the level is uniform.
+
+    A control: the same budget and spread of widths, but no information in them. Random in evaluation as well.
+    """
+
+    n_kept = 1
+    kind: Literal["random"] = "random"
+
+
+class FeatureScoreConfig(GainedScoreConfig, ABC):
+    """A score computed from a token's features."""
+
+    detach: bool = False
+    """Stop the gradient at the features, so that choosing widths does not shape them."""
+
+
+class LayerNormMeanScoreConfig(FeatureScoreConfig):
+    """mean(LayerNorm(x)), as the paper writes it.
+
+    Degenerate: the mean is 0 until the norm's gains differ, and then stays within a few thousandths of the mean of its
+    biases.
+    """
+
+    is_stream_mean = True
+    kind: Literal["ln_mean"] = "ln_mean"
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + vector(2 * d_model)
+
+
+class RawMeanScoreConfig(FeatureScoreConfig):
+    """The mean of the residual stream before the norm: the paper's score without its norm. Unbounded."""
+
+    is_stream_mean, n_kept = True, 1
+    kind: Literal["raw_mean"] = "raw_mean"
+
+
+class LinearScoreConfig(FeatureScoreConfig):
+    """v . x with a learned v that starts at 0, so that all tokens start at the same width."""
+
+    starts_at_zero = True
+    kind: Literal["linear"] = "linear"
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + linear(d_model, 1)
+
+
+class MLPScoreConfig(FeatureScoreConfig):
+    """v . silu(W x) with a v that starts at 0, so that all tokens start at the same width."""
+
+    starts_at_zero = True
+    kind: Literal["mlp"] = "mlp"
+    d_hidden: Width = 16
+    """Hidden width, in channels."""
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + linear(d_model, self.d_hidden) + linear(self.d_hidden, 1)
+
+
+_OfFeatures = LayerNormMeanScoreConfig | RawMeanScoreConfig | LinearScoreConfig | MLPScoreConfig
+AnyWidthScore = Annotated[_OfFeatures | ConstScoreConfig | RandomScoreConfig, Field(discriminator="kind")]
+
+
+class WidthMaskConfig(Config):
+    """A kind of mask and its options. The default is a step."""
+
+    if TYPE_CHECKING:
+        kind: Any  # a Literal of each class
+
+    has_width: ClassVar[bool] = True
+    """True if tokens have widths at all."""
+    is_exact: ClassVar[bool] = True
+    """True if the mask is exactly 1 for every unit below the token's width, in training as well."""
+
+    def at_width(self, d_ff: int) -> Self:
+        """The config with all that depends on d_ff written out. Raises ValueError if an option does not suit d_ff."""
+        return self
+
+    def cost(self) -> Cost:
+        """Cost of its parameters."""
+        return Cost()
+
+
+class HardMaskConfig(WidthMaskConfig):
+    """A step, as the paper writes it. No gradient reaches the score through it."""
+
+    kind: Literal["hard"] = "hard"
+
+
+class TemperedMaskConfig(WidthMaskConfig, ABC):
+    """A mask with the derivative of sigmoid((w - c) / T)."""
+
+    temperature: pydantic.PositiveFloat | None = None
+    """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
+    learn_temperature: bool = False
+    """Make T a parameter; it is clamped to 1 ... d_ff / 16."""
+
+    def at_width(self, d_ff: int) -> Self:
+        first = self.temperature or max(1.0, d_ff / 32)
+        highest = self.highest_temperature(d_ff)
+        if self.learn_temperature and not 1 <= first <= highest:
+            got = f"mask.temperature: got {first:g}; where d_ff = {d_ff} (before any growth)"
+            raise ValueError(f"{got} a learned one must be between 1 and {highest:g}")
+        return self.model_copy(update={"temperature": first})
+
+    def cost(self) -> Cost:
+        return vector(1) if self.learn_temperature else Cost()
+
+    @staticmethod
+    def highest_temperature(d_ff: int) -> float:
+        """Upper bound of a learned T, in units. Softening the mask lowers the loss, so T would rise for ever."""
+        return max(1.0, d_ff / 16)
+
+
+class SoftMaskConfig(TemperedMaskConfig):
+    """sigmoid((w - c) / T) in training and evaluation."""
+
+    is_exact = False
+    kind: Literal["soft"] = "soft"
+
+
+class StraightThroughMaskConfig(TemperedMaskConfig):
+    """Straight-through: a step with the gradient of sigmoid((w - c) / T)."""
+
+    kind: Literal["ste"] = "ste"
+
+
+class NoMaskConfig(WidthMaskConfig):
+    """Every token uses every unit, and there is no score: a plain SwiGLU, unless a width is forced on it."""
+
+    kind: Literal["none"] = "none"
+    has_width = False
+
+
+_Masks = HardMaskConfig | StraightThroughMaskConfig | SoftMaskConfig | NoMaskConfig
+AnyWidthMask = Annotated[_Masks, Field(discriminator="kind")]

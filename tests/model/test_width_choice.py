@@ -1,0 +1,203 @@
+"""The scores from which tokens choose their widths and the masks over hidden units, against their formulas."""
+
+import math
+
+import pytest
+import torch
+from comparing import assert_same, random, started
+from pydantic import TypeAdapter
+from thinned import in_turn
+
+from widthwise.model.ffn.width_choice import AnyWidthMask, AnyWidthScore
+from widthwise.model.ffn.width_choice_module import EPS, build_mask, build_score
+
+D = 37
+M = 512
+CENTRES = torch.arange(M, dtype=torch.float64) + 0.5
+KINDS = ("ln_mean", "raw_mean", "linear", "mlp", "const", "random")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
+
+
+def config(kind, **options):
+    return TypeAdapter(AnyWidthScore).validate_python({"kind": kind, **options})
+
+
+def initial(kind, noise=0.0, **options):
+    """As it starts, but for noise."""
+    return started(build_score(config(kind, **options), D).double(), std=0.4, noise=noise)
+
+
+def inputs():
+    return random(3, 5, D), 3 * random(3, 5, D, seed=2) + 1
+
+
+def apply(score, x, stream):
+    return score(score.source(x, stream))
+
+
+def silu(x):
+    return x / (1 + torch.exp(-x))
+
+
+LITERAL = {
+    "ln_mean": lambda s, x, stream: (
+        ((x - x.mean(-1, True)) / (x.var(-1, correction=0, keepdim=True) + EPS).sqrt()) * s.scale.weight
+        + s.shift.weight
+    ).mean(-1),
+    "raw_mean": lambda s, x, stream: stream.sum(-1) / D,
+    "linear": lambda s, x, stream: (x * s.v.weight[0]).sum(-1),
+    "mlp": lambda s, x, stream: silu(x @ s.w_in.weight.T) @ s.v.weight[0],
+}
+
+
+@pytest.mark.parametrize("kind", LITERAL)
+def test_equals_its_formula_times_the_gain(kind):
+    score, (x, stream) = initial(kind, noise=0.3), inputs()
+    expected = LITERAL[kind](score, x, stream) * score.log_gain.weight.exp()
+    assert_same(apply(score, x, stream), expected, score.parameters(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cost_is_that_of_the_built_score_which_has_a_gain_unless_told_otherwise(kind):
+    for options in ({"learn_gain": True}, {"learn_gain": False}) if kind != "const" else ({},):
+        names = dict(initial(kind, **options).named_parameters())
+        assert config(kind, **options).cost(D).params == sum(parameter.numel() for parameter in names.values())
+        assert ("log_gain.weight" in names) == options.get("learn_gain", False)
+    if kind != "const":
+        found = []
+        for gain in (True, False):
+            torch.manual_seed(0)
+            found.append(apply(initial(kind, learn_gain=gain), *inputs()))
+        assert torch.equal(*found)
+    if kind in ("linear", "mlp", "const"):  # what is learned starts as one width for all tokens
+        assert (apply(initial(kind), *inputs()) == 0).all()
+
+
+def test_as_written_the_score_is_zero_and_says_so():
+    with pytest.warns(UserWarning, match="score has no variance"):
+        score = initial("ln_mean")
+    assert apply(score, *inputs()).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "ln_mean", "raw_mean"])
+def test_detached_scores_leave_the_features_alone(kind):
+    for detach in (False, True):
+        x, stream = inputs()
+        x.requires_grad_()
+        stream.requires_grad_()
+        score = initial(kind, noise=0.3, detach=detach)
+        (apply(score, x, stream) * torch.arange(5.0)).sum().backward()
+        assert all(parameter.grad is not None for parameter in score.parameters())
+        reached = [tensor.grad is not None and bool((tensor.grad != 0).any()) for tensor in (x, stream)]
+        assert reached == [not detach and kind != "raw_mean", not detach and kind == "raw_mean"]
+
+
+def test_a_random_score_is_uniform_before_the_bias():
+    torch.manual_seed(0)
+    x = torch.zeros(40, 500, D)
+    ordered = torch.sigmoid(apply(initial("random"), x, x)).flatten().sort().values
+    uniform = torch.arange(len(ordered)) / len(ordered)
+    assert (ordered - uniform).abs().max() < 1.95 / math.sqrt(len(ordered))  # Kolmogorov-Smirnov, p = 0.001
+
+
+def parsed(**options):
+    return TypeAdapter(AnyWidthMask).validate_python(options)
+
+
+def mask_of(training=True, d_ff=M, **options):
+    return build_mask(parsed(**options).at_width(d_ff), d_ff).double().train(training)
+
+
+def values(mask, width, centres=CENTRES):
+    """(n_widths, n_units)."""
+    return mask.edge(torch.float64).mask(torch.as_tensor(width, dtype=torch.float64)[..., None], centres)
+
+
+def slopes(mask, width):
+    """d mask / d width, unit by unit, through the backward pass: a straight-through mask has its derivative there."""
+    width = torch.tensor(width, dtype=torch.float64).requires_grad_()
+    found = values(mask, width)
+    if not found.requires_grad:
+        return torch.zeros(M, dtype=torch.float64)
+    return torch.autograd.grad(found, width, torch.eye(M, dtype=torch.float64), is_grads_batched=True)[0]
+
+
+class TestStep:
+    def test_unit_i_is_used_from_width_i_plus_one_half_on(self):
+        mask = mask_of(kind="hard")
+        for width in (0.0, 0.5, 0.5001, 7.4999, 7.5, 7.5001, 511.5, 511.6, 512.0):
+            expected = [1.0 if i + 0.5 < width else 0.0 for i in range(M)]
+            assert values(mask, width).tolist() == expected
+
+    def test_straight_through_has_exactly_the_values_of_the_step_and_the_derivative_of_the_sigmoid(self):
+        widths = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float32) * M
+        centres = CENTRES.float()
+        ste, hard = mask_of(kind="ste", temperature=3.7), mask_of(kind="hard")
+        assert torch.equal(values(ste, widths, centres), values(hard, widths, centres))
+        for width in (0.2, 100.3, 511.0):
+            s = torch.sigmoid((width - CENTRES) / 3.7)
+            torch.testing.assert_close(slopes(ste, width), s * (1 - s) / 3.7, rtol=1e-12, atol=1e-15)
+            assert not slopes(hard, width).any()
+
+
+def test_the_sum_of_a_soft_mask_is_the_width_and_its_distance_to_the_step_two_log_two_temperatures():
+    for temperature in (1.0, 2.5, 8.0):
+        mask = mask_of(kind="soft", temperature=temperature)
+        widths = torch.linspace(10 * temperature, M - 10 * temperature, 37, dtype=torch.float64)  # away from the ends
+        torch.testing.assert_close(values(mask, widths).sum(-1), widths, rtol=0, atol=1e-3)
+        widths = 200 + torch.linspace(0, 1, 101, dtype=torch.float64)[:-1]
+        distance = values(mask, widths) - values(mask_of(kind="hard"), widths)
+        assert distance.abs().sum(-1).mean().item() == pytest.approx(2 * math.log(2) * temperature, rel=0.05)
+
+
+def test_a_straight_through_mask_evaluates_as_a_step():
+    edge = mask_of(training=False, kind="ste").edge(torch.float64)
+    assert edge.margin == 0
+    assert torch.equal(edge.mask(torch.tensor(50.2, dtype=torch.float64), CENTRES), values(mask_of(kind="hard"), 50.2))
+
+
+@in_turn(
+    ("kind", ["hard", "ste", "soft"]),
+    ("training", [True, False]),
+)
+def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training):
+    """A straight-through mask has a derivative everywhere, of which rounding leaves nothing beyond its margin."""
+    mask = mask_of(training, kind=kind)
+    edge = mask.edge(torch.float64)
+    for width in (0.0, 0.5, 3.3, 255.5, 256.0, 400.49, 512.0):
+        inner, outer = width - edge.margin > CENTRES, width + edge.margin < CENTRES
+        assert (values(mask, width)[inner] == 1).all()
+        assert (values(mask, width)[outer] == 0).all()
+        assert slopes(mask, width)[inner | outer].sum() <= 1.1 * 2**-52
+
+
+class TestTemperature:
+    def test_default_is_a_thirty_second_of_d_ff_but_at_least_one(self):
+        for kind in ("ste", "soft"):
+            for d_ff, expected in ((512, 16.0), (100, 3.125), (32, 1.0), (7, 1.0)):
+                assert parsed(kind=kind).at_width(d_ff).temperature == expected
+                assert parsed(kind=kind, temperature=2.5).at_width(d_ff).temperature == 2.5
+
+    def test_learned_one_starts_where_it_is_said_and_stays_in_bounds(self):
+        for kind in ("ste", "soft"):
+            module = mask_of(kind=kind, learn_temperature=True, temperature=5.0).temperature
+            for theta, expected in ((0.0, 5.0), (0.3, 5 * math.exp(0.3)), (9.0, M / 16), (-9.0, 1.0)):
+                torch.nn.init.constant_(module.theta.weight, theta)
+                assert module().item() == pytest.approx(expected)
+                assert module() <= module.highest
+
+    def test_gradients_in_width_and_log_temperature(self):
+        mask = mask_of(d_ff=20, kind="soft", learn_temperature=True)
+        theta = mask.temperature.theta.weight
+        torch.nn.init.constant_(theta, 0.1)
+        width = torch.tensor([3.21, 9.87, 15.03], dtype=torch.float64, requires_grad=True)
+        # The second input is the parameter itself, which the mask reads wherever it is moved to.
+        assert torch.autograd.gradcheck(lambda width, _: values(mask, width, CENTRES[:20]), (width, theta))
+
+    def test_options_that_do_not_suit_are_refused(self):
+        with pytest.raises(ValueError, match=r"mask.temperature: got 40; where d_ff = 512 .* between 1 and 32"):
+            parsed(kind="soft", learn_temperature=True, temperature=40.0).at_width(M)
+        assert parsed(kind="soft", temperature=40.0).at_width(M).temperature == 40
+        with pytest.raises(ValueError, match="greater than"):
+            parsed(kind="soft", temperature=0.0)
