@@ -16,8 +16,8 @@ from widthwise.cli.progress import training_progress
 from widthwise.cli.terminal import say_tables
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
+from widthwise.mistakes import RunFailed
 from widthwise.reports.writing import write_report
-from widthwise.run_dir import RunFailed
 
 LIST = "list"
 

@@ -14,8 +14,9 @@ from small_costs import small_cost
 from widthwise import run_dir
 from widthwise.config_io import UserError
 from widthwise.metrics_file import MetricsFile
+from widthwise.mistakes import RunDiverged
 from widthwise.records.run import RunResult
-from widthwise.run_dir import RunDir, RunDiverged
+from widthwise.run_dir import RunDir
 
 
 def test_a_run_begins_once_with_one_recipe(tmp_path):

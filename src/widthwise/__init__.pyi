@@ -11,6 +11,7 @@ from widthwise.experiments.compare import read_plan as read_plan
 from widthwise.experiments.running import run_experiment as run_experiment
 from widthwise.growth.choices import NewSizes as NewSizes
 from widthwise.growth.choices import ShrinkOptions as ShrinkOptions
+from widthwise.mistakes import RunFailed as RunFailed
 from widthwise.model.config import ModelConfig as ModelConfig
 from widthwise.model.config import cost_summary as cost_summary
 from widthwise.model.decoder import Decoder as Decoder
@@ -29,7 +30,6 @@ from widthwise.recipe.recipe import Recipe as Recipe
 from widthwise.recipe.recipe import load_recipe as load_recipe
 from widthwise.reports.writing import write_report as write_report
 from widthwise.run_dir import RunDir as RunDir
-from widthwise.run_dir import RunFailed as RunFailed
 from widthwise.runs.analyse import analyse as analyse
 from widthwise.runs.analyse import write_analysis as write_analysis
 from widthwise.runs.evaluate import EvaluationConfig as EvaluationConfig

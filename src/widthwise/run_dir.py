@@ -34,6 +34,7 @@ from widthwise.files import (
     writing,
 )
 from widthwise.metrics_file import MetricsFile
+from widthwise.mistakes import RunFailed
 from widthwise.records.record import CHECKSUMS, SealedFile, check_unchanged, digests
 from widthwise.records.run import OF_PROCESSES, Continuation, RunResult, changes_in_words, continued, other_folder
 from widthwise.yaml_io import dump_yaml, parse_yaml
@@ -310,19 +311,3 @@ class RunDir:
 
 class RunInUse(UserError):
     """A run that another process is working on."""
-
-
-class RunFailed(RuntimeError):
-    """A run that failed, such as by a loss that is not finite. Exit code 1."""
-
-
-class RunDiverged(RunFailed):
-    """A run that stopped because it diverged (`train.on_spike`), at this step."""
-
-    def __init__(self, message: str, step: int):
-        super().__init__(message)
-        self.step = step
-
-    def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        """Pickle both arguments; the exception crosses processes."""
-        return type(self), (str(self), self.step)

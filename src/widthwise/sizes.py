@@ -23,8 +23,3 @@ NSlots = Annotated[int, Field(gt=0, le=4096)]
 VocabSize = Annotated[int, Field(gt=0, le=2**24)]
 NTokens = Annotated[int, Field(gt=0, le=2**27)]
 """Tokens of one sequence, and positions."""
-
-
-def counted(n: int, thing: str) -> str:
-    """Return `1 seed`, `2 seeds`."""
-    return f"{n:,} {thing}{'' if n == 1 else 's'}"

@@ -10,12 +10,12 @@ from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds, is_ch
 from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say_result
 from widthwise.config_io import Config, UserError
+from widthwise.mistakes import RunFailed
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import clean, duration, shown, signed
 from widthwise.reports.main_table import comparison_table
 from widthwise.reports.table import Table
-from widthwise.run_dir import RunFailed
 from widthwise.runs.environment import command_line
 from widthwise.training.launch import is_silent
 

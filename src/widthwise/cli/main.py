@@ -13,12 +13,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from widthwise import __version__
-from widthwise.cli.options import Command, with_options
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.terminal import remark, say
-from widthwise.config_io import REMOVED, UserError
+from widthwise.mistakes import REMOVED, RunFailed, UserError
 from widthwise.reports.formats import printable
-from widthwise.run_dir import RunFailed
 from widthwise.training.launch import Interrupted, is_silent, n_launched
 
 ON_SEVERAL_PROCESSES = ("train", "resume", "compare", "sweep")
@@ -53,6 +51,8 @@ class LazyVerbs(Mapping[str, Any]):
     """The commands by name. A module is imported when a verb in it is used, because all take longer than an answer."""
 
     def __getitem__(self, name: str) -> Any:
+        from widthwise.cli.options import Command, with_options  # imports pydantic, which no help of all verbs needs
+
         place, panel = PLACES[name]
         module, _, attribute = place.partition(".")
         verb = getattr(import_module(f"widthwise.cli.{module}"), attribute)

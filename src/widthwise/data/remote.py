@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from widthwise.config_io import UserError, refusing, require, shortened
+from widthwise.config_io import UserError, refusing, require
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
 from widthwise.files import (
@@ -25,6 +25,7 @@ from widthwise.files import (
     write_atomic,
     writing,
 )
+from widthwise.mistakes import shortened
 
 FETCHED_BYTES_AT_ONCE = 2**22
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")

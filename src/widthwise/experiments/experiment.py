@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from widthwise.computing import Precision
 from widthwise.config_io import Config, checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable
+from widthwise.mistakes import counted
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
-from widthwise.sizes import counted
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep import SweepSpace

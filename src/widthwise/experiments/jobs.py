@@ -19,10 +19,10 @@ import torch
 
 from widthwise.config_io import UserError
 from widthwise.data.config import DataCache
+from widthwise.mistakes import RunFailed
 from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
-from widthwise.run_dir import RunFailed
 from widthwise.runs.rank_memory import memory_on_cpu
 from widthwise.runs.train import launched_processes, resume, train_or_resume
 from widthwise.training.launch import Interrupted, RankLocalError, is_launched, watch_signals

@@ -14,8 +14,8 @@ from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.experiments.jobs import JobProcess, Jobs, ProcessGroup, Run
+from widthwise.mistakes import counted
 from widthwise.run_dir import RunDir, RunInUse
-from widthwise.sizes import counted
 from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
 from widthwise.training.observer import ForwardingObserver, Observer
 

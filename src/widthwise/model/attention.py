@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, shortened
+from widthwise.config_io import Config
+from widthwise.mistakes import shortened
 from widthwise.model.cost import Axes, Cost, linear, size, vector
 from widthwise.model.norm import NormSite, QKNormConfig
 from widthwise.sizes import Count, Width

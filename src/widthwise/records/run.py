@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from widthwise.config_io import differences, shortened
+from widthwise.config_io import differences
 from widthwise.files import read_json_mapping
+from widthwise.mistakes import shortened
 from widthwise.records.analysis import TokenWidths, VirtualWidth
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary

@@ -4,11 +4,13 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from widthwise.records.estimate import Estimate
-from widthwise.records.quantities import Quantity
-from widthwise.sizes import counted as counted
+from widthwise.mistakes import counted as counted
+
+if TYPE_CHECKING:
+    from widthwise.records.estimate import Estimate
+    from widthwise.records.quantities import Quantity
 
 MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 _DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
@@ -112,7 +114,7 @@ def signed(value: float | None, n_decimals: int) -> str:
     return fixed(value, n_decimals, "+")
 
 
-def shown(value: float | None, quantity: Quantity) -> str:
+def shown(value: float | None, quantity: "Quantity") -> str:
     """A quantity as tables show it."""
     if quantity.n_decimals is None:
         is_tiny = value is not None and 0 < abs(value) < 0.01
@@ -120,7 +122,7 @@ def shown(value: float | None, quantity: Quantity) -> str:
     return fixed(value, quantity.n_decimals, "+" if quantity.is_signed else "")
 
 
-def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> str:
+def interval(estimate: "Estimate", n_decimals: int, with_sign: bool = False) -> str:
     """`low to high`, or nothing if there is no interval."""
     if estimate.low is None or estimate.high is None:
         return ""
@@ -128,7 +130,7 @@ def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> st
     return f"{fixed(estimate.low, n_decimals, sign)} to {fixed(estimate.high, n_decimals, sign)}"
 
 
-def with_interval(estimate: Estimate, n_decimals: int) -> str:
+def with_interval(estimate: "Estimate", n_decimals: int) -> str:
     """A difference, and its interval in parentheses if it has one."""
     ends = interval(estimate, n_decimals, with_sign=True)
     return signed(estimate.mean, n_decimals) + (f" ({ends})" if ends else "")

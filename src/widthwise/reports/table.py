@@ -6,11 +6,14 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from widthwise.records.estimate import Estimate
 from widthwise.reports.formats import MINUS, MISSING, TIMES, clean
+
+if TYPE_CHECKING:
+    from widthwise.records.estimate import Estimate
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def csv_rows(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     return buffer.getvalue()
 
 
-def csv_estimate(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+def csv_estimate(name: str, estimate: "Estimate | None") -> dict[str, float | None]:
     """Cells of an estimate: its mean and the ends of its interval."""
     return {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "low", "high")}
 

@@ -1,12 +1,23 @@
 """Memory and traffic of one rank in a training step, computed from shapes.
 
-Weights, gradients and optimizer state are fp32, gathered and reduced as they are. A layer is gathered for its forward
-and again for its backward pass; the next one is gathered meanwhile. The rest of the model, the root, stays gathered
-from the forward to the end of the backward pass. Gradients stay whole until the last pass of a step, which reduces them
-unit by unit: each whole one makes room for its shard. A process that is alone gathers and reduces nothing.
+Memory is a table: a row for each moment of a step, a column for each group of tensors. The peak is the row with the
+largest sum.
 
-Memory is followed through a step. In the loss all activations are there; in the backward pass gradients take the place
-of activations, layer by layer; in the update all gradients are. The moment with the most counts.
+| moment   | gradients         | casts to bf16  | activations                 | buffers                | teacher     |
+|----------|-------------------|----------------|-----------------------------|------------------------|-------------|
+| teacher  |                   |                |                             | packing                | own pass    |
+| loss     |                   | all            | kept by all layers          | loss or layer; packing | its outputs |
+| layers.i | of layers i to n  | of layers to i | kept by layers to i, and of | layer; packing         | differences |
+|          | (and of the head) |                | the larger sublayer of i    |                        |             |
+| update   | all               |                |                             | layer or old weights   |             |
+
+In every row are the parameters and the optimizer state, both fp32, the root where processes share the model, and the
+weights of the teacher. A step of several passes has all gradients in every row.
+
+A layer is gathered for its forward and again for its backward pass, in fp32; the next one is gathered meanwhile. The
+root, which is the rest of the model, stays gathered from the forward to the end of the backward pass. Gradients stay
+whole until the last pass of a step, which reduces them unit by unit: each whole one makes room for its shard. A process
+that is alone gathers and reduces nothing.
 """
 
 import math
@@ -96,123 +107,130 @@ class ShardedModel:
         optimizer: Optimizer,
         device_type: str = "cuda",
         packing: PackingConfig = AS_ONE_DOCUMENT,
-        learns_apart: bool = False,
+        freezes_entries: bool = False,
     ):
         """device_type: cuda or cpu; the loss works in smaller chunks on a CPU. packing: how rows are read, as the data
-        section of a recipe says. learns_apart: whether old entries of a growth are frozen in some steps; see
-        `training.growth_step`.
+        section of a recipe says. freezes_entries: whether some steps freeze the old entries of a growth.
         """
-        self.model, self.units = model, sharded_units(model.named_layers(), model)
-        self._root = self.units[-1]
-        self._packing, self._learns_apart = packing, learns_apart
+        self.model = model
+        self._layers = list(sharded_units(model.named_layers(), model))
+        self._root = self._layers.pop()
+        self._packing = packing
+        self._freezes_entries = freezes_entries
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
-        self.hidden_matrices = hidden_matrices(optimizer, model)
+        self._hidden_matrices = hidden_matrices(optimizer, model)
         """Parameters for which the optimizer keeps one number for each entry, not two."""
-        matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
-        self.cast_matrices = matrices - {model.head.weight}
-        """Parameters that bf16 copies."""
-        self._n_cast = [
-            sum(each.numel() for each in self.cast_matrices.intersection(unit.parameters)) for unit in self.units
-        ]
+        matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
+        units = (*self._layers, self._root)
+        self._n_cast = [sum(each.numel() for each in matrices.intersection(unit.parameters)) for unit in units]
+        """Entries of each layer, and last of the root, that bf16 copies."""
 
     @classmethod
     def of(cls, recipe: Recipe, device_type: str = "cuda") -> Self:
         """The model with which the run of a recipe ends; the largest, if it grows."""
-        learns_apart = recipe.freezes(recipe.phases[-1])
-        return cls(blueprint(recipe.final_model), recipe.optimizer, device_type, recipe.data, learns_apart)
+        freezes_entries = recipe.freezes(recipe.phases[-1])
+        return cls(blueprint(recipe.final_model), recipe.optimizer, device_type, recipe.data, freezes_entries)
 
     @property
     def n_params(self) -> int:
-        return sum(unit.n_params for unit in self.units)
+        return sum(unit.n_params for unit in (*self._layers, self._root))
 
     def block_entries(self, n_shards: int) -> int:
         """Entries that each process holds, padding included."""
-        return sum(unit.block_entries(n_shards) for unit in self.units)
+        return sum(unit.block_entries(n_shards) for unit in (*self._layers, self._root))
 
     def memory(self, train: TrainConfig, seq_len: int, layout: Layout) -> RankMemory:
-        """Bytes of the process that holds the most, at the moment of a step with the most."""
-        return max(self._moments(train, seq_len, layout), key=lambda moment: moment.total_bytes)
+        """Return the row with the largest sum, of the process that holds the most."""
+        return max(self.memory_table(train, seq_len, layout), key=lambda row: row.total_bytes)
 
-    def _moments(self, train: TrainConfig, seq_len: int, layout: Layout) -> Iterator[RankMemory]:
-        n_shards, is_bf16, size = layout.n_shards, train.precision != "fp32", number_bytes(train)
-        n_tokens = layout.micro_batch_size * seq_len
-        packing_bytes = self._packing_bytes(layout.micro_batch_size, seq_len, size)
-        n_held = self.block_entries(n_shards)
-        n_without = self._hidden_entries(n_shards)
-        mark_bytes = n_held if self._learns_apart else 0
-        of_teacher = self._teacher_bytes(train, n_tokens)
+    def memory_table(self, train: TrainConfig, seq_len: int, layout: Layout) -> Iterator[RankMemory]:
+        """Yield a row for each moment of a step, in order; see the top of this file."""
+        config, n_shards = self.model.config, layout.n_shards
+        n_entries, head = self.block_entries(n_shards), self.model.head.weight.numel()
+        n_tokens, n_bytes = layout.micro_batch_size * seq_len, number_bytes(train)
+        marks = n_entries if self._freezes_entries else 0  # a byte for each entry
+        teacher = self._teacher_bytes(train, n_tokens)
+        layer = root = 0
+        if not layout.is_alone:
+            layer = self._layer_bytes(n_shards)
+            root = FP32_BYTES * self._root.gathered_entries(n_shards)
 
-        def moment(name: str, n_gradients: int, n_cast: int, kept: Cost, buffer_bytes: int) -> RankMemory:
+        def row(moment: str, n_gradients: int, n_cast: int, kept: Cost, buffers: int, teacher: int) -> RankMemory:
             return RankMemory(
-                moment=name,
-                parameter_bytes=FP32_BYTES * n_held,
+                moment=moment,
+                parameter_bytes=FP32_BYTES * n_entries,
                 gradient_bytes=FP32_BYTES * (self.n_params if layout.n_passes > 1 else n_gradients),
-                optimizer_bytes=FP32_BYTES * (2 * n_held - n_without),
-                root_bytes=0 if layout.is_alone else FP32_BYTES * self._root.gathered_entries(n_shards),
-                cast_weight_bytes=BF16_BYTES * n_cast if is_bf16 else 0,
-                activation_bytes=round(n_tokens * kept.activation_bytes(size)),
-                buffer_bytes=buffer_bytes + mark_bytes,
-                teacher_bytes=of_teacher.get(name, of_teacher["layers"]),
+                optimizer_bytes=FP32_BYTES * (2 * n_entries - self._hidden_entries(n_shards)),
+                root_bytes=root,
+                cast_weight_bytes=0 if train.precision == "fp32" else BF16_BYTES * n_cast,
+                activation_bytes=round(n_tokens * kept.activation_bytes(n_bytes)),
+                buffer_bytes=buffers + marks,
+                teacher_bytes=teacher,
             )
 
-        gathered = 0 if layout.is_alone else self._layer_bytes(n_shards)
-        all_kept = RECOMPUTE[train.activation_checkpointing].kept(self.model.config)
-        loss_bytes = max(self._loss_bytes(n_tokens, is_bf16), gathered)
-        if of_teacher:
-            yield moment("teacher", 0, 0, Cost(), packing_bytes)
-        yield moment("loss", 0, sum(self._n_cast), all_kept, loss_bytes + packing_bytes)
-        head = self.model.head.weight.numel()
-        n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
+        packing = self._packing_bytes(layout.micro_batch_size, seq_len, n_bytes)
+        if teacher:
+            yield row("teacher", 0, 0, Cost(), packing, teacher["own pass"])
+        all_kept = RECOMPUTE[train.activation_checkpointing].kept(config)
+        loss = max(self._loss_bytes(n_tokens, train), layer)
+        yield row("loss", 0, sum(self._n_cast), all_kept, loss + packing, teacher["loss"])
+        n_gradients = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
         for i, kept in reversed(list(enumerate(self._kept_at_layers(train.activation_checkpointing)))):
-            n_done += self.units[i].block_entries(n_shards)
-            yield moment(self.units[i].name, n_done, sum(self._n_cast[: i + 1]), kept, gathered + packing_bytes)
-        tied = FP32_BYTES * head if self.model.config.tie_embeddings else 0  # its two gradients, before they are added
-        yield moment("update", n_held, 0, Cost(), max(tied, gathered, self._bytes_of_moving_apart(n_shards)))
+            n_gradients += self._layers[i].block_entries(n_shards)
+            n_cast = sum(self._n_cast[: i + 1])
+            yield row(self._layers[i].name, n_gradients, n_cast, kept, layer + packing, teacher["layers"])
+        tied = FP32_BYTES * head if config.tie_embeddings else 0  # its two gradients, before they are added
+        old_weights = 0
+        if self._freezes_entries:  # all of them, and of one tensor the moved entries twice
+            largest = max(block_entries(parameter.shape, n_shards) for parameter in self.model.parameters())
+            old_weights = FP32_BYTES * (n_entries + 2 * largest)
+        yield row("update", n_entries, 0, Cost(), max(tied, layer, old_weights), teacher["update"])
 
     def _teacher_bytes(self, train: TrainConfig, n_tokens: int) -> Counter[str]:
-        """Return the bytes of a teacher at the moments of a step; `layers` of all that are the backward pass's.
+        """Return the bytes of a teacher by moment; empty without one. Its weights are divided as the student's are.
 
-        Its weights are divided as the student's are; in its own pass two layers are gathered, and the root stays so. Of
-        each state that a layer learns, the loss makes the difference from the student's, in fp32, which stays for the
-        backward pass.
+        Of each state that the student learns, the loss makes the difference in fp32, and the backward pass keeps it.
         """
-        distill, n_bytes = train.distill, number_bytes(train)
-        if distill is None or distill.sizes is None:
+        if train.distill is None or train.distill.sizes is None:
             return Counter()
-        sizes, config = distill.sizes, self.model.config
-        n_states = {"none": 0, "last": 1, "all": config.n_layers}[distill.layers]
-        states, differences = (each * n_tokens * n_states * config.n_coordinates for each in (n_bytes, FP32_BYTES))
+        sizes, n_bytes = train.distill.sizes, number_bytes(train)
+        n_states = {"none": 0, "last": 1, "all": self.model.config.n_layers}[train.distill.layers]
+        n_coordinates = n_tokens * n_states * self.model.config.n_coordinates
+        states, differences = n_bytes * n_coordinates, FP32_BYTES * n_coordinates
         n_logits = min(self._rows_per_chunk, n_tokens) * self.model.head.weight.shape[0]
         logits = LOGITS_OF_TEACHER * FP32_BYTES * n_logits + n_bytes * n_tokens * sizes.d_model
-        gathered = [0 if train.shards == 1 else n_bytes * n for n in (sizes.root_params, 2 * sizes.layer_params)]
-        weights = n_bytes * -(-sizes.params // train.shards) + gathered[0]
+        weights, layers = n_bytes * -(-sizes.params // train.shards), 0
+        if train.shards > 1:
+            weights += n_bytes * sizes.root_params
+            layers = 2 * n_bytes * sizes.layer_params  # two are gathered
         return Counter(
-            teacher=weights + gathered[1] + states + n_bytes * n_tokens * sizes.pass_elements,
-            loss=weights + states + differences + logits,
-            layers=weights + differences,
-            update=weights,
+            {
+                "own pass": weights + layers + states + n_bytes * n_tokens * sizes.pass_elements,
+                "loss": weights + states + differences + logits,
+                "layers": weights + differences,
+                "update": weights,
+            }
         )
 
     def _kept_at_layers(self, kind: ActivationCheckpointing) -> list[Cost]:
         """Return the tensors alive while the backward pass is at each layer and MTP head, per token.
 
-        These are the activations that it and all before it have kept from the forward pass, those that it makes again,
-        and the gradients of those of its larger sublayer. In the order of the forward pass.
+        These are the activations that it and all before it have kept from the forward pass, those that it computes
+        again, and the gradients of its larger sublayer's activations. In the order of the forward pass.
         """
         config, recompute = self.model.config, RECOMPUTE[kind]
-        sublayers = [(costs["attention"], costs["ffn"]) for costs in config.layer_costs()]
+        layers = config.layer_costs()
         if config.mtp is not None:
-            costs = config.mtp.layer.costs(config.residual, config.d_model)
-            sublayers += [(costs["attention"], costs["ffn"])] * config.mtp.n_depths
-        kept = accumulate(recompute.kept_by_layer(config), initial=config.end_costs()["embedding"])
-        next(kept)
+            layers += [config.mtp.layer.costs(config.residual, config.d_model)] * config.mtp.n_depths
+        sublayers = [max(costs["attention"], costs["ffn"], key=Cost.activation_bytes) for costs in layers]
+        kept = list(accumulate(recompute.kept_by_layer(config), initial=config.end_costs()["embedding"]))[1:]
         return [
-            before + (again + activations_of(max(sublayer, key=Cost.activation_bytes)))
+            before + (again + activations_of(sublayer))
             for before, again, sublayer in zip(kept, recompute.made_again(config), sublayers, strict=False)
         ]
 
     def _hidden_entries(self, n_shards: int) -> int:
-        return sum(block_entries(matrix.shape, n_shards) for matrix in self.hidden_matrices)
+        return sum(block_entries(matrix.shape, n_shards) for matrix in self._hidden_matrices)
 
     def weight_traffic_bytes(self, layout: Layout) -> int:
         """Least bytes that a step moves between a device and its memory, for weights alone.
@@ -235,7 +253,7 @@ class ShardedModel:
         sizes = None if train is None or train.distill is None else train.distill.sizes
         taught = 0 if train is None or sizes is None else number_bytes(train) * (sizes.params - sizes.root_params)
         updates = FP32_BYTES * self._hidden_entries(n)
-        whole_updates = FP32_BYTES * sum(matrix.numel() for matrix in self.hidden_matrices)
+        whole_updates = FP32_BYTES * sum(matrix.numel() for matrix in self._hidden_matrices)
         return StepTraffic(
             all_gather_bytes=(n - 1) * (layout.n_passes * (2 * held - root + -(-taught // n)) + updates),
             reduce_scatter_bytes=(n - 1) * held,
@@ -243,7 +261,7 @@ class ShardedModel:
             broadcast_bytes=(n - 1) * whole_updates // n,
         )
 
-    def _loss_bytes(self, n_tokens: int, is_bf16: bool) -> int:
+    def _loss_bytes(self, n_tokens: int, train: TrainConfig) -> int:
         """The loss of each head: the gradient of its matrix, kept for the backward pass, and chunks of logits.
 
         A chunk holds logits and probabilities in fp32 and, in bf16, the gradient. While the logits of the next are
@@ -252,7 +270,7 @@ class ShardedModel:
         of the matrix is there twice.
         """
         n_vocab, n_weights = self.model.head.weight.shape[0], self.model.head.weight.numel()
-        copy_bytes = BF16_BYTES if is_bf16 else 0
+        copy_bytes = 0 if train.precision == "fp32" else BF16_BYTES
         n_rows = self._rows_per_chunk
         n_logits = min(n_rows, n_tokens) * n_vocab
         chunk = (2 * FP32_BYTES + copy_bytes) * n_logits
@@ -270,16 +288,9 @@ class ShardedModel:
         mask_bytes = bytes_per_element * n_rows * seq_len**2 if self._packing.mask_documents else 0
         return mask_bytes + (FP32_BYTES * n_rows * seq_len * n_factors if self._packing.reset_positions else 0)
 
-    def _bytes_of_moving_apart(self, n_shards: int) -> int:
-        """The weights before the update; and of a tensor at work the part that each entry moves, and where to."""
-        if not self._learns_apart:
-            return 0
-        largest = max(block_entries(each.shape, n_shards) for each in self.model.parameters())
-        return FP32_BYTES * (self.block_entries(n_shards) + 2 * largest)
-
     def _layer_bytes(self, n_shards: int) -> int:
         """In the backward pass: two layers gathered, the gradients of one and their copy on the way, and the root's."""
-        gathered = [unit.gathered_entries(n_shards) for unit in self.units[:-1]]
+        gathered = [layer.gathered_entries(n_shards) for layer in self._layers]
         neighbours = max(map(sum, pairwise([0, *gathered])))
         return FP32_BYTES * (neighbours + 2 * max(gathered) + self._root.n_params)
 

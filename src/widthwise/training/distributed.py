@@ -30,9 +30,9 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils._pytree import tree_map_only
 
 from widthwise.config_io import UserError
+from widthwise.mistakes import RunFailed
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.run_dir import RunFailed
 from widthwise.training.launch import RankLocalError
 from widthwise.training.processes import Processes
 

@@ -10,7 +10,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
 
-from widthwise.run_dir import RunFailed
+from widthwise.mistakes import RunFailed
 
 
 class RankLocalError(RunFailed):

@@ -13,9 +13,9 @@ import pydantic
 from torch import Tensor
 
 from widthwise.config_io import UserError
+from widthwise.mistakes import RunDiverged
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
-from widthwise.run_dir import RunDiverged
 from widthwise.training.processes import Processes
 
 

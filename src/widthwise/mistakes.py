@@ -1,0 +1,146 @@
+"""The errors that end a verb, and how a mistake is told: path, value, what is allowed, the way out.
+
+Imports no pydantic, so that `widthwise --help` stays quick.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+LONGEST_WORD, LONGEST_MESSAGE = 500, 5000
+"""Characters of a word and of a whole message. Longer text loses its middle: its end names the allowed values."""
+
+
+class UserError(ValueError):
+    """A mistake that the user can fix. The message is one line; the command line prints it and exits with code 2."""
+
+    def __init__(self, message: str):
+        line = " ".join(_without_middle(word, LONGEST_WORD) for word in message.split())
+        super().__init__(_without_middle(line, LONGEST_MESSAGE))
+
+
+def _without_middle(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest // 5]}...{text[-longest // 5 :]}"
+
+
+class RunFailed(RuntimeError):
+    """A run that stopped for a reason in itself, such as a loss that is not finite. Exit code 1."""
+
+
+class RunDiverged(RunFailed):
+    """A run that stopped because it diverged (`train.on_spike`), at this step."""
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        """With both arguments, as it comes from another process."""
+        return type(self), (str(self), self.step)
+
+
+REMOVED = {
+    "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
+    "dynamic_hourglass": "feed-forward dynamic_hourglass was removed; use hourglass with fewer blocks, or dynamic",
+    "anneal": "mask anneal was removed; use ste, or soft with learn_temperature",
+    "linear_ramp": "mask linear_ramp was removed; use ste",
+    "nested": "mask nested was removed; use `train.nested`",
+    "rms_mean": "score rms_mean was removed; use linear, or raw_mean",
+    "at_tokens": "was removed; give at_step, the tokens over those of a step",
+    "rewarmup_of": "was removed; the rates of all entries rise, and freeze_steps lets the new ones learn alone",
+    "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",
+    "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
+    "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
+    "trend": "was removed; `fit FOLDER --group folder --x QUANTITY --law log_linear` draws the line",
+    "tune": "was removed; `sweep RECIPE --over optimizer.lr=...`, then `compare RECIPE --rates-from FOLDER`",
+    "ladder": "was removed; use a `sweep` section with rungs, tokens_per_param and groups",
+    "--ladder": "was removed; give the sweep section of the recipe rungs",
+    "bake": "was removed; `widthwise export` folds the constants that growth kept into the weights",
+    "pad": "was removed; `widthwise export --pad-heads` pads heads; give other sizes to `widthwise grow`",
+    "checkpoint": "was removed; every verb reads checkpoints in several files, and `widthwise export` writes one file",
+    "lm_eval": "was removed; use `widthwise eval --task`, or `lm_eval --model hf` on a folder of `widthwise export`",
+    "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
+    "--n-devices": "was removed; give --devices",
+    "--bandwidth": "was removed; `plan` has --memory-bandwidth, --node-bandwidth and --network-bandwidth",
+    "--devices": "was removed; `widthwise plan RECIPE --devices 1,8` predicts memory, traffic and time",
+    "--device": "was removed; `widthwise plan RECIPE --device NAME` predicts memory, traffic and time",
+    "--mfu": "was removed; `widthwise plan RECIPE --device NAME --mfu` predicts times",
+}
+"""Removed keys, options, kinds and verbs, with their replacement."""
+
+
+def nearest_hint(name: str, allowed: Iterable[str]) -> str:
+    """ "did you mean 'd_ff'?" where a valid name is near, else the list of valid names; REMOVED comes first."""
+    if name in REMOVED:
+        return REMOVED[name]
+    names = [str(item) for item in allowed]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(sorted(names))}"
+
+
+def describe(error: "ValidationError", data: Any = None) -> str:
+    """Return the first mistake of a config in one line, and the number of the others. data: what was parsed."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    at, places = _place(first, data), {_place(each, data) for each in details if data is not None}
+    more = sum(place[: len(at)] != at[: len(place)] for place in places)  # not parents or children of the first
+    context = first.get("ctx", {})
+    path = at[:-1] if first["type"] == "missing" else at
+    match first["type"]:
+        case "unknown_key":
+            section, replacement = ".".join(path), context["replacement"]
+            remedy = f"; to change the kind, replace the section: '{section}={replacement}'"
+            text = f"{'.'.join([*path, context['key']])}: {context['text']}{remedy * bool(path and replacement)}"
+        case "missing":
+            text = f"{'.'.join(at)}: is required but missing"
+        case "union_tag_invalid":
+            allowed = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
+            tag = str(context["tag"])
+            text = f"{'.'.join([*path, 'kind'])}: got {tag!r}; {nearest_hint(tag, allowed)}"
+        case "unknown_kind":
+            text = f"{'.'.join([*path, 'kind'])}: {first['msg']}"
+        case "union_tag_not_found":
+            text = f"{'.'.join([*path, 'kind'])}: is required but missing"
+        case "value_error" | "assertion_error":
+            message = str(context.get("error", first["msg"]))
+            text = f"{'.'.join(path)}: {message}" if path else message
+        case _:
+            allowed = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+            text = f"{'.'.join(path) or 'the recipe'}: got {shortened(first.get('input'))}; {allowed}"
+    return text + (f" (and {more} more mistake{'s' * (more > 1)})" if more else "")
+
+
+def _place(mistake: Any, data: Any) -> tuple[str, ...]:
+    """Return the config path of a pydantic error; all union branches share one path.
+
+    The path has the keys of the data, without union tags and type names. data: None if unknown.
+    """
+    is_missing = mistake["type"] == "missing"
+    location = mistake["loc"][:-1] if is_missing else mistake["loc"]
+    path: list[str] = [str(part) for part in location] if data is None else []
+    node = data
+    for part in location:
+        if isinstance(node, Mapping) and part in node:
+            node = node[part]
+        elif isinstance(node, Mapping) and str(part) in {str(key) for key in node}:
+            node = next(value for key, value in node.items() if str(key) == str(part))
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
+        else:
+            continue
+        path.append(str(part))
+    return (*path, str(mistake["loc"][-1])) if is_missing else tuple(path)
+
+
+def shortened(value: Any) -> str:
+    """Return a value as errors show it."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def counted(n: int, thing: str) -> str:
+    """Return `1 seed`, `2 seeds`."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
