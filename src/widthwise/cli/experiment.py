@@ -20,7 +20,7 @@ from widthwise.runs.environment import command_line
 from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
-    from widthwise.experiments.experiment import Experiment
+    from widthwise.experiments.plan import Plan
 
 WORKERS = "Workers"
 WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
@@ -152,29 +152,28 @@ def family(
 
 
 def run_and_report(
-    plan: "Experiment",
+    plan: "Plan",
     folder: Path,
     as_json: bool,
     training: TrainingOptions,
     waits: bool = True,
+    is_timed: bool = True,
 ) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    waits: until others have finished the runs they hold. Raises RunFailed where all points failed.
+    waits: until others have finished the runs they hold. is_timed: first measure a step of each point, and report the
+    expected time. Raises RunFailed if all points failed.
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.answers import answer
     from widthwise.reports.experiment import tuning_table
-    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.reports.writing import write_report
 
-    # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
-    if plan.axes is not None:
-        check_kind(folder, Outcome.file_name)
     at_a_time = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
         amount = plan.in_words
-        if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
+        if is_timed and (seconds := expected_seconds(plan, folder, at_a_time)):
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
         for line in (amount, *plan.adjustment_lines):
             observer.message(line)
@@ -193,13 +192,13 @@ def run_and_report(
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
 
 
-def show_workload(plan: "Experiment", as_json: bool) -> None:
+def show_workload(plan: "Plan", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
-    work, row = plan.workload(), "variant" if plan.axes is None else "point"
+    work = plan.workload()
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
-    header = [row, *(each.brief_title for each in WORKLOAD)]
+    header = [plan.row, *(each.brief_title for each in WORKLOAD)]
     rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in WORKLOAD)] for each in work["points"]]
     if work["match"]:
         header.append("difference")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from widthwise.config_io import UserError, checked_copy, mistakes_of
 from widthwise.experiments.equal_loss import validations_of
-from widthwise.experiments.experiment import seeded
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.outcome import SeedRuns, variant_of
-from widthwise.experiments.scheduler import Schedule, train_all
+from widthwise.experiments.plan import seeded
+from widthwise.experiments.scheduler import RunPolicy, Schedule, train_all
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.schedule import FlopBudget
 from widthwise.records.estimate import CONFIDENCE
@@ -151,7 +151,7 @@ def run_family(
     ]
     PlannedRuns(title=title, command=command, runs=planned).write(folder)
     with process_group(runs[0].recipe) as group:
-        train_all(Schedule(runs, observer), group, jobs or Jobs(), "family")
+        train_all(Schedule(runs, observer, RunPolicy()), group, jobs or Jobs(), "family")
     points, trained = [], list[SeedRuns]()
     for name in dict.fromkeys(branch.name for branch in branches):
         own = [branch for branch in branches if branch.name == name]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, differences, parse, shortened, to_data
-from widthwise.experiments.experiment import Experiment, run_path
+from widthwise.experiments.plan import Comparison, run_path
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.outcome import OpenPoint, Outcome, TunedVariant, Tuning, Variant
 from widthwise.records.record import digests
@@ -35,7 +35,7 @@ def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:
     return parse(Recipe, data, name)
 
 
-def with_rates(plan: Experiment, folder: Path) -> Experiment:
+def with_rates(plan: Comparison, folder: Path) -> Comparison:
     """Return the comparison with each variant's best values in the sweep in a folder.
 
     Raises UserError if the sweep has not finished, lacks a variant, or is not a fair choice.
@@ -75,7 +75,7 @@ def with_rates(plan: Experiment, folder: Path) -> Experiment:
     return replace(plan, points=points, tuning=tuning)
 
 
-def _check_grids(plan: Experiment, sweep: Outcome, where: str) -> None:
+def _check_grids(plan: Comparison, sweep: Outcome, where: str) -> None:
     """Raise UserError unless a finished sweep on other seeds has one grid of values for all variants."""
     if sweep.kind != "sweep" or sweep.is_open:
         state = f"an unfinished {sweep.kind}" if sweep.is_open else f"a {sweep.kind}"

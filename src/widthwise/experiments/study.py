@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import UserError, require
 from widthwise.experiments.axes import point_name
-from widthwise.experiments.experiment import Experiment, Point
+from widthwise.experiments.plan import Point
+from widthwise.experiments.sweep import Search
 
 if TYPE_CHECKING:
     import optuna
@@ -34,12 +35,13 @@ STATES = {"COMPLETE": "finished", "FAIL": "failed"}
 class Study:
     """The study of one search, for one worker."""
 
-    def __init__(self, experiment: Experiment, folder: Path):
+    def __init__(self, plan: Search, folder: Path):
         """Raises UserError if the study in the folder is another search's."""
         optuna: Any = require("optuna", "sweep")
         optuna.logging.set_verbosity(logging.WARNING)
-        assert experiment.space is not None
-        self._space, self._folder, self.name = experiment.space, folder, experiment.title
+        self._space = plan.space
+        self._folder = folder
+        self.name = plan.title
         self._locks: dict[int, BaseFileLock] = {}
         """Trial that this worker holds -> its lock."""
         self._held: dict[str, list[int]] = {}
@@ -142,10 +144,7 @@ class Study:
     def _note(self, number: int, key: str, value: Any) -> None:
         self._trial(number).set_user_attr(key, value)
 
-    def __enter__(self) -> "Study":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Give up all locks, so that others may take the points that have not finished."""
         for lock in self._locks.values():
             lock.release()

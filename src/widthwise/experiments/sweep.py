@@ -7,6 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,6 @@ from pydantic import Field
 from widthwise.config_io import REMOVED, Config, UserError, parse, require, to_data
 from widthwise.experiments.axes import Axis, point_name
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
     MatchConfig,
     MatchSection,
@@ -25,6 +25,7 @@ from widthwise.experiments.matching import (
     comparable,
     match_asked,
 )
+from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
 from widthwise.experiments.rungs import RUNG, RungsConfig, rung_points
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -236,12 +237,28 @@ class SweepSpace:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Search(Sweep):
+    """A sweep whose points but the baseline are drawn by a sampler when it runs."""
+
+    space: SweepSpace
+    sampler: str
+
+    @property
+    def reference(self) -> Recipe:
+        return self.space.reference
+
+    @property
+    def n_points(self) -> int:
+        return len(self.points) + self.space.n_trials
+
+
 def _where(group: str) -> str:
     """Return the place of a group's axes in the section."""
     return f"groups.{group}.over" if group else "over"
 
 
-def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Experiment:
+def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Sweep:
     """Return the sweep of a recipe file, every point of a grid checked. Raises UserError.
 
     asked: keys of the sweep section that replace those of the file, which may then have no such section; `match` and
@@ -258,31 +275,23 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
     config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
+    about = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
     if config.rungs:
-        groups = {name: group.change for name, group in config.groups.items()}
-        return Experiment(
-            title=title,
-            points=rung_points(config, groups, config.matching, data),
-            seeds=config.seeds,
-            match=config.matching.quantity,
-            baseline_group=next(iter(groups)),
-            section=config,
-            axes={group: {RUNG: list(config.rungs)} for group in groups},
+        changes = {name: group.change for name, group in config.groups.items()}
+        return Ladder(
+            **about,
+            points=rung_points(config, changes, config.matching, data),
+            axes={group: {RUNG: list(config.rungs)} for group in changes},
+            baseline_group=next(iter(changes)),
         )
     space = SweepSpace(title, config, data)
-    return Experiment(
-        title=title,
-        points=space.grid(),
-        seeds=config.seeds,
-        match=config.matching.quantity,
-        baseline=space.baseline and space.baseline.name,
-        section=config,
-        axes=space.axes_as_data(),
-        space=None if config.search is None else space,
-    )
+    about |= {"points": space.grid(), "baseline": space.baseline and space.baseline.name, "axes": space.axes_as_data()}
+    if config.search is None:
+        return Sweep(**about)
+    return Search(**about, space=space, sampler=config.search.sampler)
 
 
-def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Experiment:
+def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Sweep:
     """Return every variant of a comparison, sized as it is compared, at every value of the axes."""
     if "over" not in asked or "search" in asked:
         raise UserError(f"{path}: has a compare section; `compare` trains it, and --over sweeps its variants on a grid")
@@ -299,7 +308,7 @@ def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str,
             points[point] = Point(point, recipe, name, chosen, variant.adjustment)
     axes = {name: {key: axis.as_data() for key, axis in config.over.items()} for name in plan.points}
     title = f"{plan.title}-sweep"
-    return Experiment(title, points, config.seeds, plan.match, section=config, axes=axes)
+    return Sweep(title=title, points=points, seeds=config.seeds, match=plan.match, axes=axes)
 
 
 def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
