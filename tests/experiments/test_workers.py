@@ -16,8 +16,7 @@ from tiny_sweeps import recipe_file
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.plan import Plan
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.study import STUDY_FILE
-from widthwise.experiments.sweep import read_sweep
+from widthwise.experiments.sweep import STUDY_FILE, read_sweep
 from widthwise.run_dir import RunDir
 
 pytestmark = pytest.mark.hard

@@ -130,25 +130,17 @@ def family(
 
     Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
     """
-    from widthwise.experiments.family import plan_family, run_family
-    from widthwise.experiments.jobs import Jobs
-    from widthwise.reports.answers import answer
-    from widthwise.reports.experiment import branch_table
-    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.experiments.family import plan_family
+    from widthwise.reports.writing import check_kind
     from widthwise.runs.trained import RunCheckpoint
 
     if not options.to:
         raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
     folder = options.out or run.with_name(f"{run.name}-family")
     check_kind(folder, Outcome.file_name)
-    further = [RunCheckpoint.of(other) for other in options.also]
-    branches = plan_family(RunCheckpoint.of(run), options.to, overrides or (), folder, further, options.alone)
-    recipes = [run.recipe for branch in branches for run in branch.runs]
-    at_a_time = Jobs.of(recipes, len(recipes), training.n_jobs)
-    with training_progress(training.track) as observer:
-        found = run_family(branches, folder, observer, at_a_time, options.alone, command_line())
-    files = reversed(write_report([folder]))  # the page comes last
-    say_result(found, as_json, answer(found), filter(None, [comparison_table(found), branch_table(found)]), files)
+    parents = [RunCheckpoint.of(parent) for parent in (run, *options.also)]
+    plan = plan_family(parents, options.to, overrides or (), options.alone)
+    run_and_report(plan, folder, as_json, training, is_timed=False)
 
 
 def run_and_report(
@@ -167,7 +159,7 @@ def run_and_report(
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.answers import answer
-    from widthwise.reports.experiment import tuning_table
+    from widthwise.reports.experiment import branch_table, tuning_table
     from widthwise.reports.writing import write_report
 
     at_a_time = jobs_of(plan, training.n_jobs)
@@ -187,7 +179,8 @@ def run_and_report(
     files = reversed(write_report([folder]))
     failed = [point for point in found.open_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-    say_result(found, as_json, [*answer(found), *reasons], [comparison_table(found), tuning_table(found)], files)
+    tables = [comparison_table(found), branch_table(found), tuning_table(found)]
+    say_result(found, as_json, [*answer(found), *reasons], tables, files)
     if found.study is not None and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
 

@@ -177,6 +177,10 @@ class Sweep(Plan):
     """All combinations of the values of axes, trained point by point, so that a point is known soon."""
 
     kind = "sweep"
+    sampler: str = "grid"
+    """The sampler that draws the points, or `grid`."""
+    storage: ClassVar[str] = ""
+    """File of the study that draws the points."""
     axes: Mapping[str, Mapping[str, Any]]
     """Group -> recipe key -> its values, or a range as a mapping."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from widthwise.config_io import UserError
+from widthwise.experiments.family import FamilyPlan, FamilyResults
 from widthwise.experiments.jobs import Jobs, ProcessGroup, process_group
 from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
 from widthwise.experiments.results import PRECISION, ComparisonResults, Results
@@ -30,6 +31,7 @@ RESULTS: dict[type[Plan], type[Results[Any]]] = {
     Sweep: SweepResults,
     Ladder: LadderResults,
     Search: SearchResults,
+    FamilyPlan: FamilyResults,
 }
 """Kind of plan -> its results."""
 TRIED_FLOPS = 5e10

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from widthwise.config_io import UserError, require
 from widthwise.experiments.axes import point_name
 from widthwise.experiments.plan import Point
-from widthwise.experiments.sweep import Search
+from widthwise.experiments.sweep import STUDY_FILE, Search
 
 if TYPE_CHECKING:
     import optuna
     from filelock import BaseFileLock
     from optuna.trial import FrozenTrial
 
-STUDY_FILE = "study.log"
 IDENTITY = "identity"
 """User attribute of the study: identity of the search."""
 POINT, REASON = "point", "reason"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from optuna import Trial
     from optuna.samplers import BaseSampler
 
+STUDY_FILE = "study.log"
 SEED_KEY = "train.seed"
 ASPECT = "aspect"
 """An axis that is no recipe key: d_model / n_layers of points whose width is solved."""
@@ -241,8 +242,8 @@ class SweepSpace:
 class Search(Sweep):
     """A sweep whose points but the baseline are drawn by a sampler when it runs."""
 
+    storage = STUDY_FILE
     space: SweepSpace
-    sampler: str
 
     @property
     def reference(self) -> Recipe:

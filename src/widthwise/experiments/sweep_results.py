@@ -9,10 +9,10 @@ import numpy as np
 from widthwise.config_io import UserError
 from widthwise.experiments.jobs import Run
 from widthwise.experiments.outcome import load_result, windows
-from widthwise.experiments.plan import Ladder, Sweep
+from widthwise.experiments.plan import Ladder, Point, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.statistics import paired_mean, verdict
-from widthwise.experiments.study import STUDY_FILE, Study
+from widthwise.experiments.study import Study
 from widthwise.experiments.sweep import Search
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.estimate import CONFIDENCE
@@ -25,6 +25,8 @@ from widthwise.training.launch import RankLocalError
 from widthwise.training.observer import Observer
 from widthwise.yaml_io import to_yaml
 
+ENDED = ("finished", "failed")
+"""States of a point that is not trained again."""
 S = TypeVar("S", bound=Sweep, covariant=True)
 
 
@@ -67,44 +69,48 @@ class SweepResults(Results[S]):
 
     def _outcome(self) -> Outcome:
         """Return the record of all points, finished or not."""
-        places = self._places()
-        for place in places:
-            if place["state"] == "finished":
-                self._read(place["name"])
-        points = [
-            self._variant(place["name"], place["group"], place["values"])
-            if place["state"] == "finished"
-            else OpenPoint.model_validate(place)
-            for place in places
-        ]
-        states = [point.state for point in points]
+        drawn = self._drawn()
+        places = {name: self._place(point) for name, point in self.plan.points.items()}
+        n_ended = sum(place["state"] in ENDED for place in (*places.values(), *drawn))
+        for place in drawn:
+            if not place["name"].startswith("#") or place["state"] == "failed":
+                places.setdefault(place["name"], place)
+        finished = [name for name, place in places.items() if place["state"] == "finished"]
+        for name in finished:
+            self._read(name)
+        points = list[Variant | OpenPoint]()
+        for name, place in places.items():
+            is_done = name in finished
+            points.append(self._variant(name, place["group"], place["values"]) if is_done else OpenPoint(**place))
+        n_failed = sum(point.state == "failed" for point in points)
         study = StudyRecord(
-            storage="",
-            sampler="grid",
+            storage=self.plan.storage,
+            sampler=self.plan.sampler,
             n_points=self.plan.n_points,
-            n_finished=states.count("finished"),
-            n_failed=states.count("failed"),
-            n_repeated=0,
+            n_finished=len(finished),
+            n_failed=n_failed,
+            n_repeated=n_ended - len(finished) - n_failed,
         )
         return self._record(**self._judgement(points), axes=dict(self.plan.axes), study=study)
 
-    def _places(self) -> list[dict[str, Any]]:
-        """Return name, group, values, state and reason of every point that has a name, or failed without one."""
-        places = []
-        for name, point in self.plan.points.items():
-            state, reason = self._state(name)
-            place = {"name": name, "group": point.group, "values": dict(point.values)}
-            places.append({**place, "state": state, "reason": reason})
-        return places
+    def _drawn(self) -> list[dict[str, Any]]:
+        """Return name, group, values, state and reason of the points that a study has drawn; "#" begins the name of one
+        that has none."""
+        return []
 
-    def _state(self, name: str) -> tuple[str, str | None]:
-        runs = self._runs_of(name)
+    def _place(self, point: Point) -> dict[str, Any]:
+        """Return name, group, values, state and reason of a known point."""
+        runs = self._runs_of(point.name)
+        state, reason = "waiting", None
         # Another worker may have trained what this one could not, or its result may be on the way from its machine.
         if all(run.has_result for run in runs):
-            return "finished", None
-        if name in self.failures:
-            return "failed", self.failures[name]
-        return ("running" if any(run.is_in_use for run in runs) else "waiting"), None
+            state = "finished"
+        elif point.name in self.failures:
+            state, reason = "failed", self.failures[point.name]
+        elif any(run.is_in_use for run in runs):
+            state = "running"
+        place = {"name": point.name, "group": point.group, "values": dict(point.values)}
+        return {**place, "state": state, "reason": reason}
 
     def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
         return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
@@ -200,31 +206,10 @@ class SearchResults(SweepResults[Search]):
         super()._fail(point, reason, is_final)
         self._study.fail(point, self.failures[point], is_final)
 
-    def _outcome(self) -> Outcome:
-        self._drawn = self._study.drawn()  # once, because other workers go on
-        outcome = super()._outcome()
-        assert outcome.study is not None
-        ended = [point for point in outcome.points if point.name in self.plan.points and point.state in ENDED]
-        n_ended = len(ended) + sum(place["state"] in ENDED for place in self._drawn)
-        study = outcome.study.with_changes(
-            storage=STUDY_FILE,
-            sampler=self.plan.sampler,
-            n_repeated=n_ended - outcome.study.n_finished - outcome.study.n_failed,
-        )
-        return outcome.with_changes(study=study)
-
-    def _places(self) -> list[dict[str, Any]]:
-        places = {place["name"]: place for place in super()._places()}
-        for place in self._drawn:
-            if not place["name"].startswith("#") or place["state"] == "failed":
-                places.setdefault(place["name"], place)
-        return list(places.values())
+    def _drawn(self) -> list[dict[str, Any]]:
+        return self._study.drawn()
 
     @property
     def _averaged_groups(self) -> list[str]:
         """None: the sampler has selected the points."""
         return []
-
-
-ENDED = ("finished", "failed")
-"""States of a point that is not trained again."""
