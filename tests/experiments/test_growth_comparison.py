@@ -13,11 +13,10 @@ from widthwise.experiments.equal_loss import LossCurve, equal_losses
 from widthwise.experiments.family import plan_family
 from widthwise.experiments.plan import run_path
 from widthwise.experiments.running import run_experiment
-from widthwise.recipe.recipe import load_recipe
+from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
-from widthwise.runs.open import open_model
 from widthwise.runs.train import train
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.launch import Interrupted
@@ -79,7 +78,9 @@ def test_a_family_shares_the_first_steps_and_does_nothing_twice(done, tmp_path: 
     wide, deep = found.family.members
     assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * N_TOKENS)
     shared = source.recipe.training_flops
-    models = [open_model(out / run_path(name, 3)).model.config for name in ("wide", "deep")]
+    saved = [saved_recipe(RunDir(out / run_path(name, 3))) for name in ("wide", "deep")]
+    assert [recipe.train.seed for recipe in saved] == [3, 3]
+    models = [recipe.final_model for recipe in saved]
     per_token = [model.cost().training_flops(17) for model in models]
     assert wide["flops"] == shared + 2 * N_TOKENS * per_token[0]
     assert deep["flops_alone"] == 9 * N_TOKENS * per_token[1]

@@ -142,8 +142,8 @@ def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: S
     """Return the comparison of the shapes that `widthwise search` found with its base.
 
     summary: of a `shape.search.SearchResult`. recipes: the base, and some of those written for its candidates. They are
-    matched in the quantity of the search, within its tolerance or the one percent of other comparisons, whichever is
-    larger. Where its budget is not the base's, nothing is matched: only the candidates match each other.
+    matched in the quantity of the search, within its tolerance, but at least within the one percent of other
+    comparisons. Where its budget is not the base's, nothing is matched: only the candidates match each other.
     """
     match, tolerance = summary["match"], max(summary["tolerance"], LARGEST_MISMATCH)
     miss_of_base = abs(summary["baseline"][match] / summary["budget"] - 1)

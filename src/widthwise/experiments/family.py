@@ -135,30 +135,24 @@ class FamilyResults(Results[FamilyPlan]):
         return record.with_changes(matched=None, validations=alone and record.validations)
 
     def _family(self) -> Family:
-        """Return the members with their costs over all steps, of which the shared ones count once."""
+        """Return the members with their costs over all steps; shared steps count once in the sums."""
         members = list[FamilyMember]()
         controls = list[FamilyControl]()
         shared = dict[int, float]()
         for name, point in self.plan.points.items():
             trained = self._trained[name]
             for seed, path, result in zip(self.plan.seeds, trained.paths, trained.results):
-                control = FamilyControl(
-                    name=point.values[SIZE],
-                    seed=seed,
-                    run=str(self.folder / path),
-                    tokens=result.tokens,
-                    flops=result.training_flops,
-                    val_loss=result.val_loss,
-                )
+                costs = {"tokens": result.tokens, "flops": result.training_flops, "val_loss": result.val_loss}
+                about = {"name": point.values[SIZE], "seed": seed, "run": str(self.folder / path), **costs}
                 if point.group == ALONE:
-                    controls.append(control)
+                    controls.append(FamilyControl(**about))
                     continue
                 recipe = saved_recipe(RunDir(self.folder / path))
                 before = inherited(RunDir(self.folder / path).metrics())
                 shared[seed] = before.training_flops
                 per_token = recipe.train.flops_per_token(recipe.final_model, recipe.seq_len)
                 member = FamilyMember(
-                    **control.to_data(),
+                    **about,
                     params=recipe.final_model.cost().params,
                     start=before.step,
                     flops_own=finite(result.training_flops) - before.training_flops,

@@ -118,7 +118,7 @@ class Plan(ABC):
         """Return the costs of every point and the work of all runs, as plain data.
 
         Points that are not drawn yet count as the mean of the known ones, or as the reference if none is known.
-        n_runs: runs of a point whose tokens and training FLOPs its row has; by default those of all seeds. Raises
+        n_runs: runs of a point whose tokens and training FLOPs its row has; by default all seeds. Raises
         UserError for an impossible model.
         """
         n_seeds = len(self.seeds)
@@ -152,7 +152,7 @@ class Comparison(Plan):
     kind = "comparison"
     row = "variant"
     tuning: Tuning | None = None
-    """Values of its variants that are those of a sweep."""
+    """Values of its variants that a sweep chose."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Variant -> why it could not be adjusted."""
 

@@ -25,7 +25,7 @@ SECTIONS = ("optimizer.", "schedule.", "train.")
 SHARED = ("model", "seq_len", "optimizer", "schedule", "growth", "train.batch_size")
 """Beginnings of the keys that are the same in the sweep and in the comparison."""
 SHORTENED = ("schedule.warmup_steps", "schedule.decay_steps")
-"""Those of them that may differ in a sweep of fewer steps."""
+"""Shared keys that may differ in a sweep of fewer steps."""
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:

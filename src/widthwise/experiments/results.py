@@ -37,7 +37,7 @@ class Results(RunPolicy, Generic[P]):
         self.folder = folder
         self.command = command
         self.observer = observer
-        self._precision = cache(partial(_one_precision, folder, observer))
+        self.precision = cache(partial(_one_precision, folder, observer))
         self._trained: dict[str, SeedRuns] = {}
         """Name of a finished point -> its runs."""
         self._variants: dict[tuple[str, bool], Variant] = {}
@@ -53,13 +53,8 @@ class Results(RunPolicy, Generic[P]):
         """Write planned.json, and return the runs of the known points, in the order of training."""
         runs = [self._run(self.plan.points[name], seed) for name, seed in self.plan.order]
         planned = [
-            PlannedRun(
-                path=str(run.path.relative_to(self.folder)),
-                variant=run.point,
-                seed=run.recipe.train.seed,
-                n_steps=run.recipe.train.steps,
-            )
-            for run in runs
+            PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=run.recipe.train.steps)
+            for (name, seed), run in zip(self.plan.order, runs)
         ]
         about = {"title": self.title, "command": self.command, "baseline": self.plan.baseline}
         PlannedRuns(**about, runs=planned).write(self.folder)
@@ -70,7 +65,7 @@ class Results(RunPolicy, Generic[P]):
         return self.plan.page_title or self.folder.resolve().name
 
     def _run(self, point: Point, seed: int) -> Run:
-        recipe = seeded(point.recipe.settled(self._precision), seed)
+        recipe = seeded(point.recipe.settled(self.precision), seed)
         return Run(self.folder / run_path(point.name, seed), recipe, point.name)
 
     def write(self) -> Outcome:

@@ -78,7 +78,7 @@ def _train(results: Results[Plan], group: ProcessGroup, jobs: Jobs, waits: bool)
     plan = results.plan
     n_runs = plan.n_points * len(plan.seeds)
     if sum(RunDir(results.folder / run_path(*key)).has_result for key in plan.order) < n_runs:
-        group.check_data(plan.reference, results.observer)
+        group.check_data(plan.reference.settled(results.precision), results.observer)
     with results:
         runs = results.begin()
         to_draw = [plan.reference.training_flops] * (n_runs - len(runs))

@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import REMOVED, Config, UserError, parse, require, to_data
+from widthwise.config_io import REMOVED, Config, UserError, parse, to_data
 from widthwise.experiments.axes import Axis, point_name
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.matching import (
@@ -34,7 +33,6 @@ from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, r
 
 if TYPE_CHECKING:
     from optuna import Trial
-    from optuna.samplers import BaseSampler
 
 STUDY_FILE = "study.log"
 SEED_KEY = "train.seed"
@@ -124,6 +122,16 @@ class SweepConfig(RungsConfig):
             return {"": self.over}
         return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
 
+    def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield group and values of every point of a grid. Raises UserError for a range."""
+        for group, axes in self.axes.items():
+            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
+                yield group, dict(zip(axes, values))
+
+    def axes_as_data(self) -> dict[str, dict[str, Any]]:
+        """Return group -> key -> list of values, or a range as a mapping."""
+        return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.axes.items()}
+
     @property
     def matching(self) -> MatchConfig:
         """`match`, or what it is where it is not given."""
@@ -147,7 +155,7 @@ class SweepSpace:
         elif config.search is not None:
             self._reference = title, parse_recipe(dict(data), title)
         else:
-            group, values = next(self._combinations())
+            group, values = next(config.combinations())
             name = point_name(group, values)
             self._reference = name, self._recipe(name, group, values)
 
@@ -166,7 +174,7 @@ class SweepSpace:
             )
             if (n := sum(math.prod(map(len, axes)) for axes in grids)) > MOST_POINTS:
                 raise UserError(f"sweep: a grid of {n:,} points; must be at most {MOST_POINTS:,}, or add search")
-            points += [self.point(group, values) for group, values in self._combinations()]
+            points += [self.point(group, values) for group, values in self.config.combinations()]
         found: dict[str, Point] = {}
         for point in points:
             if point.name in found:
@@ -178,11 +186,6 @@ class SweepSpace:
                     f"sweep: {one.name} and {other.name} become the same model ({other.adjustment}); leave one out"
                 )
         return found
-
-    def _combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for group, axes in self.config.axes.items():
-            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
-                yield group, dict(zip(axes, values))
 
     def point(self, group: str, values: Mapping[str, Any]) -> Point:
         """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
@@ -202,22 +205,6 @@ class SweepSpace:
         apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items()))
         return parse(Recipe, data, name)
 
-    def axes_as_data(self) -> dict[str, dict[str, Any]]:
-        """Return group -> key -> list of values, or a range as a mapping."""
-        return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
-
-    def sampler(self, index: int) -> "BaseSampler":
-        """Return the sampler of one trial. It depends only on the trial's index and on what has finished before, so
-        that an interrupted search continues as it would have."""
-        optuna: Any = require("optuna", "sweep")
-        assert self.config.search is not None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            if self.config.search.sampler == "random":
-                return optuna.samplers.RandomSampler(seed=index)
-            # constant_liar: points in progress elsewhere count as bad, so that workers avoid them.
-            return optuna.samplers.TPESampler(seed=index, constant_liar=True)
-
     def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
         """Return the group and values that the sampler chooses for a trial."""
         axes = self.config.axes
@@ -231,8 +218,8 @@ class SweepSpace:
         config, search, match = self.config, self.config.search, self.config.matching
         assert search is not None
         points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
-        described = [points, list(config.seeds), match.quantity, self.axes_as_data(), search.sampler, dict(self._data)]
-        described.append({name: group.change for name, group in config.groups.items()})
+        described = [points, list(config.seeds), match.quantity, config.axes_as_data()]
+        described += [search.sampler, dict(self._data), {name: group.change for name, group in config.groups.items()}]
         if match.adjust:
             described.append(to_data(match))
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
@@ -262,7 +249,7 @@ def _where(group: str) -> str:
 def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Sweep:
     """Return the sweep of a recipe file, every point of a grid checked. Raises UserError.
 
-    asked: keys of the sweep section that replace those of the file, which may then have no such section; `match` and
+    asked: keys that replace the ones of the sweep section, which may then have no such section; `match` and
     `adjust` replace each its part of what the file says to match.
     """
     data = read_recipe(path, overrides)
@@ -286,7 +273,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
             baseline_group=next(iter(changes)),
         )
     space = SweepSpace(title, config, data)
-    about |= {"points": space.grid(), "baseline": space.baseline and space.baseline.name, "axes": space.axes_as_data()}
+    about |= {"points": space.grid(), "baseline": space.baseline and space.baseline.name, "axes": config.axes_as_data()}
     if config.search is None:
         return Sweep(**about)
     return Search(**about, space=space, sampler=config.search.sampler)
@@ -300,16 +287,14 @@ def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str,
     section = {key: asked[key] for key in ("over", "seeds") if key in asked}
     config = parse(SweepConfig, {**section, "groups": {name: {} for name in plan.points}}, f"{path}: sweep")
     points = dict[str, Point]()
-    for name, variant in plan.points.items():
-        for values in itertools.product(*(axis.grid(f"over.{key}") for key, axis in config.over.items())):
-            chosen = dict(zip(config.over, values))
-            point = point_name(name, chosen)
-            recipe = with_values(variant.recipe, chosen, point)
-            check_trainable(recipe, point)
-            points[point] = Point(point, recipe, name, chosen, variant.adjustment)
-    axes = {name: {key: axis.as_data() for key, axis in config.over.items()} for name in plan.points}
-    title = f"{plan.title}-sweep"
-    return Sweep(title=title, points=points, seeds=config.seeds, match=plan.match, axes=axes)
+    for group, values in config.combinations():
+        variant = plan.points[group]
+        name = point_name(group, values)
+        recipe = with_values(variant.recipe, values, name)
+        check_trainable(recipe, name)
+        points[name] = Point(name, recipe, group, values, variant.adjustment)
+    about = {"title": f"{plan.title}-sweep", "seeds": config.seeds, "match": plan.match}
+    return Sweep(**about, points=points, axes=config.axes_as_data())
 
 
 def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

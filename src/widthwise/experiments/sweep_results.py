@@ -55,7 +55,7 @@ class SweepResults(Results[S]):
 
     def failed(self, run: Run, error: BaseException) -> None:
         is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, RankLocalError)
-        # A finished run that is refused is one of another recipe, whose result would stand for this point's.
+        # A finished run that is refused is one of another recipe, whose result would be taken for this point's.
         if not is_of_point or RunDir(run.path).has_result:
             raise error
         if run.point not in self.failures:
@@ -116,18 +116,15 @@ class SweepResults(Results[S]):
         return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
 
     def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
-        """Return the points with verdicts by intervals widened for all of them, as that of the best one."""
-        baseline = self.plan.baseline
+        """Return the points with verdicts by intervals widened for all of them, as for the best one."""
         compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
-        if baseline is None or not compared:
+        if self.plan.baseline is None or not compared:
             return list(points)
         wide = 1 - (1 - CONFIDENCE) / len(compared)
-        verdicts = {
-            name: self._difference(name, baseline, self._windows(name), len(compared), wide).verdict
-            for name in compared
-        }
+        judged = {name: self._difference(name, [name], self.plan.baseline, len(compared), wide) for name in compared}
         return [
-            point.with_changes(verdict=verdicts[point.name]) if point.name in verdicts else point for point in points
+            point.with_changes(verdict=judged[point.name].verdict) if point.name in judged else point
+            for point in points
         ]
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
@@ -145,26 +142,24 @@ class SweepResults(Results[S]):
             return
         best, wide = ranked[0].name, 1 - (1 - CONFIDENCE) / len(ranked)
         if baseline is None:
-            yield self._difference(best, rival, self._windows(best), 2, CONFIDENCE)
-        yield self._difference(best, rival, self._windows(best), len(ranked), wide)
+            yield self._difference(best, [best], rival, 2, CONFIDENCE)
+        yield self._difference(best, [best], rival, len(ranked), wide)
         for group in self._averaged_groups:
             names = [point.name for point in ranked if point.group == group]
             if len(names) > 1:
-                mean = np.mean([self._windows(name) for name in names], axis=0)
-                yield self._difference(group, rival, mean, len(names), CONFIDENCE)
+                yield self._difference(group, names, rival, len(names), CONFIDENCE)
 
     @property
     def _averaged_groups(self) -> list[str]:
         """Groups whose mean is compared with the baseline: none without a baseline."""
         return [group for group in self.plan.axes if group and self.plan.baseline]
 
-    def _difference(self, name: str, rival: str, losses: np.ndarray, n_points: int, confidence: float) -> Judged:
-        difference = paired_mean(losses - self._windows(rival), confidence)
+    def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
+        """Return the mean of points minus a rival, over n_points that were looked at or averaged."""
+        mean = np.mean([windows(self._trained[name].results) for name in names], axis=0)
+        difference = paired_mean(mean - windows(self._trained[rival].results), confidence)
         judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
-        return Judged(name=name, beside=rival, n_points=n_points, **judged)
-
-    def _windows(self, name: str) -> np.ndarray:
-        return windows(self._trained[name].results)
+        return Judged(name=title, beside=rival, n_points=n_points, **judged)
 
 
 class LadderResults(SweepResults[Ladder]):
@@ -175,7 +170,7 @@ class LadderResults(SweepResults[Ladder]):
 
 
 class SearchResults(SweepResults[Search]):
-    """A study draws points as there is room for them, and is told what becomes of each."""
+    """A study draws points as there is room for them, and records the loss of each."""
 
     def __enter__(self) -> Self:
         self._study = Study(self.plan, self.folder)
