@@ -22,8 +22,8 @@ from widthwise.config_io import Config, UserError
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
-from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.fitting import fit_groups
+from widthwise.experiments.plan import Plan, run_path
 from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import jobs_of, run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
@@ -96,7 +96,7 @@ class Work(Config):
         return self.model_copy(update=changes)
 
     @property
-    def plan(self) -> Experiment:
+    def plan(self) -> Plan:
         """The experiment. Raises UserError if `compare` would refuse it."""
         plan, refusal = read_all(self.path, self.overrides)
         if refusal is not None:
@@ -108,7 +108,7 @@ class Work(Config):
         """The amount of work, in words. Raises UserError for a recipe that cannot be trained."""
         return self.plan.in_words
 
-    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Experiment:
+    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Plan:
         """Train the runs of the plan that have not finished."""
         plan = self.plan
         run_experiment(plan, folder, observer=observer, jobs=jobs_of(plan, n_jobs))

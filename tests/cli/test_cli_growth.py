@@ -36,7 +36,7 @@ def test_a_family_over_seeds_beside_models_trained_alone(small: str, deep: Path,
     outcome = answer(*command)
     found, size = outcome["family"], outcome["points"][0]
     assert [(each["name"], each["seed"]) for each in found["members"]] == [("deep", 0), ("deep", 4)]
-    recipes = [load_recipe(tmp_path / "out" / name / "config.yaml") for name in ("deep-seed4", "deep-alone-seed4")]
+    recipes = [load_recipe(tmp_path / "out/runs" / name / "config.yaml") for name in ("deep-seed4", "deep-alone-seed4")]
     assert [each.train.seed for each in recipes] == [4, 4]
     assert recipes[1].train.steps < recipes[0].train.steps
     per_step = recipes[1].training_flops / recipes[1].train.steps
@@ -49,7 +49,7 @@ def test_a_family_over_seeds_beside_models_trained_alone(small: str, deep: Path,
     page = (tmp_path / "out" / "report.html").read_text()
     for text in ("with as many training FLOPs", "deep: held-out loss", "deep, seed 4", 'id="growth"'):
         assert text in page
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("runs/*/result.json")}
     assert len(stamps) == 4
     out, _ = succeeds(*command)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
@@ -66,4 +66,4 @@ def test_further_runs_of_a_family_differ_in_their_seed_alone(small: str, deep: P
     ):
         assert refused("family", small, "--also", also, *to) == message
     (alone := deep.with_name("deep-alone.yaml")).write_text(deep.read_text())
-    assert "two runs would have the folder" in refused("family", small, *to, "--to", alone, "--alone", "tokens")
+    assert "two models have the name deep-alone" in refused("family", small, *to, "--to", alone, "--alone", "tokens")

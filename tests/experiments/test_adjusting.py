@@ -10,8 +10,8 @@ from tiny_sweeps import hourglass_sizes, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.matching import LARGEST_MISMATCH, Change, matched_ratio
+from widthwise.experiments.plan import Comparison
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.residual.interface import RESIDUALS
@@ -36,23 +36,23 @@ MODEL = {"d_model": 240, "n_layers": 5, "attention": {"head_dim": 2}, "ffn": {"k
 X = {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4}}
 
 
-def read_all(tmp_path: Path, match: object, *overrides: str, **variants: dict) -> Experiment:
+def read_all(tmp_path: Path, match: object, *overrides: str, **variants: dict) -> Comparison:
     """The plan of a comparison of MODEL, with overrides, with variants of it."""
     compare = {"match": match, "variants": {"base": {}, **{name: {"model": own} for name, own in variants.items()}}}
     return read_plan([recipe_file(tmp_path, model=MODEL, compare=compare)], overrides)
 
 
-def read(tmp_path: Path, model: dict, adjust: str | list[str], quantity: str = "params") -> Experiment:
+def read(tmp_path: Path, model: dict, adjust: str | list[str], quantity: str = "params") -> Comparison:
     """With one variant, `other`."""
     return read_all(tmp_path, {"quantity": quantity, "adjust": adjust}, other=model)
 
 
-def only_change(plan: Experiment, name: str = "other") -> Change:
+def only_change(plan: Comparison, name: str = "other") -> Change:
     (change,) = plan.adjustments[name].changes
     return change
 
 
-def assert_nearest(plan: Experiment, adjust: str) -> None:
+def assert_nearest(plan: Comparison, adjust: str) -> None:
     """The miss is the real one, and one step more or less is no nearer."""
     base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
     assert found.miss == matched_ratio(other, base, plan.match) - 1

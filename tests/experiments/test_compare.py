@@ -9,8 +9,8 @@ from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
 from widthwise.config_io import UserError
 from widthwise.experiments import running
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import Experiment, run_path
 from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.plan import Comparison, run_path
 from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.records.outcome import Outcome
@@ -28,12 +28,12 @@ VARIANTS = {
 COMMAND = "widthwise compare tiny.yaml"
 
 
-def plan_of(folder: Path, *overrides: str) -> Experiment:
+def plan_of(folder: Path, *overrides: str) -> Comparison:
     return read_plan([recipe_file(folder, base=BASE, compare={"seeds": [3, 5, 8], "variants": VARIANTS})], overrides)
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, dict]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, dict]:
     folder = tmp_path_factory.mktemp("comparison")
     plan = plan_of(folder)
     return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
@@ -89,21 +89,21 @@ def test_a_record_that_was_changed_is_made_again_without_training(done, tmp_path
 
 
 @pytest.fixture
-def short(tmp_path: Path) -> Experiment:
+def short(tmp_path: Path) -> Comparison:
     """Two variants and one seed."""
     variants = {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}
     path = recipe_file(tmp_path, train={"steps": 2}, compare={"seeds": [3], "variants": variants})
     return read_plan([path])
 
 
-def test_a_run_that_fails_stops_its_worker_and_waits_for_another(short: Experiment, tmp_path: Path) -> None:
+def test_a_run_that_fails_stops_its_worker_and_waits_for_another(short: Comparison, tmp_path: Path) -> None:
     message = "plain-seed3: loss is nan"
     with every_run_raises(RunFailed, "loss is nan"), pytest.raises(RunFailed, match=message):
         run_experiment(short, tmp_path / "out", COMMAND)
     assert len(run_experiment(short, tmp_path / "out", COMMAND).variants) == 2
 
 
-def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes(short: Experiment, tmp_path) -> None:
+def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes(short: Comparison, tmp_path) -> None:
     other = RunDir(tmp_path / "out" / "runs" / "plain-seed3")
     with other.locked(), pytest.raises(HeldElsewhere, match=r"^other workers hold 1 run of the comparison"):
         run_experiment(short, other.path.parents[1], COMMAND, waits=False)
@@ -112,7 +112,7 @@ def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes(sh
     assert len(run_experiment(short, tmp_path / "out", COMMAND, waits=False).variants) == 2
 
 
-def test_a_run_on_other_data_can_be_deleted_to_go_on(short: Experiment, tmp_path: Path) -> None:
+def test_a_run_on_other_data_can_be_deleted_to_go_on(short: Comparison, tmp_path: Path) -> None:
     run_experiment(short, tmp_path / "out", COMMAND)
     run = tmp_path / "out" / "runs" / "slow-seed3"
     spoil(run)

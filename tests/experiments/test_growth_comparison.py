@@ -10,17 +10,16 @@ from tiny_sweeps import RECIPE, recipe_file
 from widthwise.experiments import jobs
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.equal_loss import LossCurve, equal_losses
-from widthwise.experiments.family import plan_family, run_family
+from widthwise.experiments.family import plan_family
+from widthwise.experiments.plan import run_path
 from widthwise.experiments.running import run_experiment
-from widthwise.recipe.recipe import load_recipe
+from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
-from widthwise.runs.open import open_model
 from widthwise.runs.train import train
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.launch import Interrupted
-from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import merge
 
 BASE = merge(RECIPE, {"model": {"attention": {"n_heads": 2, "head_dim": None}}, "train": {"steps": 6}})
@@ -65,27 +64,29 @@ def test_a_family_shares_the_first_steps_and_does_nothing_twice(done, tmp_path: 
     recipes = [recipe_file(tmp_path, base=BASE, name=name, model=m, train={"steps": n}) for name, m, n in larger]
 
     def run_again() -> Outcome:
-        return run_family(plan_family(source, recipes, [], out), out, SilentObserver())
+        return run_experiment(plan_family([source], recipes, []), out)
 
     def interrupt(path, observer):
         raise Interrupted(f"{path}: stopped", 2)
 
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "resume", interrupt)
-        with pytest.raises(Interrupted, match=r"wide: stopped; the same command resumes the family"):
+        with pytest.raises(Interrupted, match=r"wide-seed3: stopped; the same command resumes the family"):
             run_again()
     found = run_again()
     assert Outcome.read(out) == found
     wide, deep = found.family.members
     assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * N_TOKENS)
     shared = source.recipe.training_flops
-    models = [open_model(out / name).model.config for name in ("wide", "deep")]
+    saved = [saved_recipe(RunDir(out / run_path(name, 3))) for name in ("wide", "deep")]
+    assert [recipe.train.seed for recipe in saved] == [3, 3]
+    models = [recipe.final_model for recipe in saved]
     per_token = [model.cost().training_flops(17) for model in models]
     assert wide["flops"] == shared + 2 * N_TOKENS * per_token[0]
     assert deep["flops_alone"] == 9 * N_TOKENS * per_token[1]
     assert found.family.family_flops == shared + N_TOKENS * (2 * per_token[0] + 3 * per_token[1])
     assert found.family.flops_alone == wide["flops_alone"] + deep["flops_alone"]
-    stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
     assert len(stamps) == 2
     assert run_again().with_changes(created=found.created) == found
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
@@ -101,14 +102,13 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     train(load_recipe(small), tmp_path / "small")
     wide = recipe_file(tmp_path, base=BASE, name="wide", model={"d_model": 32}, train={"validate_every": 1})
     out = tmp_path / "out"
-    branches = plan_family(RunCheckpoint.of(tmp_path / "small"), [wide], [], out, alone="tokens")
-    found = run_family(branches, out, SilentObserver(), alone="tokens")
+    found = run_experiment(plan_family([RunCheckpoint.of(tmp_path / "small")], [wide], [], "tokens"), out)
     grown, alone = found.variants
-    assert ([grown.name], [alone.name]) == (grown.runs, alone.runs) == (["wide"], ["wide-alone"])
+    assert (grown.name, alone.name) == ("wide", "wide-alone")
     assert found.baseline_of(grown) == found.baseline_of(alone) == alone
     assert alone.verdict == "baseline"
     assert grown.gap["val_loss"].tokens == [step * N_TOKENS for step in range(1, 7)]
-    courses = [[LossCurve.of(RunDir(out / name).metrics())] for name in ("wide", "wide-alone")]
+    courses = [[LossCurve.of(RunDir(out / each.runs[0]).metrics())] for each in (grown, alone)]
     assert grown.at_equal_loss == equal_losses(courses[0], courses[1])
     assert courses[0][0].training_flops[-1] == found.family.members[0].flops
     assert (found.validations and found.validations.n_fewest) == 6

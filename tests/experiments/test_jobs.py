@@ -17,7 +17,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.scheduler import Schedule, train_all
+from widthwise.experiments.scheduler import RunPolicy, Schedule, train_all
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.observer import Observer, SilentObserver
@@ -71,7 +71,7 @@ def do_all(*names: str, mark: Path = Path(), observer: Observer | None = None) -
     recipe = tiny_recipe()
     tasks = [Task(mark.parent / "nothing" / name, recipe, name, mark=mark) for name in names]
     with process_group(recipe) as group:
-        train_all(Schedule(tasks, observer or SilentObserver()), group, Jobs(2, 1), "comparison")
+        train_all(Schedule(tasks, observer or SilentObserver(), RunPolicy()), group, Jobs(2, 1), "comparison")
 
 
 def crash(mark: Path, observer: Observer) -> None:

@@ -9,8 +9,8 @@ from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import run_path, seeded
 from widthwise.experiments.matching import matched_ratio
+from widthwise.experiments.plan import run_path, seeded
 from widthwise.experiments.recipes import read_all, read_one
 from widthwise.experiments.sweep import read_sweep
 from widthwise.yaml_io import merge

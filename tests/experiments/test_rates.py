@@ -9,7 +9,7 @@ from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.plan import Comparison
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.sweep import read_sweep
 from widthwise.records.outcome import Outcome
@@ -36,7 +36,7 @@ SHORT = ("train.steps=4", "schedule.warmup_steps=1", "schedule.decay_steps=2")
 ELSEWHERE = "train.validation_skip=240"
 
 
-def comparison(folder: Path, *overrides: str, rates_from: Path | None = None, **compare: Any) -> Experiment:
+def comparison(folder: Path, *overrides: str, rates_from: Path | None = None, **compare: Any) -> Comparison:
     section = {"seeds": [3, 5], "variants": VARIANTS, **compare}
     return read_plan(recipe_file(folder, base=BASE, compare=section), overrides, rates_from=rates_from)
 

@@ -9,8 +9,8 @@ import pytest
 from tiny_sweeps import hourglass_sizes, recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.fitting import fit_groups
+from widthwise.experiments.plan import Sweep
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
@@ -28,7 +28,7 @@ RUNGS: dict[str, Any] = {
 }
 
 
-def read(folder: Path, train: dict[str, Any] | None = None, **changes: Any) -> Experiment:
+def read(folder: Path, train: dict[str, Any] | None = None, **changes: Any) -> Sweep:
     """changes: of the sweep section."""
     return read_sweep(recipe_file(folder, RUNGS | changes, model={"n_layers": 3}, train=train or {}))
 
@@ -100,7 +100,7 @@ def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Outcome]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, Path, Outcome]:
     """A ladder with a twin of its first variant, which only writes fewer records; validated in every step."""
     pytest.importorskip("optuna")
     folder = tmp_path_factory.mktemp("ladder")
@@ -110,7 +110,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, Ou
     return plan, folder / "out", run_experiment(plan, folder / "out", "command")
 
 
-def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Experiment, Path, Outcome]) -> None:
+def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Sweep, Path, Outcome]) -> None:
     """Through the sweep's own machinery: as many runs as planned, x as planned, beside the first variant."""
     plan, folder, _ = done
     gathered = gather([folder], Axes("training_flops", "val_loss"))
@@ -123,7 +123,7 @@ def test_a_trained_ladder_is_fitted_over_compute(done: tuple[Experiment, Path, O
     assert {saving["group"] for saving in fit_groups(gathered, "t", "c")["savings"]} == {"x", "twin"}
 
 
-def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Experiment, Path, Outcome]) -> None:
+def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Sweep, Path, Outcome]) -> None:
     found = done[2]
     points = {point.name: point for point in found.variants}
     for d in (16, 24, 40):
@@ -135,7 +135,7 @@ def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Exper
         assert x.difference.per_seed == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Experiment, Path, Outcome]) -> None:
+def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Sweep, Path, Outcome]) -> None:
     _, folder, found = done
     points = {point.name: point for point in found.variants}
     groups = [group for group in found.groups if group != "uniform"]

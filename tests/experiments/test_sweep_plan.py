@@ -10,7 +10,7 @@ from tiny_sweeps import RECIPE, hourglass_sizes, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.axes import Range
-from widthwise.experiments.experiment import ALLOWED_IN_NAMES, Experiment, Point
+from widthwise.experiments.plan import ALLOWED_IN_NAMES, Point, Sweep
 from widthwise.experiments.sweep import read_axes, read_sweep
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.yaml_io import read_recipe, to_yaml
@@ -83,7 +83,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_what_is_asked_for_replaces_keys_of_the_section(tmp_path: Path) -> None:
     sweep = {"over": {"optimizer.lr": [1]}, "seeds": [1], "search": {"sampler": "random", "n_trials": 4}}
     asked = {"over": {"train.steps": [2, 3]}, "seeds": [5, 6], "search": {"n_trials": 9}}
-    config = read_sweep(recipe_file(tmp_path, sweep), asked=asked).section
+    config = read_sweep(recipe_file(tmp_path, sweep), asked=asked).space.config
     assert (config.seeds, list(config.over)) == ((5, 6), ["train.steps"])
     assert (config.search.sampler, config.search.n_trials) == ("random", 9)
     own = {"groups": {"a": {"over": {"optimizer.lr": [1]}}}}
@@ -142,7 +142,7 @@ CONVENTIONAL = {"model": {"d_model": 192, "n_layers": 6, "ffn": {"ratio": 4}}}
 BUDGET = 6 * 192**2 * (4 + 3 * 4)
 
 
-def solved(folder: Path, over: dict[str, Any], **sweep: Any) -> Experiment:
+def solved(folder: Path, over: dict[str, Any], **sweep: Any) -> Sweep:
     """Hourglasses whose sizes are solved for the parameters of the conventional model's layers."""
     section = {
         "baseline": CONVENTIONAL,

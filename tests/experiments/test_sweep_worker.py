@@ -12,17 +12,18 @@ from tiny_sweeps import every_run_raises, recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments import jobs
-from widthwise.experiments.experiment import Experiment
-from widthwise.experiments.findings import Findings
+from widthwise.experiments.plan import Sweep
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.sweep import read_sweep
+from widthwise.experiments.sweep_results import SweepResults
 from widthwise.records.outcome import Outcome
 from widthwise.reports.answers import answer
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import Interrupted
+from widthwise.training.observer import SilentObserver
 
 SEEDS = [4, 7, 9]
 DIVERGES = 1e6
@@ -35,12 +36,12 @@ SWEEP: dict[str, Any] = {
 COMMAND = "widthwise sweep tiny.yaml"
 
 
-def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> Experiment:
+def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> Sweep:
     return read_sweep(recipe_file(folder, sweep, **changes))
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, dict[str, Any]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("sweep")
     plan = plan_of(folder, SWEEP)
     return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
@@ -117,11 +118,12 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them(done, tmp_
     plan, folder, found = done
     early = Path(shutil.copytree(folder, tmp_path / "early"))
     (early / "runs" / "plain-seed9" / "result.json").unlink()
-    findings = Findings(plan, early, COMMAND)
-    assert points(findings.outcome({}))["0.03"]["difference"] is None
+    results = SweepResults(plan, early, COMMAND, SilentObserver())
+    assert points(results.write())["0.03"]["difference"] is None
     shutil.copy(folder / "runs" / "plain-seed9" / "result.json", early / "runs" / "plain-seed9" / "result.json")
-    assert points(findings.outcome({}))["0.03"] == points(found)["0.03"]
-    assert points(findings.outcome({"0.03": "the disk was full"}))["0.03"]["state"] == "finished"  # by another worker
+    assert points(results.write())["0.03"] == points(found)["0.03"]
+    results.failures["0.03"] = "the disk was full"
+    assert points(results.write())["0.03"]["state"] == "finished"  # by another worker
 
 
 def test_finished_and_diverged_runs_of_another_recipe_are_refused_not_reported(done, tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_finished_and_diverged_runs_of_another_recipe_are_refused_not_reported(d
         run_experiment(changed, copy, COMMAND)
 
 
-def small(folder: Path, **section: Any) -> Experiment:
+def small(folder: Path, **section: Any) -> Sweep:
     """Two points of one seed."""
     return plan_of(folder, {"over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4], **section})
 

@@ -14,10 +14,9 @@ from ranks import command_in, launched, said_by_script
 from tiny_sweeps import recipe_file
 
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import Experiment
+from widthwise.experiments.plan import Plan
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.study import STUDY_FILE
-from widthwise.experiments.sweep import read_sweep
+from widthwise.experiments.sweep import STUDY_FILE, read_sweep
 from widthwise.run_dir import RunDir
 
 pytestmark = pytest.mark.hard
@@ -61,7 +60,7 @@ def without_times(value: Any) -> Any:
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
-def check_as_alone(shared: Path, plan: Experiment) -> None:
+def check_as_alone(shared: Path, plan: Plan) -> None:
     """The folder holds what a worker alone, whom nobody disturbed, leaves: every run once, with the same results."""
     alone = shared.parent / "alone" / shared.name  # the title is the name of the folder
     run_experiment(plan, alone, "widthwise")

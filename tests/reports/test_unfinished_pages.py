@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from widthwise.cli import look as report_module
 from widthwise.cli.main import app
-from widthwise.experiments.experiment import Experiment, Point
+from widthwise.experiments.plan import Comparison, Point, Sweep
 from widthwise.experiments.running import run_experiment
 from widthwise.reports.writing import is_at_work, write_report
 from widthwise.run_dir import RunDir, RunFailed
@@ -61,7 +61,8 @@ class Looking(SilentObserver):
 def test_the_page_of_a_comparison_at_work_counts_its_runs(tmp_path: Path) -> None:
     recipes = {"a": tiny_recipe(), "b": tiny_recipe("optimizer.lr=0.02")}
     points = {name: Point(name, recipe) for name, recipe in recipes.items()}
-    plan, looking = Experiment("pair", points, (1, 2), baseline="a"), Looking(tmp_path)
+    plan = Comparison(title="pair", points=points, seeds=(1, 2), baseline="a")
+    looking = Looking(tmp_path)
     with pytest.raises(RunFailed):
         run_experiment(plan, tmp_path, "widthwise compare pair", looking)
     assert REFRESH in looking.text
@@ -82,8 +83,9 @@ def test_the_page_of_a_sweep_at_work_counts_its_runs_above_what_has_finished(tmp
     points = {
         str(lr): Point(str(lr), tiny_recipe(f"optimizer.lr={lr}"), values={"optimizer.lr": lr}) for lr in (0.01, 0.02)
     }
-    axes, looking = {"": {"optimizer.lr": [0.01, 0.02]}}, Looking(tmp_path)
-    run_experiment(Experiment("grid", points, (1,), axes=axes), tmp_path, "widthwise sweep grid", looking)
+    looking = Looking(tmp_path)
+    plan = Sweep(title="grid", points=points, seeds=(1,), axes={"": {"optimizer.lr": [0.01, 0.02]}})
+    run_experiment(plan, tmp_path, "widthwise sweep grid", looking)
     assert REFRESH in looking.text
     assert "2 runs: 1 finished, 1 running." in looking.text
     assert "0.01 has the lowest held-out loss of 1 point" in looking.text

@@ -105,7 +105,7 @@ def inspect(
 
 
 def _costs_table(work: dict[str, Any]) -> Table:
-    """A row for each point, and below every quantity its ratio to the baseline's. work: of `Experiment.workload`."""
+    """A row for each point, and below every quantity its ratio to the baseline's. work: of `Plan.workload`."""
     rows = []
     for row in work["points"]:
         cells = [shown(row[each.name], each) for each in COSTS]

@@ -20,7 +20,7 @@ from widthwise.runs.environment import command_line
 from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
-    from widthwise.experiments.experiment import Experiment
+    from widthwise.experiments.plan import Plan
 
 WORKERS = "Workers"
 WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
@@ -130,51 +130,42 @@ def family(
 
     Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
     """
-    from widthwise.experiments.family import plan_family, run_family
-    from widthwise.experiments.jobs import Jobs
-    from widthwise.reports.answers import answer
-    from widthwise.reports.experiment import branch_table
-    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.experiments.family import plan_family
+    from widthwise.reports.writing import check_kind
     from widthwise.runs.trained import RunCheckpoint
 
     if not options.to:
         raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
     folder = options.out or run.with_name(f"{run.name}-family")
     check_kind(folder, Outcome.file_name)
-    further = [RunCheckpoint.of(other) for other in options.also]
-    branches = plan_family(RunCheckpoint.of(run), options.to, overrides or (), folder, further, options.alone)
-    recipes = [run.recipe for branch in branches for run in branch.runs]
-    at_a_time = Jobs.of(recipes, len(recipes), training.n_jobs)
-    with training_progress(training.track) as observer:
-        found = run_family(branches, folder, observer, at_a_time, options.alone, command_line())
-    files = reversed(write_report([folder]))  # the page comes last
-    say_result(found, as_json, answer(found), filter(None, [comparison_table(found), branch_table(found)]), files)
+    parents = [RunCheckpoint.of(parent) for parent in (run, *options.also)]
+    plan = plan_family(parents, options.to, overrides or (), options.alone)
+    run_and_report(plan, folder, as_json, training, is_timed=False)
 
 
 def run_and_report(
-    plan: "Experiment",
+    plan: "Plan",
     folder: Path,
     as_json: bool,
     training: TrainingOptions,
     waits: bool = True,
+    is_timed: bool = True,
 ) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    waits: until others have finished the runs they hold. Raises RunFailed where all points failed.
+    waits: until others have finished the runs they hold. is_timed: first measure a step of each point, and report the
+    expected time. Raises RunFailed if all points failed.
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.answers import answer
-    from widthwise.reports.experiment import tuning_table
-    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.reports.experiment import branch_table, tuning_table
+    from widthwise.reports.writing import write_report
 
-    # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
-    if plan.axes is not None:
-        check_kind(folder, Outcome.file_name)
     at_a_time = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
         amount = plan.in_words
-        if plan.axes is None and (seconds := expected_seconds(plan, folder, at_a_time)):
+        if is_timed and (seconds := expected_seconds(plan, folder, at_a_time)):
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
         for line in (amount, *plan.adjustment_lines):
             observer.message(line)
@@ -188,18 +179,19 @@ def run_and_report(
     files = reversed(write_report([folder]))
     failed = [point for point in found.open_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-    say_result(found, as_json, [*answer(found), *reasons], [comparison_table(found), tuning_table(found)], files)
+    tables = [comparison_table(found), branch_table(found), tuning_table(found)]
+    say_result(found, as_json, [*answer(found), *reasons], tables, files)
     if found.study is not None and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
 
 
-def show_workload(plan: "Experiment", as_json: bool) -> None:
+def show_workload(plan: "Plan", as_json: bool) -> None:
     """Print a table of the planned work and what was adjusted, or JSON."""
-    work, row = plan.workload(), "variant" if plan.axes is None else "point"
+    work = plan.workload()
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
-    header = [row, *(each.brief_title for each in WORKLOAD)]
+    header = [plan.row, *(each.brief_title for each in WORKLOAD)]
     rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in WORKLOAD)] for each in work["points"]]
     if work["match"]:
         header.append("difference")

@@ -18,6 +18,7 @@ from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, say_result
 from widthwise.config_io import Config, UserError
+from widthwise.records.outcome import Outcome
 from widthwise.runs.environment import command_line
 
 
@@ -56,6 +57,7 @@ def sweep(
     optimizer.lr=0.002,0.004`
     """
     from widthwise.experiments.sweep import read_axes, read_sweep
+    from widthwise.reports.writing import check_kind
 
     is_grid = search.sampler == "grid"
     chosen = {"sampler": None if is_grid else search.sampler, "n_trials": search.trials}
@@ -72,7 +74,8 @@ def sweep(
         show_workload(plan, as_json)
         return
     folder = options.out or Path("runs") / plan.title
-    run_and_report(plan, folder, as_json, training, not training.worker)
+    check_kind(folder, Outcome.file_name)
+    run_and_report(plan, folder, as_json, training, not training.worker, is_timed=False)
 
 
 class FitOptions(Config):

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError
-from widthwise.experiments.experiment import ALLOWED_IN_NAMES
+from widthwise.experiments.plan import ALLOWED_IN_NAMES
 
 if TYPE_CHECKING:
     from optuna import Trial

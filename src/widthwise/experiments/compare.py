@@ -9,7 +9,6 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
     Matched,
@@ -20,6 +19,7 @@ from widthwise.experiments.matching import (
     match_asked,
     matched_ratio,
 )
+from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name
 from widthwise.experiments.rates import with_rates
 from widthwise.files import listed
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -75,7 +75,7 @@ def read_plan(
     tolerance: float | None = LARGEST_MISMATCH,
     only: str | None = None,
     rates_from: Path | str | None = None,
-) -> Experiment:
+) -> Comparison:
     """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
 
     seeds, match, adjust: replace the section's. tolerance: largest relative difference of the matched quantity
@@ -109,13 +109,13 @@ def read_plan(
                 points[name] = config.sized(name, recipe, recipes[baseline])
         except UserError as error:
             refused[name] = str(error)
-    plan = Experiment(
+    plan = Comparison(
         title="-vs-".join(recipe_name(path) for path in files),
+        page_title=config.title,
         points=points,
         seeds=config.seeds,
         match=config.matched,
         baseline=baseline,
-        section=config,
         refused=refused,
     )
     if rates_from is not None:
@@ -125,7 +125,7 @@ def read_plan(
     return plan
 
 
-def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:
+def check_fair(plan: Comparison, tolerance: float = LARGEST_MISMATCH) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
     recipes = {name: recipe for name, recipe in plan.recipes.items() if name not in plan.refused}
     for name, recipe in recipes.items():
@@ -138,12 +138,12 @@ def check_fair(plan: Experiment, tolerance: float = LARGEST_MISMATCH) -> None:
     check_matched(recipes, base, recipes[base], plan.match, advice, tolerance, refused=plan.refused.values())
 
 
-def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Experiment:
+def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Comparison:
     """Return the comparison of the shapes that `widthwise search` found with its base.
 
     summary: of a `shape.search.SearchResult`. recipes: the base, and some of those written for its candidates. They are
-    matched in the quantity of the search, within its tolerance or the one percent of other comparisons, whichever is
-    larger. Where its budget is not the base's, nothing is matched: only the candidates match each other.
+    matched in the quantity of the search, within its tolerance, but at least within the one percent of other
+    comparisons. Where its budget is not the base's, nothing is matched: only the candidates match each other.
     """
     match, tolerance = summary["match"], max(summary["tolerance"], LARGEST_MISMATCH)
     miss_of_base = abs(summary["baseline"][match] / summary["budget"] - 1)

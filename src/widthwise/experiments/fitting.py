@@ -33,7 +33,7 @@ from scipy import stats
 
 from widthwise.config_io import UserError, check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, students_t
-from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA, LAWS, PARABOLA, Law, leave_one_out_errors
+from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA, LAWS, PARABOLA, ChinchillaLaw, Law
 from widthwise.experiments.scaling_points import Axes, CurveGroup, FitData, Point, positive
 from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.scaling import Band, FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
@@ -45,8 +45,6 @@ N_REFITS = 500
 N_BAND = 33
 MOST_POINTS = 2000
 """Points of a group: memory grows with their square."""
-LARGEST_CORRELATION = 0.99
-"""Of the logarithms of two variables; above it the data cannot separate their exponents."""
 SMALLEST_P = 0.05
 """Level of the F test of lack of fit: below it the points miss the curve by more than the luck of runs explains."""
 
@@ -67,11 +65,13 @@ class Fit:
     has_lack_of_fit: bool
     """True if means over seeds are farther off the curve than the noise of runs explains. The intervals do not include
     such a miss."""
+    resampled: str
+    """What is drawn in a resample, as text."""
 
     def record(self) -> FittedLaw:
         """Return the parameters with their intervals, the quality of the fit, and, for a law of one variable, the
         confidence band of the curve at N_BAND values of x over the points."""
-        law, x, y = self.law, _variables(self.law, self.group), self.group.y
+        law, x, y = self.law, self.law.variables(self.group), self.group.y
         mean_square = np.square(y - law.y(self.parameters, x)).mean()
         values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
         return FittedLaw(
@@ -82,8 +82,8 @@ class Fit:
             },
             rms=float(np.sqrt(mean_square)),
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
-            leave_one_out_rms=None if law is CHINCHILLA else _left_out_rms(law, [self.group]),
-            band=None if law is CHINCHILLA else self._band(),
+            leave_one_out_rms=_left_out_rms(law, [self.group]) if law.n_variables == 1 else None,
+            band=self._band() if law.n_variables == 1 else None,
             reason=law.warning(self.parameters, x),
         )
 
@@ -95,10 +95,6 @@ class Fit:
         half_width = students_t(self.degrees_of_freedom) * spread
         low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
         return Band(x=across.tolist(), low=low, high=high)
-
-
-def _variables(law: Law, group: CurveGroup) -> np.ndarray:
-    return group.variables if law is CHINCHILLA else group.x
 
 
 def _u_shape(group: CurveGroup) -> str | None:
@@ -113,26 +109,15 @@ def _u_shape(group: CurveGroup) -> str | None:
     return f"the points fall and rise again, lowest at {x[lowest]:.4g}, which a monotone law cannot; see --law parabola"
 
 
-def objection(law: Law, group: CurveGroup) -> str | None:
-    """Return why a law cannot be fitted to a group; None if it can."""
-    x = _variables(law, group)
-    n_different = len(np.unique(x, axis=0))
-    if n_different < law.fewest_points:
-        return f"needs points at {law.fewest_points} or more different x, and {group.name} has {n_different}"
-    if law is CHINCHILLA:
-        is_varied = np.ptp(x, axis=0).all() and abs(np.corrcoef(np.log(x).T)[0, 1]) <= LARGEST_CORRELATION
-        return None if is_varied else f"needs x and x2 that vary separately in {group.name}"
-    return None
-
-
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
-    """Fit a law to a group without an `objection`. seed: of the resampling."""
-    x, y, n_runs, scale = _variables(law, group), group.y, np.array(group.layout), law.residual_scale
+    """Fit a law without an objection to a group. seed: of the resampling."""
+    x, y, n_runs, scale = law.variables(group), group.y, np.array(group.layout), law.residual_scale
     parameters, random = law.fit(x, y), np.random.default_rng([seed, *group.layout])
-    if law is CHINCHILLA:
+    if isinstance(law, ChinchillaLaw):
         rows = random.integers(len(y), size=(N_REFITS, len(y)))
-        drawn = np.array([CHINCHILLA.fit(x[i], y[i], start=parameters) for i in rows])
-        return Fit(law, group, parameters, drawn, np.zeros((0, len(y))), len(y) - len(law.symbols), False)
+        drawn = np.array([law.fit(x[i], y[i], start=parameters) for i in rows])
+        noise, n_free = np.zeros((0, len(y))), len(y) - len(law.symbols)
+        return Fit(law, group, parameters, drawn, noise, n_free, False, "whole points")
     on_curve, n_free, has_lack_of_fit = scale(law.y(parameters, x)), len(x) - len(law.symbols), False
     off_curve = scale(y) - on_curve
     if group.has_seeds:
@@ -146,14 +131,15 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     runs = widened[random.integers(len(residuals), size=(N_RESAMPLES, n_runs.sum()))]
     noise = np.add.reduceat(runs, np.cumsum([0, *n_runs[:-1]]), axis=1) / n_runs
     drawn = law.fit(x, law.from_residual_scale(centre + noise))
-    return Fit(law, group, parameters, drawn, noise, n_free, has_lack_of_fit)
+    resampled = "the luck of runs" if group.has_seeds else "residuals"
+    return Fit(law, group, parameters, drawn, noise, n_free, has_lack_of_fit, resampled)
 
 
 def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
     """Yield the savings curve against curve and point against curve. Both fits are of the same law.
 
-    Intervals are of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise the
-    degrees of freedom are those of Welch and Satterthwaite, for the sum of two independent errors.
+    Intervals are of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise Welch
+    and Satterthwaite's degrees of freedom apply, for the sum of two independent errors.
     """
     law, points = LAWS[baseline.law.kind], baseline.group.points
     largest = min(range(len(points)), key=lambda i: (-points[i].x, points[i].y))
@@ -215,21 +201,21 @@ def fit_groups(
     axes, groups, baseline = data.axes, data.groups, data.baseline
     if law is not None:
         check_one_of("--law", law, ALL_LAWS)
-    if (law == CHINCHILLA.kind) != (axes.x2 is not None):
+    laws: dict[LawName, Law] = {**LAWS}
+    if law is not None and law not in LAWS:
+        laws = {kind: each for kind, each in ALL_LAWS.items() if kind == law}
+        baseline = None
+    if any(each.n_variables != len(axes.variables) for each in laws.values()):
         raise UserError(
             "--law chinchilla: needs two variables, as in --x params --x2 tokens; other laws take --x alone"
         )
-    laws: dict[LawName, Law] = {**LAWS}
-    if requested := next((each for each in (PARABOLA, CHINCHILLA) if each.kind == law), None):
-        laws = {requested.kind: requested}
-        baseline = None
     for group in groups:
         if len(group.points) > MOST_POINTS:
             raise UserError(f"fit: {group.name} has {len(group.points):,} points; a law takes at most {MOST_POINTS:,}")
-        reasons = [objection(each, group) for each in laws.values()]
+        reasons = [each.objection(group) for each in laws.values()]
         if all(reasons):
             raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
-    possible = [(each, group) for each in laws.values() for group in groups if objection(each, group) is None]
+    possible = [(each, group) for each in laws.values() for group in groups if each.objection(group) is None]
     fits: Fits = {kind: {} for kind in laws}
     for n_done, (each, group) in enumerate(possible):
         (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
@@ -244,10 +230,8 @@ def fit_groups(
         if name != baseline
         for saving in savings(fit, own[baseline])
     ]
-    drawn = sorted({"the luck of runs" if group.has_seeds else "residuals" for group in groups})
-    n_drawn = N_REFITS if requested is CHINCHILLA else N_RESAMPLES
-    if requested is CHINCHILLA:
-        drawn = ["whole points"]
+    drawn = sorted({fit.resampled for fit in fits[chosen].values()})
+    n_drawn = len(next(iter(fits[chosen].values())).drawn_parameters)
     optima = _optima(fits, axes.group_by)
     sentences = [
         *(_saving_sentence(saved, name, chosen, axes.x) for name in dict.fromkeys(saving.group for saving in saved)),
@@ -305,7 +289,7 @@ def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tup
     """Return one law for all groups, so that their curves are comparable, and the reason for it."""
     if wanted is not None:
         law = next(law for law in ALL_LAWS.values() if law.kind == wanted)
-        if reasons := [reason for group in groups if (reason := objection(law, group))]:
+        if reasons := [reason for group in groups if (reason := law.objection(group))]:
             raise UserError(f"--law: got {wanted}, which {reasons[0]}")
         return law.kind, "as asked"
     errors: dict[LawName, float] = {
@@ -322,7 +306,7 @@ def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tup
 
 def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
     """Return the root mean square of the leave-one-out errors over all groups; nan if one has too few points."""
-    errors = np.concatenate([leave_one_out_errors(law, group.x, group.y) for group in groups])
+    errors = np.concatenate([law.leave_one_out_errors(group.x, group.y) for group in groups])
     return float(np.sqrt(np.square(errors).mean()))
 
 
@@ -331,7 +315,7 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
     laws: dict[LawName, FittedLaw] = {
         kind: own[group.name].record()
         if group.name in (own := fits[kind])
-        else FittedLaw(form=law.form, parameters={}, reason=objection(law, group), **unknown)
+        else FittedLaw(form=law.form, parameters={}, reason=law.objection(group), **unknown)
         for kind, law in ALL_LAWS.items()
         if kind in fits
     }

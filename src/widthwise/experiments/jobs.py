@@ -162,7 +162,9 @@ class Jobs:
         recipes = list(recipes)
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         is_small = all(recipe.training_flops / recipe.train.steps <= SMALL_STEP_FLOPS for recipe in recipes)
-        n_threads = _n_threads_of_openmp() or (1 if is_small else n_cores)
+        requested, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # "4,2" is for nested regions
+        n_threads = int(requested) if requested.strip().isdecimal() else 0
+        n_threads = n_threads or (1 if is_small else n_cores)
         is_short = n_tasks * max(recipe.training_flops for recipe in recipes) <= SHORT_FLOPS
         n_jobs = asked or (1 if is_short else min(n_cores // n_threads, _n_with_room(recipes)))
         return cls(max(1, min(n_tasks, n_jobs)), n_threads)
@@ -176,15 +178,6 @@ class Jobs:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def _n_threads_of_openmp() -> int | None:
-    """Return OMP_NUM_THREADS; of a list such as "4,2", which is for nested regions, its first number.
-
-    None if it is not set or does not begin with a positive whole number.
-    """
-    first, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")
-    return int(first) or None if first.strip().isdecimal() else None
 
 
 def _n_with_room(recipes: Iterable[Recipe]) -> int:

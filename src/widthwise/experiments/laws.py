@@ -14,13 +14,16 @@ are approaches 2 and 3 of arXiv:2203.15556. A law fits many data sets at once: x
 
 import itertools
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import huber
 
 from widthwise.records.scaling import SYMBOLS, LawName
+
+if TYPE_CHECKING:
+    from widthwise.experiments.scaling_points import CurveGroup
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.005, 10.0
 """Bounds of the exponent above an irreducible loss."""
@@ -32,6 +35,8 @@ N_GOLDEN_STEPS = 55
 LARGEST_POWER = 600.0
 """Bound of |b ln x|, which keeps x^b below the largest float."""
 HUBER_DELTA = 1e-3
+LARGEST_CORRELATION = 0.99
+"""Of the logarithms of two variables; above it the data cannot separate their exponents."""
 N_STARTS = 60
 """Starts of the grid from which the joint law is fitted, the ones of the lowest objective."""
 
@@ -47,6 +52,7 @@ class Law(ABC):
     """Positive symbols whose ratios mean more than differences: their intervals are of logarithms."""
     steepness: ClassVar[str]
     """The parameter that measures how fast y falls."""
+    n_variables: ClassVar[int] = 1
     residual_scale: ClassVar[np.ufunc] = np.positive
     """y on the scale of the fit: residuals are differences of these values."""
     from_residual_scale: ClassVar[np.ufunc] = np.positive
@@ -60,6 +66,28 @@ class Law(ABC):
     def fewest_points(self) -> int:
         """One more than the number of symbols: fewer leave nothing to judge the fit by."""
         return len(self.symbols) + 1
+
+    def variables(self, group: "CurveGroup") -> np.ndarray:
+        """Return x of all points, (n_points,), or x and x2, (n_points, 2)."""
+        return group.x
+
+    def objection(self, group: "CurveGroup") -> str | None:
+        """Return why the law cannot be fitted to a group; None if it can."""
+        n_different = len(np.unique(self.variables(group), axis=0))
+        if n_different >= self.fewest_points:
+            return None
+        return f"needs points at {self.fewest_points} or more different x, and {group.name} has {n_different}"
+
+    def leave_one_out_errors(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return (n_points,) y of each point minus the curve through the others.
+
+        nan if the others have fewer different x than the law needs: a curve through as many points as it has symbols
+        goes through any.
+        """
+        rest = np.array([np.delete(np.arange(len(x)), i) for i in range(len(x))])
+        if min(len(set(x[others])) for others in rest) < self.fewest_points:
+            return np.full(len(x), np.nan)
+        return y - self.y(self.fit(x[rest], y[rest]), x)
 
     @abstractmethod
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -224,8 +252,18 @@ class ChinchillaLaw(Law):
     formula = "{y} = {E:.5g} + {A:.5g}*{x}^-{alpha:.4g} + {B:.5g}*{x2}^-{beta:.4g}"
     factors = ("E", "A", "B")
     steepness = "alpha"
+    n_variables = 2
     residual_scale = np.log
     from_residual_scale = np.exp
+
+    def variables(self, group: "CurveGroup") -> np.ndarray:
+        return group.variables
+
+    def objection(self, group: "CurveGroup") -> str | None:
+        x = group.variables
+        is_varied = np.ptp(x, axis=0).all() and abs(np.corrcoef(np.log(x).T)[0, 1]) <= LARGEST_CORRELATION
+        problem = None if is_varied else f"needs x and x2 that vary separately in {group.name}"
+        return super().objection(group) or problem
 
     def fit(self, x: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
         """Fit one data set. start: parameters to begin from instead of the grid."""
@@ -269,18 +307,6 @@ LAWS: dict[LawName, MonotoneLaw] = {law.kind: law for law in (PowerLaw(), Irredu
 PARABOLA, CHINCHILLA = Parabola(), ChinchillaLaw()
 ALL_LAWS: dict[LawName, Law] = {**LAWS, PARABOLA.kind: PARABOLA, CHINCHILLA.kind: CHINCHILLA}
 """All laws, those included that are fitted only on request."""
-
-
-def leave_one_out_errors(law: Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return (n_points,) y of each point minus the curve through the others.
-
-    nan if the others have fewer different x than the law needs: a curve through as many points as it has symbols
-    goes through any.
-    """
-    kept = np.array([np.delete(np.arange(len(x)), i) for i in range(len(x))])
-    if min(len(set(x[others])) for others in kept) < law.fewest_points:
-        return np.full(len(x), np.nan)
-    return y - law.y(law.fit(x[kept], y[kept]), x)
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -91,7 +91,7 @@ def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
 def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
     """Return the runs of one recipe over its seeds as one record, compared with a baseline's if there is one.
 
-    The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, the
+    The comparison consists of the paired differences of the losses, the verdict on the held-out loss, the
     ratios of the costs and, from the loss curves, the tokens and FLOPs to equal loss. The baseline itself has no
     differences, and the verdict "baseline".
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, differences, parse, to_data
-from widthwise.experiments.experiment import Experiment, run_path
+from widthwise.experiments.plan import Comparison, run_path
 from widthwise.mistakes import shortened
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.outcome import OpenPoint, Outcome, TunedVariant, Tuning, Variant
@@ -26,7 +26,7 @@ SECTIONS = ("optimizer.", "schedule.", "train.")
 SHARED = ("model", "seq_len", "optimizer", "schedule", "growth", "train.batch_size")
 """Beginnings of the keys that are the same in the sweep and in the comparison."""
 SHORTENED = ("schedule.warmup_steps", "schedule.decay_steps")
-"""Those of them that may differ in a sweep of fewer steps."""
+"""Shared keys that may differ in a sweep of fewer steps."""
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:
@@ -36,7 +36,7 @@ def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:
     return parse(Recipe, data, name)
 
 
-def with_rates(plan: Experiment, folder: Path) -> Experiment:
+def with_rates(plan: Comparison, folder: Path) -> Comparison:
     """Return the comparison with each variant's best values in the sweep in a folder.
 
     Raises UserError if the sweep has not finished, lacks a variant, or is not a fair choice.
@@ -76,7 +76,7 @@ def with_rates(plan: Experiment, folder: Path) -> Experiment:
     return replace(plan, points=points, tuning=tuning)
 
 
-def _check_grids(plan: Experiment, sweep: Outcome, where: str) -> None:
+def _check_grids(plan: Comparison, sweep: Outcome, where: str) -> None:
     """Raise UserError unless a finished sweep on other seeds has one grid of values for all variants."""
     if sweep.kind != "sweep" or sweep.is_open:
         state = f"an unfinished {sweep.kind}" if sweep.is_open else f"a {sweep.kind}"

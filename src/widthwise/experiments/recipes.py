@@ -9,8 +9,8 @@ from pydantic.json_schema import models_json_schema
 from widthwise.config_io import UserError, check_one_of
 from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
 from widthwise.experiments.discover import DiscoverConfig
-from widthwise.experiments.experiment import Experiment
 from widthwise.experiments.matching import check_trainable
+from widthwise.experiments.plan import Plan
 from widthwise.experiments.sweep import SweepConfig, SweepGroup, read_sweep
 from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, load_recipe
 from widthwise.yaml_io import read_recipe
@@ -36,7 +36,7 @@ def describes_several(data: Mapping[str, Any], path: Path) -> bool:
     return not SEVERAL_RUNS.keys().isdisjoint(data)
 
 
-def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, str | None]:
+def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str | None]:
     """Return the experiment of a recipe of several runs, adjusted as `compare` would, and why `compare` would refuse
     it, or None. Raises UserError."""
     sections = read_recipe(path, overrides)
@@ -61,11 +61,11 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
     if "compare" in data:
         plan = read_plan([path], overrides, tolerance=None, only=variant)
+        if variant in plan.refused:
+            raise UserError(plan.refused[variant])
     else:
-        plan, _ = read_all(path, overrides)
+        plan = read_sweep(path, overrides)
     check_one_of("--variant", variant, plan.recipes)
-    if variant in plan.refused:
-        raise UserError(plan.refused[variant])
     check_trainable(plan.recipes[variant], variant)
     return plan.recipes[variant]
 

@@ -197,8 +197,8 @@ def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder
 
 
 def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Point]], set[str | None], list[str]]:
-    """Return the points of run directories, comparisons and sweeps, each with its group; the names of the baselines of
-    these; the unfinished points of sweeps, in words. Raises UserError for any other folder."""
+    """Return the points of run directories, comparisons and sweeps, each with its group; the names of their baselines;
+    text on the unfinished points of sweeps. Raises UserError for any other folder."""
     if folders:
         for option, name in zip(("--x", "--x2"), axes.variables):
             check_one_of(option, name, X_QUANTITIES)

@@ -107,70 +107,90 @@ class HeldElsewhere(UserError):
     """Other workers hold all runs that are left: no mistake, but nothing is left to begin here."""
 
 
-class Schedule:
-    """The runs of an experiment that are left, for the jobs of one worker."""
+class RunPolicy:
+    """Decides about the runs of an experiment: by default all are trained, and a failure stops the others."""
 
-    def __init__(self, runs: Iterable[Run], observer: Observer, further: Sequence[float] = ()):
+    @property
+    def n_open(self) -> int:
+        """Number of points of a search that have neither finished nor failed, drawn or not."""
+        return 0
+
+    def draw(self) -> list[Run]:
+        """Return the runs of a further point; none if no point can be drawn here."""
+        return []
+
+    def may_begin(self, run: Run) -> bool:
+        """Return False for a run whose point has failed, so that all its runs are dropped."""
+        return True
+
+    def finished(self, run: Run, is_last: bool) -> None:
+        """Note a finished run. is_last: True if no run of its point remains."""
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        """Note a failed run, so that its point is dropped. Raises what stops the experiment."""
+        raise error
+
+
+class Schedule:
+    """The remaining runs of an experiment, for the jobs of one worker."""
+
+    def __init__(self, runs: Iterable[Run], observer: Observer, policy: RunPolicy, further: Sequence[float] = ()):
         """runs: in the order of training. further: the FLOPs of runs that are not known yet."""
         self.observer = observer
-        self.left = {run.name: run for run in runs}
+        self._policy = policy
+        self._remaining = {run.name: run for run in runs}
         self._at_work: set[str] = set()
         self._held_elsewhere: list[str] = []
         self._n_announced = 0
         flops = {
             name: run.recipe.training_flops * (1 - (run.grown_at or 0) / run.recipe.train.steps)
-            for name, run in self.left.items()
+            for name, run in self._remaining.items()
         }
-        self.eta = Eta(flops, further)
+        self._eta = Eta(flops, further)
 
     @property
     def n_held_elsewhere(self) -> int:
         """Number of runs that other workers held when this one last looked."""
-        return len(self._held_elsewhere)
+        return len(self._held_elsewhere) + self._policy.n_open
 
     @property
     def is_over(self) -> bool:
-        """True if no run is left, here or elsewhere."""
-        return not self.left
-
-    def add(self, runs: Iterable[Run]) -> None:
-        """Append runs."""
-        for run in runs:
-            self.left[run.name] = run
-            self.eta.add(run.name, run.recipe.training_flops)
-
-    def drop(self, point: str) -> None:
-        """Remove the runs of a point."""
-        self.left = {name: run for name, run in self.left.items() if run.point != point}
+        """True if no run remains, here or elsewhere."""
+        return not self._remaining and self._policy.n_open == 0
 
     def next(self) -> Run | None:
-        """Claim the next run for a job of this worker; None if all that are left are held."""
+        """Claim the next run for a job of this worker; None if other workers hold all that remain."""
+        while (run := self._claimed()) is None and (drawn := self._policy.draw()):
+            for further in drawn:
+                self._remaining[further.name] = further
+                self._eta.add(further.name, further.recipe.training_flops)
+        return run
+
+    def _claimed(self) -> Run | None:
         self._held_elsewhere = []
-        for name, run in list(self.left.items()):
-            if name in self._at_work or name not in self.left:
+        for name, run in list(self._remaining.items()):
+            if name in self._at_work or name not in self._remaining:
                 continue
             if RunDir(run.path).is_in_use:
                 self._held_elsewhere.append(name)
-            elif self.may_begin(run):
+            elif self._policy.may_begin(run):
                 self._at_work.add(name)
                 return run
+            else:
+                self._drop(run.point)
         return None
-
-    def may_begin(self, run: Run) -> bool:
-        """Return True if a run that is not held can be trained."""
-        return True
 
     @contextmanager
     def showing(self, run: Run, observer: Observer) -> Iterator[Observer]:
         """Yield the observer of a run that is trained in the block. observer: of the job that trains it."""
-        idle = [name for name in self.left if name not in {*self._at_work, *self._held_elsewhere}]
-        waiting = [name for name in idle if not RunDir(self.left[name].path).has_result]
+        idle = [name for name in self._remaining if name not in {*self._at_work, *self._held_elsewhere}]
+        waiting = [name for name in idle if not RunDir(self._remaining[name].path).has_result]
         flops_per_step = run.recipe.training_flops / run.recipe.train.steps
-        with self.eta.at_work_on(run.name, flops_per_step, observer, waiting, self._held_elsewhere) as shown:
+        with self._eta.at_work_on(run.name, flops_per_step, observer, waiting, self._held_elsewhere) as shown:
             yield shown
 
     def announce_wait(self) -> None:
-        """Say that runs of other workers are waited for, once for each number of runs."""
+        """Report that runs of other workers are waited for, once for each number of runs."""
         if (n := self.n_held_elsewhere) not in (0, self._n_announced):
             self.observer.message(f"waiting for {counted(n, 'run')} of other workers, or to take over")
             self._n_announced = n
@@ -184,16 +204,15 @@ class Schedule:
         if isinstance(error, RunInUse):
             return
         if error is not None:
-            self.failed(run, error)
-        elif self.left.pop(run.name, None) is not None:
-            self.finished(run)
+            self._policy.failed(run, error)
+            self._drop(run.point)
+        elif self._remaining.pop(run.name, None) is not None:
+            is_last = not any(other.point == run.point for other in self._remaining.values())
+            self._policy.finished(run, is_last)
 
-    def finished(self, run: Run) -> None:
-        """Handle the end of a run."""
-
-    def failed(self, run: Run, error: BaseException) -> None:
-        """Handle a run that cannot be trained. Raises what stops the others."""
-        raise error
+    def _drop(self, point: str) -> None:
+        """Remove the runs of a point."""
+        self._remaining = {name: run for name, run in self._remaining.items() if run.point != point}
 
 
 def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: str, waits: bool = True) -> None:

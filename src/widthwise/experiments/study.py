@@ -7,20 +7,21 @@ storage needs no heartbeat, and a file in the folder is enough.
 
 import logging
 import math
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import UserError, require
 from widthwise.experiments.axes import point_name
-from widthwise.experiments.experiment import Experiment, Point
+from widthwise.experiments.plan import Point
+from widthwise.experiments.sweep import STUDY_FILE, Search
 
 if TYPE_CHECKING:
     import optuna
     from filelock import BaseFileLock
     from optuna.trial import FrozenTrial
 
-STUDY_FILE = "study.log"
 IDENTITY = "identity"
 """User attribute of the study: identity of the search."""
 POINT, REASON = "point", "reason"
@@ -28,18 +29,19 @@ POINT, REASON = "point", "reason"
 
 
 STATES = {"COMPLETE": "finished", "FAIL": "failed"}
-"""State of a trial in Optuna -> that of its point; running in any other, as its worker may have died."""
+"""State of a trial in Optuna -> state of its point; running in any other, as its worker may have died."""
 
 
 class Study:
     """The study of one search, for one worker."""
 
-    def __init__(self, experiment: Experiment, folder: Path):
+    def __init__(self, plan: Search, folder: Path):
         """Raises UserError if the study in the folder is another search's."""
-        optuna: Any = require("optuna", "sweep")
-        optuna.logging.set_verbosity(logging.WARNING)
-        assert experiment.space is not None
-        self._space, self._folder, self.name = experiment.space, folder, experiment.title
+        self._optuna: Any = require("optuna", "sweep")
+        self._optuna.logging.set_verbosity(logging.WARNING)
+        self._sampler = plan.sampler
+        self._space = plan.space
+        self._folder = folder
         self._locks: dict[int, BaseFileLock] = {}
         """Trial that this worker holds -> its lock."""
         self._held: dict[str, list[int]] = {}
@@ -48,8 +50,16 @@ class Study:
         """Trial that this worker could not train, and so keeps from itself -> its reason, which may be mended."""
         folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
-            self._study = self._opened()
-            self._check_identity(self._space.identity())
+            backends = self._optuna.storages.journal
+            storage = self._optuna.storages.JournalStorage(backends.JournalFileBackend(str(folder / STUDY_FILE)))
+            self._study = self._optuna.create_study(study_name=plan.title, storage=storage, load_if_exists=True)
+            identity = self._space.identity()
+            saved = self._study.user_attrs.get(IDENTITY)
+            if saved is None and not self._trials():
+                self._study.set_user_attr(IDENTITY, identity)
+            elif saved != identity:
+                path = folder / STUDY_FILE
+                raise UserError(f"{path}: is the study of another search; choose another folder with --out")
 
     def drawn(self) -> list[dict[str, Any]]:
         """Return name, group, values, state and reason of the points chosen so far by all workers, in order. The name
@@ -80,7 +90,7 @@ class Study:
                 group, values = self._space.draw(self._trial(number))
                 try:
                     name = point_name(group, values)
-                    self._note(number, POINT, {"name": name, "group": group, "values": values})
+                    self._trial(number).set_user_attr(POINT, {"name": name, "group": group, "values": values})
                     point = self._space.point(group, values)
                 except UserError as error:
                     self._tell_failed(number, str(error))
@@ -104,16 +114,25 @@ class Study:
                 lock.acquire(timeout=0)
                 self._locks[number] = lock
                 if number == len(trials):
-                    self._study.sampler = self._space.sampler(number)
+                    self._set_sampler(number)
                     self._study.ask()
                 return number
         return None
 
     def _trial(self, number: int) -> "optuna.Trial":
-        import optuna
+        self._set_sampler(number)
+        return self._optuna.Trial(self._study, self._trials()[number]._trial_id)
 
-        self._study.sampler = self._space.sampler(number)
-        return optuna.Trial(self._study, self._trials()[number]._trial_id)
+    def _set_sampler(self, number: int) -> None:
+        """Set the sampler of one trial. It depends only on the trial's number and on what has finished before, so that
+        an interrupted search continues as it would have."""
+        samplers = self._optuna.samplers
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            if self._sampler == "random":
+                self._study.sampler = samplers.RandomSampler(seed=number)
+            else:  # constant_liar: points in progress elsewhere count as bad, so that workers avoid them
+                self._study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
 
     def finish(self, name: str, loss: float) -> None:
         """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""
@@ -129,23 +148,15 @@ class Study:
                 self._given_up[number] = reason
 
     def _tell_failed(self, number: int, reason: str) -> None:
-        from optuna.trial import TrialState
+        self._trial(number).set_user_attr(REASON, reason)
+        self._tell(number, state=self._optuna.trial.TrialState.FAIL)
 
-        self._note(number, REASON, reason)
-        self._tell(number, state=TrialState.FAIL)
-
-    def _tell(self, number: int, **told: Any) -> None:
+    def _tell(self, number: int, **result: Any) -> None:
         """Tell the end of a trial, and give it up."""
-        self._study.tell(number, skip_if_finished=True, **told)
+        self._study.tell(number, skip_if_finished=True, **result)
         self._locks.pop(number).release()
 
-    def _note(self, number: int, key: str, value: Any) -> None:
-        self._trial(number).set_user_attr(key, value)
-
-    def __enter__(self) -> "Study":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Give up all locks, so that others may take the points that have not finished."""
         for lock in self._locks.values():
             lock.release()
@@ -161,19 +172,3 @@ class Study:
             return self._study.get_trials(deepcopy=False)
         except KeyError:
             raise UserError(f"{self._folder / STUDY_FILE}: its study no longer exists") from None
-
-    def _check_identity(self, identity: str) -> None:
-        saved = self._study.user_attrs.get(IDENTITY)
-        if saved is None and not self._trials():
-            self._study.set_user_attr(IDENTITY, identity)
-        elif saved != identity:
-            path = self._folder / STUDY_FILE
-            raise UserError(f"{path}: is the study of another search; choose another folder with --out")
-
-    def _opened(self) -> "optuna.Study":
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        storage = JournalStorage(JournalFileBackend(str(self._folder / STUDY_FILE)))
-        return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)

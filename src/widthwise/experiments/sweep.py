@@ -5,18 +5,17 @@ import hashlib
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse, require, to_data
+from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.axes import Axis, point_name
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.experiment import MOST_POINTS, Experiment, Point, check_name
 from widthwise.experiments.matching import (
     MatchConfig,
     MatchSection,
@@ -25,6 +24,7 @@ from widthwise.experiments.matching import (
     comparable,
     match_asked,
 )
+from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
 from widthwise.experiments.rungs import RUNG, RungsConfig, rung_points
 from widthwise.mistakes import REMOVED
@@ -34,8 +34,8 @@ from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, r
 
 if TYPE_CHECKING:
     from optuna import Trial
-    from optuna.samplers import BaseSampler
 
+STUDY_FILE = "study.log"
 SEED_KEY = "train.seed"
 ASPECT = "aspect"
 """An axis that is no recipe key: d_model / n_layers of points whose width is solved."""
@@ -123,6 +123,16 @@ class SweepConfig(RungsConfig):
             return {"": self.over}
         return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
 
+    def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield group and values of every point of a grid. Raises UserError for a range."""
+        for group, axes in self.axes.items():
+            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
+                yield group, dict(zip(axes, values))
+
+    def axes_as_data(self) -> dict[str, dict[str, Any]]:
+        """Return group -> key -> list of values, or a range as a mapping."""
+        return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.axes.items()}
+
     @property
     def matching(self) -> MatchConfig:
         """`match`, or what it is where it is not given."""
@@ -146,7 +156,7 @@ class SweepSpace:
         elif config.search is not None:
             self._reference = title, parse_recipe(dict(data), title)
         else:
-            group, values = next(self._combinations())
+            group, values = next(config.combinations())
             name = point_name(group, values)
             self._reference = name, self._recipe(name, group, values)
 
@@ -165,7 +175,7 @@ class SweepSpace:
             )
             if (n := sum(math.prod(map(len, axes)) for axes in grids)) > MOST_POINTS:
                 raise UserError(f"sweep: a grid of {n:,} points; must be at most {MOST_POINTS:,}, or add search")
-            points += [self.point(group, values) for group, values in self._combinations()]
+            points += [self.point(group, values) for group, values in self.config.combinations()]
         found: dict[str, Point] = {}
         for point in points:
             if point.name in found:
@@ -177,11 +187,6 @@ class SweepSpace:
                     f"sweep: {one.name} and {other.name} become the same model ({other.adjustment}); leave one out"
                 )
         return found
-
-    def _combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for group, axes in self.config.axes.items():
-            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
-                yield group, dict(zip(axes, values))
 
     def point(self, group: str, values: Mapping[str, Any]) -> Point:
         """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
@@ -201,22 +206,6 @@ class SweepSpace:
         apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items()))
         return parse(Recipe, data, name)
 
-    def axes_as_data(self) -> dict[str, dict[str, Any]]:
-        """Return group -> key -> list of values, or a range as a mapping."""
-        return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
-
-    def sampler(self, index: int) -> "BaseSampler":
-        """Return the sampler of one trial. It depends only on the trial's index and on what has finished before, so
-        that an interrupted search continues as it would have."""
-        optuna: Any = require("optuna", "sweep")
-        assert self.config.search is not None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            if self.config.search.sampler == "random":
-                return optuna.samplers.RandomSampler(seed=index)
-            # constant_liar: points in progress elsewhere count as bad, so that workers avoid them.
-            return optuna.samplers.TPESampler(seed=index, constant_liar=True)
-
     def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
         """Return the group and values that the sampler chooses for a trial."""
         axes = self.config.axes
@@ -230,11 +219,27 @@ class SweepSpace:
         config, search, match = self.config, self.config.search, self.config.matching
         assert search is not None
         points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
-        described = [points, list(config.seeds), match.quantity, self.axes_as_data(), search.sampler, dict(self._data)]
-        described.append({name: group.change for name, group in config.groups.items()})
+        described = [points, list(config.seeds), match.quantity, config.axes_as_data()]
+        described += [search.sampler, dict(self._data), {name: group.change for name, group in config.groups.items()}]
         if match.adjust:
             described.append(to_data(match))
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Sweep):
+    """A sweep whose points but the baseline are drawn by a sampler when it runs."""
+
+    storage = STUDY_FILE
+    space: SweepSpace
+
+    @property
+    def reference(self) -> Recipe:
+        return self.space.reference
+
+    @property
+    def n_points(self) -> int:
+        return len(self.points) + self.space.n_trials
 
 
 def _where(group: str) -> str:
@@ -242,10 +247,10 @@ def _where(group: str) -> str:
     return f"groups.{group}.over" if group else "over"
 
 
-def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Experiment:
+def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Sweep:
     """Return the sweep of a recipe file, every point of a grid checked. Raises UserError.
 
-    asked: keys of the sweep section that replace those of the file, which may then have no such section; `match` and
+    asked: keys that replace the ones of the sweep section, which may then have no such section; `match` and
     `adjust` replace each its part of what the file says to match.
     """
     data = read_recipe(path, overrides)
@@ -259,31 +264,23 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
     config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
+    about = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
     if config.rungs:
-        groups = {name: group.change for name, group in config.groups.items()}
-        return Experiment(
-            title=title,
-            points=rung_points(config, groups, config.matching, data),
-            seeds=config.seeds,
-            match=config.matching.quantity,
-            baseline_group=next(iter(groups)),
-            section=config,
-            axes={group: {RUNG: list(config.rungs)} for group in groups},
+        changes = {name: group.change for name, group in config.groups.items()}
+        return Ladder(
+            **about,
+            points=rung_points(config, changes, config.matching, data),
+            axes={group: {RUNG: list(config.rungs)} for group in changes},
+            baseline_group=next(iter(changes)),
         )
     space = SweepSpace(title, config, data)
-    return Experiment(
-        title=title,
-        points=space.grid(),
-        seeds=config.seeds,
-        match=config.matching.quantity,
-        baseline=space.baseline and space.baseline.name,
-        section=config,
-        axes=space.axes_as_data(),
-        space=None if config.search is None else space,
-    )
+    about |= {"points": space.grid(), "baseline": space.baseline and space.baseline.name, "axes": config.axes_as_data()}
+    if config.search is None:
+        return Sweep(**about)
+    return Search(**about, space=space, sampler=config.search.sampler)
 
 
-def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Experiment:
+def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Sweep:
     """Return every variant of a comparison, sized as it is compared, at every value of the axes."""
     if "over" not in asked or "search" in asked:
         raise UserError(f"{path}: has a compare section; `compare` trains it, and --over sweeps its variants on a grid")
@@ -291,16 +288,14 @@ def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str,
     section = {key: asked[key] for key in ("over", "seeds") if key in asked}
     config = parse(SweepConfig, {**section, "groups": {name: {} for name in plan.points}}, f"{path}: sweep")
     points = dict[str, Point]()
-    for name, variant in plan.points.items():
-        for values in itertools.product(*(axis.grid(f"over.{key}") for key, axis in config.over.items())):
-            chosen = dict(zip(config.over, values))
-            point = point_name(name, chosen)
-            recipe = with_values(variant.recipe, chosen, point)
-            check_trainable(recipe, point)
-            points[point] = Point(point, recipe, name, chosen, variant.adjustment)
-    axes = {name: {key: axis.as_data() for key, axis in config.over.items()} for name in plan.points}
-    title = f"{plan.title}-sweep"
-    return Experiment(title, points, config.seeds, plan.match, section=config, axes=axes)
+    for group, values in config.combinations():
+        variant = plan.points[group]
+        name = point_name(group, values)
+        recipe = with_values(variant.recipe, values, name)
+        check_trainable(recipe, name)
+        points[name] = Point(name, recipe, group, values, variant.adjustment)
+    about = {"title": f"{plan.title}-sweep", "seeds": config.seeds, "match": plan.match}
+    return Sweep(**about, points=points, axes=config.axes_as_data())
 
 
 def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,19 @@
-"""An experiment before it is run: points, each a recipe that is trained with every seed.
-
-The points of a comparison are given by name, those of a sweep by axes or by a sampler, those of a ladder by rungs.
-"""
+"""A plan of an experiment: points, each a recipe that is trained with every seed, and what they are compared with."""
 
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from widthwise.computing import Precision
-from widthwise.config_io import Config, checked_copy
+from widthwise.config_io import checked_copy
 from widthwise.experiments.matching import Adjustment, Matched, check_trainable
 from widthwise.mistakes import counted
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
-
-if TYPE_CHECKING:
-    from widthwise.experiments.sweep import SweepSpace
 
 MOST_POINTS = 1000
 """Largest number of variants or points that are given, rather than drawn: each is built before the first is trained."""
@@ -56,12 +49,17 @@ class Point:
     """Changes that make it match its baseline."""
 
 
-@dataclass(frozen=True)
-class Experiment:
+@dataclass(frozen=True, kw_only=True)
+class Plan(ABC):
     """Points that are trained with the same seeds, and compared."""
 
+    kind: ClassVar[Literal["comparison", "sweep", "ladder", "family"]]
+    row: ClassVar[str] = "point"
+    """Title of the column that names the points."""
     title: str
     """Name of its recipe, or names of several."""
+    page_title: str | None = None
+    """Title of its page; default: the name of its folder."""
     points: Mapping[str, Point]
     """By name, in order, as far as they are known before the experiment is run."""
     seeds: tuple[int, ...]
@@ -69,36 +67,20 @@ class Experiment:
     """Quantity in which compared points match."""
     baseline: str | None = None
     """The point with which all others are compared."""
-    baseline_group: str | None = None
-    """In a ladder the group with whose point of the same values the others are compared."""
-    section: Config | None = None
-    """The section of the recipe that describes the experiment; None for several recipes."""
-    tuning: Tuning | None = None
-    """Values of its points that are those of a sweep."""
-    axes: Mapping[str, Mapping[str, Any]] | None = None
-    """Group -> recipe key -> its values, or a range as a mapping; None for points given by name."""
-    space: "SweepSpace | None" = None
-    """Further points are chosen from here; None for none."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Point -> why it could not be adjusted as asked."""
 
     @property
-    def kind(self) -> Literal["comparison", "sweep", "ladder"]:
-        if self.axes is None:
-            return "comparison"
-        return "sweep" if self.baseline_group is None else "ladder"
+    @abstractmethod
+    def order(self) -> list[tuple[str, int]]:
+        """Point and seed of the runs of known points, in the order of training."""
 
-    def title_in(self, folder: Path) -> str:
-        """Return the title of its page: `title` of the section, otherwise the name of the folder."""
-        return getattr(self.section, "title", None) or folder.resolve().name
+    def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
+        """Return the name of the point that a point is compared with: itself for a baseline, None if there is none."""
+        return self.baseline
 
     @property
     def reference(self) -> Recipe:
         """The recipe whose held-out text judges all points."""
-        if self.points:
-            return next(iter(self.points.values())).recipe
-        assert self.space is not None
-        return self.space.reference
+        return next(iter(self.points.values())).recipe
 
     @property
     def recipes(self) -> dict[str, Recipe]:
@@ -106,29 +88,8 @@ class Experiment:
 
     @property
     def n_points(self) -> int:
-        """Number of points to train, the baseline and those to be chosen included."""
-        return len(self.points) + (self.space.n_trials if self.space else 0)
-
-    def settled(self, choose: Callable[[], Precision]) -> "Experiment":
-        """Return the experiment with one chosen precision for all recipes that say `auto`."""
-        chosen = cache(choose)
-        settled = {name: replace(point, recipe=point.recipe.settled(chosen)) for name, point in self.points.items()}
-        return replace(self, points=settled)
-
-    def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
-        """Return the name of the point that a point is compared with: itself for a baseline, None if there is none."""
-        if self.baseline_group is None:
-            return self.baseline
-        alike = (each for each in self.points.values() if (each.group, each.values) == (self.baseline_group, values))
-        return next(alike).name
-
-    @property
-    def order(self) -> list[tuple[str, int]]:
-        """Point and seed of the runs of known points, in the order of training: seed by seed where points are given by
-        name, so that all have a first result early; else point by point, so that a point is soon known."""
-        if self.axes is None:
-            return [(name, seed) for seed in self.seeds for name in self.points]
-        return [(name, seed) for name in self.points for seed in self.seeds]
+        """Number of points to train, the baseline and those to be drawn included."""
+        return len(self.points)
 
     @property
     def adjustments(self) -> dict[str, Adjustment]:
@@ -137,26 +98,18 @@ class Experiment:
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """Text on the changes and the miss of each adjusted point, values that a sweep chose, and dead parameters."""
-        found = [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
-        if self.tuning is not None:
-            found += [f"{each.name}: {each.in_words} (of {self.tuning.sweep})" for each in self.tuning.variants]
-        if self.axes is None:
-            dead = {name: recipe.final_model.n_dead_params for name, recipe in self.recipes.items()}
-            found += [
-                f"{name}: {n:,} of its parameters never learn, as its shape has it" for name, n in dead.items() if n
-            ]
-        return found
+        """Text on the changes and the miss of each adjusted point."""
+        return [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
 
     @property
     def in_words(self) -> str:
         """The amount of work."""
-        work, what = self.workload(n_runs=1), "variant" if self.axes is None else "point"
+        work = self.workload(n_runs=1)
         counts = ({row[key] for row in work["points"]} for key in ("steps", "tokens"))
-        steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(each), max(each)})) for each in counts)
+        steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(count), max(count)})) for count in counts)
         compute = pflops_days(work["training_flops"], 1)
         return (
-            f"{counted(work['n_points'], what)} x {counted(len(self.seeds), 'seed')}: "
+            f"{counted(work['n_points'], self.row)} x {counted(len(self.seeds), 'seed')}: "
             f"{counted(work['n_runs'], 'run')} of {steps} steps and {tokens} tokens, together "
             f"{work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
         )
@@ -164,8 +117,8 @@ class Experiment:
     def workload(self, n_runs: int | None = None) -> dict[str, Any]:
         """Return the costs of every point and the work of all runs, as plain data.
 
-        Points that are not chosen yet count as the mean of the known ones, or as the reference if none is known.
-        n_runs: runs of a point whose tokens and training FLOPs its row has; by default those of all seeds. Raises
+        Points that are not drawn yet count as the mean of the known ones, or as the reference if none is known.
+        n_runs: runs of a point whose tokens and training FLOPs its row has; by default all seeds. Raises
         UserError for an impossible model.
         """
         n_seeds = len(self.seeds)
@@ -190,6 +143,63 @@ class Experiment:
             "match": self.match if is_matched else None,
             "points": rows,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Plan):
+    """Variants given by name, trained seed by seed, so that all have a first result early."""
+
+    kind = "comparison"
+    row = "variant"
+    tuning: Tuning | None = None
+    """Values of its variants that a sweep chose."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Variant -> why it could not be adjusted."""
+
+    @property
+    def order(self) -> list[tuple[str, int]]:
+        return [(name, seed) for seed in self.seeds for name in self.points]
+
+    @property
+    def adjustment_lines(self) -> list[str]:
+        """Text on each adjusted variant, on values that a sweep chose, and on dead parameters."""
+        lines = super().adjustment_lines
+        if self.tuning is not None:
+            lines += [f"{each.name}: {each.in_words} (of {self.tuning.sweep})" for each in self.tuning.variants]
+        dead = {name: recipe.final_model.n_dead_params for name, recipe in self.recipes.items()}
+        return lines + [
+            f"{name}: {n:,} of its parameters never learn, as its shape has it" for name, n in dead.items() if n
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Plan):
+    """All combinations of the values of axes, trained point by point, so that a point is known soon."""
+
+    kind = "sweep"
+    sampler: str = "grid"
+    """The sampler that draws the points, or `grid`."""
+    storage: ClassVar[str] = ""
+    """File of the study that draws the points."""
+    axes: Mapping[str, Mapping[str, Any]]
+    """Group -> recipe key -> its values, or a range as a mapping."""
+
+    @property
+    def order(self) -> list[tuple[str, int]]:
+        return [(name, seed) for name in self.points for seed in self.seeds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder(Sweep):
+    """Groups at several sizes, compared size by size."""
+
+    kind = "ladder"
+    baseline_group: str
+    """The group with whose point of the same values the others are compared."""
+
+    def baseline_of(self, group: str, values: Mapping[str, Any]) -> str:
+        place = self.baseline_group, values
+        return next(point.name for point in self.points.values() if (point.group, point.values) == place)
 
 
 RATIOS = (*(name for name, each in OF_MODELS.items() if each.has_ratio), "tokens", "training_flops")

@@ -1,0 +1,152 @@
+"""The results of an experiment, read from its folder as runs finish, and what a failed run means for it.
+
+There is a class for each kind of plan.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar, cast
+
+from widthwise.computing import Precision
+from widthwise.experiments.equal_loss import validations_of
+from widthwise.experiments.jobs import Run
+from widthwise.experiments.outcome import SeedRuns, check_same_data, variant_of
+from widthwise.experiments.plan import Comparison, Plan, Point, run_path, seeded
+from widthwise.experiments.scheduler import RunPolicy
+from widthwise.files import write_first
+from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.outcome import OpenPoint, Outcome, Variant
+from widthwise.records.run import PlannedRun, PlannedRuns
+from widthwise.run_dir import RunDir
+from widthwise.runs.environment import environment
+from widthwise.runs.speed import chosen_precision
+from widthwise.training.observer import Observer
+
+P = TypeVar("P", bound=Plan, covariant=True)
+PRECISION = "precision"
+"""File that holds the choice for `precision: auto` in an experiment."""
+
+
+class Results(RunPolicy, Generic[P]):
+    """The results of any experiment. The context closes what was opened."""
+
+    def __init__(self, plan: P, folder: Path, command: str, observer: Observer):
+        self.plan = plan
+        self.folder = folder
+        self.command = command
+        self.observer = observer
+        self.precision = cache(partial(_one_precision, folder, observer))
+        self._trained: dict[str, SeedRuns] = {}
+        """Name of a finished point -> its runs."""
+        self._variants: dict[tuple[str, bool], Variant] = {}
+        """Name of a point, True if its baseline has finished -> the point."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def begin(self) -> list[Run]:
+        """Write planned.json, and return the runs of the known points, in the order of training."""
+        runs = [self._run(self.plan.points[name], seed) for name, seed in self.plan.order]
+        planned = [
+            PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=run.recipe.train.steps)
+            for (name, seed), run in zip(self.plan.order, runs)
+        ]
+        about = {"title": self.title, "command": self.command, "baseline": self.plan.baseline}
+        PlannedRuns(**about, runs=planned).write(self.folder)
+        return runs
+
+    @property
+    def title(self) -> str:
+        return self.plan.page_title or self.folder.resolve().name
+
+    def _run(self, point: Point, seed: int) -> Run:
+        recipe = seeded(point.recipe.settled(self.precision), seed)
+        return Run(self.folder / run_path(point.name, seed), recipe, point.name)
+
+    def write(self) -> Outcome:
+        """Return the results so far, and write their file.
+
+        Raises UserError if runs saw different data, and if a result of a comparison is missing.
+        """
+        outcome = self._outcome()
+        outcome.write(self.folder)
+        return outcome
+
+    def _outcome(self) -> Outcome:
+        """Return the record of all points, which have finished."""
+        for name in self.plan.points:
+            self._read(name)
+        return self._record(
+            [self._variant(point.name, point.group, point.values) for point in self.plan.points.values()]
+        )
+
+    def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
+        plan = self.plan
+        curves = [curve for runs in self._trained.values() for curve in runs.curves]
+        unset = {"baseline_group": None, "axes": {}, "study": None, "judged": [], "tuning": None}
+        return Outcome(
+            title=self.title,
+            command=self.command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            confidence=CONFIDENCE,
+            seeds=list(plan.seeds),
+            matched=plan.match,
+            baseline=plan.baseline,
+            environment=environment() if self._first_run is None else self._first_run.environment(),
+            validations=validations_of(curves) if curves else None,
+            points=points,
+            **unset | fields,
+        )
+
+    def _runs_of(self, name: str) -> list[RunDir]:
+        return [RunDir(self.folder / run_path(name, seed)) for seed in self.plan.seeds]
+
+    def _read(self, name: str) -> None:
+        """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
+        if name not in self._trained:
+            trained = SeedRuns.read(self.folder, [str(run_path(name, seed)) for seed in self.plan.seeds])
+            runs = self._runs_of(name)
+            for run in runs:
+                self._check_data(run, self._first_run or runs[0])
+            self._trained[name] = trained
+
+    def _check_data(self, run: RunDir, first: RunDir) -> None:
+        check_same_data(run, first)
+
+    @property
+    def _first_run(self) -> RunDir | None:
+        return next((RunDir(self.folder / runs.paths[0]) for runs in self._trained.values()), None)
+
+    def _variant(self, name: str, group: str, values: Mapping[str, Any]) -> Variant:
+        """Return a finished point, compared with its baseline if that has finished too."""
+        baseline = self._trained.get(self.plan.baseline_of(group, values) or "")
+        key = (name, baseline is not None)
+        if key not in self._variants:
+            variant = variant_of(name, self._trained[name], baseline)
+            axes = tuple(f"{axis}." for axis in values)
+            unlike = {key: pair for key, pair in variant.differs_in.items() if not f"{key}.".startswith(axes)}
+            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=unlike)
+        return self._variants[key]
+
+
+def _one_precision(folder: Path, observer: Observer) -> Precision:
+    """Return the precision of all runs of an experiment, on all machines: the first worker chooses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return cast(Precision, write_first(folder / PRECISION, chosen_precision(folder, observer) + "\n").strip())
+
+
+class ComparisonResults(Results[Comparison]):
+    """A run that fails stops a comparison, which is recorded when all runs have finished."""
+
+    def finished(self, run: Run, is_last: bool) -> None:
+        first = RunDir(self.folder / run_path(*self.plan.order[0]))
+        if first.exists:  # another worker may be about to begin it
+            check_same_data(RunDir(run.path), first)
+
+    def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
+        return super()._record(points, tuning=self.plan.tuning, **fields)

@@ -1,0 +1,210 @@
+"""The results of a sweep, a search or a ladder: points that fail are recorded, and the best one is judged."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from widthwise.config_io import UserError
+from widthwise.experiments.jobs import Run
+from widthwise.experiments.outcome import load_result, windows
+from widthwise.experiments.plan import Ladder, Point, Sweep
+from widthwise.experiments.results import Results
+from widthwise.experiments.statistics import paired_mean, verdict
+from widthwise.experiments.study import Study
+from widthwise.experiments.sweep import Search
+from widthwise.recipe.recipe import saved_recipe
+from widthwise.records.estimate import CONFIDENCE
+from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant
+from widthwise.records.outcome import Study as StudyRecord
+from widthwise.records.record import finite
+from widthwise.run_dir import RunDir, RunFailed
+from widthwise.runs.listing import stop_message
+from widthwise.training.launch import RankLocalError
+from widthwise.training.observer import Observer
+from widthwise.yaml_io import to_yaml
+
+ENDED = ("finished", "failed")
+"""States of a point that is not trained again."""
+S = TypeVar("S", bound=Sweep, covariant=True)
+
+
+class SweepResults(Results[S]):
+    """A point of a sweep that fails is recorded with the reason; the record is written after each point."""
+
+    def __init__(self, plan: S, folder: Path, command: str, observer: Observer):
+        super().__init__(plan, folder, command, observer)
+        self.failures: dict[str, str] = {}
+        """Point that could not be trained -> the reason."""
+
+    def may_begin(self, run: Run) -> bool:
+        """Return False for a run that has diverged: it would diverge again. Raises UserError if it is one of another
+        recipe."""
+        previous = RunDir(run.path)
+        reason = stop_message(previous)
+        if reason is None:
+            return True
+        previous.check_recipe(to_yaml(run.recipe.resolved()), to_yaml(saved_recipe(previous)))
+        self._fail(run.point, f"{run.path}: {reason}", is_final=True)
+        return False
+
+    def finished(self, run: Run, is_last: bool) -> None:
+        if is_last:
+            self.write()
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, RankLocalError)
+        # A finished run that is refused is one of another recipe, whose result would be taken for this point's.
+        if not is_of_point or RunDir(run.path).has_result:
+            raise error
+        if run.point not in self.failures:
+            self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
+            self.observer.message(f"failed: {self.failures[run.point]}")
+            self.write()
+
+    def _fail(self, point: str, reason: str, is_final: bool) -> None:
+        """Note why a point failed. is_final: it diverged; otherwise another start tries it again."""
+        self.failures[point] = reason.replace(f"{self.folder}/", "")
+
+    def _outcome(self) -> Outcome:
+        """Return the record of all points, finished or not."""
+        drawn = self._drawn()
+        places = {name: self._place(point) for name, point in self.plan.points.items()}
+        n_ended = sum(place["state"] in ENDED for place in (*places.values(), *drawn))
+        for place in drawn:
+            if not place["name"].startswith("#") or place["state"] == "failed":
+                places.setdefault(place["name"], place)
+        finished = [name for name, place in places.items() if place["state"] == "finished"]
+        for name in finished:
+            self._read(name)
+        points = list[Variant | OpenPoint]()
+        for name, place in places.items():
+            is_done = name in finished
+            points.append(self._variant(name, place["group"], place["values"]) if is_done else OpenPoint(**place))
+        n_failed = sum(point.state == "failed" for point in points)
+        study = StudyRecord(
+            storage=self.plan.storage,
+            sampler=self.plan.sampler,
+            n_points=self.plan.n_points,
+            n_finished=len(finished),
+            n_failed=n_failed,
+            n_repeated=n_ended - len(finished) - n_failed,
+        )
+        return self._record(**self._judgement(points), axes=dict(self.plan.axes), study=study)
+
+    def _drawn(self) -> list[dict[str, Any]]:
+        """Return name, group, values, state and reason of the points that a study has drawn; "#" begins the name of one
+        that has none."""
+        return []
+
+    def _place(self, point: Point) -> dict[str, Any]:
+        """Return name, group, values, state and reason of a known point."""
+        runs = self._runs_of(point.name)
+        state, reason = "waiting", None
+        # Another worker may have trained what this one could not, or its result may be on the way from its machine.
+        if all(run.has_result for run in runs):
+            state = "finished"
+        elif point.name in self.failures:
+            state, reason = "failed", self.failures[point.name]
+        elif any(run.is_in_use for run in runs):
+            state = "running"
+        place = {"name": point.name, "group": point.group, "values": dict(point.values)}
+        return {**place, "state": state, "reason": reason}
+
+    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
+        return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
+
+    def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
+        """Return the points with verdicts by intervals widened for all of them, as for the best one."""
+        compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
+        if self.plan.baseline is None or not compared:
+            return list(points)
+        wide = 1 - (1 - CONFIDENCE) / len(compared)
+        judged = {name: self._difference(name, [name], self.plan.baseline, len(compared), wide) for name in compared}
+        return [
+            point.with_changes(verdict=judged[point.name].verdict) if point.name in judged else point
+            for point in points
+        ]
+
+    def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
+        """Yield the best point but the baseline, or else the next best, and groups whose points none has selected.
+
+        The best of many is partly the luckiest: its interval is widened for all at once (Bonferroni).
+        """
+        baseline = self.plan.baseline
+        finished = [
+            point for point in points if isinstance(point, Variant) and point.name != baseline and point.has_loss
+        ]
+        ranked = sorted(finished, key=lambda point: finite(point.val_loss.mean))
+        rival = ranked[1].name if baseline is None and ranked[1:] else baseline
+        if not ranked or rival not in self._trained:
+            return
+        best, wide = ranked[0].name, 1 - (1 - CONFIDENCE) / len(ranked)
+        if baseline is None:
+            yield self._difference(best, [best], rival, 2, CONFIDENCE)
+        yield self._difference(best, [best], rival, len(ranked), wide)
+        for group in self._averaged_groups:
+            names = [point.name for point in ranked if point.group == group]
+            if len(names) > 1:
+                yield self._difference(group, names, rival, len(names), CONFIDENCE)
+
+    @property
+    def _averaged_groups(self) -> list[str]:
+        """Groups whose mean is compared with the baseline: none without a baseline."""
+        return [group for group in self.plan.axes if group and self.plan.baseline]
+
+    def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
+        """Return the mean of points minus a rival, over n_points that were looked at or averaged."""
+        mean = np.mean([windows(self._trained[name].results) for name in names], axis=0)
+        difference = paired_mean(mean - windows(self._trained[rival].results), confidence)
+        judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
+        return Judged(name=title, beside=rival, n_points=n_points, **judged)
+
+
+class LadderResults(SweepResults[Ladder]):
+    """No size of a ladder is the best of many."""
+
+    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
+        return {"points": points, "baseline_group": self.plan.baseline_group}
+
+
+class SearchResults(SweepResults[Search]):
+    """A study draws points as there is room for them, and records the loss of each."""
+
+    def __enter__(self) -> Self:
+        self._study = Study(self.plan, self.folder)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._study.close()
+
+    @property
+    def n_open(self) -> int:
+        return self._study.n_open
+
+    def draw(self) -> list[Run]:
+        point = self._study.take()
+        if point is None:
+            return []
+        if point.adjustment is not None:
+            self.observer.message(f"{point.name}: {point.adjustment}")
+        return [self._run(point, seed) for seed in self.plan.seeds]
+
+    def finished(self, run: Run, is_last: bool) -> None:
+        if is_last:
+            losses = [finite(load_result(each).val_loss) for each in self._runs_of(run.point)]
+            self._study.finish(run.point, sum(losses) / len(losses))
+        super().finished(run, is_last)
+
+    def _fail(self, point: str, reason: str, is_final: bool) -> None:
+        super()._fail(point, reason, is_final)
+        self._study.fail(point, self.failures[point], is_final)
+
+    def _drawn(self) -> list[dict[str, Any]]:
+        return self._study.drawn()
+
+    @property
+    def _averaged_groups(self) -> list[str]:
+        """None: the sampler has selected the points."""
+        return []
