@@ -132,8 +132,8 @@ def family(
     """
     from widthwise.experiments.family import plan_family, run_family
     from widthwise.experiments.jobs import Jobs
-    from widthwise.reports.answers import answer
-    from widthwise.reports.experiment import branch_table
+    from widthwise.reports.experiment import answer
+    from widthwise.reports.family_page import branch_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.trained import RunCheckpoint
 
@@ -148,7 +148,8 @@ def family(
     with training_progress(training.track) as observer:
         found = run_family(branches, folder, observer, at_a_time, options.alone, command_line())
     files = reversed(write_report([folder]))  # the page comes last
-    say_result(found, as_json, answer(found), filter(None, [comparison_table(found), branch_table(found)]), files)
+    assert found.family is not None
+    say_result(found, as_json, answer(found), [comparison_table(found), branch_table(found.family)], files)
 
 
 def run_and_report(
@@ -164,8 +165,8 @@ def run_and_report(
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.reports.answers import answer
-    from widthwise.reports.experiment import tuning_table
+    from widthwise.reports.comparison_page import tuning_table
+    from widthwise.reports.experiment import answer
     from widthwise.reports.writing import check_kind, write_report
 
     # A comparison may stand in the folder of a run: `train x.yaml`, then `compare x.yaml`.
@@ -188,7 +189,7 @@ def run_and_report(
     files = reversed(write_report([folder]))
     failed = [point for point in found.open_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-    say_result(found, as_json, [*answer(found), *reasons], [comparison_table(found), tuning_table(found)], files)
+    say_result(found, as_json, [*answer(found), *reasons], [comparison_table(found), tuning_table(found.tuning)], files)
     if found.study is not None and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
 
