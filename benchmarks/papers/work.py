@@ -41,7 +41,7 @@ from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.shape.template import ModelChange
-from widthwise.sizes import counted
+from widthwise.mistakes import counted
 from widthwise.training.observer import Observer
 from widthwise.yaml_io import recipe_path
 

@@ -14,7 +14,7 @@ from widthwise.experiments.running import run_experiment
 from widthwise.experiments.sweep import read_sweep
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import SealedFile
-from widthwise.reports.answers import answer
+from widthwise.reports.experiment import answer
 from widthwise.yaml_io import merge
 
 COMMAND = "widthwise compare tiny.yaml"

@@ -16,7 +16,7 @@ from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
 from widthwise.model.config import cost_summary
 from widthwise.records.outcome import Outcome
-from widthwise.reports.answers import answer
+from widthwise.reports.experiment import answer
 from widthwise.reports.writing import write_report
 
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.5, "quantum": 8}}}

@@ -14,7 +14,7 @@ from fake_comparison import at_equal_loss, estimate, write_comparison
 from page_section import captions, change, check_broken, labels, reported
 
 from widthwise.records.outcome import Outcome
-from widthwise.reports.answers import answer
+from widthwise.reports.experiment import answer
 from widthwise.run_dir import RunDir
 
 HOSTILE = (

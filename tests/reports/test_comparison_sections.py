@@ -13,7 +13,7 @@ from fake_sweep import finished, sweep_data, write_sweep
 from page_section import change, drawn, labels, reported, rows_of, section, specs
 
 from widthwise.records.outcome import Outcome
-from widthwise.reports.answers import answer
+from widthwise.reports.experiment import answer
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.main_table import csv_text, latex_text
 

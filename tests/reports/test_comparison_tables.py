@@ -21,9 +21,9 @@ from widthwise.records.quantities import QUANTITY
 from widthwise.reports import main_table
 from widthwise.reports.charts import styles
 from widthwise.reports.experiment_figures import ratio_figure
-from widthwise.reports.formats import MINUS
+from widthwise.reports.formats import MINUS, TIMES
 from widthwise.reports.main_table import (
-    cell_of,
+    cell,
     comparison_table,
     csv_text,
     latex_text,
@@ -116,12 +116,12 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str
     data["points"][1]["shares_machine"] = True
     record = Outcome.model_validate(data)
     speed = QUANTITY["tokens_per_second"]
-    _, shared, alone = (cell_of(speed, variant, record) for variant in record.variants)
-    assert (shared.value, shared.ratio) == ("41.8k*", None)
-    assert (alone.value, alone.ratio) == ("42.6k", 1.04)
+    _, shared, alone = (cell(speed, variant, record) for variant in record.variants)
+    assert shared == ("41.8k*", "")
+    assert alone == ("42.6k", f"1.040{TIMES}")
     data["points"][0]["shares_machine"] = True
     record = Outcome.model_validate(data)
-    assert cell_of(speed, record.variants[2], record).ratio is None
+    assert cell(speed, record.variants[2], record).below == ""
     assert {row["tokens_per_second_ratio"] for row in csv_rows(record)} == {""}
     assert r"{*}: other processes used the machine" in latex_text(record)
     figure = ratio_figure(record, styles([v.name for v in record.variants]))

@@ -16,9 +16,9 @@ from widthwise.config_io import parse
 from widthwise.records.certificate import Certificate
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.answers import answer, question
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import Curve, against_flops
+from widthwise.reports.family_page import family_answer, family_question
 from widthwise.reports.growth import growth_section
 from widthwise.reports.reading import read_run
 from widthwise.reports.table import Table
@@ -127,8 +127,10 @@ def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path) -> None:
 def test_sizes_are_beside_the_same_models_trained_alone_and_costs_beside_separate_runs(tmp_path: Path) -> None:
     text = run_page(write_family(tmp_path)).read_text()
     found = Outcome.read(tmp_path)
-    assert question(found).startswith("What does wide cost and reach, grown from runs/small, beside the same trained")
-    first, *others = answer(found)
+    assert family_question(found, found.family).startswith(
+        "What does wide cost and reach, grown from runs/small, beside the same trained"
+    )
+    first, *others = family_answer(found, found.family)
     assert "1.20 times the training FLOPs" in first
     assert "wide" in others[0]
     assert "the same model trained alone" in others[0]
@@ -144,4 +146,4 @@ def test_a_family_without_controls_compares_nothing(tmp_path: Path) -> None:
     )
     assert alone.baseline_words is None
     assert alone.baseline_of(grown) is None
-    assert answer(alone)[1:] == ["wide ends at a held-out loss of 3.0377."]
+    assert family_answer(alone, alone.family)[1:] == ["wide ends at a held-out loss of 3.0377."]

@@ -16,9 +16,9 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports import main_table
-from widthwise.reports.answers import answer, badges
 from widthwise.reports.charts import styles
-from widthwise.reports.experiment import experiment_page
+from widthwise.reports.experiment import answer, experiment_page
+from widthwise.reports.experiment_sections import badges
 from widthwise.run_dir import RunDir
 
 

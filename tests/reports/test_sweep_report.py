@@ -10,8 +10,8 @@ from page_section import check_broken, drawn, reported
 
 from widthwise.records.outcome import Outcome
 from widthwise.reports.charts import Figure, styles
-from widthwise.reports.experiment_figures import axis_figures
 from widthwise.reports.formats import MINUS
+from widthwise.reports.sweep_figures import axis_figures
 
 
 def figures_of(data: dict[str, Any]) -> list[Figure]:

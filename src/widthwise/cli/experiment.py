@@ -158,8 +158,9 @@ def run_and_report(
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.reports.answers import answer
-    from widthwise.reports.experiment import branch_table, tuning_table
+    from widthwise.reports.comparison_page import tuning_table
+    from widthwise.reports.experiment import answer
+    from widthwise.reports.family_page import branch_table
     from widthwise.reports.writing import write_report
 
     at_a_time = jobs_of(plan, training.n_jobs)
@@ -179,7 +180,8 @@ def run_and_report(
     files = reversed(write_report([folder]))
     failed = [point for point in found.open_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-    tables = [comparison_table(found), branch_table(found), tuning_table(found)]
+    branches = branch_table(found.family) if found.family is not None else None
+    tables = [comparison_table(found), branches, tuning_table(found.tuning)]
     say_result(found, as_json, [*answer(found), *reasons], tables, files)
     if found.study is not None and not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")

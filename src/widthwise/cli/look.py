@@ -259,25 +259,26 @@ def report(
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """
-    from widthwise.reports.effects import are_comparisons, read_effects
-    from widthwise.reports.writing import write_report
+    from widthwise.reports.effects import are_comparisons
+    from widthwise.reports.writing import write_effects, write_report
 
     write = partial(write_report, paths, options.out, options.figures, options.columns)
     if options.watch is not None:
         _follow(paths, write, options.watch)
-    files = write()
     if are_comparisons(paths):
-        effects = read_effects(paths)
-        result = {"signs": effects.signs, "files": [str(file) for file in files]}
-        say_result(result, as_json, effects.sentences(), [effects.table()], files)
-    elif as_json:
+        effects, file = write_effects(paths, options.out, options.figures, options.columns)
+        result = {"signs": effects.signs, "files": [str(file)]}
+        say_result(result, as_json, effects.sentences(), [effects.table()], [file])
+        return
+    files = write()
+    if as_json:
         say_json({"files": [str(file) for file in files]})
     else:
         say(*map(str, files))
 
 
 def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:
-    """Writes a page again and again until what it shows has finished. Ctrl-C leaves one that stays as it is."""
+    """Write a page every few seconds until what it shows has finished. Ctrl-C leaves a page that does not reload."""
     from widthwise.reports.writing import is_at_work
 
     if not is_at_work(paths):

@@ -47,10 +47,10 @@ class _Column:
 
     def score(self, evaluation: Evaluation) -> Score:
         """Return its score; one without a value if the model did not do the task."""
-        found = evaluation.scores.get(self.on, {})
+        scores = evaluation.scores.get(self.on, {})
         if self.row is not None and evaluation.suite is not None:
-            found = {row.metric: row for row in evaluation.suite.rows if row.name == self.row}
-        return found.get(self.shown.metric, Score(value=None))
+            scores = {row.metric: row for row in evaluation.suite.rows if row.name == self.row}
+        return scores.get(self.shown.metric, Score(value=None))
 
 
 def models_table(
@@ -62,18 +62,19 @@ def models_table(
     table.
     """
     columns = sorted(_columns(evaluations), key=lambda column: not column.shown.is_share)
-    names = dict(zip(map(_key, evaluations), _names(evaluations)))
-    beside = {(each.run, each.step): each for each in differences}
+    names = {(each.run, each.step): name for each, name in zip(evaluations, _names(evaluations))}
+    by_model = {(pair.run, pair.step): pair for pair in differences}
     rows = []
     for evaluation in evaluations:
-        found = beside.get(_key(evaluation))
-        entries = {(each.on, each.metric): each for each in found.differences} if found else {}
+        model = (evaluation.run, evaluation.step)
+        pair = by_model.get(model)
+        entries = {} if pair is None else {(entry.on, entry.metric): entry for entry in pair.differences}
         rows.append(
             TableRow(
-                name=names[_key(evaluation)],
+                name=names[model],
                 run=evaluation.run,
                 step=evaluation.step,
-                baseline=None if found is None else names[found.baseline, found.baseline_step],
+                baseline=None if pair is None else names[pair.baseline, pair.baseline_step],
                 cells=[_cell(column, evaluation, entries) for column in columns],
             )
         )
@@ -89,10 +90,6 @@ def models_table(
     )
 
 
-def _key(evaluation: Evaluation) -> tuple[str, int | None]:
-    return evaluation.run, evaluation.step
-
-
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return the names of the folders if these are unique, otherwise paths with steps."""
     names = [Path(each.run).name for each in evaluations]
@@ -104,14 +101,15 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
 def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, str | None], Difference]) -> TableCell:
     metric = column.shown.metric
     score = column.score(evaluation)
-    tested, own = (entries.get((column.on, each)) for each in (TESTED.get(metric, metric), metric))
+    shown = entries.get((column.on, metric))
+    tested = entries.get((column.on, TESTED.get(metric, metric)))
     is_better = None
     if tested is not None and tested.p_value is not None:
         is_better = (finite(tested.value) > 0) == column.shown.is_share
     return TableCell(
         value=score.value,
         stderr=score.stderr,
-        difference=own and own.value,
+        difference=shown and shown.value,
         p_value=tested and tested.p_value,
         is_better=is_better,
     )
@@ -122,9 +120,9 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
     first = evaluations[0]
     of_suite: set[str] = set()
     if first.suite is not None:
-        found = list(_suite_columns(first.suite, {name: task.n_items for name, task in first.tasks.items()}))
-        of_suite = {column.on for column in found}
-        yield from found
+        columns = list(_suite_columns(first.suite, {name: task.n_items for name, task in first.tasks.items()}))
+        of_suite = {column.on for column in columns}
+        yield from columns
     for name, task in first.tasks.items():
         if name not in of_suite:
             yield from _task_columns(name, name, task.metrics, "file", task.n_items)

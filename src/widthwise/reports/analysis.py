@@ -41,6 +41,8 @@ def analysis_page(whole: Analysis) -> Page:
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
     when = ", in the course of training" if runs else ""
+    exits = {model.name: curve for model in models if (curve := exit_curve(model)) is not None}
+    exit_figure = curve_figure("exits", "Loss of an early exit", exits, looks, "forward FLOPs per token", "loss, nats")
     figures: dict[str, list[Figure]] = {measure.part: [] for measure in MEASURES}
     for measure in MEASURES:
         if measure.title and (figure := _depth_figure(models, looks, measure, threshold)) is not None:
@@ -76,7 +78,7 @@ def analysis_page(whole: Analysis) -> Page:
                 *_utilisation_figures(models, looks),
             ),
             section("Residual stream", note("residual-stream"), *figures["stream"]),
-            section("Logit lens", note("logit-lens"), *figures["logit_lens"], _exit_figure(models, looks)),
+            section("Logit lens", note("logit-lens"), *figures["logit_lens"], exit_figure),
             section("Attention sinks", note("attention-sinks", even=even, seq_len=text.seq_len), *figures["sinks"]),
             dynamic_width_section(by_name, looks),
             virtual_width_section(by_name, looks),
@@ -100,9 +102,9 @@ def _described(model: AnalysedModel) -> str:
 def with_some_checkpoints(analysis: Analysis) -> Analysis:
     """Return the analysis with at most N_SHOWN checkpoints of each run, spread evenly from the first to the last."""
     left_out = set()
-    for own in analysis.courses.values():
-        shown = {round(i) for i in np.linspace(0, len(own) - 1, N_SHOWN)}
-        left_out |= {model.name for i, model in enumerate(own) if i not in shown}
+    for course in analysis.courses.values():
+        shown = {round(i) for i in np.linspace(0, len(course) - 1, N_SHOWN)}
+        left_out |= {model.name for i, model in enumerate(course) if i not in shown}
     return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
 
 
@@ -145,18 +147,13 @@ def _lines(
     is_small: bool = False,
 ) -> Figure:
     """Return a line for each model, with markers but in a small figure, the y axis of which goes from 0 to 1."""
-    own = {name: looks[name] for name in curves}
+    drawn = {name: looks[name] for name in curves}
     rows = [row for name, curve in curves.items() for row in curve.rows(name)]
     tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y}")
     if is_small:
-        return Figure(key, title, label, Plot(x, y, own, tip, (0, 1)).lines(rows), own, height=190, is_small=True)
-    plot = Plot(x, y, own, tip)
-    return Figure(key, title, label, alt.layer(plot.lines(rows), plot.points(rows, size=34)), own)
-
-
-def _exit_figure(models: Sequence[AnalysedModel], looks: Looks) -> Figure | None:
-    curves = {model.name: curve for model in models if (curve := exit_curve(model)) is not None}
-    return curve_figure("exits", "Loss of an early exit", curves, looks, "forward FLOPs per token", "loss, nats")
+        return Figure(key, title, label, Plot(x, y, drawn, tip, (0, 1)).lines(rows), drawn, height=190, is_small=True)
+    plot = Plot(x, y, drawn, tip)
+    return Figure(key, title, label, alt.layer(plot.lines(rows), plot.points(rows, size=34)), drawn)
 
 
 def exit_curve(model: AnalysedModel) -> Curve | None:
@@ -176,7 +173,7 @@ def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
     curves = {}
     for model in analysis.models:
         if model.units:
-            sizes, shares = (np.array([getattr(own, key) for own in model.units]) for key in ("d_ff", "densities"))
+            sizes, shares = (np.array([getattr(layer, key) for layer in model.units]) for key in ("d_ff", "densities"))
             curves[model.name] = Curve(thresholds, sizes @ shares / sizes.sum())
     if not curves:
         return None
@@ -189,8 +186,8 @@ def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
 
 
 def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[Figure]:
-    """Return one small picture a layer of the deepest model; of others the layer that stands there."""
-    units = {model.name: {own.depth: own for own in model.units} for model in models}
+    """Return a small picture for each layer of the deepest model, with the layers of the others at its depth."""
+    units = {model.name: {layer_units.depth: layer_units for layer_units in model.units} for model in models}
     n_layers = max(model.n_layers for model in models)
     x, figures = charts.x("x", "units, the most used first", (0, 1)), []
     for layer in range(1, n_layers + 1):
@@ -199,11 +196,11 @@ def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[
         if not shown:
             continue
         curves, uses = {}, {}
-        for name, own in shown.items():
-            ranks = (np.arange(own.d_ff) + 0.5) / own.d_ff
-            curves[name] = thin(Curve(ranks, np.array(own.utilisation)), N_POINTS)
-            use = f"median unit {np.median(own.utilisation):.3f}, {own.dead_share:.1%} never active"
-            uses[f"{shorten(name, 40)}, layer {own.depth}:"] = use
+        for name, layer_units in shown.items():
+            ranks = (np.arange(layer_units.d_ff) + 0.5) / layer_units.d_ff
+            curves[name] = thin(Curve(ranks, np.array(layer_units.utilisation)), N_POINTS)
+            use = f"median unit {np.median(layer_units.utilisation):.3f}, {layer_units.dead_share:.1%} never active"
+            uses[f"{shorten(name, 40)}, layer {layer_units.depth}:"] = use
         title = _layer_title(layer, n_layers, models, shown)
         label = charts.described(f"{clean(title)}: how often each hidden unit is active.", uses)
         figures.append(_lines(f"utilisation-{layer}", title, label, curves, looks, x, "share of the tokens", True))

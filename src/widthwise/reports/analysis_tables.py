@@ -1,6 +1,6 @@
 """The numbers of an analysis, declared once; its findings; and its tables, for a page and the terminal."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,8 +9,7 @@ import numpy as np
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
 from widthwise.reports.formats import MISSING, clean, fixed, si, without_seed
-from widthwise.reports.table import Table
-from widthwise.reports.tables import by_column
+from widthwise.reports.table import Table, by_column
 
 MIDDLE = (0.25, 0.75)
 """Depths that count as the middle, as fractions of the layers."""
@@ -33,20 +32,20 @@ class Measure:
     unit: str = ""
     """Title of the y axis there."""
     whole: Literal["", "mean", "middle", "last"] = ""
-    """Its value for a whole model: the mean over layers, with that over the middle half; or that of the last depth."""
+    """Its value for a whole model: the mean over layers, middle: also over the middle half; last: the last depth's."""
 
     def by_depth(self, model: AnalysedModel) -> dict[int, float]:
         """Return layer or depth -> value, NaN where it is unknown."""
-        entries = sorted(getattr(model, self.part), key=lambda each: each.depth)
-        return {each.depth: finite(getattr(each, self.key)) for each in entries}
+        entries = sorted(getattr(model, self.part), key=lambda entry: entry.depth)
+        return {entry.depth: finite(getattr(entry, self.key)) for entry in entries}
 
     def of_model(self, model: AnalysedModel) -> float:
         """Return the value for the whole model; NaN where none is known."""
-        found = self.by_depth(model)
+        by_depth = self.by_depth(model)
         if self.whole == "last":
-            return next(reversed(found.values()), np.nan)
+            return next(reversed(by_depth.values()), np.nan)
         first = 0 if self.part == "logit_lens" else 1  # a change to the next depth begins before the first layer
-        return _mean(value for depth, value in found.items() if depth >= first)
+        return _mean(value for depth, value in by_depth.items() if depth >= first)
 
     def of_middle(self, model: AnalysedModel) -> float:
         """Return the mean over the middle layers, which include a single layer; NaN if all of them are unknown."""
@@ -58,8 +57,8 @@ class Measure:
 
 
 def _mean(values: Iterable[float]) -> float:
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else np.nan
+    finite_values = [value for value in values if not np.isnan(value)]
+    return float(np.mean(finite_values)) if finite_values else np.nan
 
 
 MEASURES = (
@@ -106,8 +105,8 @@ def findings(analysis: Analysis) -> list[str]:
         pooled.setdefault(without_seed(name), []).append(model)
     if len(last) == 1 < len(analysis.models):
         pooled = {clean(model.name): [model] for model in (analysis.models[0], analysis.models[-1])}
-    first, *others = pooled
-    if not others:
+    first, *variants = pooled
+    if not variants:
         alone = next(iter(last.values()))
         middle = [(each, each.of_middle(alone)) for each in OF_MODELS if each.whole == "middle"]
         return [
@@ -115,17 +114,19 @@ def findings(analysis: Analysis) -> list[str]:
             for each, value in middle
             if not np.isnan(value)
         ]
-    found = []
+    changes = []
     for measure in OF_MODELS:
-        values = {name: float(np.mean([measure.of_model(model) for model in own])) for name, own in pooled.items()}
-        name = max(others, key=lambda each: abs(np.nan_to_num(values[each] - values[first])))
+        values = {
+            name: float(np.mean([measure.of_model(model) for model in models])) for name, models in pooled.items()
+        }
+        name = max(variants, key=lambda each: abs(np.nan_to_num(values[each] - values[first])))
         if values[first] and np.isfinite(values[name] / values[first]):
             change = abs(values[name] / values[first] - 1)
             seeds = f", mean of {len(pooled[name])} seeds" if len(pooled[name]) > 1 else ""
             side = "higher" if values[name] > values[first] else "lower"
             title = measure.title.format(threshold)
-            found.append((change, f"{title}: {side} by {change:.0%} in {name} than in {first}{seeds}."))
-    return [sentence for _, sentence in sorted(found, reverse=True)[:N_FINDINGS]]
+            changes.append((change, f"{title}: {side} by {change:.0%} in {name} than in {first}{seeds}."))
+    return [sentence for _, sentence in sorted(changes, reverse=True)[:N_FINDINGS]]
 
 
 def checkpoints_table(analysis: Analysis) -> Table:
@@ -140,51 +141,36 @@ def checkpoints_table(analysis: Analysis) -> Table:
 
 def summary_table(analysis: Analysis) -> Table:
     """Return means over layers: one row per quantity, one column per model."""
-    columns = {
-        model.name: {
+    columns = {}
+    for model in analysis.models:
+        column = columns[model.name] = {
             "layers": str(model.n_layers),
             "average width": fixed(float(np.mean(model.widths)), 1),
             "target tokens": si(model.n_tokens),
-            **dict(_measures(model, analysis.utilisation_threshold)),
-            "lowest matrix entropy (after layer)": _lowest_entropy(model),
-            "valley: drop, rise (after layer)": _valley(model),
-            "target log-prob, half-way (after layer)": _half_way(model),
         }
-        for model in analysis.models
-    }
+        for measure in OF_MODELS:
+            title = measure.title.format(analysis.utilisation_threshold)
+            title += ", last layer" if measure.whole == "last" else ""
+            column[title] = measure.shown(measure.of_model(model))
+            if measure.whole == "middle":
+                column[f"{title}, middle half"] = measure.shown(measure.of_middle(model))
+        entropies = [(point.entropy, point.depth) for point in model.stream if point.entropy is not None]
+        lowest = min(entropies, default=None)
+        lens = min(model.logit_lens, key=lambda lens: abs(lens.depth - model.n_layers / 2), default=None)
+        column["lowest matrix entropy (after layer)"] = f"{fixed(lowest[0], 4)} ({lowest[1]})" if lowest else MISSING
+        valley = "none" if model.stream else MISSING
+        if model.valley is not None:
+            valley = f"{fixed(model.valley.drop, 3)}, {fixed(model.valley.rise, 3)} ({model.valley.depth})"
+        column["valley: drop, rise (after layer)"] = valley
+        half_way = MISSING if lens is None else f"{fixed(lens.target_log_prob, 3)} ({lens.depth})"
+        column["target log-prob, half-way (after layer)"] = half_way
     return replace(by_column("Means over layers", columns, "Quantity"), note=RESERVATION)
-
-
-def _measures(model: AnalysedModel, threshold: float) -> Iterator[tuple[str, str]]:
-    for measure in OF_MODELS:
-        title = measure.title.format(threshold) + (", last layer" if measure.whole == "last" else "")
-        yield title, measure.shown(measure.of_model(model))
-        if measure.whole == "middle":
-            yield f"{title}, middle half", measure.shown(measure.of_middle(model))
-
-
-def _lowest_entropy(model: AnalysedModel) -> str:
-    value, depth = min(
-        ((each.entropy, each.depth) for each in model.stream if each.entropy is not None), default=(None, 0)
-    )
-    return MISSING if value is None else f"{fixed(value, 4)} ({depth})"
-
-
-def _valley(model: AnalysedModel) -> str:
-    if model.valley is None:
-        return "none" if model.stream else MISSING
-    return f"{fixed(model.valley.drop, 3)}, {fixed(model.valley.rise, 3)} ({model.valley.depth})"
-
-
-def _half_way(model: AnalysedModel) -> str:
-    near = min(model.logit_lens, key=lambda each: abs(each.depth - model.n_layers / 2), default=None)
-    return MISSING if near is None else f"{fixed(near.target_log_prob, 3)} ({near.depth})"
 
 
 def layer_table(model: AnalysedModel, threshold: float) -> Table:
     """Return every number of a model by layer; row 0 is the stream before the first layer."""
     columns = [(measure, measure.by_depth(model)) for measure in MEASURES]
     names = [("0: embedding", MISSING), *((str(n), str(width)) for n, width in enumerate(model.widths, start=1))]
-    rows = [[*name, *(measure.shown(own.get(n)) for measure, own in columns)] for n, name in enumerate(names)]
+    rows = [[*name, *(measure.shown(by_depth.get(n)) for measure, by_depth in columns)] for n, name in enumerate(names)]
     header = ["Layer", "width", *(measure.column.format(threshold) for measure in MEASURES)]
     return Table(f"Layers of {clean(model.name)}", header, rows)

@@ -53,7 +53,7 @@ _SHAPES = tuple(_SHAPE_PATHS)
 
 @dataclass(frozen=True)
 class Style:
-    """The look of one variant in every figure: told apart by colour, by dashes and by marker."""
+    """The look of one variant in every figure, unique by colour, dashes and marker."""
 
     colour: str
     dash: Sequence[float] = (1, 0)
@@ -117,7 +117,7 @@ MARGIN = 0.06
 _WIDTH = 460
 """Pixels of a figure as a file; on a page it is as wide as its column."""
 VEGA_BYTES = 80 * 2**30
-"""Addresses, not memory, that the JavaScript engine of vl_convert reserves; 64 GiB, and those of this process."""
+"""Addresses, not memory: the JavaScript engine of vl_convert reserves 64 GiB, the rest is for this process."""
 FileKind = Literal["svg", "pdf"]
 
 
@@ -138,17 +138,17 @@ class Figure:
 
     def spec(self, is_file: bool = False) -> dict[str, Any]:
         """Return the Vega-Lite specification; on a page, whose script makes rows of them, the data are columns."""
-        made = self.chart.to_dict(validate=False) | {"height": self.height, "width": _WIDTH if is_file else "container"}
-        made = {key: value for key, value in made.items() if key not in ("$schema", "config")}
+        spec = self.chart.to_dict(validate=False) | {"height": self.height, "width": _WIDTH if is_file else "container"}
+        spec = {key: value for key, value in spec.items() if key not in ("$schema", "config")}
         if not is_file:
-            named = made.get("datasets", {}).items()
-            made["datasets"] = {
+            named = spec.get("datasets", {}).items()
+            spec["datasets"] = {
                 name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in named if rows
             }
-        made["params"] = [*made.get("params", ()), {"name": "hidden", "value": []}]
+        spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         if not self.is_small:
-            _add_zoom(made)
-        return made
+            _add_zoom(spec)
+        return spec
 
     def document(self, kind: FileKind) -> bytes:
         """Return the figure as a file, in the colours of the light page and with its legend."""
@@ -177,9 +177,9 @@ def _add_zoom(spec: dict[str, Any]) -> None:
     for unit in reversed(spec.get("layer", [spec])):
         numeric = [
             axis
-            for axis, own in unit.get("encoding", {}).items()
-            if axis in ("x", "y") and "field" in own and "aggregate" not in own
-            if own.get("type") == "quantitative" and own.get("axis", {}) is not None
+            for axis, channel in unit.get("encoding", {}).items()
+            if axis in ("x", "y") and "field" in channel and "aggregate" not in channel
+            if channel.get("type") == "quantitative" and channel.get("axis", {}) is not None
         ]
         if numeric:
             select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
@@ -203,9 +203,9 @@ def _number(value: Any) -> Any:
 
 def chart(rows: Rows) -> alt.Chart:
     """Return a chart of rows, without those whose `name` the reader hid."""
-    made = alt.Chart(table_of(rows))
+    drawn = alt.Chart(table_of(rows))
     has_names = bool(rows) and "name" in rows[0]
-    return made.transform_filter("indexof(hidden, datum.name) < 0") if has_names else made
+    return drawn.transform_filter("indexof(hidden, datum.name) < 0") if has_names else drawn
 
 
 def coloured(chosen: Looks, *channels: str) -> dict[str, Any]:
@@ -243,7 +243,7 @@ x, y = partial(_axis, alt.X), partial(_axis, alt.Y)
 
 @dataclass(frozen=True)
 class Plot:
-    """Layers over common axes. Rows have `name` and `y`, those of bars and bands also `low` and `high`."""
+    """Layers over common axes. Rows have `name` and `y`; rows of bars and bands also `low` and `high`."""
 
     x: alt.X
     y_title: str
@@ -257,31 +257,31 @@ class Plot:
 
     def lines(self, rows: Rows, detail: str = "name", **mark: Any) -> alt.Chart:
         """Return lines. detail: the column that tells lines of one name apart."""
-        made = self._encoded(chart(rows).mark_line(**mark), "y", "color", "strokeDash")
-        return made.encode(detail=f"{detail}:N")
+        marks = self._encoded(chart(rows).mark_line(**mark), "y", "color", "strokeDash")
+        return marks.encode(detail=f"{detail}:N")
 
     def points(self, rows: Rows, *channels: str, **mark: Any) -> alt.Chart:
         """Return markers."""
         return self._encoded(chart(rows).mark_point(clip=True, **mark), "y", *(channels or ("color", "shape")))
 
     def targets(self, rows: Rows) -> alt.Chart:
-        """Return circles that nobody sees, at which a pointer finds the values of a line."""
+        """Return invisible circles, at which a pointer shows the values of a line."""
         return self._encoded(chart(rows).mark_circle(size=70, opacity=0, clip=True), "y")
 
     def bars(self, rows: Rows) -> alt.Chart:
         """Return upright lines from low to high."""
-        made = chart(rows).mark_rule(strokeWidth=1.6, opacity=0.55, clip=True)
-        return self._encoded(made, "low").encode(y2="high:Q")
+        marks = chart(rows).mark_rule(strokeWidth=1.6, opacity=0.55, clip=True)
+        return self._encoded(marks, "low").encode(y2="high:Q")
 
     def bands(self, rows: Rows) -> alt.Chart:
         """Return areas from low to high."""
-        made = chart(rows).mark_area(opacity=0.16, clip=True)
-        return self._encoded(made, "low", "fill").encode(y2="high:Q")
+        marks = chart(rows).mark_area(opacity=0.16, clip=True)
+        return self._encoded(marks, "low", "fill").encode(y2="high:Q")
 
-    def _encoded(self, made: alt.Chart, column: str, *channels: str) -> alt.Chart:
+    def _encoded(self, marks: alt.Chart, column: str, *channels: str) -> alt.Chart:
         axis = {"format": ".4~g"} if self.is_log else {}
         up = y(column, self.y_title, self.domain, self.is_log, **axis)
-        return made.encode(x=self.x, y=up, tooltip=list(self.tip), **coloured(self.looks, *channels))
+        return marks.encode(x=self.x, y=up, tooltip=list(self.tip), **coloured(self.looks, *channels))
 
 
 def ends_of(estimate: Estimate) -> dict[str, float]:
@@ -296,12 +296,12 @@ def described(start: str, numbers: Mapping[str, str]) -> str:
 
 def tips(**columns: str) -> list[alt.Tooltip]:
     """Return tooltips: column -> format of its number, or "" for words; a title follows after a bar: `.4f|loss`."""
-    found = []
-    for name, told in columns.items():
-        shown, _, title = told.partition("|")
+    tooltips = []
+    for name, described in columns.items():
+        shown, _, title = described.partition("|")
         kind = {"format": shown, "type": "quantitative"} if shown else {"type": "nominal"}
-        found.append(alt.Tooltip(field=name, title=title or name, **kind))  # pyright: ignore[reportArgumentType]
-    return found
+        tooltips.append(alt.Tooltip(field=name, title=title or name, **kind))  # pyright: ignore[reportArgumentType]
+    return tooltips
 
 
 def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0), stroke: str = INK) -> alt.Chart:
@@ -312,10 +312,10 @@ def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0
 
 def span(values: Iterable[float]) -> tuple[float, float] | None:
     """Return the ends of an axis that shows all finite values with a margin; None without any."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+    finite_values = [value for value in values if math.isfinite(value)]
+    if not finite_values:
         return None
-    low, high = min(known), max(known)
+    low, high = min(finite_values), max(finite_values)
     room = MARGIN * (high - low) or 0.01
     return low - room, high + room
 

@@ -15,11 +15,10 @@ from widthwise.records.run import Run
 from widthwise.reports import charts
 from widthwise.reports.charts import MUTED, Figure, Looks, Plot
 from widthwise.reports.formats import capital, clean, fixed, si
-from widthwise.reports.table import Table
-from widthwise.reports.tables import by_row
+from widthwise.reports.table import Table, by_row
 
 N_ROWS = 12
-"""Steps in the table behind a figure."""
+"""Steps in the table of a figure."""
 N_POINTS = 160
 """A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
 
@@ -51,12 +50,12 @@ class Curve:
 
 
 def by_step(run: Run, event: str, key: str) -> Curve:
-    """One metric of one run over the step. Records without the key are left out; the last record of a step counts."""
+    """Return one metric of one run over the step. Records without the key are omitted; a step's last record counts."""
     return _curve(run, event, lambda record: record.get(key))
 
 
 def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
-    """Text or task -> one of its numbers, over the step of validations. key: of a record, where they stand by name."""
+    """Return text or task -> one of its numbers over the step of validations. key: of their dict in a record."""
     names = dict.fromkeys(name for record in run.metrics for name in record.get(key) or ())
     curves = {
         name: _curve(run, "validation", lambda record, name=name: ((record.get(key) or {}).get(name) or {}).get(entry))
@@ -66,7 +65,7 @@ def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
 
 
 def by_place(run: Run, event: str, key: str) -> list[Curve]:
-    """Each entry of a list, with one per layer or further head, over the step. key: of a record, which has the list."""
+    """Return each entry of a list, with one per layer or further head, over the step. key: of the list in a record."""
     n = max((len(record.get(key) or ()) for record in run.metrics if record.get("event") == event), default=0)
     return [
         _curve(run, event, lambda record, i=i: next(iter((record.get(key) or [])[i : i + 1]), None)) for i in range(n)
@@ -75,14 +74,14 @@ def by_place(run: Run, event: str, key: str) -> list[Curve]:
 
 def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
     """value_of: takes the value from a record; None leaves the record out."""
-    found = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
-    values = {step: finite(value) for step, value in found if value is not None}
+    pairs = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
+    values = {step: finite(value) for step, value in pairs if value is not None}
     steps = sorted(values)
     return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
 
 
 def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
-    """The mean at the steps that every non-empty curve has; NaN where one of them is not finite."""
+    """Return the mean at the steps that every non-empty curve has; NaN if one of them is not finite."""
     filled = [curve for curve in curves if len(curve.x)]
     if not filled:
         return Curve(np.array([]), np.array([]))
@@ -93,7 +92,7 @@ def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
 
 
 def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
-    """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out.
+    """Return a curve over training FLOPs. Tokens between two records are interpolated; steps after the last omitted.
 
     flops_per_token: of a run whose model stays the same; where it grew, the result says what the run had cost by then.
     """
@@ -101,17 +100,17 @@ def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
     steps, counts = [0.0, *tokens.x], [0.0, *tokens.y]
     if run.result and run.result.steps and run.result.tokens and run.result.steps > steps[-1]:
         steps, counts = [*steps, float(run.result.steps)], [*counts, float(run.result.tokens)]
-    known = curve.x <= steps[-1]
-    return Curve(_training_flops(np.interp(curve.x[known], steps, counts), run, flops_per_token), curve.y[known])
+    is_known = curve.x <= steps[-1]
+    return Curve(_training_flops(np.interp(curve.x[is_known], steps, counts), run, flops_per_token), curve.y[is_known])
 
 
 def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
-    """Training FLOPs of a run up to each of these token counts."""
+    """Return the training FLOPs of a run up to each of these token counts."""
     result = run.result
     ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in (result.growth if result else ())]
-    # A run that began where another one stood has a record of what that had cost.
-    said = [record for record in run.metrics if record.get("training_flops") is not None]
-    ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in said]
+    # A run that continues another one has a record of the FLOPs of that run.
+    counted = [record for record in run.metrics if record.get("training_flops") is not None]
+    ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in counted]
     if result is None or not ends:
         return tokens * flops_per_token
     n_tokens, flops = zip((0.0, 0.0), *sorted(ends), (finite(result.tokens), finite(result.training_flops)))
@@ -119,7 +118,7 @@ def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: floa
 
 
 def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
-    """Averages neighbours so that at most `n_points` remain; a group with a value that is not finite becomes NaN."""
+    """Average neighbours so that at most `n_points` remain; a group with a value that is not finite becomes NaN."""
     if len(curve.x) <= n_points:
         return curve
     rows = np.vstack([curve.x, curve.y, *([] if curve.ends is None else curve.ends)])
@@ -163,33 +162,38 @@ def curve_figure(
     crop: lets the first steep tenth run off the top. growths: where on the x axis models grew, marked by dashed lines.
     level: a value that the y axis shows with a line across.
     """
-    bundles = {name: each if isinstance(each, Bundle) else Bundle({"": each}, each) for name, each in curves.items()}
-    drawn = {name: each for name, each in bundles.items() if not all(curve.is_empty for curve in each.seeds.values())}
+    drawn: dict[str, Bundle] = {}
+    for name, curve in curves.items():
+        bundle = curve if isinstance(curve, Bundle) else Bundle({"": curve}, curve)
+        if not all(seed.is_empty for seed in bundle.seeds.values()):
+            drawn[name] = bundle
     if not drawn:
         return None
-    own = {name: looks[name] for name in drawn}
-    domain = _late_range([curve for each in drawn.values() for curve in each.seeds.values()], level) if crop else None
+    styles = {name: looks[name] for name in drawn}
+    domain = None
+    if crop:
+        domain = _late_range([curve for bundle in drawn.values() for curve in bundle.seeds.values()], level)
     thin_rows, rows = list[dict[str, Any]](), list[dict[str, Any]]()
-    for name, each in drawn.items():
-        n_seeds = len(each.seeds)
+    for name, bundle in drawn.items():
+        n_seeds = len(bundle.seeds)
         if n_seeds > 1:
-            thin_rows += [row for line, curve in each.seeds.items() for row in _rows(name, line, curve)]
-        strong = each.of_strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(each.seeds)))
-        rows += _rows(name, strong, each.mean)
+            thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve)]
+        strong = bundle.of_strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.seeds)))
+        rows += _rows(name, strong, bundle.mean)
     banded = [row for row in rows if "low" in row]
     ends = {"low": ".4f", "high": ".4f"} if banded else {}
     tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **ends)
-    plot = Plot(charts.x("x", x_title, format="~s"), y_title, own, tip, domain)
+    plot = Plot(charts.x("x", x_title, format="~s"), y_title, styles, tip, domain)
     layers = [charts.line_at(at, "x", (4, 3), MUTED) for at in growths]
     layers += [charts.line_at(level, "y")] if level is not None else []
     layers += [plot.bands(banded)] if banded else []
     layers += [plot.lines(thin_rows, "line", strokeWidth=0.9, opacity=0.6)] if thin_rows else []
     layers += [plot.lines(rows), plot.targets(rows)]
     subject, show = (y_title, si) if level is None else (f"{title}, {y_title},", partial(fixed, n_decimals=4))
-    last = {name: show(each.mean.last) for name, each in drawn.items()}
+    last = {name: show(bundle.mean.last) for name, bundle in drawn.items()}
     label = charts.described(f"{subject} over {x_title}. Last mean value of each line:", last)
     label += f" A model grew at {', '.join(map(si, growths))}." if growths else ""
-    return Figure(key, title, label, alt.layer(*layers), own)
+    return Figure(key, title, label, alt.layer(*layers), styles)
 
 
 def profile_figures(
@@ -201,13 +205,13 @@ def profile_figures(
 ) -> list[Figure]:
     """Return a figure of each size of the layers along the depth. titles: size -> title; profiles: line -> size ->
     (n_layers,) values."""
-    found = []
+    figures = []
     for size, title in titles.items():
-        lines = {name: np.array([finite(each) for each in own[size]]) for name, own in profiles.items()}
+        lines = {name: np.array([finite(value) for value in sizes[size]]) for name, sizes in profiles.items()}
         curves = {name: Curve(np.arange(1.0, 1 + len(values)), values) for name, values in lines.items()}
         x_title = "layer (1 reads the tokens)"
-        found.append(curve_figure(f"{key}-{size}", capital(title), curves, looks, x_title, y_title, level=0.0))
-    return [figure for figure in found if figure is not None]
+        figures.append(curve_figure(f"{key}-{size}", capital(title), curves, looks, x_title, y_title, level=0.0))
+    return [figure for figure in figures if figure is not None]
 
 
 def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
@@ -218,7 +222,7 @@ def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
 
 
 def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, float] | None:
-    """Return the range of the level, and of the values behind the first tenth."""
+    """Return the range of the level, and of the values after the first tenth."""
     end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
     parts = [
         part[curve.x >= 0.1 * end]
@@ -229,9 +233,9 @@ def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, fl
 
 
 def curve_table(caption: str, curves: Mapping[str, Curve]) -> Table:
-    """The numbers behind a figure: the curves' values at up to N_ROWS steps, the last one included."""
+    """Return the values of curves at up to N_ROWS steps, the last one included."""
     values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
     steps = sorted(set().union(*values.values()))
     chosen = sorted({steps[-1 - i * len(steps) // N_ROWS] for i in range(min(N_ROWS, len(steps)))})
-    cells = {f"{step:.0f}": {name: fixed(own.get(step), 4) for name, own in values.items()} for step in chosen}
+    cells = {f"{step:.0f}": {name: fixed(by_step.get(step), 4) for name, by_step in values.items()} for step in chosen}
     return by_row(caption, "Step", cells)

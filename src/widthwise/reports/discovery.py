@@ -17,8 +17,8 @@ from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.reports import answers
 from widthwise.reports.charts import Figure, styles
+from widthwise.reports.comparison_page import comparison_answer
 from widthwise.reports.curves import profile_figures
 from widthwise.reports.formats import amount, clean, counted, fixed, ratio, sequence, shown, si, with_interval
 from widthwise.reports.page import Code, Link, Page, in_words, note, section
@@ -55,7 +55,7 @@ def discovery_page(folder: Path, discovery: Discovery) -> Page:
     return Page(
         "discovery",
         f"Discovery for {clean(discovery.title)}",
-        [answer(discovery), *(answers.answer(comparison)[:1] if comparison else ())],
+        [answer(discovery), *(comparison_answer(comparison)[:1] if comparison else ())],
         lead=f"Which layers should be wide, at {si(discovery.budget)} {matched}?",
         first=_profile_figures(discovery),
         sections=(
@@ -195,7 +195,7 @@ def sentences(discovery: Discovery, comparison: Outcome | None) -> Iterator[str]
     )
     if comparison is None:
         return
-    yield from answers.answer(comparison)
+    yield from comparison_answer(comparison)
     verdicts = {name: verdict(difference) for name, difference in _minus_rivals(comparison).items()}
     groups = ((words, [name for name, own in verdicts.items() if own == said]) for said, words in BESIDE.items())
     if sorted_rivals := [f"{words} {sequence(names)}" for words, names in groups if names]:

@@ -20,7 +20,7 @@ PHRASES = {
 
 @dataclass(frozen=True)
 class Scale:
-    """A comparison with its size and length of training, which are those of its baseline."""
+    """A comparison with the size and the length of training of its baseline."""
 
     folder: Path
     comparison: Outcome

@@ -9,7 +9,7 @@ from widthwise.reports.table import Table, csv_rows
 
 BETTER, WORSE = "*", "†"
 PARTS = ("value", "stderr", "difference", "p_value")
-"""Those of a cell, in the order of the columns of `table.csv`."""
+"""Parts of a cell, in the order of the columns of `table.csv`."""
 
 
 class Shown(NamedTuple):
@@ -99,7 +99,7 @@ def _count(n: int | None) -> str:
 
 
 def answer(table: EvaluationTable) -> list[str]:
-    """Return, for each model beside its baseline, on how many questions it is better and worse; pooled over seeds.
+    """Return on how many questions each model is better and worse than its baseline; pooled over seeds.
 
     Without baselines: which model is best in most columns.
     """

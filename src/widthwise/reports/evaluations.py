@@ -1,6 +1,5 @@
 """Scores of checkpoints on texts and tasks, for a page and the terminal: side by side, over training, differences."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +33,39 @@ from widthwise.reports.table import Table
 NAME_LETTERS = 32
 NAMES = ("text or task", "metric")
 DRAWN = ("acc", "acc_norm", "bits_per_byte", "perplexity")
-"""The metrics of which a figure is drawn; the others are functions of them, and stand in the tables."""
+"""Metrics with a figure; the other ones are functions of them and are in the tables."""
 
 
-def _metrics(found: Iterable[Scores]) -> list[str]:
-    return list(dict.fromkeys(metric for scores in found for metric in scores))
+class Question(NamedTuple):
+    """A text or a task with its options; the scores on equal questions may share a row or a line."""
+
+    name: str
+    options: tuple[tuple[str, object], ...] = ()
+
+    def title(self, questions: "Iterable[Question]") -> str:
+        """Return its name, with the options in which it differs from questions of the same name."""
+        namesakes = [dict(question.options) for question in questions if question.name == self.name]
+        differing = [
+            f"{key} {str(value)[:8]}"
+            for key, value in self.options
+            if any(options.get(key) != value for options in namesakes)
+        ]
+        return _tail(self.name) + (f" ({', '.join(differing)})" if differing else "")
+
+
+class Answers(NamedTuple):
+    """The answers of a checkpoint to a question."""
+
+    metrics: Scores
+    remarks: Sequence[str] = ()
+    items: ItemAnswers | None = None
+    """Answers to the questions of a task one by one."""
+
+
+Joined = Mapping[Question, Mapping[str, Answers]]
+"""Question -> the answers of each model that has any."""
+Course = Mapping[str, Mapping[tuple[int, float], Scores]]
+"""Run -> step and tokens of a checkpoint -> its scores on one text or task."""
 
 
 def score_cell(metric: str, score: Score | None) -> str:
@@ -55,57 +82,8 @@ def _unit(metric: str) -> tuple[float, str, int]:
     return (100.0, "%", 2) if is_share(metric) else (1.0, "", 4)
 
 
-class Question(NamedTuple):
-    """A text or a task, and how it was put to the model: what is equal may be joined into one line."""
-
-    name: str
-    options: tuple[tuple[str, object], ...] = ()
-
-    def title(self, others: "Iterable[Question]") -> str:
-        """Return its name, with the options in which it differs from others of the name."""
-        alike = [dict(each.options) for each in others if each.name == self.name]
-        differing = [(key, value) for key, value in self.options if any(each.get(key) != value for each in alike)]
-        chosen = ", ".join(f"{key} {str(value)[:8]}" for key, value in differing)
-        return _tail(self.name) + (f" ({chosen})" if chosen else "")
-
-
-class Answers(NamedTuple):
-    """The answers of a checkpoint to a question."""
-
-    metrics: Scores
-    remarks: Sequence[str] = ()
-    items: ItemAnswers | None = None
-    """Those to the questions of a task one by one."""
-
-
-def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
-    """Yield each question that a checkpoint was asked, with its answers."""
-
-    def question(name: str, **options: object) -> Question:
-        options |= {"max_length": evaluation.max_length, "precision": evaluation.precision}
-        return Question(clean(name), tuple(sorted(options.items())))
-
-    for name, text in evaluation.texts.items():
-        few = f"{counted(text.n_blocks, 'block')} of {BLOCK_BYTES:,} bytes: too few for a standard error"
-        remarks = [f"{text.n_bytes:,} bytes", *[few] * (text.n_blocks < FEWEST_BLOCKS)]
-        yield question(name, stride=evaluation.stride, text=text.fingerprint), Answers(text.metrics, remarks)
-    if evaluation.text_means is not None:
-        read = tuple(text.fingerprint for text in evaluation.texts.values())
-        asked = question(f"mean over {len(read)} texts", stride=evaluation.stride, texts=read)
-        yield asked, Answers(evaluation.text_means.metrics)
-    for name, task in evaluation.tasks.items():
-        yield question(name, items=task.fingerprint), _of_task(task, evaluation.max_length, task)
-    options = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
-    for name, scores in evaluation.lm_eval.items():
-        yield question(harness_answers(name), **options), Answers(scores)
-    if (suite := evaluation.suite) is not None and suite.average is not None:
-        yield question(suite.name, tasks=tuple(suite.average.tasks), **options), Answers({"average": suite.average})
-
-
-def _of_task(task: TaskResult, max_length: int | None, items: ItemAnswers | None = None) -> Answers:
-    remarks = [f"{task.n_items:,} items" + (f", chance {fixed(100 * task.chance, 1)}%" if task.chance else "")]
-    remarks += [f"{task.n_cut_contexts:,} contexts cut to {max_length or 0:,} tokens"] if task.n_cut_contexts else []
-    return Answers(task.metrics, remarks, items)
+def _metrics(every_scores: Iterable[Scores]) -> list[str]:
+    return list(dict.fromkeys(metric for scores in every_scores for metric in scores))
 
 
 def _tail(name: str) -> str:
@@ -114,29 +92,58 @@ def _tail(name: str) -> str:
     return name if len(name) <= NAME_LETTERS else "…" + name[1 - NAME_LETTERS :]
 
 
-Joined = Mapping[Question, Mapping[str, Answers]]
-"""Question -> the answers of each model that was asked it."""
+def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
+    """Yield each question of an evaluation with its answers."""
+
+    def question(name: str, **options: object) -> Question:
+        options |= {"max_length": evaluation.max_length, "precision": evaluation.precision}
+        return Question(clean(name), tuple(sorted(options.items())))
+
+    for name, text in evaluation.texts.items():
+        remarks = [f"{text.n_bytes:,} bytes"]
+        if text.n_blocks < FEWEST_BLOCKS:
+            blocks = counted(text.n_blocks, "block")
+            remarks.append(f"{blocks} of {BLOCK_BYTES:,} bytes: too few for a standard error")
+        yield question(name, stride=evaluation.stride, text=text.fingerprint), Answers(text.metrics, remarks)
+    if evaluation.text_means is not None:
+        texts = tuple(text.fingerprint for text in evaluation.texts.values())
+        means = question(f"mean over {len(texts)} texts", stride=evaluation.stride, texts=texts)
+        yield means, Answers(evaluation.text_means.metrics)
+    for name, task in evaluation.tasks.items():
+        yield question(name, items=task.fingerprint), _task_answers(task, evaluation.max_length, task)
+    options = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
+    for name, scores in evaluation.lm_eval.items():
+        yield question(harness_answers(name), **options), Answers(scores)
+    if (suite := evaluation.suite) is not None and suite.average is not None:
+        yield question(suite.name, tasks=tuple(suite.average.tasks), **options), Answers({"average": suite.average})
+
+
+def _task_answers(task: TaskResult, max_length: int | None, items: ItemAnswers | None = None) -> Answers:
+    remarks = [f"{task.n_items:,} items" + (f", chance {fixed(100 * task.chance, 1)}%" if task.chance else "")]
+    if task.n_cut_contexts:
+        remarks.append(f"{task.n_cut_contexts:,} contexts cut to {max_length or 0:,} tokens")
+    return Answers(task.metrics, remarks, items)
 
 
 def _joined(models: Mapping[str, Iterable[tuple[Question, Answers]]]) -> Joined:
-    """Join what was asked alike; of several answers of a model the last count."""
-    found: dict[Question, dict[str, Answers]] = {}
-    for model, own in models.items():
-        for question, each in own:
-            found.setdefault(question, {})[model] = each
-    return found
+    """Join the answers to equal questions; of several answers of a model the last count."""
+    joined: dict[Question, dict[str, Answers]] = {}
+    for model, answered in models.items():
+        for question, given in answered:
+            joined.setdefault(question, {})[model] = given
+    return joined
 
 
 def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
     """Return a row for each metric of each question, and a column for each model."""
     rows = []
-    for question, own in joined.items():
+    for question, by_model in joined.items():
         name = question.title(joined)
-        for metric in _metrics(each.metrics for each in own.values()):
-            scores = [own[model].metrics.get(metric) if model in own else None for model in models]
+        for metric in _metrics(given.metrics for given in by_model.values()):
+            scores = [by_model[model].metrics.get(metric) if model in by_model else None for model in models]
             rows.append([name, clean(metric), *(score_cell(metric, score) for score in scores)])
             name = ""
-        remarks = dict.fromkeys(text for each in own.values() for text in each.remarks)
+        remarks = dict.fromkeys(remark for given in by_model.values() for remark in given.remarks)
         rows += [[f"  {remark}", "", *[""] * len(models)] for remark in remarks]
     return Table(caption, [*NAMES, *map(clean, models)], rows, words=NAMES, sortable=False)
 
@@ -144,31 +151,36 @@ def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
 def final_table(results: Mapping[str, RunResult]) -> Table | None:
     """Return the scores at the end of training on the texts and tasks that recipes name; None without any."""
 
-    def found(result: RunResult) -> Iterator[tuple[Question, Answers]]:
+    def answered(result: RunResult) -> Iterator[tuple[Question, Answers]]:
         for name, text in (result.val_texts or {}).items():
             numbers = {"loss": text.loss, "perplexity": text.perplexity, "bits_per_byte": text.bits_per_byte}
             yield Question(name), Answers({metric: Score(value=value) for metric, value in numbers.items()})
         for name, task in (result.val_tasks or {}).items():
-            yield Question(name), _of_task(task, result.cost.seq_len)
+            yield Question(name), _task_answers(task, result.cost.seq_len)
 
-    joined = _joined({name: found(result) for name, result in results.items()})
+    joined = _joined({name: answered(result) for name, result in results.items()})
     return _side_by_side("Texts and tasks at the end of training", list(results), joined) if joined else None
 
 
 def evaluation_tables(
     evaluations: Sequence[Evaluation], differences: Iterable[EvaluationDifferences] = ()
 ) -> list[Table]:
-    """Return the scores of models that were asked alike, with the paper's table if asked for, and their differences."""
-    names = _names([each.run for each in evaluations])
-    alone = evaluations[0].step if len(evaluations) == 1 else None
-    found = {names[each.run] + ("" if alone is None else f", step {alone}"): each for each in evaluations}
-    asked_alike = {
-        model: [(Question(question.name), own) for question, own in answers(each)] for model, each in found.items()
-    }
-    tables = [_side_by_side("Side by side" if len(found) > 1 else "Scores", list(found), _joined(asked_alike))]
-    if suites := {model: each.suite for model, each in found.items() if each.suite is not None}:
+    """Return the scores of models on the same questions, the table of the suite if any, and their differences."""
+    names = _names([evaluation.run for evaluation in evaluations])
+    if len(evaluations) == 1 and evaluations[0].step is not None:
+        names = {run: f"{name}, step {evaluations[0].step}" for run, name in names.items()}
+    by_model = {names[evaluation.run]: evaluation for evaluation in evaluations}
+    # The request was the same, so options are omitted.
+    joined = _joined(
+        {
+            model: [(Question(question.name), given) for question, given in answers(evaluation)]
+            for model, evaluation in by_model.items()
+        }
+    )
+    tables = [_side_by_side("Side by side" if len(by_model) > 1 else "Scores", list(by_model), joined)]
+    if suites := {model: evaluation.suite for model, evaluation in by_model.items() if evaluation.suite is not None}:
         tables.append(suite_table(suites))
-    return tables + [difference_table(each.run, each.baseline, each.differences) for each in differences]
+    return tables + [difference_table(pair.run, pair.baseline, pair.differences) for pair in differences]
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
@@ -183,151 +195,146 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
 def suite_table(suites: Mapping[str, SuiteAnswers]) -> Table:
     """Return a paper's table, transposed: a row for each of its columns, and a column for each model.
 
-    That of a single model has the file or task that answered, too.
+    For a single model it also has the file or task that answered.
     """
-    first, *others = suites.values()
-    rows = [
-        [row.name, row.metric, *(score_cell(row.metric, each.rows[i]) for each in suites.values())]
-        + [row.source] * (not others)
-        for i, row in enumerate(first.rows)
-    ]
-    notes = [f"without {part}" for part in dict.fromkeys(part for each in suites.values() for part in each.missing)]
+    first = next(iter(suites.values()))
+    header, rows = [*NAMES, *suites], []
+    for i, row in enumerate(first.rows):
+        rows.append([row.name, row.metric, *(score_cell(row.metric, suite.rows[i]) for suite in suites.values())])
+    if len(suites) == 1:
+        header.append("source")
+        for cells, row in zip(rows, first.rows):
+            cells.append(row.source)
+    notes = [f"without {part}" for part in dict.fromkeys(part for suite in suites.values() for part in suite.missing)]
     if (average := first.average) is not None:
-        is_partial = average.n_tasks < average.n_tasks_of_suite
-        remarks = [f"{average.n_tasks} of {average.n_tasks_of_suite} tasks"] if is_partial else []
-        remarks += [] if average.is_printed else ["not in the paper"]
-        name = "Avg." + (f" ({', '.join(remarks)})" if remarks else "")
-        rows.append([name, "", *(score_cell("average", each.average) for each in suites.values())])
-        notes += ["the paper weights its average and does not say how"] if average.has_unknown_weights else []
-    header = [*NAMES, *suites, *["source"] * (not others)]
+        remarks = []
+        if average.n_tasks < average.n_tasks_of_suite:
+            remarks.append(f"{average.n_tasks} of {average.n_tasks_of_suite} tasks")
+        if not average.is_printed:
+            remarks.append("not in the paper")
+        name = f"Avg. ({', '.join(remarks)})" if remarks else "Avg."
+        rows.append([name, "", *(score_cell("average", suite.average) for suite in suites.values())])
+        if average.has_unknown_weights:
+            notes.append("the paper weights its average and does not say how")
     return Table(first.name, header, rows, words=(*NAMES, "source"), note="\n".join(notes))
 
 
 def difference_table(name: str, baseline: str, differences: Iterable[Difference]) -> Table:
     """Return the differences of one model to the baseline, with their intervals and the items that flipped."""
-    rows, previous, is_flipped = [], None, False
-    for each in differences:
-        shown = "" if each.on == previous else _tail(each.on)
-        previous = each.on
-        if each.metric is None:
-            rows.append([shown, "other text or questions"])
+    header = [*NAMES, "difference", f"{percentage(CONFIDENCE)} interval"]
+    rows, previous, definition = [], None, ""
+    for difference in differences:
+        row = ["" if difference.on == previous else _tail(difference.on)]
+        rows.append(row)
+        previous = difference.on
+        if difference.metric is None:
+            row.append("other text or questions")
             continue
-        scale, unit, n_decimals = _unit(each.metric)
+        scale, unit, n_decimals = _unit(difference.metric)
         value, low, high = (
             MISSING if number is None else signed(scale * number, n_decimals) + unit
-            for number in (each.value, each.low, each.high)
+            for number in (difference.value, difference.low, difference.high)
         )
-        is_known = bool(each.stderr)  # where nothing differs, nothing is known of how much it could
-        rows.append([shown, each.metric, value, f"{low} to {high}" if is_known else ""])
-        if each.flips is not None:
-            is_flipped = True
-            rows[-1] += [f"{len(each.flips.gained):,}", f"{len(each.flips.lost):,}", fixed(each.flips.p_value, 3)]
-    header = [*NAMES, "difference", f"{percentage(CONFIDENCE)} interval", *["gained", "lost", "p"][: 3 * is_flipped]]
+        # Without any differing item the size of a difference is unknown.
+        row += [difference.metric, value, f"{low} to {high}" if difference.stderr else ""]
+        if (flips := difference.flips) is not None:
+            definition = (
+                "gained, lost: items that only this run or only the baseline has right; p: exact test of McNemar"
+            )
+            row += [f"{len(flips.gained):,}", f"{len(flips.lost):,}", fixed(flips.p_value, 3)]
+    if definition:
+        header += ["gained", "lost", "p"]
     title = f"{_tail(name)} minus {_tail(baseline)}, item by item"
-    words = "gained, lost: items that only this run or only the baseline has right; p: exact test of McNemar"
-    return Table(title, header, rows, words=NAMES, sortable=False, note=words if is_flipped else "")
+    return Table(title, header, rows, words=NAMES, sortable=False, note=definition)
 
 
-Course = Mapping[str, Mapping[tuple[int, float], Scores]]
-"""Run -> step and tokens of a checkpoint -> its scores on one text or task."""
+def _courses(answered: Iterable[tuple[Question, str, tuple[int, float], Scores]], fewest: int = 1) -> dict[str, Course]:
+    """Return text or task -> its course, if a run has scores at `fewest` checkpoints or more.
 
-
-def _courses(asked: Iterable[tuple[Question, str, tuple[int, float], Scores]], fewest: int = 1) -> dict[str, Course]:
-    """Return text or task -> its course, of those that a run was asked at `fewest` checkpoints or more.
-
-    asked: question, run, step and tokens, scores.
+    answered: question, run, step and tokens, scores.
     """
-    found: dict[Question, dict[str, dict[tuple[int, float], Scores]]] = {}
-    for question, run, at, scores in asked:
-        found.setdefault(question, {}).setdefault(run, {})[at] = scores
-    found = {question: own for question, own in found.items() if max(map(len, own.values())) >= fewest}
+    courses: dict[Question, dict[str, dict[tuple[int, float], Scores]]] = {}
+    for question, run, checkpoint, scores in answered:
+        courses.setdefault(question, {}).setdefault(run, {})[checkpoint] = scores
+    courses = {question: course for question, course in courses.items() if max(map(len, course.values())) >= fewest}
     return {
-        question.title(found): {run: dict(sorted(own.items())) for run, own in course.items()}
-        for question, course in found.items()
+        question.title(courses): {run: dict(sorted(by_checkpoint.items())) for run, by_checkpoint in course.items()}
+        for question, course in courses.items()
     }
 
 
 def _course_table(title: str, course: Course) -> Table:
-    metrics = _metrics(scores for own in course.values() for scores in own.values())
-    rows = [
-        [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens)]
-        + [score_cell(metric, scores.get(metric)) for metric in metrics]
-        for run, own in course.items()
-        for (step, tokens), scores in own.items()
-    ]
+    metrics = _metrics(scores for by_checkpoint in course.values() for scores in by_checkpoint.values())
+    rows = []
+    for run, by_checkpoint in course.items():
+        for (step, tokens), scores in by_checkpoint.items():
+            row = [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens)]
+            rows.append(row + [score_cell(metric, scores.get(metric)) for metric in metrics])
     return Table(f"{title}, by checkpoint", ["Run", "step", "tokens", *metrics], rows)
 
 
-def _course_figures(key: str, title: str, course: Course, looks: Looks) -> Iterator[Figure | None]:
-    """Yield curves over tokens, of the metrics in DRAWN."""
-    for metric in _metrics(scores for own in course.values() for scores in own.values()):
-        if metric in DRAWN:
-            curves = {
-                run: Curve(
-                    np.array([tokens for _, tokens in own]),
-                    np.array([finite(scores[metric].value) if metric in scores else np.nan for scores in own.values()]),
-                )
-                for run, own in course.items()
-            }
-            label = f"{metric} of {shorten(title, 50)}"
-            yield curve_figure(f"{key}-{metric}", f"{title}: {metric}", curves, looks, "tokens", label)
-
-
 def course_parts(named: Mapping[str, Run], looks: Looks) -> list[Part | None]:
-    """Return curves and tables of each text and task that was put to two or more checkpoints of a run."""
-    asked = (
-        (question, name, (each.step or 0, _tokens(run, each)), own.metrics)
-        for name, run in named.items()
-        for each in run.evaluations
-        for question, own in answers(each)
-    )
-    courses = _courses(asked, fewest=2)
-    figures = [_course_figures(f"evaluation-{i}", *each, looks) for i, each in enumerate(courses.items())]
-    tables = [_course_table(*each).folded for each in courses.items()]
-    return [note("evaluations"), *itertools.chain.from_iterable(figures), *tables]
-
-
-def _tokens(run: Run, evaluation: Evaluation) -> float:
-    """Return tokens trained on by then, by the evaluation or else by the records of training."""
-    if evaluation.tokens is not None:
-        return float(evaluation.tokens)
-    known = by_step(run, "train", "tokens")
-    return float(np.interp(evaluation.step or 0, [0.0, *known.x], [0.0, *known.y]))
+    """Return curves and tables of each text and task with scores at two or more checkpoints of a run."""
+    answered = []
+    for name, run in named.items():
+        trained = by_step(run, "train", "tokens")
+        for evaluation in run.evaluations:
+            tokens = evaluation.tokens
+            if tokens is None:
+                tokens = np.interp(evaluation.step or 0, [0.0, *trained.x], [0.0, *trained.y])
+            checkpoint = (evaluation.step or 0, float(tokens))
+            answered += [(question, name, checkpoint, given.metrics) for question, given in answers(evaluation)]
+    courses = _courses(answered, fewest=2)
+    figures: list[Figure | None] = []
+    for i, (title, course) in enumerate(courses.items()):
+        for metric in _metrics(scores for by_checkpoint in course.values() for scores in by_checkpoint.values()):
+            if metric in DRAWN:
+                curves = {}
+                for run, by_checkpoint in course.items():
+                    values = [scores[metric].value if metric in scores else None for scores in by_checkpoint.values()]
+                    tokens = np.array([tokens for _, tokens in by_checkpoint])
+                    curves[run] = Curve(tokens, np.array([finite(value) for value in values]))
+                label = f"{metric} of {shorten(title, 50)}"
+                figure = curve_figure(f"evaluation-{i}-{metric}", f"{title}: {metric}", curves, looks, "tokens", label)
+                figures.append(figure)
+    return [note("evaluations"), *figures, *(_course_table(*course).folded for course in courses.items())]
 
 
 def tables_by_checkpoint(
     evaluations: Sequence[Evaluation], differences: Iterable[EvaluationDifferences]
 ) -> list[Table]:
     """Return a table for each text and task with a row for each checkpoint of each run, and for its differences."""
-    names = _names([each.run for each in evaluations])
-    places = {(each.run, each.step): (each.step or 0, finite(each.tokens)) for each in evaluations}
-    asked = [
-        (Question(on), names[each.run], places[each.run, each.step], scores)
-        for each in evaluations
-        for on, scores in each.scores.items()
+    names = _names([evaluation.run for evaluation in evaluations])
+    checkpoints = {(each.run, each.step): (each.step or 0, finite(each.tokens)) for each in evaluations}
+    answered = [
+        (Question(on), names[evaluation.run], checkpoints[evaluation.run, evaluation.step], scores)
+        for evaluation in evaluations
+        for on, scores in evaluation.scores.items()
     ]
-    for each in differences:
-        found: dict[str, dict[str, Score]] = {}
-        for entry in each.differences:
-            scores = found.setdefault(f"{entry.on}, differences", {})
-            if entry.metric is not None:  # the questions differ
-                scores[entry.metric] = Score(value=entry.value, stderr=entry.stderr)
-        pair, at = f"{names[each.run]} minus {names[each.baseline]}", places[each.run, each.step]
-        asked += [(Question(on), pair, at, scores) for on, scores in found.items()]
-    return [_course_table(*each) for each in _courses(asked).items()]
+    for pair in differences:
+        by_question: dict[str, dict[str, Score]] = {}
+        for difference in pair.differences:
+            scores = by_question.setdefault(f"{difference.on}, differences", {})
+            if difference.metric is not None:  # the questions differ
+                scores[difference.metric] = Score(value=difference.value, stderr=difference.stderr)
+        name, checkpoint = f"{names[pair.run]} minus {names[pair.baseline]}", checkpoints[pair.run, pair.step]
+        answered += [(Question(on), name, checkpoint, scores) for on, scores in by_question.items()]
+    return [_course_table(*course) for course in _courses(answered).items()]
 
 
 def newest_tables(named: Mapping[str, Run]) -> list[Table]:
     """Return the newest scores of each run, and differences where two answered the same questions of a task."""
-    joined = _joined({name: [own for each in run.evaluations for own in answers(each)] for name, run in named.items()})
+    joined = _joined(
+        {name: [pair for evaluation in run.evaluations for pair in answers(evaluation)] for name, run in named.items()}
+    )
     if not joined:
         return []
-    pairs: dict[tuple[str, str], list[Difference]] = {}
-    for question, own in joined.items():
-        (first, before), *others = own.items()
-        for other, after in others:
+    differences: dict[tuple[str, str], list[Difference]] = {}
+    for question, by_model in joined.items():
+        (first, before), *further = by_model.items()
+        for model, after in further:
             if before.items and after.items and before.items.items.keys() == after.items.items.keys():
-                found = paired_answers(question.name, before.items, after.items)
-                pairs.setdefault((other, first), []).extend(found)
+                paired = paired_answers(question.name, before.items, after.items)
+                differences.setdefault((model, first), []).extend(paired)
     scores = _side_by_side("The newest checkpoint that was evaluated", list(named), joined)
-    return [scores, *(difference_table(*names, own) for names, own in pairs.items() if own)]
+    return [scores, *(difference_table(*names, paired) for names, paired in differences.items() if paired)]

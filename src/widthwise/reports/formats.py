@@ -24,7 +24,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 
 
 def printable(text: str) -> str:
-    """Text of any origin for a terminal or a page: control characters become replacement characters.
+    """Return text of any origin for a terminal or a page: control characters become replacement characters.
 
     Line ends of Windows become newlines, and form feeds spaces. Marks of direction in Arabic or Hebrew text stay.
     """
@@ -32,24 +32,24 @@ def printable(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """On one line, with a space for every control character."""
+    """Return text on one line, with a space for every control character."""
     visible = "".join(" " if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
     return " ".join(visible.split())
 
 
 def shorten(text: str, n_letters: int) -> str:
-    """The cleaned text, cut with an ellipsis where it is longer than `n_letters`."""
+    """Return the cleaned text, cut with an ellipsis if it is longer than `n_letters`."""
     text = clean(text)
     return text if len(text) <= n_letters else text[: n_letters - 1].rstrip() + "…"
 
 
 def capital(text: str) -> str:
-    """With a capital letter at the start, and names in it as they are."""
+    """Return text with a capital letter at the start; names in it stay as they are."""
     return text[:1].upper() + text[1:]
 
 
 def percentage(confidence: float) -> str:
-    """A confidence level in percent: 0.95 -> 95%."""
+    """Return a confidence level in percent: 0.95 -> 95%."""
     return f"{100 * confidence:.4g}%"
 
 
@@ -90,7 +90,7 @@ def duration(hours: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """As 1:02:03."""
+    """Return seconds as 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
@@ -110,12 +110,12 @@ def fixed(value: float | None, n_decimals: int, sign: str = "") -> str:
 
 
 def signed(value: float | None, n_decimals: int) -> str:
-    """A difference: always with its sign."""
+    """Return a difference, always with its sign."""
     return fixed(value, n_decimals, "+")
 
 
 def shown(value: float | None, quantity: "Quantity") -> str:
-    """A quantity as tables show it."""
+    """Return a quantity as tables show it."""
     if quantity.n_decimals is None:
         is_tiny = value is not None and 0 < abs(value) < 0.01
         return f"{value:.2e}" if is_tiny else si(value)
@@ -164,7 +164,7 @@ def plain(value: Any) -> str:
 
 
 def minus(text: str) -> str:
-    """With a true minus sign."""
+    """Return text with a true minus sign."""
     return text.replace("-", MINUS)
 
 
@@ -176,7 +176,7 @@ _SEED = re.compile(r"[-_ ,]*seed[-_ ]?\d+$")
 
 
 def without_seed(name: str) -> str:
-    """Return the name of a variant from that of one of its runs: `x-seed2` -> `x`."""
+    """Return the name of a variant from the name of one of its runs: `x-seed2` -> `x`."""
     return _SEED.sub("", clean(name)) or clean(name)
 
 

@@ -32,11 +32,11 @@ class MeasuredGrowth(NamedTuple):
 
 def measured_growths(runs: Sequence[Run]) -> dict[int, list[MeasuredGrowth]]:
     """Return step -> the growths at this step, one per run."""
-    found: dict[int, list[MeasuredGrowth]] = {}
+    growths: dict[int, list[MeasuredGrowth]] = {}
     for run in runs:
         for growth in run.growths:
-            found.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
-    return found
+            growths.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
+    return growths
 
 
 def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
@@ -49,8 +49,8 @@ def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
 
 def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section | None:
     """Return figures and tables; None if no model grew. runs: variant -> one run per seed."""
-    growths = {name: measured_growths(own) for name, own in runs.items()}
-    steps = sorted({step for own in growths.values() for step in own})
+    growths = {name: measured_growths(seeds) for name, seeds in runs.items()}
+    steps = sorted({step for seeds in growths.values() for step in seeds})
     if not steps:
         return None
     return section(
@@ -60,8 +60,8 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section |
         _table(growths),
         *(
             Code("\n".join(run.certificate.lines()), f"Certificate of {clean(name)}, {clean(run.path)}")
-            for name, own in runs.items()
-            for run in own
+            for name, seeds in runs.items()
+            for run in seeds
             if run.certificate
         ),
     )
@@ -97,12 +97,12 @@ def growth_answers(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _answers(run: Run) -> Iterator[str]:
-    if found := run.certificate:
-        verb = "is preserved" if found.is_preserved else "CHANGED"
+    if certificate := run.certificate:
+        verb = "is preserved" if certificate.is_preserved else "CHANGED"
         yield (
-            f"The function {verb}: logits differ by at most {found.logit_difference:.1e} (bound "
-            f"{found.logit_bound:.0e}), gradients of old parameters by {found.gradient_difference:.1e} of the largest "
-            f"(bound {found.gradient_bound:.0e})."
+            f"The function {verb}: logits differ by at most {certificate.logit_difference:.1e} (bound "
+            f"{certificate.logit_bound:.0e}), gradients of old parameters by {certificate.gradient_difference:.1e} of "
+            f"the largest (bound {certificate.gradient_bound:.0e})."
         )
     for growth in run.growths:
         before, after = held_out(run, growth)
@@ -121,9 +121,9 @@ def _sizes(growth: GrowthRecord) -> str:
 
 def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
     by_event: dict[tuple[str, int, str], list[MeasuredGrowth]] = {}
-    for name, own in growths.items():
-        for step, here in own.items():
-            for growth in here:
+    for name, at_steps in growths.items():
+        for step, grown in at_steps.items():
+            for growth in grown:
                 by_event.setdefault((name, step, growth.record.event), []).append(growth)
     rows = []
     for (name, _, _), same in by_event.items():
@@ -149,24 +149,22 @@ class _Line(NamedTuple):
 
 
 def _lines(
-    step: int,
-    runs: Mapping[str, Sequence[Run]],
-    growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]],
+    step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
 ) -> list[_Line]:
     """Return the variants that grew at a step, and those that kept the size they had before it."""
     sizes = {growth.record.params_before for own in growths.values() for growth in own.get(step, ())}
     lines = []
     for name, own in runs.items():
-        here = growths[name].get(step, [])
+        grown = growths[name].get(step, [])
         cost = own[0].cost
-        if not here and (growths[name] or cost is None or cost.params["total"] not in sizes):
+        if not grown and (growths[name] or cost is None or cost.params["total"] not in sizes):
             continue
         curves = over_seeds(own, "train").seeds
         reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves.values()))
         near = {seed: np.abs(curve.x - step) <= reach for seed, curve in curves.items()}
         seeds = {seed: Curve(curve.x[near[seed]], curve.y[near[seed]]) for seed, curve in curves.items()}
         # One command may follow another at the same step: the first event counts.
-        first = [growth for growth in here if growth.record.event == here[0].record.event]
+        first = [growth for growth in grown if growth.record.event == grown[0].record.event]
         lines.append(_Line(name, Bundle(seeds), mean_losses(first) if first else None))
     return lines
 
@@ -188,11 +186,13 @@ def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure
     above = []
     for line_name, bundle, losses in paired:
         seeds: dict[str, Curve] = {}
-        for seed, own in bundle.seeds.items():
-            other = stayed.bundle.seeds[seed]
-            steps = np.intersect1d(own.x, other.x)
-            seeds[seed] = Curve(steps, own.y[np.isin(own.x, steps)] - other.y[np.isin(other.x, steps)])
-        # Until it grew, a model was the one that stayed: the held-out loss before is that of both.
+        for seed, curve in bundle.seeds.items():
+            stayed_curve = stayed.bundle.seeds[seed]
+            steps = np.intersect1d(curve.x, stayed_curve.x)
+            seeds[seed] = Curve(
+                steps, curve.y[np.isin(curve.x, steps)] - stayed_curve.y[np.isin(stayed_curve.x, steps)]
+            )
+        # Until it grew, a model was the one that stayed: both have the same held-out loss before.
         change = losses and (0.0, losses[1] - losses[0])
         above.append(_Line(line_name, Bundle(seeds), change))
     name = shorten(stayed.name, 22)
@@ -209,9 +209,9 @@ def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Look
     grown = [(name, losses) for name, _, losses in lines if losses is not None]
     chart = figure.chart
     assert isinstance(chart, alt.LayerChart)
-    for i, (word, channel, fill) in enumerate((("before", "stroke", CARD), ("after", "fill", alt.Undefined))):
+    for i, (moment, channel, fill) in enumerate((("before", "stroke", CARD), ("after", "fill", alt.Undefined))):
         squares = [
-            {"name": clean(name), "line": f"held out, {word}", "x": step + i, "y": losses[i]}
+            {"name": clean(name), "line": f"held out, {moment}", "x": step + i, "y": losses[i]}
             for name, losses in grown
             if np.isfinite(losses[i])
         ]

@@ -10,7 +10,7 @@ from widthwise.reports.table import Table
 SMALLEST_MISS = 0.001
 SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
 LAYER_COSTS = {"forward_flops" if each.name == "flops" else each.name: each for each in SHAPE_COSTS}
-"""Cost of a layer in an inspection -> its quantity; a row lacks those of whole models."""
+"""Cost of a layer in an inspection -> its quantity; a row lacks costs of whole models."""
 
 
 def layer_table(summary: dict[str, Any]) -> Table:
@@ -30,24 +30,24 @@ def layer_table(summary: dict[str, Any]) -> Table:
 
 def cost_table(summary: dict[str, Any]) -> Table:
     """Return the whole model next to its baseline, from an inspection, without parts that no model has."""
-    own = CostSummary.model_validate(summary)
+    model = CostSummary.model_validate(summary)
     baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
-    header = ["", f"model\n{_kind(own)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
+    header = ["", f"model\n{_kind(model)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
     rows: list[list[str]] = []
     for quantity in OF_MODELS.values():
-        value, other = quantity.read(own) or 0, (quantity.read(baseline) or 0) if baseline else 0
-        if value or other:
-            cells = [_exact(other), f"{value / other:.4f}" if other else "-"] if baseline else []
+        value, reference = quantity.read(model) or 0, (quantity.read(baseline) or 0) if baseline else 0
+        if value or reference:
+            cells = [_exact(reference), f"{value / reference:.4f}" if reference else "-"] if baseline else []
             rows.append([quantity.title, _exact(value), *cells])
     return Table("costs", header, rows)
 
 
 def _kind(cost: CostSummary) -> str:
     """Describe a model: its residual, its shape, its MTP heads."""
-    words = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
+    lines = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
     if cost.n_mtp_depths:
-        words.append(f"mtp {cost.n_mtp_depths}")
-    return "\n".join(words)
+        lines.append(f"mtp {cost.n_mtp_depths}")
+    return "\n".join(lines)
 
 
 def _exact(value: float) -> str:
@@ -57,11 +57,11 @@ def _exact(value: float) -> str:
 def budget_lines(summary: dict[str, Any]) -> list[str]:
     """Return the distance of a designed model from its budget, and of a shape from the uniform model it matches if it
     is more than SMALLEST_MISS, from an inspection."""
-    found = [("budget", each) for each in [summary.get("budget")] if each]
-    found += [
+    misses = [("budget", each) for each in [summary.get("budget")] if each]
+    misses += [
         ("uniform model", each) for each in [summary.get("matched")] if each and abs(each["miss"]) > SMALLEST_MISS
     ]
     return [
         f"{name}: {si(each['asked'])} {each['match']}, missed by {signed(100 * each['miss'], 2)}%"
-        for name, each in found
+        for name, each in misses
     ]

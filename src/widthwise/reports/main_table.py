@@ -1,15 +1,14 @@
 """The main table of an experiment as text cells, for page, terminal, CSV and LaTeX."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
 from widthwise.config_io import UserError, check_one_of
-from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, Estimate
+from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, OfModel, Quantity
 from widthwise.reports.formats import (
@@ -25,51 +24,13 @@ from widthwise.reports.formats import (
     shown,
     signed,
 )
-from widthwise.reports.table import Table, csv_estimate, csv_rows
-from widthwise.reports.tables import by_row
+from widthwise.reports.table import Table, by_row, csv_estimate, csv_rows
 
 if TYPE_CHECKING:
-    from widthwise.reports.charts import Style
-
-
-class Cell(NamedTuple):
-    """The value of a quantity, with its interval, or with its ratio to the baseline if it has one."""
-
-    quantity: Quantity
-    estimate: Estimate | None
-    ratio: float | None = None
-    """None for the baseline itself, and where machines were shared."""
-    is_shared: bool = False
-
-    @property
-    def value(self) -> str:
-        return shown(self.estimate and self.estimate.mean, self.quantity) + "*" * self.is_shared
-
-    def text(self) -> str:
-        """Return the value, and below it the rest, as pages and papers show it."""
-        below = self._ends(self.quantity.n_decimals) or ratio(self.ratio)
-        return f"{self.value}\n{below}" if below else self.value
-
-    def brief(self) -> str:
-        """Return the same for a terminal, with the three decimals that a narrow column has room for."""
-        times = ratio(self.ratio, sign="")
-        below = self._ends(3).replace(" to ", "…") or (f"({times})" if times else "")
-        return f"{self.value}\n{below}" if below else self.value
-
-    def in_line(self) -> str:
-        """Return the same in one line, without the interval of a loss."""
-        value, _, below = self.brief().partition("\n")
-        is_short = self.quantity.has_ratio or self.quantity.name == JUDGED
-        return f"{value} ({below.strip('()')})" if below and is_short else value
-
-    def _ends(self, n_decimals: int | None) -> str:
-        if self.estimate is None or self.quantity.has_ratio or self.quantity.n_decimals is None or n_decimals is None:
-            return ""
-        return interval(self.estimate, n_decimals, self.quantity.is_signed)
-
+    from widthwise.reports.charts import Looks
 
 JUDGED = "difference"
-"""The quantity that the verdict is about, and is shown next to."""
+"""The quantity that the verdict is about, which follows it."""
 VERDICT_NOTE = (
     f"Verdict. Better or worse: the interval of the difference excludes 0. Tie: all of it is within {TIE_MARGIN:g} "
     f"nats of 0. Cannot tell: neither. {capital(NO_VERDICT)}."
@@ -77,171 +38,9 @@ VERDICT_NOTE = (
 NO_INTERVALS_NOTE = "No intervals are shown: a single seed gives none."
 SHARED_NOTE = "*: other processes used the machine, not comparable"
 RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."
-_IN_PAPERS = ("val_loss", "difference", "params", "flops", "kv_bytes")
-"""Columns of a LaTeX table, which fit a column of a paper; `--columns` asks for others."""
-
-
-def has_intervals(outcome: Outcome) -> bool:
-    """Return whether any variant has an interval; a single seed gives none."""
-    every = [each for variant in outcome.variants for each in (variant.val_loss, variant.difference)]
-    return any(each is not None and each.low is not None for each in every)
-
-
-def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
-    """Return the record with these quantities in the main table; None: as it is.
-
-    Raises UserError for a name that is none, and for a quantity that no variant has.
-    """
-    if columns is None:
-        return outcome
-    had = {each.name for each in QUANTITIES for variant in outcome.variants if each.value(variant) is not None}
-    for name in columns:
-        check_one_of("--columns", name, QUANTITY)
-        if name not in had:
-            raise UserError(f"--columns: got {name!r}, which no variant has; those known are {', '.join(sorted(had))}")
-    return outcome.with_changes(columns=list(columns))
-
-
-def main_columns(outcome: Outcome) -> list[Quantity]:
-    """Return the columns that were asked for, otherwise the main quantities that some variant has."""
-    if outcome.columns is not None:
-        return [QUANTITY[name] for name in outcome.columns if name in QUANTITY]
-    return [each for each in QUANTITIES if each.is_main and _is_known(each, outcome)]
-
-
-def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
-    if quantity.name == JUDGED:
-        return outcome.baseline_words is not None
-    return any(quantity.of_variant(variant) for variant in outcome.variants)
-
-
-def notes(outcome: Outcome) -> list[str]:
-    """Return the definition of each column, then of the verdict and the ratios."""
-    words = {"confidence": percentage(outcome.confidence), "baseline": clean(outcome.baseline_words or "")}
-    definitions = yaml.safe_load(Path(__file__).with_name("quantities.yaml").read_text(encoding="utf-8"))
-    lines = []
-    for column in main_columns(outcome):
-        name, _, place = column.name.partition("_next_")
-        if place:
-            name += "_next"
-            words |= {"place": place, "depth": str(int(place) - 1)}
-        if name in definitions:
-            lines.append(f"{capital(column.title)}. {definitions[name].format(**words)}")
-    if outcome.baseline_words:
-        lines += [VERDICT_NOTE, RATIO_NOTE.format(**words)]
-    if not has_intervals(outcome):
-        lines.append(NO_INTERVALS_NOTE)
-    return lines
-
-
-def doubts(outcome: Outcome) -> list[str]:
-    """Return what casts doubt on the last loss of single runs, whose variants are marked."""
-    return [f"! {clean(each.name)}, {doubt}." for each in outcome.variants for doubt in each.doubts]
-
-
-def marked(variant: Variant) -> str:
-    """Return a variant's name, with a mark where something casts doubt on one of its losses."""
-    return f"{clean(variant.name)}{' !' * bool(variant.doubts)}"
-
-
 DIFFERS = "Differs in"
-
-
-def settings_of(variant: Variant) -> list[str]:
-    """Return the settings beside the model in which a variant differs from its baseline, with both values."""
-    return [
-        clean(key)
-        if any(isinstance(value, Mapping) for value in pair)
-        else f"{clean(key)} {' rather than '.join('null' if value is None else plain(value) for value in pair)}"
-        for key, pair in variant.differs_in.items()
-    ]
-
-
-def _with_settings(table: Table, outcome: Outcome) -> Table:
-    """Return the table with a column of the settings in which variants differ, if any does."""
-    cells = ["\n".join(settings_of(each)) for each in outcome.variants]
-    if not any(cells):
-        return table
-    rows = [[*row, cell] for row, cell in zip(table.rows, cells)]
-    return replace(table, header=[*table.header, DIFFERS], rows=rows, words={*table.words, DIFFERS})
-
-
-def cell_of(quantity: Quantity, variant: Variant, outcome: Outcome) -> Cell:
-    """Return a value with its interval, or with its ratio if it has one; the baseline has no ratio to itself."""
-    estimate, baseline = quantity.of_variant(variant), outcome.baseline_of(variant)
-    is_compared = estimate is not None and quantity.has_ratio
-    times = quantity.ratio(variant, baseline) if is_compared and baseline and baseline.name != variant.name else None
-    return Cell(quantity, estimate, times, quantity.name == SPEED and variant.shares_machine and estimate is not None)
-
-
-def main_tables(outcome: Outcome, caption: str, looks: Mapping[str, "Style"]) -> list[Table]:
-    """Return columns that were asked for in one table, otherwise a table of losses and one of costs.
-
-    All of the usual columns side by side would be wider than most windows. looks: style of each variant. No tables
-    where there is no variant.
-    """
-    columns = main_columns(outcome)
-    losses = [each for each in columns if outcome.columns is not None or not _is_of_cost(each)]
-    costs = [each for each in columns if each not in losses]
-    named = ((caption, losses), ("Costs", costs))
-    swatches = [looks[each.name].swatch for each in outcome.variants]
-    tables = [replace(_table(outcome, title, own), swatches=swatches) for title, own in named if own and swatches]
-    tables[:1] = [_with_settings(first, outcome) for first in tables[:1]]
-    return [*tables[:-1], *(replace(last, notes=[*notes(outcome), *doubts(outcome)]) for last in tables[-1:])]
-
-
-def _is_of_cost(quantity: Quantity) -> bool:
-    return isinstance(quantity, OfModel) or quantity.name in (SPEED, *RUN_COSTS)
-
-
-def _table(
-    outcome: Outcome,
-    caption: str,
-    columns: Sequence[Quantity],
-    layout: Callable[[Cell], str] = Cell.text,
-    title_of: Callable[[Quantity], str] = lambda each: capital(each.title),
-    of_names: tuple[str, str] = ("Variant", "Verdict"),
-) -> Table:
-    """Return a row for each variant, the verdict after the difference. of_names: titles of the words."""
-    first, verdict = of_names
-    header, rows = (
-        ["Point" if outcome.axes and first == "Variant" else first],
-        [[marked(each)] for each in outcome.variants],
-    )
-    for column in columns:
-        header.append(title_of(column))
-        for row, variant in zip(rows, outcome.variants):
-            row.append(layout(cell_of(column, variant, outcome)))
-        if column.name == JUDGED:
-            header.append(verdict)
-            for row, variant in zip(rows, outcome.variants):
-                row.append(shown_verdict(variant))
-    return Table(caption, header, rows, words={verdict})
-
-
-def shown_verdict(variant: Variant) -> str:
-    """Return the verdict; nothing can be told where there is no baseline."""
-    return variant.verdict or "cannot tell"
-
-
-def validated_names(outcome: Outcome) -> list[str]:
-    """Return TEXT.loss, TASK.acc and so on, of all variants."""
-    return list(dict.fromkeys(name for variant in outcome.variants for name in variant.validated))
-
-
-def validated_table(outcome: Outcome) -> Table | None:
-    """Return one row per variant; differences to the baseline with their intervals stand behind the means."""
-    cells: dict[str, dict[str, str]] = {each.name: {} for each in outcome.variants}
-    for variant in outcome.variants:
-        for name, found in variant.validated.items():
-            value, difference = fixed(found.value.mean, 4), found.difference
-            ends = f", {interval(difference, 4, True)}" if difference and interval(difference, 4) else ""
-            beside = f" ({signed(difference.mean, 4)}{ends})" if difference else ""
-            cells[variant.name][name] = value + beside
-    caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
-    return by_row(caption, "Variant", cells) if validated_names(outcome) else None
-
-
+_IN_PAPERS = ("val_loss", "difference", "params", "flops", "kv_bytes")
+"""Columns of a LaTeX table, which fit a column of a paper; `--columns` chooses others."""
 _ON_TERMINALS = (
     "val_loss",
     "difference",
@@ -253,83 +52,288 @@ _ON_TERMINALS = (
     "kv_bytes",
     "tokens_per_second",
 )
-"""The columns of the main table for which a terminal has room."""
-_OF_SWEEPS = ("val_loss", "difference", "params", "training_flops", "kv_bytes")
-"""Those of a sweep, whose many points have a line each."""
+"""The columns of the main table that a terminal shows."""
+_OF_POINTS = ("val_loss", "difference", "params", "training_flops", "kv_bytes")
+"""The columns of a sweep on a terminal, whose many points have a line each."""
+
+
+class Cell(NamedTuple):
+    """The mean of a quantity as text, and below it its interval or its ratio to the baseline; "" without any."""
+
+    value: str
+    below: str = ""
+
+
+def cell(quantity: Quantity, variant: Variant, outcome: Outcome, is_brief: bool = False) -> Cell:
+    """Return a cell. is_brief: for a narrow column of a terminal, with intervals of three decimals."""
+    estimate = quantity.of_variant(variant)
+    if estimate is None:
+        return Cell(shown(None, quantity))
+    value = shown(estimate.mean, quantity)
+    if quantity.name == SPEED and variant.shares_machine:
+        value += "*"
+    if quantity.has_ratio:
+        baseline = outcome.baseline_of(variant)
+        if baseline is None or baseline.name == variant.name:
+            return Cell(value)
+        times = ratio(quantity.ratio(variant, baseline), sign="" if is_brief else TIMES)
+        return Cell(value, f"({times})" if times and is_brief else times)
+    if quantity.n_decimals is None:
+        return Cell(value)
+    ends = interval(estimate, 3 if is_brief else quantity.n_decimals, quantity.is_signed)
+    return Cell(value, ends.replace(" to ", "…") if is_brief else ends)
+
+
+def _table(
+    outcome: Outcome,
+    caption: str,
+    columns: Sequence[Quantity],
+    titles: Sequence[str],
+    first: str = "Variant",
+    verdict: str = "Verdict",
+    is_brief: bool = False,
+    is_one_line: bool = False,
+) -> Table:
+    """Return a row for each variant, the verdict after the difference.
+
+    first, verdict: titles of these columns. is_one_line: cells have one line, and no intervals of losses.
+    """
+    header = [first]
+    rows = [[marked(variant)] for variant in outcome.variants]
+    for column, title in zip(columns, titles):
+        header.append(title)
+        for row, variant in zip(rows, outcome.variants):
+            value, below = cell(column, variant, outcome, is_brief)
+            if below and not is_one_line:
+                value += f"\n{below}"
+            elif below and (column.has_ratio or column.name == JUDGED):
+                value += f" ({below.strip('()')})"
+            row.append(value)
+        if column.name == JUDGED:
+            header.append(verdict)
+            for row, variant in zip(rows, outcome.variants):
+                row.append(shown_verdict(variant))
+    return Table(caption, header, rows, words={verdict})
+
+
+def marked(variant: Variant) -> str:
+    """Return the name of a variant, with a mark if one of its losses is doubtful."""
+    return f"{clean(variant.name)} !" if variant.doubts else clean(variant.name)
+
+
+def shown_verdict(variant: Variant) -> str:
+    """Return the verdict; "cannot tell" without a baseline."""
+    return variant.verdict or "cannot tell"
+
+
+def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
+    """Return the record with these quantities in the main table; None: as it is.
+
+    Raises UserError for an unknown name, and for a quantity that no variant has.
+    """
+    if columns is None:
+        return outcome
+    available = {each.name for each in QUANTITIES for variant in outcome.variants if each.value(variant) is not None}
+    for name in columns:
+        check_one_of("--columns", name, QUANTITY)
+        if name not in available:
+            allowed = ", ".join(sorted(available))
+            raise UserError(f"--columns: got {name!r}, which no variant has; those known are {allowed}")
+    return outcome.with_changes(columns=list(columns))
+
+
+def main_columns(outcome: Outcome) -> list[Quantity]:
+    """Return the chosen columns; by default the main quantities that some variant has."""
+    if outcome.columns is not None:
+        return [QUANTITY[name] for name in outcome.columns if name in QUANTITY]
+    return [quantity for quantity in QUANTITIES if quantity.is_main and _is_known(quantity, outcome)]
+
+
+def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
+    if quantity.name == JUDGED:
+        return outcome.baseline_words is not None
+    return any(quantity.of_variant(variant) for variant in outcome.variants)
+
+
+def has_intervals(outcome: Outcome) -> bool:
+    """Return whether any variant has an interval; a single seed gives none."""
+    estimates = [estimate for variant in outcome.variants for estimate in (variant.val_loss, variant.difference)]
+    return any(estimate is not None and estimate.low is not None for estimate in estimates)
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """Return the definition of each column, then of the verdict and the ratios."""
+    values = {"confidence": percentage(outcome.confidence), "baseline": clean(outcome.baseline_words or "")}
+    definitions = yaml.safe_load(Path(__file__).with_name("quantities.yaml").read_text(encoding="utf-8"))
+    lines = []
+    for column in main_columns(outcome):
+        name, _, place = column.name.partition("_next_")
+        if place:
+            name += "_next"
+            values |= {"place": place, "depth": str(int(place) - 1)}
+        if name in definitions:
+            lines.append(f"{capital(column.title)}. {definitions[name].format(**values)}")
+    if outcome.baseline_words:
+        lines += [VERDICT_NOTE, RATIO_NOTE.format(**values)]
+    if not has_intervals(outcome):
+        lines.append(NO_INTERVALS_NOTE)
+    return lines
+
+
+def doubts(outcome: Outcome) -> list[str]:
+    """Return the reasons to doubt the last loss of single runs, whose variants are marked."""
+    return [f"! {clean(variant.name)}, {doubt}." for variant in outcome.variants for doubt in variant.doubts]
+
+
+def settings_of(variant: Variant) -> list[str]:
+    """Return the settings, other than the model's, in which a variant differs from its baseline, with both values."""
+    settings = []
+    for key, pair in variant.differs_in.items():
+        if any(isinstance(value, Mapping) for value in pair):
+            settings.append(clean(key))
+        else:
+            values = ["null" if value is None else plain(value) for value in pair]
+            settings.append(f"{clean(key)} {' rather than '.join(values)}")
+    return settings
+
+
+def _with_settings(table: Table, outcome: Outcome) -> Table:
+    """Return the table with a column of the settings in which variants differ, if any does."""
+    cells = ["\n".join(settings_of(variant)) for variant in outcome.variants]
+    if not any(cells):
+        return table
+    rows = [[*row, text] for row, text in zip(table.rows, cells)]
+    return replace(table, header=[*table.header, DIFFERS], rows=rows, words={*table.words, DIFFERS})
+
+
+def main_tables(outcome: Outcome, caption: str, looks: "Looks", first: str = "Variant") -> list[Table]:
+    """Return the chosen columns in one table; by default a table of losses and one of costs.
+
+    All of the usual columns in one table would be wider than most windows. looks: style of each variant. first: title
+    of the names. Empty without variants.
+    """
+    columns = main_columns(outcome)
+    losses = columns
+    if outcome.columns is None:
+        losses = [each for each in columns if not isinstance(each, OfModel) and each.name not in (SPEED, *RUN_COSTS)]
+    costs = [each for each in columns if each not in losses]
+    swatches = [looks[variant.name].swatch for variant in outcome.variants]
+    if not swatches:
+        return []
+    tables = []
+    for title, quantities in ((caption, losses), ("Costs", costs)):
+        if quantities:
+            table = _table(outcome, title, quantities, [capital(each.title) for each in quantities], first=first)
+            tables.append(replace(table, swatches=swatches))
+    tables[:1] = [_with_settings(table, outcome) for table in tables[:1]]
+    tables[-1:] = [replace(table, notes=[*notes(outcome), *doubts(outcome)]) for table in tables[-1:]]
+    return tables
+
+
+def validated_names(outcome: Outcome) -> list[str]:
+    """Return TEXT.loss, TASK.acc and so on, of all variants."""
+    return list(dict.fromkeys(name for variant in outcome.variants for name in variant.validated))
+
+
+def validated_table(outcome: Outcome) -> Table | None:
+    """Return one row per variant; differences to the baseline follow the means, with their intervals."""
+    if not validated_names(outcome):
+        return None
+    cells: dict[str, dict[str, str]] = {}
+    for variant in outcome.variants:
+        row = cells[variant.name] = {}
+        for name, score in variant.validated.items():
+            row[name] = fixed(score.value.mean, 4)
+            if score.difference:
+                ends = interval(score.difference, 4, True)
+                row[name] += f" ({signed(score.difference.mean, 4)}{ends and f', {ends}'})"
+    caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
+    return by_row(caption, "Variant", cells)
 
 
 def comparison_table(outcome: Outcome) -> Table:
-    """Return the table of a terminal: values, and with each its interval or its ratio to the baseline.
-
-    Of a sweep, points that have not finished stand below the others.
-    """
-    level, baseline = percentage(outcome.confidence), shorten(outcome.baseline_words or "", 30)
+    """Return the table of a terminal: values, each with its interval or its ratio to the baseline."""
     if outcome.axes:
-        columns = [QUANTITY[name] for name in _OF_SWEEPS if _is_known(QUANTITY[name], outcome)]
-        layout, first = Cell.in_line, "point"
-        where = f"in parentheses: {level} interval of the difference, ratio to {baseline}" if baseline else ""
-    else:
-        columns = [each for each in main_columns(outcome) if each.name in _ON_TERMINALS]
-        layout, first = Cell.brief, "variant"
-        where = f"below: {level} interval, (ratio to {baseline})"
-    titles = attrgetter("brief_title")
-    table = _table(outcome, clean(outcome.title), columns, layout, titles, (first, "verdict"))
+        return _table_of_points(outcome)
+    columns = [quantity for quantity in main_columns(outcome) if quantity.name in _ON_TERMINALS]
+    titles = [quantity.brief_title for quantity in columns]
+    table = _table(outcome, clean(outcome.title), columns, titles, "variant", "verdict", is_brief=True)
+    baseline = shorten(outcome.baseline_words or "", 30)
+    below = f"below: {percentage(outcome.confidence)} interval, (ratio to {baseline})"
+    units = {"FLOPs": "FLOPs: forward, per token", "KV B": "KV B: bytes per token"}
+    return _on_terminal(table, outcome, {"variant": below}, units)
+
+
+def _table_of_points(outcome: Outcome) -> Table:
+    """Return a line for each point, those that have not finished last."""
+    columns = [QUANTITY[name] for name in _OF_POINTS if _is_known(QUANTITY[name], outcome)]
+    titles = [quantity.brief_title for quantity in columns]
+    table = _table(outcome, clean(outcome.title), columns, titles, "point", "verdict", is_brief=True, is_one_line=True)
+    level = percentage(outcome.confidence)
+    where = ""
+    if outcome.baseline_words:
+        baseline = shorten(outcome.baseline_words, 30)
+        where = f"in parentheses: {level} interval of the difference, ratio to {baseline}"
+    return _on_terminal(table, outcome, {"point": where})
+
+
+def _on_terminal(table: Table, outcome: Outcome, *column_notes: Mapping[str, str]) -> Table:
+    """Return a table with short names, rows for open points, and notes on its columns."""
     rows = [[shorten(name, 36), *row] for name, *row in table.rows]
-    rows += [[clean(each.name), each.state] for each in outcome.open_points]
-    n_essential = 1 + table.header.index("verdict") if "verdict" in table.header else None
-    shared = any(variant.shares_machine for variant in outcome.variants)
-    column_notes = [
-        {first: where},
-        {} if outcome.axes else {"FLOPs": "FLOPs: forward, per token", "KV B": "KV B: bytes per token"},
-        {"tok/s": SHARED_NOTE} if shared else {},
-        *({first: doubt} for doubt in doubts(outcome)),
-    ]
-    return replace(table, rows=rows, column_notes=column_notes, n_essential=n_essential)
+    rows += [[clean(point.name), point.state] for point in outcome.open_points]
+    lines = list(column_notes)
+    if any(variant.shares_machine for variant in outcome.variants):
+        lines.append({"tok/s": SHARED_NOTE})
+    lines += [{table.header[0]: doubt} for doubt in doubts(outcome)]
+    n_essential = 1 + list(table.header).index("verdict") if "verdict" in table.header else None
+    return replace(table, rows=rows, column_notes=lines, n_essential=n_essential)
 
 
 def csv_text(outcome: Outcome) -> str:
     """Return one row per variant, full precision, empty where a number is unknown."""
     measured = [
-        each
-        for each in QUANTITIES
-        if not isinstance(each, OfModel) and any(each.of_variant(variant) for variant in outcome.variants)
+        quantity
+        for quantity in QUANTITIES
+        if not isinstance(quantity, OfModel) and any(quantity.of_variant(variant) for variant in outcome.variants)
     ]
     rows = [_csv_row(variant, outcome, measured) for variant in outcome.variants]
     return csv_rows(rows[0], (row.values() for row in rows))
 
 
 def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
-    """Return what was measured, with intervals; what was counted; and both over the baseline's."""
+    """Return measured quantities with intervals, then counted ones, then the ratios of both to the baseline's."""
     row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
-    if any(each.differs_in for each in outcome.variants):
+    if any(point.differs_in for point in outcome.variants):
         row["differs_in"] = "; ".join(settings_of(variant))
     for quantity in measured:
         row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
     for name in validated_names(outcome):
-        found = variant.validated.get(name)
-        row |= csv_estimate(name, found and found.value)
-        row |= csv_estimate(f"{name}_difference", found and found.difference)
-    row |= {each.csv_column: each.value(variant) for each in QUANTITIES if isinstance(each, OfModel)}
+        score = variant.validated.get(name)
+        row |= csv_estimate(name, score and score.value)
+        row |= csv_estimate(f"{name}_difference", score and score.difference)
+    row |= {quantity.csv_column: quantity.value(variant) for quantity in QUANTITIES if isinstance(quantity, OfModel)}
     baseline = outcome.baseline_of(variant)
-    ratios = {each.name: each.ratio(variant, baseline) if baseline else None for each in QUANTITIES if each.has_ratio}
-    return row | {f"{name}_ratio": ratio for name, ratio in ratios.items()}
+    for quantity in QUANTITIES:
+        if quantity.has_ratio:
+            row[f"{quantity.name}_ratio"] = quantity.ratio(variant, baseline) if baseline else None
+    return row
 
 
-def latex_text(outcome: Outcome) -> str:
-    """Return the table of a paper."""
-    columns, title = main_columns(outcome), "title"
+def latex_text(outcome: Outcome, first: str = "Variant") -> str:
+    """Return the table of a paper. first: title of the names."""
+    columns = main_columns(outcome)
+    titles = [capital(quantity.title) for quantity in columns]
     if outcome.columns is None:
-        columns, title = [each for each in columns if each.name in _IN_PAPERS], "brief_title"
-    table = _table(outcome, "", columns, title_of=lambda each: capital(getattr(each, title)))
-    return _with_settings(table, outcome).latex(_caption(outcome))
-
-
-def _caption(outcome: Outcome) -> str:
+        columns = [quantity for quantity in columns if quantity.name in _IN_PAPERS]
+        titles = [capital(quantity.brief_title) for quantity in columns]
     seeds = ", ".join(str(seed) for seed in outcome.seeds)
-    start = f"{outcome.title}. Means over seeds {seeds}. Second lines: {percentage(outcome.confidence)} intervals of"
-    name = outcome.baseline_words
-    shared = [f"{SHARED_NOTE}."] if any(variant.shares_machine for variant in outcome.variants) else []
-    end = "".join(f" {line}" for line in (*shared, *doubts(outcome)))
-    if name is None:
-        return f"{start} losses.{end}"
-    return f"{start} losses and of paired differences to {name}; otherwise the ratio to {name}.{end}"
+    caption = f"{outcome.title}. Means over seeds {seeds}. Second lines: {percentage(outcome.confidence)} intervals of"
+    if outcome.baseline_words is None:
+        caption += " losses."
+    else:
+        baseline = outcome.baseline_words
+        caption += f" losses and of paired differences to {baseline}; otherwise the ratio to {baseline}."
+    if any(variant.shares_machine for variant in outcome.variants):
+        caption += f" {SHARED_NOTE}."
+    caption += "".join(f" {doubt}" for doubt in doubts(outcome))
+    return _with_settings(_table(outcome, "", columns, titles, first=first), outcome).latex(caption)

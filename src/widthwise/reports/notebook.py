@@ -29,7 +29,7 @@ def html(record: StoredRecord, folder: Path) -> str | None:
     if isinstance(record, RunResult):
         page = runs_page([folder])
     elif record.file_name in PAGES:
-        page = PAGES[record.file_name](folder, None)
+        page = PAGES[record.file_name](folder)
     else:
         return None
     figures = [part for part in page.first if isinstance(part, Figure)]

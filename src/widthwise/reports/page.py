@@ -27,7 +27,7 @@ from widthwise.reports.table import Table
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs; those of a quiet text explain what stands beside it."""
+    """Paragraphs; a quiet text explains the figures and tables next to it."""
 
     lines: Sequence[str]
     is_quiet: bool = True
@@ -72,10 +72,10 @@ class Section:
 
 def section(title: str, *parts: Part | None) -> Section | None:
     """Return a section of the parts that there are; None if these are nothing but quiet text."""
-    found = [part for part in parts if part is not None]
-    if all(isinstance(part, Text) and part.is_quiet for part in found):
+    shown = [part for part in parts if part is not None]
+    if all(isinstance(part, Text) and part.is_quiet for part in shown):
         return None
-    return Section(title, found)
+    return Section(title, shown)
 
 
 def in_words(sentences: Iterable[str]) -> Text:
@@ -122,13 +122,13 @@ class Page:
     def shown(self) -> list[Section]:
         """The first screen, and all sections that have something to show; each figure once, where it comes first."""
         seen: set[str] = set()
-        found = []
+        sections = []
         for each in (section("", *self.first), *self.sections):
             if each is not None:
                 parts = [part for part in each.parts if not isinstance(part, Figure) or part.key not in seen]
                 seen |= {part.key for part in parts if isinstance(part, Figure)}
-                found.append(replace(each, parts=parts))
-        return found
+                sections.append(replace(each, parts=parts))
+        return sections
 
     @property
     def figures(self) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""Reads run directories for reports, and checks them once, here; and says how far those have come that go on."""
+"""Run directories as reports read them, and the progress of runs in training."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,11 +15,11 @@ from widthwise.run_dir import RunDir
 
 
 def read_run(path: Path, shown_as: str | None = None) -> Run:
-    """Reads a run directory, finished or not; `shown_as` replaces its path in the report. UserError if it is broken."""
+    """Read a run directory, finished or not. shown_as: replaces its path in the report. Raises UserError if broken."""
     folder = RunDir(path)
     config_yaml = folder.config_yaml()
     result, metrics = folder.result(), folder.metrics()
-    # A result lists the growths in the course of the run; the metrics list all, finished or not.
+    # A result lists the growths during the run; the metrics list all, finished or not.
     events = ("grown",) if result else ("grown", "growth")
     growths = [
         parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
@@ -41,7 +41,7 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
 
 
 def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:
-    """Return the last records of each run as a table; without a caption of its own, None where there is no run."""
+    """Return the last records of each run as a table; None without a run, unless there is a caption."""
     rows = [
         [
             clean(name),

@@ -6,18 +6,19 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure
 from widthwise.reports.evaluations import course_parts, final_table, newest_tables
-from widthwise.reports.formats import clean, shorten
+from widthwise.reports.formats import MISSING, clean, fixed, plain, shorten, shown
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
 from widthwise.reports.reading import progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
-from widthwise.reports.table import Table
+from widthwise.reports.table import Table, by_row
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 from widthwise.runs.listing import listed_run
 
@@ -76,11 +77,11 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section(
                 "Results",
                 progress_table(listed),
-                tables.run_table(named),
+                _result_table(named),
                 Text(notes) if (notes := list(_notes(results))) else None,
                 tables.data_table(named),
-                tables.source_table(results),
-                tables.mtp_table(results),
+                _source_table(results),
+                _mtp_table(results),
                 final_table(results),
             ),
             section("Curves", *curves, note("curves")),
@@ -127,6 +128,42 @@ def _notes(results: Mapping[str, RunResult]) -> Iterator[str]:
         best = f"the best checkpoint, by held-out loss, is that of step {each.best_step}"
         for line in (*(f"! {doubt}" for doubt in each.doubts), *([best] * (each.best_step is not None)), *each.notes):
             yield line if len(results) == 1 else f"{name}: {line}"
+
+
+def _result_table(named: Mapping[str, Run]) -> Table:
+    """Return results, one row per run; an unfinished run shows only its number of steps."""
+    measured = [quantity for name, quantity in OF_RUNS.items() if name == "val_loss" or name not in OF_HELD_OUT]
+    quantities = [*measured, OF_MODELS["params"]]
+    cells: dict[str, dict[str, str]] = {}
+    for name, run in named.items():
+        result = run.result
+        if result is None:
+            last = max((record["step"] for record in run.metrics), default=0)
+            cells[name] = {"seed": MISSING, "status": "unfinished", OF_RUNS["steps"].title: str(last)}
+            continue
+        cells[name] = {"seed": plain(result.seed), "status": clean(result.status)}
+        cells[name] |= {quantity.title: shown(quantity.of_run(result), quantity) for quantity in quantities}
+    return by_row("Results", "Run", cells)
+
+
+def _source_table(results: Mapping[str, RunResult]) -> Table | None:
+    """Return held-out losses by source of the data, one row per run on a mixture."""
+    cells = {
+        name: {source: fixed(loss, 4) for source, loss in sorted(result.val_losses.items())}
+        for name, result in results.items()
+        if result.val_losses
+    }
+    return by_row("Held-out loss by source of the data", "Run", cells) if cells else None
+
+
+def _mtp_table(results: Mapping[str, RunResult]) -> Table | None:
+    """Return held-out losses of multi-token prediction, one row per run that has it."""
+    cells = {
+        name: {f"{k} after the next": fixed(loss, 4) for k, loss in enumerate(result.val_mtp_losses, 1)}
+        for name, result in results.items()
+        if result.val_mtp_losses
+    }
+    return by_row("Held-out loss of the further heads, by the token they predict", "Run", cells) if cells else None
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
@@ -184,11 +221,11 @@ def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
     """Yield the continuations of each prompt in the course of a run, the latest first."""
     for name, run in named.items():
         for prompt in dict.fromkeys(record["prompt"] for record in run.samples):
-            found = [(record["step"], record["text"]) for record in run.samples if record["prompt"] == prompt]
+            samples = [(record["step"], record["text"]) for record in run.samples if record["prompt"] == prompt]
             title = f"“{shorten(prompt, 60)}”" if prompt else "The beginning of a document"
             yield Text([title if len(named) == 1 else f"{clean(name)}: {title}"], is_quiet=False)
-            shown = {round(i) for i in np.linspace(0, len(found) - 1, N_SHOWN)}
-            yield from (Code(prompt + found[i][1], f"step {found[i][0]:,}") for i in sorted(shown, reverse=True))
+            shown = {round(i) for i in np.linspace(0, len(samples) - 1, N_SHOWN)}
+            yield from (Code(prompt + samples[i][1], f"step {samples[i][0]:,}") for i in sorted(shown, reverse=True))
     yield note("samples")
 
 

@@ -34,9 +34,9 @@ def scaling_page(scaling: ScalingLaws) -> Page:
     level, x, y = percentage(scaling.confidence), clean(scaling.x), clean(scaling.y)
     question = f"How does {y} of {sequence(list(map(clean, names)))} fall with {x}?"
     if baseline is not None:
-        others = [clean(name) for name in names if name != baseline]
-        need = "does" if len(others) == 1 else "do"
-        question = f"With how much of the {x} of {clean(baseline)} {need} {sequence(others)} reach the same {y}?"
+        rest = [clean(name) for name in names if name != baseline]
+        need = "does" if len(rest) == 1 else "do"
+        question = f"With how much of the {x} of {clean(baseline)} {need} {sequence(rest)} reach the same {y}?"
     sentences, x2 = scaling.sentence.splitlines(), [clean(scaling.x2)] if scaling.x2 else []
     has_bands = any(group.chosen_fit.band for group in scaling.groups)
     files = "scaling.json: every number of this page\nfits.csv, savings.csv: fitted values and savings"
@@ -77,20 +77,20 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
 
     By the law whose curves are drawn, curve against curve.
     """
-    x, y, found = clean(scaling.x), clean(scaling.y), []
+    x, y, lines = clean(scaling.x), clean(scaling.y), []
     for each in scaling.arrows:
         name, baseline, ratio = clean(each.group), clean(each.baseline), each.ratio
-        found.append(f"{name} needs {percent(ratio.mean)} of the {x} of {baseline} for the same {y}.")
+        lines.append(f"{name} needs {percent(ratio.mean)} of the {x} of {baseline} for the same {y}.")
         if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
-            found.append("The points cannot tell whether that is less: the interval holds 100%.")
+            lines.append("The points cannot tell whether that is less: the interval holds 100%.")
         if each.is_extrapolated:
-            found.append(f"It lies beyond the models of {name}, on its curve.")
+            lines.append(f"It lies beyond the models of {name}, on its curve.")
     without = [
         clean(each.name) for each in scaling.groups if each.name not in {arrow.group for arrow in scaling.arrows}
     ]
-    if found and (open_groups := [name for name in without if name != clean(scaling.baseline or "")]):
-        found.append(f"The curve of {sequence(open_groups)} never reaches that {y}.")
-    return found or scaling.sentence.splitlines()[:2]
+    if lines and (open_groups := [name for name in without if name != clean(scaling.baseline or "")]):
+        lines.append(f"The curve of {sequence(open_groups)} never reaches that {y}.")
+    return lines or scaling.sentence.splitlines()[:2]
 
 
 def saving_table(scaling: ScalingLaws) -> Table | None:
@@ -99,10 +99,10 @@ def saving_table(scaling: ScalingLaws) -> Table | None:
     for each in scaling.savings:
         ratio, law = each.ratio, each.fit + " *" * scaling.is_drawn(each)
         needs = percent(ratio.mean) + " (extrapolated)" * (each.is_extrapolated and ratio.mean is not None)
-        known = ratio.low is not None and ratio.high is not None
-        ends = f"{percent(ratio.low)} to {percent(ratio.high)}" if known else MISSING
-        words = [clean(each.group), law, f"the {each.kind}"]
-        rows.append([*words, needs, ends, fixed(each.at.y, 4), clean(each.at.name)])
+        has_ends = ratio.low is not None and ratio.high is not None
+        ends = f"{percent(ratio.low)} to {percent(ratio.high)}" if has_ends else MISSING
+        names = [clean(each.group), law, f"the {each.kind}"]
+        rows.append([*names, needs, ends, fixed(each.at.y, 4), clean(each.at.name)])
     x, y = clean(scaling.x), clean(scaling.y)
     header = ["Group", "law", "against", "needs", "interval", f"at {y}", "of"]
     caption = f"{x} for the {y} of {clean(scaling.baseline or '')}; rows with a star are drawn"

@@ -24,7 +24,8 @@ def layer_ticks(n_layers: int) -> list[int]:
 
 def width_figures(costs: Mapping[str, CostSummary], looks: Looks, results: Mapping[str, RunResult]) -> list[Figure]:
     """Return the shape of each model, all on one scale. results: of those that let tokens choose their width."""
-    widest = max((_widest(cost) for cost in costs.values()), default=1)
+    sizes = [[_stream(cost), *(units for maps in cost.hidden_widths for units in maps)] for cost in costs.values()]
+    widest = max(map(max, sizes), default=1)
     most = max((len(cost.widths) for cost in costs.values()), default=1)
     used = {
         name: {layer.layer: layer.mean for layer in result.token_widths.layers}
@@ -40,10 +41,6 @@ def width_figures(costs: Mapping[str, CostSummary], looks: Looks, results: Mappi
 def _stream(cost: CostSummary) -> int:
     """Return the width of the stream, which is omitted for models without slots."""
     return cost.stream_width or max(cost.d_model, *cost.widths)
-
-
-def _widest(cost: CostSummary) -> int:
-    return max([_stream(cost), *(units for maps in cost.hidden_widths for units in maps)])
 
 
 def _bar(width: float, start: float, height: float, label: str) -> dict[str, Any]:
@@ -105,9 +102,8 @@ def _hidden(cost: CostSummary) -> str:
     totals = [sum(widths) for widths in cost.hidden_widths]
     if not totals:
         return ""
-    one, other = (cost.hidden_widths[totals.index(end)] for end in (min(totals), max(totals)))
-    spread = hidden_widths(one) if one == other else f"from {hidden_widths(one)} to {hidden_widths(other)}"
-    return f"Hidden units: {spread}. "
+    smallest, largest = (hidden_widths(cost.hidden_widths[totals.index(end)]) for end in (min(totals), max(totals)))
+    return f"Hidden units: {smallest}. " if smallest == largest else f"Hidden units: from {smallest} to {largest}. "
 
 
 def _layers_to_label(widths: Any) -> list[int]:

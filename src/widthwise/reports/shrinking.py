@@ -21,31 +21,31 @@ BEFORE = "before the cut"
 QUESTION = "What did the cut cost, and what does training give back?"
 
 
-def shrinking_answer(found: Shrinking) -> list[str]:
+def shrinking_answer(cut: Shrinking) -> list[str]:
     """Return what the cut saved and cost before any healing, a sentence each."""
-    share = found.after.flops_per_token / found.before.flops_per_token
+    share = cut.after.flops_per_token / cut.before.flops_per_token
     lines = [
-        f"{clean(found.source)} is cut to {share:.3f} of its FLOPs.",
-        f"The held-out loss changes by {signed(found.loss_after - found.loss_before, 4)} nats before any healing.",
-        f"The most likely token stays the same at {found.agreement:.1%} of positions.",
+        f"{clean(cut.source)} is cut to {share:.3f} of its FLOPs.",
+        f"The held-out loss changes by {signed(cut.loss_after - cut.loss_before, 4)} nats before any healing.",
+        f"The most likely token stays the same at {cut.agreement:.1%} of positions.",
     ]
-    if found.not_turned is not None:
-        lines.append(f"The stream was not turned: {found.not_turned}.")
+    if cut.not_turned is not None:
+        lines.append(f"The stream was not turned: {cut.not_turned}.")
     return lines
 
 
 def cut_answers(runs: Mapping[str, Run]) -> list[str]:
     """Return the sentences on every run that was cut, and how its loss has changed since."""
-    found = []
+    lines = []
     for name, run in runs.items():
         if (cut := run.shrinking) is not None:
             start = "" if len(runs) == 1 else f"{shorten(name, 60)}: "
-            found += [start + line for line in shrinking_answer(cut)]
+            lines += [start + line for line in shrinking_answer(cut)]
             if not (healing := by_step(run, "validation", "loss")).is_empty:
                 change, when = healing.last - cut.loss_before, "After healing" if run.result else "So far in healing"
                 end = f"{fixed(abs(change), 4)} nats {'below' if change < 0 else 'above'} that before the cut"
-                found.append(f"{start}{when} it is {end}.")
-    return found
+                lines.append(f"{start}{when} it is {end}.")
+    return lines
 
 
 def cut_section(runs: Mapping[str, Run], looks: Looks) -> Section | None:
@@ -68,8 +68,9 @@ def _parts(key: str, name: str, run: Run, looks: Looks) -> Iterator[Part]:
 
 
 def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:
-    """Return the held-out loss of runs over the step; of those that were cut also that right behind the cut, and, if
-    they have the same, that before it."""
+    """Return the held-out loss of runs over the step, for runs that were cut from the loss right after the cut on.
+
+    If they have the same loss before the cut, the line BEFORE shows it."""
     curves = {name: by_step(run, "validation", "loss") for name, run in runs.items()}
     cuts = {name: run.shrinking for name, run in runs.items() if run.shrinking and not curves[name].is_empty}
     for name, cut in cuts.items():
@@ -80,33 +81,33 @@ def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:
     return curves
 
 
-def cut_table(found: Shrinking, run: Run | None = None) -> Table:
+def cut_table(cut: Shrinking, run: Run | None = None) -> Table:
     """Return loss, agreement and costs before and after the cut. run: that was made, with the loss since."""
-    losses = {"held-out loss": found.loss_after}
+    losses = {"held-out loss": cut.loss_after}
     if run is not None and not (healing := by_step(run, "validation", "loss")).is_empty:
         losses[f"held-out loss after {healing.x[-1]:,.0f} steps of healing"] = healing.last
-    before = fixed(found.loss_before, 4)
-    rows = [[name, before, fixed(loss, 4), signed(loss - found.loss_before, 4)] for name, loss in losses.items()]
-    rows.append([f"same most likely token, of {found.n_tokens:,} positions", "", f"{found.agreement:.1%}", ""])
+    before = fixed(cut.loss_before, 4)
+    rows = [[name, before, fixed(loss, 4), signed(loss - cut.loss_before, 4)] for name, loss in losses.items()]
+    rows.append([f"same most likely token, of {cut.n_tokens:,} positions", "", f"{cut.agreement:.1%}", ""])
     costs = {
-        "parameters": (found.before.params, found.after.params),
-        "forward FLOPs per token": (found.before.flops_per_token, found.after.flops_per_token),
-        "KV bytes per token": found.kv_bytes,
+        "parameters": (cut.before.params, cut.after.params),
+        "forward FLOPs per token": (cut.before.flops_per_token, cut.after.flops_per_token),
+        "KV bytes per token": cut.kv_bytes,
     }
     rows += [[title, si(old), si(new), ratio(new / old)] for title, (old, new) in costs.items()]
     header = ["", "before", "after", "change"]
-    return Table(f"What the cut of {clean(found.source)} cost and saved", header, rows, sortable=False)
+    return Table(f"What the cut of {clean(cut.source)} cost and saved", header, rows, sortable=False)
 
 
-def shrinking_table(found: Shrinking) -> Table:
+def shrinking_table(cut: Shrinking) -> Table:
     """Return the sizes of every layer before and after the cut, and what of each was lost."""
     # Most models have one expert, and some one key-value head, in every layer.
-    sizes = {size: title for size, title in SIZES.items() if any(layer[size][0] > 1 for layer in found.layers)}
+    sizes = {size: title for size, title in SIZES.items() if any(layer[size][0] > 1 for layer in cut.layers)}
     rows = []
-    for number, layer in enumerate(found.layers, start=1):
+    for number, layer in enumerate(cut.layers, start=1):
         pairs = (layer[key] for key in sizes)
         changes = [f"{before} → {after}" if before != after else str(before) for before, after in pairs]
         energy = " ".join(f"{share:.3f}" for share in layer.energy_kept)
         rows.append([str(number), *changes, energy, f"{layer.lost:.2g}"])
     header = ["layer", *sizes.values(), "energy kept\n(attention, FFN)", "score lost"]
-    return Table(f"Layers of {clean(found.source)} before and after the cut", header, rows)
+    return Table(f"Layers of {clean(cut.source)} before and after the cut", header, rows)

@@ -25,18 +25,18 @@ class Table:
     rows: Sequence[Sequence[str]]
     """Cells may be missing at the end of a row. Further lines of a cell are details of the first."""
     words: Collection[str] = ()
-    """Titles of further columns that hold words, which begin where their title does."""
+    """Titles of columns of text, which is left-aligned; the first column is one anyway."""
     _: KW_ONLY
     sortable: bool = True
-    """True if the rows are things of one kind, which a page may put into another order."""
+    """True if a reader of the page may sort the rows."""
     note: str = ""
     """Shown below the table, on a terminal only."""
     column_notes: Sequence[Mapping[str, str]] = ()
-    """Further lines there, each of notes on columns by title; those on columns that have no room are left out."""
+    """Further lines there, each with notes on columns by title; notes on columns without room are omitted."""
     n_essential: int | None = None
-    """Columns that a narrow terminal shows too; it leaves out as many of the further ones as it must. None: all."""
+    """Columns that a narrow terminal shows too; it omits as many of the other ones as it must. None: all."""
     swatches: Sequence[Markup] = ()
-    """Beside the name of each row, on a page only."""
+    """Next to the name of each row, on a page only."""
     notes: Sequence[str] = ()
     """Definitions of the columns, folded below the table of a page."""
     is_folded: bool = False
@@ -84,6 +84,20 @@ _LATEX = {
 def latex_escape(text: str) -> str:
     """Text that LaTeX prints unchanged: no command, no comment, no alignment."""
     return "".join(_LATEX.get(letter, letter) for letter in clean(text))
+
+
+def by_row(caption: str, corner: str, cells: Mapping[str, Mapping[str, str]]) -> Table:
+    """Return a table of cells by row and column, whose titles are in the order in which they first appear."""
+    titles = list(dict.fromkeys(title for row in cells.values() for title in row))
+    rows = [[clean(name), *(row.get(title, MISSING) for title in titles)] for name, row in cells.items()]
+    return Table(caption, [corner, *map(clean, titles)], rows)
+
+
+def by_column(caption: str, columns: Mapping[str, Mapping[str, str]], corner: str = "Item") -> Table:
+    """Return a table of cells by column and row, where the rows are quantities of several kinds."""
+    titles = dict.fromkeys(title for column in columns.values() for title in column)
+    cells = {title: {name: column.get(title, MISSING) for name, column in columns.items()} for title in titles}
+    return replace(by_row(caption, corner, cells), sortable=False)
 
 
 def csv_rows(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:

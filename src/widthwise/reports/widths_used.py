@@ -16,8 +16,7 @@ from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import MISSING, TIMES, clean, fixed, shorten, si
 from widthwise.reports.page import Section, note, section
 from widthwise.reports.shapes import layer_ticks
-from widthwise.reports.table import Table
-from widthwise.reports.tables import by_column
+from widthwise.reports.table import Table, by_column
 
 Grid = NDArray[np.float64]
 Models = Mapping[str, RunResult | AnalysedModel]
@@ -93,10 +92,10 @@ def _layer_table(name: str, widths: TokenWidths) -> Table:
     return Table(f"Dynamic width of {clean(name)} by layer", header, rows)
 
 
-def _token_tables(found: Mapping[str, TokenWidths]) -> Iterator[Table]:
+def _token_tables(models: Mapping[str, TokenWidths]) -> Iterator[Table]:
     """Yield losses at forced widths, and mean widths by kind of token, of which there are any; one column per model."""
     forced, kinds = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
-    for name, widths in found.items():
+    for name, widths in models.items():
         forced[name] = {f"{fixed(each.fraction, 3)} of d_ff": fixed(each.loss, 4) for each in widths.forced}
         deciles = {f"frequency decile {i}": mean for i, mean in enumerate(widths.by_frequency_decile, start=1)}
         kinds[name] = {kind: fixed(mean, 4) for kind, mean in (deciles | dict(widths.by_token_class)).items()}
@@ -144,12 +143,14 @@ _CARRIES = (
     ("carry", "radius", "Carries of single sublayers", "spectral radius"),
     ("carry-product", "product_radius", "Carries of all sublayers so far", "spectral radius of the product"),
 )
-"""Key of a figure, number of a sublayer, title and that of the y axis."""
+"""Key of a figure, number of a sublayer, title, title of the y axis."""
 
 
 def _quantities(width: VirtualWidth) -> dict[str, str]:
     """Return title -> number of a whole model."""
     of_last = (_of_site(width.sites[-1], number) for number in ("product_radius", "product_norm"))
+    weights = sum(sum(site.reach) for site in width.sites)
+    deviation = sum(sum(site.reach_sd) for site in width.sites)
     return {
         f"slots {TIMES} slot width": f"{width.n_slots} {TIMES} {width.slot_width}",
         "mean distance in layers": _mean("mean_distance", width),
@@ -161,7 +162,7 @@ def _quantities(width: VirtualWidth) -> dict[str, str]:
         "distance of carries and writes from 0 or 1, mean (0: hard routing)": _mean("gate_distance", width),
         "spectral radius of a carry, mean over sublayers": _mean("radius", width),
         "spectral radius, norm of the product of all carries": ", ".join(fixed(number, 3) for number in of_last),
-        "standard deviation of a weight between tokens / its mean": _variation(width),
+        "standard deviation of a weight between tokens / its mean": fixed(deviation / weights if weights else None, 3),
         "held-out tokens looked at": si(width.n_tokens),
     }
 
@@ -217,8 +218,8 @@ _SLOT_MAPS = {"read": "read from slots", "write": "written to slots", "carry": "
 
 def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: str) -> Figure:
     """Return one row per slot, slot 1 at the bottom; one column per sublayer."""
-    kept = np.eye(width.n_slots) if part == "carry" else 0.0
-    grid = np.stack([np.linalg.norm(np.array(site[part]) - kept, axis=1) for site in width.sites], axis=1)
+    identity = np.eye(width.n_slots) if part == "carry" else 0.0
+    grid = np.stack([np.linalg.norm(np.array(site[part]) - identity, axis=1) for site in width.sites], axis=1)
     across, up = _labels(width.sites), [str(slot) for slot in range(1, len(grid) + 1)]
     scale = alt.Scale(type="linear", domain=[0, float(grid.max()) or 1.0], range=[0, 1])
     ticks = list(map(str, layer_ticks(width.n_slots)))
@@ -232,7 +233,7 @@ def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: s
 
 
 def _shade(
-    grid: Grid, across: Sequence[str], up: Sequence[str], style: Style, scale: alt.Scale, words: str
+    grid: Grid, across: Sequence[str], up: Sequence[str], style: Style, scale: alt.Scale, unit: str
 ) -> alt.Chart:
     """Return one cell per number, from transparent to the full colour; NaN is left out."""
     cells = [
@@ -240,9 +241,9 @@ def _shade(
         for (row, column), value in np.ndenumerate(grid)
         if np.isfinite(value)
     ]
-    made = alt.Chart(charts.table_of(cells)).mark_rect(fill=style.colour)
-    tip = charts.tips(up="|reader", across="|at", value=f".3f|{words}")
-    return made.encode(opacity=alt.Opacity("value:Q", scale=scale, legend=None), tooltip=tip)
+    marks = alt.Chart(charts.table_of(cells)).mark_rect(fill=style.colour)
+    tip = charts.tips(up="|reader", across="|at", value=f".3f|{unit}")
+    return marks.encode(opacity=alt.Opacity("value:Q", scale=scale, legend=None), tooltip=tip)
 
 
 _SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
@@ -261,13 +262,8 @@ def _curve(number: str, width: VirtualWidth) -> Curve:
 
 
 def _mean(number: str, width: VirtualWidth) -> str:
-    known = [value for site in width.sites if (value := _of_site(site, number)) is not None]
-    return fixed(float(np.mean(known)) if known else None, 3)
-
-
-def _variation(width: VirtualWidth) -> str:
-    weights = sum(sum(site.reach) for site in width.sites)
-    return fixed(sum(sum(site.reach_sd) for site in width.sites) / weights if weights else None, 3)
+    values = [value for site in width.sites if (value := _of_site(site, number)) is not None]
+    return fixed(float(np.mean(values)) if values else None, 3)
 
 
 def _site_table(name: str, width: VirtualWidth) -> Table:

@@ -1,0 +1,231 @@
+"""The pages of a sweep, over values of recipe keys, and of a ladder, which compares groups size by size."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from widthwise.records.estimate import NO_VERDICT
+from widthwise.records.outcome import Outcome, SearchedRange, Study
+from widthwise.records.run import RunResult
+from widthwise.reports import experiment_sections as shared
+from widthwise.reports import tables
+from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
+from widthwise.reports.curves import Bundle, curve_figure, over_seeds
+from widthwise.reports.experiment_figures import difference_figure, shape_figures
+from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
+from widthwise.reports.growth import growth_section
+from widthwise.reports.main_table import has_intervals, main_tables, validated_table
+from widthwise.reports.page import Page, Text, note, section
+from widthwise.reports.sweep_figures import axis_figures, compute_figure
+from widthwise.reports.table import Table, by_column
+
+SIZES = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "model.n_layers", "aspect"})
+"""Axes along which points lie on the curves of shapes."""
+
+
+def sweep_page(folder: Path, outcome: Outcome) -> Page:
+    """Return the page of a sweep, finished or not. Raises UserError if a run is broken."""
+    best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
+    of_groups = styles(outcome.groups)
+    drawn = {point.name: of_groups[group] for group, point in best_of_group.items()}
+    return _page(folder, outcome, "sweep", sweep_answer(outcome), sweep_question(outcome), drawn, first=[])
+
+
+def ladder_page(folder: Path, outcome: Outcome) -> Page:
+    """Return the page of a ladder, finished or not. Raises UserError if a run is broken."""
+    groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
+    n_sizes = sum(point.group == outcome.baseline_group for point in outcome.points)
+    baseline = f"{clean(outcome.baseline_group or '')} at each of {n_sizes} sizes"
+    question = shared.compared_question(groups, baseline, outcome)
+    drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
+    first = [difference_figure(outcome, _point_styles(outcome))]
+    return _page(folder, outcome, "ladder", ladder_answer(outcome), question, drawn, first)
+
+
+def _page(
+    folder: Path,
+    outcome: Outcome,
+    kind: str,
+    answer: Sequence[str],
+    question: str,
+    drawn: Looks,
+    first: Sequence[Figure | None],
+) -> Page:
+    """Return the page of points on axes. drawn: points whose loss is drawn minus their baseline's."""
+    runs = shared.read_runs(folder, outcome)
+    looks = _point_styles(outcome)
+    of_groups = styles(outcome.groups)
+    axes = axis_figures(outcome, of_groups)
+    curves = _curves(outcome, runs, of_groups)
+    n_seeds = counted(len(outcome.seeds), "seed")
+    of_one_budget = []
+    if outcome.matched not in (None, "none"):
+        of_one_budget = [point.name for point in outcome.variants if not SIZES.isdisjoint(point.values)]
+    flops, flops_title = _training_flops(outcome, shared.first_results(runs))
+    costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
+    n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
+    return Page(
+        kind,
+        clean(outcome.title),
+        answer,
+        lead=question,
+        badges=shared.badges(outcome),
+        first=[*first, *(axes[:2] or [curves])],
+        sections=[
+            section(
+                "Results",
+                *main_tables(outcome, f"Finished points by loss, mean over {n_seeds}", looks, first="Point"),
+                validated_table(outcome),
+                _judged_table(outcome),
+                shared.seed_table(outcome),
+            ),
+            shared.open_points_section(outcome),
+            section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
+            section(
+                "Shapes at one budget",
+                note("shapes", level=percentage(outcome.confidence)),
+                *shape_figures(outcome, of_one_budget),
+            ),
+            section(
+                "Loss and compute", note("loss-and-compute"), compute_figure(outcome, flops, flops_title, of_groups)
+            ),
+            shared.equal_loss_section(outcome, drawn),
+            growth_section(runs, looks),
+            section("Loss curves", curves, note("point-curves")),
+            section("Costs", costs),
+            shared.data_section(outcome, runs),
+            shared.reproduce_section(
+                outcome,
+                runs,
+                None if outcome.study is None else _study_table(outcome.study),
+                note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
+            ),
+        ],
+        made_from=f"{Outcome.file_name} of {outcome.created}",
+        files=shared.table_files(outcome, first="Point"),
+    )
+
+
+def sweep_question(outcome: Outcome) -> str:
+    """Return the question that a sweep answers, and how it was trained."""
+    trained, matched = shared.seeds_and_match(outcome)
+    assert outcome.study is not None
+    keys = dict.fromkeys(key for axes in outcome.axes.values() for key in axes)
+    varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
+    n_points = outcome.study.n_points
+    lower = ""
+    if outcome.baseline:
+        n_points -= 1
+        lower = f", and is it lower than that of {clean(outcome.baseline)}"
+    return f"Which of {n_points} points{varied} reaches the lowest held-out loss{matched}{lower}? {trained}"
+
+
+def sweep_answer(outcome: Outcome) -> list[str]:
+    """Return which point is best, how it compares with the baseline, and how whole groups do."""
+    ranked = [point for point in outcome.variants if point.name != outcome.baseline and point.has_loss]
+    lines = []
+    if ranked:
+        best = ranked[0]
+        lead = f"{clean(best.name)} has the lowest held-out loss of {counted(len(ranked), 'point')}"
+        if best.difference is None:
+            lines.append(f"{lead}, {fixed(best.val_loss.mean, 4)}.")
+        else:
+            lines.append(f"{lead}, {shared.apart(best.difference)} {clean(outcome.baseline_words or '')}.")
+        for judged in outcome.judged:
+            is_clear = judged.verdict in ("better", "worse")
+            baseline = clean(judged.beside)
+            if judged.verdict == "no verdict" and judged.confidence > outcome.confidence:
+                lines.append(f"{capital(NO_VERDICT)}.")
+            elif judged.confidence > outcome.confidence:
+                result = "it still stands" if is_clear else f"the difference to {baseline} can be luck"
+                lines.append(f"The best of many looks better than it is: with an interval widened for all, {result}.")
+            elif judged.name != best.name and is_clear:
+                distance = shared.apart(judged.difference)
+                lines.append(f"On average the points of {clean(judged.name)} end {distance} {baseline}.")
+    if outcome.study and outcome.study.n_failed:
+        lines.append(f"{counted(outcome.study.n_failed, 'point')} failed.")
+    if outcome.study and outcome.study.n_open:
+        lines.append(f"{counted(outcome.study.n_open, 'point')} without a result.")
+    return [*lines, *shared.setting_sentences(outcome)]
+
+
+def ladder_answer(outcome: Outcome) -> list[str]:
+    """Return at how many sizes each group is better than the baseline's group."""
+    lines = []
+    for group in outcome.groups:
+        if group != outcome.baseline_group:
+            verdicts = [point.verdict or "cannot tell" for point in outcome.variants if point.group == group]
+            counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+            lines.append(f"{clean(group)} beside {clean(outcome.baseline_group or '')}, size by size: {counts}.")
+    return [*lines, *shared.setting_sentences(outcome)]
+
+
+def _point_styles(outcome: Outcome) -> dict[str, Style]:
+    """Return point -> the style of its group; the baseline has the style of baselines."""
+    of_groups = styles(outcome.groups)
+    return {
+        point.name: BASELINE_STYLE if point.name == outcome.baseline else of_groups[point.group]
+        for point in outcome.variants
+    }
+
+
+def _judged_table(outcome: Outcome) -> Table | None:
+    """Return the best point as the best of many, with an interval widened for all, and groups on average."""
+    rows = []
+    for judged in outcome.judged:
+        is_best = judged.confidence > outcome.confidence
+        counts = f"best of {judged.n_points}" if is_best else counted(judged.n_points, "point")
+        row = [f"{clean(judged.name)}, {counts}", clean(judged.beside), with_interval(judged.difference, 4)]
+        rows.append([*row, percentage(judged.confidence), judged.verdict])
+    header = ["Best of many, and means of groups", "beside", "difference", "interval of", "verdict"]
+    return Table("Differences of more than one point", header, rows, words={"beside", "verdict"}) if rows else None
+
+
+def _axis_note(outcome: Outcome) -> Text:
+    level = percentage(outcome.confidence)
+    if outcome.baseline and not outcome.baseline_variant:
+        return Text([f"{clean(outcome.baseline)}, the baseline, has no loss: nothing is compared with it."])
+    if not outcome.baseline_words:
+        return note("losses-alone", bars=f"; bars are {level} intervals over seeds" if has_intervals(outcome) else "")
+    names = ["differences", "stars"] if has_intervals(outcome) else ["differences"]
+    return note(*names, baseline=clean(outcome.baseline_words), level=level)
+
+
+def _axis_table(outcome: Outcome) -> Table:
+    rows = []
+    for group, axes in outcome.axes.items():
+        for key, axis in axes.items():
+            if isinstance(axis, SearchedRange):
+                values = f"from {axis.low:g} to {axis.high:g}{', on a logarithmic scale' if axis.log else ''}"
+            else:
+                values = ", ".join(map(plain, axis))
+            rows.append([clean(group) or "all points", clean(key), values])
+    return Table("What was varied", ["Group", "Recipe key", "Values"], rows, words={"Recipe key", "Values"})
+
+
+def _training_flops(outcome: Outcome, results: Mapping[str, RunResult]) -> tuple[dict[str, float], str]:
+    """Return point -> training FLOPs, and their title: totals if every point has a run with them, else per token."""
+    totals = {name: result.training_flops for name, result in results.items() if result.training_flops}
+    if len(totals) == len(outcome.variants):
+        return totals, "training FLOPs"
+    return {point.name: point.cost.flops_per_token.training for point in outcome.variants}, "training FLOPs per token"
+
+
+def _curves(outcome: Outcome, runs: shared.Runs, of_groups: Looks) -> Figure | None:
+    """Return a thin line for each point of a group, a thick one for its best."""
+    bundles: dict[str, Bundle] = {}
+    for group in outcome.groups:
+        names = [point.name for point in outcome.of_group(group) if point.name in runs]
+        if names:
+            means = {name: over_seeds(runs[name], "validation").mean for name in names}
+            bundles[group or "all points"] = Bundle(means, means[names[0]], names[0])
+    looks = {group or "all points": style for group, style in of_groups.items()}
+    title = "Held-out loss by step"
+    return curve_figure("points-step", title, bundles, looks, "step", "held-out loss", crop=True)
+
+
+def _study_table(study: Study) -> Table:
+    column = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
+    column |= {"points": si(study.n_points), "finished": si(study.n_finished), "failed": si(study.n_failed)}
+    if study.n_repeated:
+        column["chosen again, and counted once"] = si(study.n_repeated)
+    return by_column("The study", {"Value": column})
