@@ -1,4 +1,4 @@
-"""Verbs that look at what was trained: its losses and answers, activations, texts, pages, and what there is."""
+"""Verbs that look at what was trained: its losses and answers, activations, texts, pages."""
 
 import json
 import time
@@ -18,7 +18,6 @@ from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.record import SealedFile
-from widthwise.reports.formats import counted
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line
 from widthwise.runs.scoring import EvaluationConfig
@@ -293,24 +292,3 @@ def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -
     except BaseException:
         write()
         raise
-
-
-def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds runs or experiments.")] = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
-    """List runs: which are running, finished, ready, stopped, failed or waiting; steps, losses, rate, age and size.
-
-    Example: `widthwise runs runs/quickstart`
-    """
-    from widthwise.reports.reading import progress_table
-    from widthwise.runs.listing import list_runs
-
-    found = list_runs(folder)
-    own = {str(folder): str(folder)}
-    named = {own.get(each.path) or str(Path(each.path).relative_to(folder)): each for each in found}
-    table = progress_table(named, f"{counted(len(found), 'run')} in {folder}")
-    say_result({"runs": [each.to_data() for each in found]}, as_json, (), [table])
-    for each in found:
-        if each.reason is not None and not as_json:
-            remark(each.reason if each.state == "unreadable" else f"{each.path}: {each.reason}")

@@ -33,7 +33,7 @@ VERBS = {
         "plan.plan",
         "design.schema",
     ),
-    "Train": ("data.data_app", "train.train", "train.resume", "look.runs"),
+    "Train": ("data.data_app", "train.train", "train.resume", "train.runs"),
     "Compare": ("experiment.compare", "sweep.sweep", "sweep.fit"),
     "Change": ("convert.grow", "convert.shrink", "experiment.family"),
     "Look": ("look.eval_", "look.analyze", "look.generate", "look.report"),

@@ -1,6 +1,6 @@
 """`widthwise plan`: what fits on devices, how long a run takes, and what could be trained there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ from widthwise.training.devices import OPTIONS, Device, needs_speed
 from widthwise.yaml_io import dump_yaml, recipe_path
 
 if TYPE_CHECKING:
-    from widthwise.runs.proposal import Proposal
+    from widthwise.recipe.recipe import Recipe
 
 
 ARGUMENTS = "Recipe, and changes, such as train.steps=2000."
@@ -97,83 +97,97 @@ def plan(
     Examples: `widthwise plan configs/x_200m.yaml --device h100 --devices 1,8,64`;
     `widthwise plan --params 350M --device 24GB`
     """
-    from widthwise.experiments.recipes import read_one
-    from widthwise.recipe.design import is_quantity
-    from widthwise.runs.plan import missing_data
-    from widthwise.runs.plan import plan as plan_recipe
-
     arguments = arguments or []
-    recipe = Path(arguments[0]) if arguments and not is_change(arguments[0]) else None
-    overrides = arguments[recipe is not None :]
-    if recipe is not None and is_quantity(str(recipe)) and not recipe_path(str(recipe)).exists():
-        raise UserError(f"{recipe}: no such recipe; for a model of that size, give --params {recipe}")
-    device = _device(devices, is_required=recipe is None)
-    proposal = None
-    if recipe is not None:
-        if given := [name for name, value in wanted if value is not None]:
-            raise UserError(f"--{given[0].replace('_', '-')}: conflicts with a recipe; leave one of the two out")
-        planned = read_one(recipe, overrides, variant)
+    if arguments and not is_change(arguments[0]):
+        _plan_recipe(Path(arguments[0]), arguments[1:], variant, devices, wanted, as_json)
     elif variant is not None:
         raise UserError(f"--variant: got {variant!r}; needs a recipe")
     else:
-        proposal = _proposed(device or Device(""), devices, wanted, overrides)
-        planned = proposal.recipe
-    result = plan_recipe(planned, devices.devices, device, devices.days)
-    if as_json and proposal is not None:
-        say_json({**result.to_data(), "law": proposal.law, "recipe": proposal.data})
-    elif proposal is not None:
-        say(f"proposed: {proposal.law}")
-    if proposal is None or not as_json:
-        show_plan(result, as_json)
-    if as_json:
-        return
-    if proposal is not None:
-        say("", dump_yaml(proposal.data) if wanted.out is None else f"wrote {wanted.out}")
-    first = result.deployments[0]
-    if (path := missing_data(planned)) is not None:
-        spec = getattr(planned.data, "tokenizer", None) or "bpe-32768"
-        say_next("widthwise", "data", "prepare", "TEXT", "--tokenizer", spec, "--out", path)
-    elif proposal is not None and wanted.out is None:
-        say_next_with_out("RECIPE")
+        _propose(arguments, devices, wanted, as_json)
+
+
+def _plan_recipe(
+    path: Path,
+    overrides: list[str],
+    variant: str | None,
+    devices: DeviceOptions,
+    wanted: ProposalOptions,
+    as_json: bool,
+) -> None:
+    from widthwise.experiments.recipes import read_one
+    from widthwise.recipe.design import is_quantity
+    from widthwise.runs.plan import plan as plan_recipe
+
+    if is_quantity(str(path)) and not recipe_path(str(path)).exists():
+        raise UserError(f"{path}: no such recipe; for a model of that size, give --params {path}")
+    device = None
+    if devices.device is not None or devices.memory is not None:
+        device = _device(devices)
+        if devices.days is not None and not device.peak_flops_per_second:
+            raise needs_speed(device)
     else:
-        program = ["widthwise"]
-        if first.n_devices > 1:
-            program = ["torchrun", "--standalone", f"--nproc-per-node={first.n_devices}", "-m", "widthwise"]
-        changes = [*(overrides if proposal is None else ()), *(first.remedy or "").split()]
-        of_variant = [] if variant is None else ["--variant", variant]
-        say_next(*program, "train", recipe or wanted.out, *changes, *of_variant)
-
-
-def _device(options: DeviceOptions, is_required: bool) -> Device | None:
-    """Return the device of the options; None if none is given and none is required. Raises UserError."""
-    changes = {name: getattr(options, name) for name in OPTIONS}
-    if options.device is None and options.memory is None and not is_required:
         for name in ("days", "mfu", *OPTIONS):
-            if getattr(options, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it needs a --device")
-        return None
-    device = Device.from_options(options.device, options.mfu, **changes)
-    if options.days is not None and not is_required and not device.peak_flops_per_second:
-        raise needs_speed(device)
-    return device
+            if getattr(devices, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')}: got {getattr(devices, name)}; it needs a --device")
+    for name, value in wanted:
+        if value is not None:
+            raise UserError(f"--{name.replace('_', '-')}: conflicts with a recipe; leave one of the two out")
+    recipe = read_one(path, overrides, variant)
+    plan = plan_recipe(recipe, devices.devices, device, devices.days)
+    show_plan(plan, as_json)
+    if not as_json:
+        options = [] if variant is None else ["--variant", variant]
+        _say_next(recipe, plan, path, overrides, options)
 
 
-def _proposed(on: Device, devices: DeviceOptions, wanted: ProposalOptions, overrides: list[str]) -> "Proposal":
-    """The recipe for a device, written into --out. Raises UserError."""
+def _propose(overrides: list[str], devices: DeviceOptions, wanted: ProposalOptions, as_json: bool) -> None:
+    """Propose a recipe for a device, write it to --out, and plan it."""
     from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
     from widthwise.runs.plan import LAW_TOKENS_PER_PARAM
+    from widthwise.runs.plan import plan as plan_recipe
     from widthwise.runs.proposal import Request, propose
 
-    if wanted.out is not None and wanted.out.exists():
-        raise UserError(f"{wanted.out}: exists already; choose another --out")
+    device = _device(devices)
+    out = wanted.out
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another --out")
     shape = shape_section(ShapeRequest(kind=wanted.shape or "uniform"))
     n_params = None if wanted.params is None else parse_quantity(wanted.params, "--params")
     law = wanted.tokens_per_param or LAW_TOKENS_PER_PARAM
     n_devices = devices.devices[0]
-    proposal = propose(Request(on, n_devices, devices.days, law, n_params), Family(overrides, shape, n_devices))
-    if wanted.out is not None:
-        write_atomic(wanted.out, dump_yaml(proposal.data))
-    return proposal
+    proposal = propose(Request(device, n_devices, devices.days, law, n_params), Family(overrides, shape, n_devices))
+    if out is not None:
+        write_atomic(out, dump_yaml(proposal.data))
+    plan = plan_recipe(proposal.recipe, devices.devices, device, devices.days)
+    if as_json:
+        say_json({**plan.to_data(), "law": proposal.law, "recipe": proposal.data})
+        return
+    say(f"proposed: {proposal.law}")
+    show_plan(plan, as_json)
+    say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
+    _say_next(proposal.recipe, plan, out)
+
+
+def _device(options: DeviceOptions) -> Device:
+    return Device.from_options(options.device, options.mfu, **{name: getattr(options, name) for name in OPTIONS})
+
+
+def _say_next(
+    recipe: "Recipe", plan: Plan, path: Path | None, overrides: Sequence[str] = (), options: Sequence[str] = ()
+) -> None:
+    """Print the command that prepares the missing data, writes the recipe, or trains it."""
+    from widthwise.runs.plan import missing_data
+
+    if (data := missing_data(recipe)) is not None:
+        spec = getattr(recipe.data, "tokenizer", None) or "bpe-32768"
+        say_next("widthwise", "data", "prepare", "TEXT", "--tokenizer", spec, "--out", data)
+    elif path is None:
+        say_next_with_out("RECIPE")
+    else:
+        first, program = plan.deployments[0], ["widthwise"]
+        if first.n_devices > 1:
+            program = ["torchrun", "--standalone", f"--nproc-per-node={first.n_devices}", "-m", "widthwise"]
+        say_next(*program, "train", path, *overrides, *(first.remedy or "").split(), *options)
 
 
 def show_plan(plan: Plan, as_json: bool) -> None:

@@ -174,11 +174,13 @@ def laid_out(table: Table) -> RichTable:
     )
     for i, title in enumerate(table.header):
         width = _width("\n".join(row[i] for row in table.rows if i < len(row)))
-        heading = _broken(title, max(TITLE_WIDTH, width))
+        longest = max(TITLE_WIDTH, width)
+        lines = ["\n".join(wrap(line, longest, break_long_words=False)) for line in title.split("\n")]
+        heading = "\n".join(lines)
         if i == 0 or title in table.words:
             drawn.add_column(Text(heading), overflow="fold", min_width=min(WORD_WIDTH, width))
         else:
-            is_whole = _width(heading) <= max(TITLE_WIDTH, width)
+            is_whole = _width(heading) <= longest
             drawn.add_column(Text(heading), overflow="fold", min_width=width, no_wrap=is_whole, justify="right")
     for row in table.rows:
         drawn.add_row(*(_cell(text, title in table.words) for text, title in zip(row, table.header)))
@@ -188,12 +190,6 @@ def laid_out(table: Table) -> RichTable:
 def _width(text: str) -> int:
     """In columns of the terminal, of the longest line."""
     return max(map(cell_len, text.splitlines()), default=0)
-
-
-def _broken(title: str, width: int) -> str:
-    """Between words, where it is too long, and where its own lines end."""
-    lines = title.split("\n")
-    return "\n".join("\n".join(wrap(line, width, break_long_words=False)) for line in lines)
 
 
 def _cell(text: str, is_words: bool) -> Text:

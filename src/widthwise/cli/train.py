@@ -1,4 +1,4 @@
-"""Verbs that train one run, `train` and `resume`."""
+"""Verbs that train one run, `train` and `resume`, and the list of runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +9,9 @@ import typer
 from widthwise.cli.options import Changes, JsonOption, RecipeArgument, RunArgument, VariantOption
 from widthwise.cli.plan import show_plan
 from widthwise.cli.progress import TrackOption, training_progress
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import remark, say, say_json, say_result
 from widthwise.records.run import RunResult
-from widthwise.reports.formats import fixed
+from widthwise.reports.formats import counted, fixed
 from widthwise.runs.environment import is_shared
 from widthwise.training.launch import n_launched
 from widthwise.yaml_io import recipe_name
@@ -63,7 +63,7 @@ def resume(run: RunArgument, overrides: Changes = None, track: TrackOption = Non
 
 
 def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
-    """The result of a run on standard output, as JSON or in a few lines."""
+    """Print the result of a run, as JSON or in a few lines."""
     if as_json:
         say_json(result)
         return
@@ -95,3 +95,23 @@ def _validated(result: RunResult) -> Iterator[str]:
     if result.val_mtp_losses:
         places = enumerate(result.val_mtp_losses, start=2)
         yield "  further heads " + ", ".join(f"next-{place} {loss:.4f}" for place, loss in places)
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds runs or experiments.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List runs: which are running, finished, ready, stopped, failed or waiting; steps, losses, rate, age and size.
+
+    Example: `widthwise runs runs/quickstart`
+    """
+    from widthwise.reports.reading import progress_table
+    from widthwise.runs.listing import list_runs
+
+    listed = list_runs(folder)
+    names = [str(folder if run.path == str(folder) else Path(run.path).relative_to(folder)) for run in listed]
+    table = progress_table(dict(zip(names, listed)), f"{counted(len(listed), 'run')} in {folder}")
+    say_result({"runs": [run.to_data() for run in listed]}, as_json, (), [table])
+    for run in listed:
+        if run.reason is not None and not as_json:
+            remark(run.reason if run.state == "unreadable" else f"{run.path}: {run.reason}")

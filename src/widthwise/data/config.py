@@ -19,7 +19,6 @@ from widthwise.data.json_tokenizer import check_spec
 from widthwise.data.loader import PackingConfig
 from widthwise.data.manifest import FORMAT_VERSION, MANIFEST
 from widthwise.data.mixture import MixedData, OpenedData
-from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import cache_folder, check_url, is_url
 from widthwise.files import PathText, file_sha256
@@ -75,6 +74,8 @@ class OneSource(Config):
                     made = adopted if value is None else f"prepared with {value!r}"
                     raise UserError(f"{where}.{key}: got {given!r}, but {self.path} was {made}")
             return data
+        from widthwise.data.prepare import prepare  # slow to import, and a recipe is read without data
+
         assert self.corpus is not None
         assert self.tokenizer is not None
         assert self.held_out is not None

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from filelock import FileLock
-
 from widthwise.config_io import UserError, refusing, require
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
@@ -88,6 +86,8 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
     manifest = parse_manifest(parse_json(text, where), where)
     folder = base / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not (folder / MANIFEST).is_file():
+        from filelock import FileLock  # slow to import, and a local folder needs none
+
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with FileLock(base / ".lock"):

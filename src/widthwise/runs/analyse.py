@@ -11,7 +11,7 @@ from typing import Any
 
 from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, mistakes_of, refusing
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
 from widthwise.data.loader import HeldOut, TokenisedText
@@ -25,7 +25,7 @@ from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import Excerpt, excerpt, held_out_text
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.open import Model, blamed_on, check_model, is_run, open_model
+from widthwise.runs.open import NOT_LOADED, Model, check_model, is_run, open_model
 from widthwise.runs.result import model_analyses
 from widthwise.runs.trained import kept_steps
 from widthwise.training.observer import Observer, SilentObserver
@@ -151,16 +151,14 @@ def _analysed(
     for damage in model.damages:
         observer.message(str(damage))
     decoder = model.model if isinstance(model.model, Decoder) else None
-    with blamed_on(model.path) if decoder is None else nullcontext():
+    with refusing(f"{model.path}: {NOT_LOADED}", Exception) if decoder is None else nullcontext():
         subject = HFSubject(model.model) if decoder is None else DecoderSubject(decoder)
     profile = Profile(subject, options)
     n_batches = math.ceil(held_out.n_windows / held_out.batch_size)
     with repeatable(model.device):
         for n_done, windows in enumerate(held_out.batches(), start=1):
-            try:
+            with mistakes_of(name):
                 profile.add(windows.to(model.device))
-            except UserError as error:
-                raise UserError(f"{name}: {error}") from None
             observer.working(name, n_done, n_batches, "batches")
         widths = validate(decoder, held_out).token_widths if decoder and dynamic_layers(decoder.config) else None
         found: dict[str, Any] = {"token_widths": None, "virtual_width": None}

@@ -1,8 +1,7 @@
 """Models opened for use: of runs, and of Hugging Face folders, in the format `widthwise` or any of transformers."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError, require
+from widthwise.config_io import UserError, refusing, require
 from widthwise.data.config import open_data
 from widthwise.data.identity import check_data_of_run, has_seen_data
 from widthwise.data.json_tokenizer import JsonTokenizer
@@ -43,6 +42,7 @@ from widthwise.training.checkpoint_folder import Damage
 HELD_OUT = "held-out"
 """Name of a run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
 NAME_A_TEXT = "name a text with --text or --data"
+NOT_LOADED = "transformers cannot load it"
 MOST_POSITIONS = 2**24
 MOST_BUFFERED = 2**30
 """Bytes of tensors that are no weights, such as a causal mask of all positions."""
@@ -86,7 +86,7 @@ class Model:
         if options.no_bos:
             self.tokenizer.bos_id = None
         if not isinstance(model, Decoder):
-            with blamed_on(self.path):
+            with refusing(f"{self.path}: {NOT_LOADED}", Exception):
                 model = HFModel(model, self.n_positions)
         return Scorer(model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
 
@@ -181,17 +181,6 @@ def usual_device(device: torch.device | str | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-@contextmanager
-def blamed_on(path: Path) -> Iterator[None]:
-    """Raise any error of transformers as a UserError that names the folder."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {error})") from None
-
-
 def _check_tokenizer(path: Path) -> None:
     """Raise UserError for a Hugging Face folder without a tokenizer."""
     if not (path / TOKENIZER).is_file():
@@ -229,7 +218,7 @@ def _read_with_transformers(path: Path, device: torch.device, attention: str | N
     for key in ("max_position_embeddings", "n_positions"):
         if fields.get(key) is not None:
             fields.size(key, most=MOST_POSITIONS)
-    with blamed_on(path):
+    with refusing(f"{path}: {NOT_LOADED}", Exception):
         _check_memory(transformers, path, fields, sum(file.stat().st_size for file in files))
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             path,

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
 
@@ -87,6 +86,8 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
         yield watch
         return
     speakers: list[threading.Thread] = []
+    from multiprocessing import parent_process  # slow to import, and most verbs watch nothing
+
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def restore() -> None:

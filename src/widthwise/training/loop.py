@@ -23,13 +23,13 @@ from widthwise.training.validation import Validation, ValidationSets, validate
 
 
 class TrainingLoop:
-    """Trains a run, from nothing or from its last checkpoint, for the holder of the run's lock.
+    """Train a run, from nothing or from its last checkpoint, for the holder of the run's lock.
 
     Every rank has a loop and takes the same decisions; rank 0 alone prints and writes.
     """
 
     def __init__(self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE):
-        """Builds the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
+        """Build the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
         self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
         self.config, self.data = recipe.train, data
         self.name = run.path.resolve().name
@@ -86,16 +86,16 @@ class TrainingLoop:
             self.state.notes.append(text)
 
     def train(self, watch: SignalWatch) -> Validation:
-        """Trains to the last step and returns its validation.
+        """Train to the last step and return its validation.
 
         Raises RunFailed (diverging loss) and Interrupted (signal).
         """
         with self._saver:
             self._train_steps(watch)
-        found = self._validate()
+        validation = self._validate()
         # The last checkpoint may be the best.
         self._prune(*self.processes.on_rank_zero(self._sealed), self.retention, self.processes)
-        return found
+        return validation
 
     def _train_steps(self, watch: SignalWatch) -> None:
         self.observer.opened(self.run.path)
@@ -226,11 +226,11 @@ class TrainingLoop:
         return self.metrics_logger.last_step("validation") >= self.state.step
 
     def _validate(self) -> Validation:
-        """Validates at this step, and records it once."""
+        """Validate at this step, and record it once."""
         model, step = self.train_state.model, self.state.step
-        found = self.sets.validate(model, self.processes)
+        validation = self.sets.validate(model, self.processes)
         if not self._has_validated:
             if self.sets.sampler is not None:
                 self.metrics_logger.write_samples(step, self.sets.sampler.records(model, step))
-            self.metrics_logger.write_with_costs(step, "validation", **found.record())
-        return found
+            self.metrics_logger.write_with_costs(step, "validation", **validation.record())
+        return validation

@@ -1,4 +1,4 @@
-"""Progress of a run: its state and costs so far, which steps make their update, and when it has diverged."""
+"""Progress of a run: its state and costs so far, and when it has diverged."""
 
 import copy
 import math
@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import pydantic
-from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.mistakes import RunDiverged
 from widthwise.recipe.recipe import Recipe
-from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
-from widthwise.training.processes import Processes
+from widthwise.recipe.train_section import TrainConfig
 
 
 @dataclass
@@ -81,8 +79,8 @@ class Spent(NamedTuple):
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
     """Return the costs inherited from a parent run, zero without one. records: of metrics.jsonl."""
-    found = [record for record in records if record["event"] == "grown"]
-    return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()
+    growths = [record for record in records if record["event"] == "grown"]
+    return Spent(**{key: growths[-1][key] for key in Spent._fields}) if growths else Spent()
 
 
 class Diverged(Exception):
@@ -94,51 +92,16 @@ class Diverged(Exception):
 
     def failure(self, run: Path, n_steps: int, lr: float, saved_step: int) -> RunDiverged:
         """Return the error that stops the run. saved_step: of its last checkpoint, or 0."""
-        kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "there is no checkpoint"
+        checkpoint = f"the checkpoint of step {saved_step} is kept" if saved_step else "there is no checkpoint"
         message = (
             f"{run}: stopped at step {self.step} of {n_steps}: {self.reason}; the learning rate was {lr:.4g}, try a "
-            f"lower optimizer.lr or more schedule.warmup_steps; {kept}"
+            f"lower optimizer.lr or more schedule.warmup_steps; {checkpoint}"
         )
         return RunDiverged(message, self.step)
 
 
-class Gate:
-    """Decides before each update of one model whether it is made, alike in all processes."""
-
-    def __init__(self, policy: SpikePolicy, processes: Processes):
-        self._policy, self._processes = policy, processes
-        self._norms: deque[float] = deque(maxlen=policy.window_steps)
-        self._n_skipped = 0
-
-    def n_skipped(self, grad_norm: Tensor) -> int:
-        """0 for a step that makes its update; the k-th in a row that does not has k. Waits for the device if it looks.
-
-        grad_norm: of all processes, before clipping.
-        """
-        if isinstance(self._policy, StopAtSpike):
-            return 0
-        found = grad_norm.item()
-        (norm,) = self._processes.all_reduce_max(found if math.isfinite(found) else math.inf)
-        if self._policy.admits(norm, self._norms):
-            self._norms.append(norm)
-            self._n_skipped = 0
-        else:
-            self._n_skipped += 1
-        return self._n_skipped
-
-    def save_to(self, state: RunState) -> None:
-        """Puts down what later decisions depend on."""
-        state.grad_norms, state.n_skipped = list(self._norms), self._n_skipped
-
-    def load(self, state: RunState) -> None:
-        """Continue as `save_to` left it."""
-        self._norms.clear()
-        self._norms.extend(state.grad_norms)
-        self._n_skipped = state.n_skipped
-
-
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
-    """Raises Diverged where a run must not go on after a step. n_skipped: see `Gate`."""
+    """Raises Diverged where a run must not go on after a step. n_skipped: see `train_state.Gate`."""
     if n_skipped > config.on_spike.max_skipped:
         reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with "
     elif n_skipped or (math.isfinite(loss) and math.isfinite(grad_norm)):

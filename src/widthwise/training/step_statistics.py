@@ -37,17 +37,18 @@ class ChoiceMeans:
 
     def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
         """Become the means over so many processes. sums: begin with `sums`, each summed over the processes."""
-        self._sums = [{name: next(sums) for name in own} for own in self._sums]
+        self._sums = [{name: next(sums) for name in layer} for layer in self._sums]
         self._n_sequences *= n_processes
 
     def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
-        """Takes in a pass over so many sequences."""
+        """Add a pass over so many sequences."""
         self._n_sequences += n_sequences
         self._sums = self._sums or [{} for _ in choices]
         for sums, chosen in zip(self._sums, choices):
             for name in (name for name in REPORTED if name in chosen):  # in one order in all processes
-                own = chosen[name].detach()
-                value = n_sequences * (own.mean() if name == "width_fraction" else own)  # of the tokens of the pass
+                choice = chosen[name].detach()
+                mean = choice.mean() if name == "width_fraction" else choice  # of the tokens of the pass
+                value = n_sequences * mean
                 sums[name] = sums[name] + value if name in sums else value
 
     def means(self) -> list[dict[str, Tensor]]:
@@ -100,13 +101,13 @@ class MTPLosses:
         self._counts: list[int] = []
 
     def add(self, losses: Sequence[Tensor]) -> None:
-        """Take in a pass; see `model.decoder.Loss.mtp_losses`."""
+        """Add a pass; see `model.decoder.Loss.mtp_losses`."""
         if not self.sums:
-            self.sums = [torch.zeros((), dtype=torch.float64, device=found.device) for found in losses]
+            self.sums = [torch.zeros((), dtype=torch.float64, device=loss.device) for loss in losses]
             self._counts = [0] * len(losses)
-        for k, found in enumerate(losses):
-            self.sums[k] = self.sums[k] + found.sum(dtype=torch.float64)
-            self._counts[k] += found.numel()
+        for k, loss in enumerate(losses):
+            self.sums[k] = self.sums[k] + loss.sum(dtype=torch.float64)
+            self._counts[k] += loss.numel()
 
     def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
         """Become the losses over so many processes. sums: begin with `sums`, each summed over the processes."""
@@ -129,7 +130,7 @@ KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
 class LayerWatch(Recompute):
     """Runs the layers of a model as they are run anyway, and looks at what comes out.
 
-    It stands outside of them: a compiled layer stays compiled, and one that runs again in the backward pass is seen
+    It is outside of them: a compiled layer stays compiled, and one that runs again in the backward pass is seen
     once. Nothing of it has a gradient, and no random number is drawn. It looks from the beginning of its `with` block
     to the end.
     """
@@ -151,22 +152,22 @@ class LayerWatch(Recompute):
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
         """See `Recompute.run`. MTP heads run as well, unmeasured."""
-        found = super().run(index, layer, *inputs, cache=cache)
+        outputs = super().run(index, layer, *inputs, cache=cache)
         if layer is self._model.layers[index]:
             config = self._model.config
             with torch.no_grad():
-                output = config.residual.to_slots(found[0], config.widths[index])
-                self._squares[index] += _square(output)
-            self._n_numbers[index] += output.numel()
-        return found
+                stream = config.residual.to_slots(outputs[0], config.widths[index])
+                self._squares[index] += _square(stream)
+            self._n_numbers[index] += stream.numel()
+        return outputs
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Looks at gradients and weights, and copies the weights. Called between backward pass and update."""
+        """Sum squares of gradients and weights, and copy the weights. Called between backward pass and update."""
         weights = [list(layer.parameters()) for layer in self._model.layers]
-        gradients = [[each.grad for each in own if each.grad is not None] for own in weights]
-        self._sums = [_sum_of_squares(own, self._squares) for own in (*gradients, *weights)]
-        self._before = [[held(each).clone() for each in own] for own in weights]
+        gradients = [[weight.grad for weight in layer if weight.grad is not None] for layer in weights]
+        self._sums = [_sum_of_squares(layer, self._squares) for layer in (*gradients, *weights)]
+        self._before = [[held(weight).clone() for weight in layer] for layer in weights]
 
     @torch.no_grad()
     def measured(self, processes: Processes) -> Tensor:

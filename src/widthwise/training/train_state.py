@@ -1,5 +1,10 @@
-"""The train state: the model of a phase with its optimizer and objective, and the step that trains it."""
+"""The train state: the model of a phase with its optimizer and objective, and the step that trains it.
 
+From a batch to the optimizer: `loop.TrainingLoop._step`, `TrainState.train_step` here, `objective.Objective.backward`.
+"""
+
+import math
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +22,11 @@ from widthwise.model.shards import put, whole
 from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
-from widthwise.recipe.train_section import TrainConfig
+from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
 from widthwise.training.growth_step import FrozenEntries, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.state import Gate
+from widthwise.training.state import RunState
 from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
 from widthwise.training.teacher import LoadedTeacher
 
@@ -43,6 +48,41 @@ class StepOutcome:
     """0 where the step has made its update; else how many in a row have not."""
     norms: Tensor | None = None
     """Norms of each layer, if they were due; see `LayerWatch.measured`."""
+
+
+class Gate:
+    """Decides before each update of one model whether it is made, with the same answer on every rank."""
+
+    def __init__(self, policy: SpikePolicy, processes: Processes):
+        self._policy, self._processes = policy, processes
+        self._norms: deque[float] = deque(maxlen=policy.window_steps)
+        self._n_skipped = 0
+
+    def n_skipped(self, grad_norm: Tensor) -> int:
+        """0 for a step that makes its update; the k-th in a row that does not has k. Waits for the device if it looks.
+
+        grad_norm: of all processes, before clipping.
+        """
+        if isinstance(self._policy, StopAtSpike):
+            return 0
+        local_norm = grad_norm.item()
+        (norm,) = self._processes.all_reduce_max(local_norm if math.isfinite(local_norm) else math.inf)
+        if self._policy.admits(norm, self._norms):
+            self._norms.append(norm)
+            self._n_skipped = 0
+        else:
+            self._n_skipped += 1
+        return self._n_skipped
+
+    def save_to(self, state: RunState) -> None:
+        """Save what later decisions depend on."""
+        state.grad_norms, state.n_skipped = list(self._norms), self._n_skipped
+
+    def load(self, state: RunState) -> None:
+        """Continue from what `save_to` saved."""
+        self._norms.clear()
+        self._norms.extend(state.grad_norms)
+        self._n_skipped = state.n_skipped
 
 
 def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.computing import Precision
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, mistakes_of
 from widthwise.data.documents import Counter, Document, ignore_progress
 from widthwise.data.loader import HeldOut, TokenisedText, unended
 from widthwise.data.prepared import PreparedData, checked_parts, counted, is_prepared
@@ -154,20 +154,19 @@ class ValidationSets:
         samples that would not fit into the model, and where two ranks do not find the same.
         """
         config, sample = recipe.validation, recipe.train.sample
-
-        made: list[Self] = []
+        opened: list[Self] = []
 
         def identity() -> dict[str, dict[str, str]]:
             texts = {name: _text(f"validation.texts.{name}", text, held_out) for name, text in config.texts.items()}
             scorer = _scorer(model, held_out)
             tasks = {name: _task(f"validation.tasks.{name}", task, scorer) for name, task in config.tasks.items()}
-            made.append(cls(held_out, texts, tasks, None if sample is None else Sampler(sample, held_out, model)))
-            return made[0].identity()
+            opened.append(cls(held_out, texts, tasks, None if sample is None else Sampler(sample, held_out, model)))
+            return opened[0].identity()
 
         processes.check_same(
             identity, lambda rank, *_: f"validation: process {rank} finds other texts or tasks than process 0"
         )
-        return made[0]
+        return opened[0]
 
     def identity(self) -> dict[str, dict[str, str]]:
         """Return checksums: of each text's tokens read, of each task's questions."""
@@ -199,20 +198,16 @@ def _scorer(model: Decoder, held_out: HeldOut) -> Scorer:
 
 
 def _task(where: str, config: ValidationTask, scorer: Scorer) -> EncodedTask:
-    try:
+    with mistakes_of(where):
         return encode_task(scorer, load_task(Path(config.file), config.delimiter, config.limit))
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
 
 
 def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
     seq_len = held_out.seq_len
     if config.max_tokens is not None and config.max_tokens < seq_len:
         raise UserError(f"{where}.max_tokens: got {config.max_tokens}; must be at least seq_len = {seq_len}")
-    try:
+    with mistakes_of(where):
         text = _tokenised(config, held_out.data.tokenizer)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
     n_tokens = text.held_out.n_tokens
     if n_tokens <= seq_len:
         raise UserError(f"{where}: {config.source} holds {n_tokens} tokens; must be at least {seq_len + 1}")
@@ -272,10 +267,8 @@ class Sampler:
         self._precision: Precision = held_out.precision
         self._prompts = [*map(self._tokenizer.encode_prompt, config.prompts)]
         self._sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
-        try:
+        with mistakes_of("train.sample"):
             check_prompts(model, self._prompts, config.n_tokens)
-        except UserError as error:
-            raise UserError(f"train.sample: {error}") from None
 
     def records(self, model: Decoder, step: int) -> list[dict[str, Any]]:
         """A record for each prompt. All processes that share the model call this, and all make every token: where one
