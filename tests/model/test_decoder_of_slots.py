@@ -170,7 +170,7 @@ class TestAsInThePapers:
                 ({"n_slots": 5}, "embedding: got copies; groups of 2 slots do not tile n_slots = 5"),
                 ({"n_slots": 5, "embedding": "slot"}, "reduce: got sum; groups of 2 slots do not tile n_slots = 5"),
                 ({"n_slots": 6, "reduce_init": "mean"}, "reduce_init: got mean; reduce: sum has no weights"),
-                ({"n_slots": 6, "read_init": "first"}, "embedding: got copies; those that nobody reads would stay equ"),
+                ({"n_slots": 6, "read_init": "first"}, "embedding: got copies; slots that are not read would stay equ"),
             ]
         ),
     ],

@@ -37,11 +37,11 @@ class Correspondence:
 
     def old_name(self, name: str) -> str | None:
         """Return the parameter's name with the old layer number; None if its layer is added."""
-        found = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
-        if found is None:
+        match = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
+        if match is None:
             return name
-        old_layer = self.layers[int(found[1])]
-        return None if old_layer is None else f"layers.{old_layer}.{found[2]}"
+        old_layer = self.layers[int(match[1])]
+        return None if old_layer is None else f"layers.{old_layer}.{match[2]}"
 
 
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
@@ -50,8 +50,8 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
     Raises UserError if `layers` is invalid, or if no alignment makes every layer at least as wide as it was.
     """
     layers = _aligned(old, new) if layers is None else layers
-    kept = [layer for layer in layers if layer is not None]
-    if len(layers) != new.n_layers or kept != list(range(old.n_layers)):
+    sources = [layer for layer in layers if layer is not None]
+    if len(layers) != new.n_layers or sources != list(range(old.n_layers)):
         given = ", ".join("null" if layer is None else str(layer) for layer in layers)
         raise UserError(
             f"layers: got [{given}]; must name, for each of {new.n_layers} layers, the one of the "

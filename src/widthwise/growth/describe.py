@@ -53,8 +53,8 @@ def expansions(plan: GrowthPlan) -> list[str]:
 def _named(layers: list[int]) -> str:
     """[0, 1, 2, 5] -> "layers 1-3, 6": sentences count layers from 1, paths such as layers.0 from 0."""
     spans = [[j + 1 for _, j in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
-    words = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
-    return f"layer{'s' if len(layers) > 1 else ''} {words}"
+    text = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+    return f"layer{'s' if len(layers) > 1 else ''} {text}"
 
 
 def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[str]:
@@ -138,6 +138,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        words = [_shown(item) for item in value]
-        return f"[{', '.join(words)}]" if len(words) <= 4 else f"[{words[0]}, ..., {words[-1]}] ({len(words)} numbers)"
+        texts = [_shown(item) for item in value]
+        return f"[{', '.join(texts)}]" if len(texts) <= 4 else f"[{texts[0]}, ..., {texts[-1]}] ({len(texts)} numbers)"
     return "null" if value is None else str(value)

@@ -116,7 +116,7 @@ class Need:
 
 def writer(sublayer: nn.Module) -> Linear:
     """Return the matrix with which a sublayer writes the stream: of a mixture, the matrix of the routed experts."""
-    return next(each for each in sublayer.modules() if isinstance(each, Linear) and each.writes_stream)
+    return next(matrix for matrix in sublayer.modules() if isinstance(matrix, Linear) and matrix.writes_stream)
 
 
 def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
@@ -266,8 +266,8 @@ class LayerNeed:
         """
         stream, groups, units = self._sums
         read = stream[-1] - stream[sizes.d_model] if sizes != LEFT_OUT else 0.0
-        made = groups[-1] - groups[sizes.n_kv_heads] + units[-1, -1] - units[sizes.n_experts, sizes.n_hidden]
-        return float(read + made)
+        cut_groups = groups[-1] - groups[sizes.n_kv_heads] + units[-1, -1] - units[sizes.n_experts, sizes.n_hidden]
+        return float(read + cut_groups)
 
     @cached_property
     def _sums(self) -> list[np.ndarray]:
@@ -294,7 +294,7 @@ class LayerNeed:
 
 def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
     """Return the need of every layer. Coordinates of the stream are always judged by `taylor`."""
-    found = []
+    needs = []
     for i, config in enumerate(model.config.layers):
         names = [f"layers.{i}.attention", f"layers.{i}.ffn"]
         stream = torch.zeros(config.d_model, dtype=torch.float64)
@@ -305,8 +305,8 @@ def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
         heads = column_scores(need.inner[names[0]], writer(attention), score)
         groups = heads.view(config.attention.n_kv_heads, -1).sum(dim=1)
         units = column_scores(need.inner[names[1]], writer(ffn), score)
-        found.append(LayerNeed(stream, groups.cpu(), units.cpu()))
-    return found
+        needs.append(LayerNeed(stream, groups.cpu(), units.cpu()))
+    return needs
 
 
 def order_of_need(needs: Sequence[LayerNeed]) -> Order:

@@ -78,8 +78,8 @@ def plan_growth(old: ModelConfig, wanted: ModelConfig, correspondence: Correspon
         before, after = (dict(model.named_modules(remove_duplicate=False)) for model in models)
         planner = _Planner(models[1], before, after, correspondence, stream)
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
-        kept = {plan.source for plan in tensors.values()}
-        if lost := {name for name, _ in models[0].named_parameters()} - kept:
+        sources = {plan.source for plan in tensors.values()}
+        if lost := {name for name, _ in models[0].named_parameters()} - sources:
             raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
         return GrowthPlan(old, new, correspondence, tensors)
 
@@ -200,5 +200,5 @@ def grown_factors(plan: GrowthPlan, factors: Mapping[str, float]) -> dict[str, f
 
     factors: the same for the old model. Factors of 1 are left out.
     """
-    found = {name: tensor.scale * factors.get(tensor.source, 1.0) for name, tensor in plan.tensors.items()}
-    return {name: factor for name, factor in found.items() if factor != 1.0}
+    grown = {name: tensor.scale * factors.get(tensor.source, 1.0) for name, tensor in plan.tensors.items()}
+    return {name: factor for name, factor in grown.items() if factor != 1.0}

@@ -46,13 +46,13 @@ def _hidden_key(ffn: FFN) -> str:
 
 def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[LayerConfig], Any], key: str) -> None:
     """Raise UserError if layers have different values, which one number cannot replace. key: of a layer's config."""
-    found = sorted({found_in(layer) for _, layer in model.named_layers()}, key=str)
-    if len(found) > 1:
+    values = sorted({found_in(layer) for _, layer in model.named_layers()}, key=str)
+    if len(values) > 1:
         raise UserError(
-            f"{name}: got {size} for all layers, which have {', '.join(map(str, found))}; name single ones, as "
+            f"{name}: got {size} for all layers, which have {', '.join(map(str, values))}; name single ones, as "
             f"model.layers.0.{key}={size}, or give --to RECIPE"
         )
-    _check_enlarges(name, size, found[0])
+    _check_enlarges(name, size, values[0])
 
 
 def _check_enlarges(name: str, size: int, old: int) -> None:
@@ -77,13 +77,13 @@ def with_layers(model: ModelConfig, change: LayerChange, **changes: Any) -> Mode
 
 def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
     def wider(where: str, width: int) -> int:
-        found, rest = divmod(width * d_model, model.d_model)
+        width_after, rest = divmod(width * d_model, model.d_model)
         if rest:
             raise UserError(
                 f"d_model: got {d_model}; {where} would grow in proportion from {width} to "
                 f"{width * d_model / model.d_model:g}, which is no whole number; give --to RECIPE"
             )
-        return found
+        return width_after
 
     def widths(where: str, layer: LayerConfig) -> dict[str, Any]:
         return {name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}

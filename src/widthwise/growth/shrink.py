@@ -121,8 +121,8 @@ def why_not_turned(model: ModelConfig) -> str | None:
 
 def readers(sublayer: nn.Module) -> list[Weight]:
     """Return the matrices of a sublayer that read the stream."""
-    found = (each for each in sublayer.modules() if isinstance(each, Weight))
-    return [each for each in found if "d_model" in each.in_axes and "d_model" not in each.out_axes]
+    weights = (each for each in sublayer.modules() if isinstance(each, Weight))
+    return [each for each in weights if "d_model" in each.in_axes and "d_model" not in each.out_axes]
 
 
 @torch.no_grad()

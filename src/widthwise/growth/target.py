@@ -27,10 +27,10 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     layers = list(wanted.layers)
     for i, j in correspondence.pairs():
         layers[j] = _layer(old.layers[i], wanted.layers[j], stream, f"layers.{j}")
-    kept = [j for _, j in correspondence.pairs()]
+    sources = [j for _, j in correspondence.pairs()]
     for j, source in enumerate(correspondence.layers):
         if source is None:
-            near = min(kept, key=lambda place: (abs(place - j), place > j))  # the earlier of two
+            near = min(sources, key=lambda place: (abs(place - j), place > j))  # the earlier of two
             layers[j] = _added_layer(wanted.layers[j], wanted.layers[near], layers[near])
     must_agree("final_norm.kind", old.final_norm.kind, wanted.final_norm.kind)
     final_norm = _norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width)

@@ -230,8 +230,8 @@ class TensorPlan:
 
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
         """Return bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth."""
-        found = torch.zeros(self.shape, dtype=torch.bool) if was_new is None else self._gathered(was_new)
-        return self._cut(filled(found, (axis.is_new for axis in self.maps), True))
+        is_added = torch.zeros(self.shape, dtype=torch.bool) if was_new is None else self._gathered(was_new)
+        return self._cut(filled(is_added, (axis.is_new for axis in self.maps), True))
 
     def must_be_zero(self) -> Tensor:
         """Return bool, of the new shape: the new entries that must be 0."""

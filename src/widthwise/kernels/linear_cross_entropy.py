@@ -134,7 +134,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        grad_hidden, grad_weight = (None if own is None else own * (grad * ctx.scale) for own in ctx.saved_tensors)
+        grad_hidden, grad_weight = (
+            None if gradient is None else gradient * (grad * ctx.scale) for gradient in ctx.saved_tensors
+        )
         return grad_hidden, grad_weight, None, None, None, None, None
 
 

@@ -127,10 +127,10 @@ class ModelConfig(Config):
 
     def layer_costs(self) -> list[dict[str, Cost]]:
         """Cost of every layer by part; a layer equal to the one before it is not counted again, which takes long."""
-        found = []
+        costs = []
         for (layer, d_before), equal in groupby(zip(self.layers, self.widths_before)):
-            found += [layer.costs(self.residual, d_before)] * len(list(equal))
-        return found
+            costs += [layer.costs(self.residual, d_before)] * len(list(equal))
+        return costs
 
     def end_costs(self) -> dict[str, Cost]:
         """Cost by part of what comes before and after the layers.
@@ -175,11 +175,11 @@ class ModelConfig(Config):
     def block_exit_flops(self, seq_len: int) -> list[list[float]]:
         """Forward FLOPs of a token that leaves each layer after each feed-forward block but the last, through the last
         norm and the head: a list for each layer, empty where its feed-forward is no stack."""
-        found = []
+        flops = []
         for layer, after in zip(self.layers, self.exit_flops(seq_len)[1:]):
             blocks = [cost.forward_flops(seq_len) for cost in layer.ffn.block_costs(layer.d_model, layer.d_out)]
-            found.append([after - sum(blocks[n_passed:]) for n_passed in range(1, len(blocks))])
-        return found
+            flops.append([after - sum(blocks[n_passed:]) for n_passed in range(1, len(blocks))])
+        return flops
 
     def cost(self) -> Cost:
         """The cost of training, the further heads included."""

@@ -168,13 +168,16 @@ class KVCache:
     def repeated(self, counts: Tensor, capacity: int) -> "KVCache":
         """A cache that holds each text as often as `counts`, integers (B,), says, neighbours of each other."""
         first = self.layers[0].keys
-        shapes = [CacheShape(own.keys.shape[1], own.keys.shape[3], own.values.shape[3]) for own in self.layers]
-        found = KVCache(shapes, int(counts.sum()), capacity, dtype=first.dtype, device=first.device)
-        for own, layer in zip(self.layers, found.layers):
-            for before, after in ((own.keys, layer.keys), (own.values, layer.values)):
+        shapes = [
+            CacheShape(layer_before.keys.shape[1], layer_before.keys.shape[3], layer_before.values.shape[3])
+            for layer_before in self.layers
+        ]
+        copy = KVCache(shapes, int(counts.sum()), capacity, dtype=first.dtype, device=first.device)
+        for layer_before, layer in zip(self.layers, copy.layers):
+            for before, after in ((layer_before.keys, layer.keys), (layer_before.values, layer.values)):
                 after.narrow(2, 0, self.length).copy_(before.narrow(2, 0, self.length).repeat_interleave(counts, dim=0))
-        found.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))
-        return found
+        copy.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))
+        return copy
 
     def rewind(self, length: int) -> None:
         """Forgets the tokens from `length` on. Raises ValueError where it holds fewer than that."""

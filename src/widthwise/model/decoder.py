@@ -249,14 +249,14 @@ class Decoder(nn.Module):
         first = cache.length + k
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
         later = self.slots(self.embed(tokens, places))
-        found, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
-        return found
+        joined, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
+        return joined
 
     def new_cache(self, batch_size: int, capacity: int, of_mtp: bool = False) -> KVCache:
         """An empty cache for `capacity` tokens in the model's type, on its device; of_mtp: for the further heads."""
         modules = [depth.layer for depth in self.depths] if of_mtp else self.layers
         heads = [layer.config.attention for layer in cast(Iterable[DecoderLayer], modules)]
-        shapes = [CacheShape(each.n_kv_heads, each.head_dim, each.value_dim) for each in heads]
+        shapes = [CacheShape(head.n_kv_heads, head.head_dim, head.value_dim) for head in heads]
         weight = self.embedding.weight
         return KVCache(shapes, batch_size, capacity, dtype=compute_dtype(weight), device=weight.device)
 

@@ -232,11 +232,11 @@ def stream_drafted(
     n_known, n_drafts = len(prompt), 0
     while n_known < capacity:
         stream = model.stream(tokens[:, cache.length : n_known + n_drafts], cache)
-        found = model.logits(model.exit(stream)[:, -n_drafts - 1 :]).argmax(dim=-1)
-        is_right = found[:, :n_drafts] == tokens[:, n_known : n_known + n_drafts]
+        greedy = model.logits(model.exit(stream)[:, -n_drafts - 1 :]).argmax(dim=-1)
+        is_right = greedy[:, :n_drafts] == tokens[:, n_known : n_known + n_drafts]
         # Both at once: on a GPU every look at a number waits for all that is under way.
-        n_right, *answer = torch.cat((is_right.long().cumprod(dim=1).sum(dim=1), found[0])).tolist()
-        tokens[:, n_known : n_known + n_right + 1] = found[:, : n_right + 1]
+        n_right, *answer = torch.cat((is_right.long().cumprod(dim=1).sum(dim=1), greedy[0])).tolist()
+        tokens[:, n_known : n_known + n_right + 1] = greedy[:, : n_right + 1]
         n_known += n_right + 1
         cache.rewind(n_known - 1)
         counts.n_passes += 1

@@ -41,9 +41,9 @@ class Kinds(Generic[C]):
         """
         if not issubclass(member, self._base):
             raise UserError(f"{member.__name__}: must be a {self._base.__name__}")
-        other = self._classes.get(kind_of(member), member)
-        if (other.__module__, other.__qualname__) != (member.__module__, member.__qualname__):
-            raise UserError(f"{member.__name__}: kind {kind_of(member)!r} is that of {other.__module__} already")
+        registered = self._classes.get(kind_of(member), member)
+        if (registered.__module__, registered.__qualname__) != (member.__module__, member.__qualname__):
+            raise UserError(f"{member.__name__}: kind {kind_of(member)!r} is that of {registered.__module__} already")
         self._classes[kind_of(member)] = member
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -30,7 +30,7 @@ def allocating(what: str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         is_plain = not isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if is_plain and not any(words in str(error) for words in ALLOCATION_FAILURES):
+        if is_plain and not any(phrase in str(error) for phrase in ALLOCATION_FAILURES):
             raise
         raise UserError(what) from None
 

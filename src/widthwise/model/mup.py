@@ -55,7 +55,7 @@ def grouped_parameters(
     coefficients. scaled: parameter -> `multiplied_by`, where it is not 1. lr_factors: part of the model ->
     `own_lr_factor` of its parameters. Raises ValueError where a key of these names none, or two a parameter's rate.
     """
-    tables, others = Table, (Control, Experts, UnscaledLinear)
+    tables, matrices = Table, (Control, Experts, UnscaledLinear)
     decaying = {tables: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
     members: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
@@ -68,7 +68,7 @@ def grouped_parameters(
         group, lr_factor = _group_of(model, name, owner, lr_follows_layer_width)
         decays = next((each for kind, each in decaying.items() if isinstance(owner, kind)), True)
         own = factors.get(name, 1.0), own_lr_factors.get(name, 1.0)
-        is_hidden_matrix = isinstance(owner, Linear) and not isinstance(owner, others) and owner is not model.head
+        is_hidden_matrix = isinstance(owner, Linear) and not isinstance(owner, matrices) and owner is not model.head
         key = (group, lr_factor, decays, is_hidden_matrix, *own)
         members.setdefault(key, []).append(name)
     return [
@@ -79,16 +79,16 @@ def grouped_parameters(
 
 def _by_parameter(factors: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
     """Parameter -> the factor of the part that it is in, for those in one. factors: part -> factor."""
-    found: dict[str, float] = {}
+    factors_by_name: dict[str, float] = {}
     for part, factor in factors.items():
         inside = [name for name in names if f".{part}." in f".{name}."]
         if not inside:
             raise ValueError(f"lr_factors: got {part!r}; must be part of the model, such as w_q, embedding or layers.0")
         for name in inside:
-            if name in found:
+            if name in factors_by_name:
                 raise ValueError(f"lr_factors: got {part!r}; {name} is in another of these parts too")
-            found[name] = factor
-    return found
+            factors_by_name[name] = factor
+    return factors_by_name
 
 
 def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_width: bool) -> tuple[str, float]:

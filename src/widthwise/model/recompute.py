@@ -67,7 +67,7 @@ class Recompute:
         """
         with torch.device("meta"):
             inputs = _inputs(model)
-        found, streams, n_elements = list[Cost](), list[Any](), 0
+        costs, streams, n_elements = list[Cost](), list[Any](), 0
         for (i, cost), (_, stream) in zip(self._indexed_costs(model), inputs, strict=True):
             if self.is_recomputed(i):
                 streams.append(stream)
@@ -75,10 +75,10 @@ class Recompute:
                 memory = {StorageWeakRef(x.untyped_storage()): x for x in tensors}  # they may be parts of the same
                 n_before = n_elements
                 n_elements = sum(x.untyped_storage().nbytes() // x.element_size() for x in memory.values())
-                found.append(Cost(activation_fp32_elements=n_elements - n_before))
+                costs.append(Cost(activation_fp32_elements=n_elements - n_before))
             else:
-                found.append(activations_of(cost))
-        return found
+                costs.append(activations_of(cost))
+        return costs
 
     def made_again(self, model: ModelConfig) -> list[Cost]:
         """Return the activations of each layer and further head that the backward pass recomputes, in forward order."""
@@ -114,19 +114,19 @@ def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
 
     Found by passing a stream through the residual alone, since only that knows what a stream consists of.
     """
-    residual, d_model, found = model.residual, model.d_model, []
+    residual, d_model, inputs = model.residual, model.d_model, []
     entered = stream = residual.build_entry(d_model)(torch.empty(1, 1, residual.embedding_width(d_model)))
     for i, (layer, d_before) in enumerate(zip(model.layers, model.widths_before, strict=True)):
-        found.append((i, stream))
+        inputs.append((i, stream))
         for widths in layer.sites(d_before):
             site = residual.build(*widths)
             stream = site.write(site.read(stream)[1], torch.empty(1, 1, widths[-1]))
     if model.mtp is not None:
         slots, later = (residual.to_slots(each, d_model) for each in (stream, entered))
         for k in range(model.mtp.n_depths):
-            found.append((k, (slots, later)))
+            inputs.append((k, (slots, later)))
             slots = torch.empty_like(slots)
-    return found
+    return inputs
 
 
 KEEP_ALL = Recompute(every=None)

@@ -39,17 +39,21 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
 
 def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
     """The costs by which models are compared, over the baseline's."""
-    return {name: each.of_cost(cost) / each.of_cost(baseline) for name, each in OF_MODELS.items() if each.has_ratio}
+    return {
+        name: quantity.of_cost(cost) / quantity.of_cost(baseline)
+        for name, quantity in OF_MODELS.items()
+        if quantity.has_ratio
+    }
 
 
 def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
     """Return the output of `inspect --json`: cost summary, a row per layer, the baseline's summary and ratios to it."""
-    own = cost_summary(config, seq_len)
-    found = {**own.to_data(), "layers": layer_rows(config, seq_len)}
+    cost = cost_summary(config, seq_len)
+    summary = {**cost.to_data(), "layers": layer_rows(config, seq_len)}
     if baseline is not None:
-        other = cost_summary(baseline, seq_len)
-        found |= {"baseline": other.to_data(), "ratio": ratios(own, other)}
-    return found
+        baseline_cost = cost_summary(baseline, seq_len)
+        summary |= {"baseline": baseline_cost.to_data(), "ratio": ratios(cost, baseline_cost)}
+    return summary
 
 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
@@ -69,8 +73,8 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     summary["pflops_days"] = recipe.pflops_days
     if against is None and isinstance(section, ModelTemplate) and isinstance(section.shape, SolvedShape):
         match = section.shape.match
-        costs = (CostSummary.model_validate(each) for each in (summary, summary["baseline"]))
-        matched, target = (OF_MODELS[match].of_cost(each) for each in costs)
+        costs = (CostSummary.model_validate(data) for data in (summary, summary["baseline"]))
+        matched, target = (OF_MODELS[match].of_cost(data) for data in costs)
         summary["matched"] = {"match": match, "asked": target, "miss": matched / target - 1}
     if dynamic_layers(recipe.final_model):
         summary["chosen_flops"] = _chosen_flops(recipe)
@@ -93,10 +97,10 @@ def _chosen_flops(recipe: Recipe) -> dict[str, float]:
     layers = dynamic_layers(model)
     of_choice = sum(layer.full_flops for layer in layers)
     narrowest = sum(layer.narrowest * layer.full_flops for layer in layers)
-    found = {"narrowest": full - of_choice + narrowest}
+    flops = {"narrowest": full - of_choice + narrowest}
     if budget is not None:
-        found["target"] = full - of_choice * (1 - budget.target)
-    return {**found, "full": full}
+        flops["target"] = full - of_choice * (1 - budget.target)
+    return {**flops, "full": full}
 
 
 def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:

@@ -74,9 +74,9 @@ def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
     data = to_data(rule) | {"shape": shape_section(request)}
     template = parse(ModelTemplate, data, "--to-shape")
     for d_model in range(model.d_model, WIDEST + 1, template.attention.quantum):
-        found = template.model_copy(update={"d_model": d_model}).resolve(SEQ_LEN)
-        if min(found.widths) >= model.d_model:
-            return found
+        shaped = template.model_copy(update={"d_model": d_model}).resolve(SEQ_LEN)
+        if min(shaped.widths) >= model.d_model:
+            return shaped
     raise UserError(
         f"--to-shape: got {request.kind}; no layer as wide as {model.d_model} leaves the others below {WIDEST}"
     )

@@ -51,7 +51,7 @@ def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str,
     plan = plan_growth(model.config, wanted)
     weight = model.embedding.weight
     grown = build_decoder(plan.new, 0, weight.device, weight.dtype)
-    grown.set_weights(plan.weights({name: each.detach() for name, each in model.named_parameters()}, seed))
+    grown.set_weights(plan.weights({name: parameter.detach() for name, parameter in model.named_parameters()}, seed))
     return grown.train(model.training)
 
 

@@ -144,9 +144,9 @@ class ShardedMuon(torch.optim.Muon):
             steps.append(_step_along(update, group) if owner == rank else update)
         for owner, ((parameter, group), step) in enumerate(zip(turn, steps)):
             dist.broadcast(step, group=shards, group_src=owner)
-            own = held(parameter)
-            own.mul_(1 - group["lr"] * group["weight_decay"])
-            own.add_(step[held_rows(parameter)])
+            rows = held(parameter)
+            rows.mul_(1 - group["lr"] * group["weight_decay"])
+            rows.add_(step[held_rows(parameter)])
 
     def _update(self, parameter: "DTensor", group: dict[str, Any]) -> Tensor:
         """The momentum with the gradient taken in, by rows."""

@@ -114,11 +114,11 @@ class Recipe(Config):
     def optimizer_of(self, phase: Phase) -> Optimizer:
         """The optimizer of a phase: what growth multiplies learns at that multiple of the rate."""
         factors = self.optimizer.adamw.scaled
-        for each in self.phases:
-            if each.growth is not None and each.start <= phase.start:
+        for earlier in self.phases:
+            if earlier.growth is not None and earlier.start <= phase.start:
                 from widthwise.growth.plan import grown_factors
 
-                factors = grown_factors(each.growth.plan, factors)
+                factors = grown_factors(earlier.growth.plan, factors)
         return self.optimizer.with_scaled(factors)
 
     def freezes(self, phase: Phase) -> bool:

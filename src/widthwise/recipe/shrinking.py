@@ -144,7 +144,7 @@ def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tup
     whole = layer_sizes(model)
     least = _scaled(whole, options, 0.0)
     if options.shape == "found":
-        least = [LayerSizes(*(levels[0] for levels in _levels(each, options))) for each in model.layers]
+        least = [LayerSizes(*(levels[0] for levels in _levels(layer, options))) for layer in model.layers]
         if options.parts == "all":  # one layer stays
             alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
             least = min(alone, key=cost)
@@ -187,15 +187,15 @@ def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -
     def rounded(n: int, share: float, multiple: int) -> int:
         return min(n, max(1, round(n * share / multiple)) * multiple)
 
-    found = []
+    sizes = []
     for size, share in zip(whole, shares):
         d_model = rounded(size.d_model, share, options.multiple)
         if options.parts == "stream":
-            found.append(size._replace(d_model=d_model))
+            sizes.append(size._replace(d_model=d_model))
         else:
             n_kv_heads, n_hidden = rounded(size.n_kv_heads, share, 1), rounded(size.n_hidden, share, options.multiple)
-            found.append(size._replace(d_model=d_model, n_kv_heads=n_kv_heads, n_hidden=n_hidden))
-    return found
+            sizes.append(size._replace(d_model=d_model, n_kv_heads=n_kv_heads, n_hidden=n_hidden))
+    return sizes
 
 
 def _found(

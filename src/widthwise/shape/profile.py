@@ -61,12 +61,12 @@ def with_blocks(ffns: Sequence[FFNTemplate], factors: np.ndarray) -> list[FFNTem
 
     Raises ValueError where a feed-forward is not made of blocks.
     """
-    found = list[FFNTemplate]()
+    templates = list[FFNTemplate]()
     for ffn, factor in zip(ffns, factors, strict=True):
         if not isinstance(ffn, HourglassTemplate):
             raise ValueError(f"shape.blocks: feed-forward kind {ffn.kind!r} has no blocks for a curve")
-        found.append(ffn.model_copy(update={"n_blocks": max(1, round(ffn.n_blocks * float(factor)))}))
-    return found
+        templates.append(ffn.model_copy(update={"n_blocks": max(1, round(ffn.n_blocks * float(factor)))}))
+    return templates
 
 
 def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarray:

@@ -60,10 +60,10 @@ def round_balanced(
     """
     nearest = round_whole(widths, quantum, cost.d_model, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)
-    found, miss, least = _best(nearest, second[None], widths, cost, budget)
+    rounded, miss, least = _best(nearest, second[None], widths, cost, budget)
     if miss > max(FAR, least):
-        found, _, _ = _best(nearest, np.stack([second, 2 * nearest - second]), widths, cost, budget)
-    return found
+        rounded, _, _ = _best(nearest, np.stack([second, 2 * nearest - second]), widths, cost, budget)
+    return rounded
 
 
 def _best(
@@ -76,7 +76,10 @@ def _best(
     which, layers = np.nonzero((others != nearest) & (others > 0))
     if not layers.size:
         return nearest, 0.0, 0.0
-    targets, costs = others[which, layers], np.stack([cost.per_layer(np.maximum(other, 1)) for other in others])
+    targets, costs = (
+        others[which, layers],
+        np.stack([cost.per_layer(np.maximum(alternative, 1)) for alternative in others]),
+    )
     changes = costs[which, layers] - cost.per_layer(nearest)[layers]
     detours = np.abs(targets - widths[layers]) - np.abs(nearest - widths)[layers]
     choices = _choices(len(layers))

@@ -117,25 +117,25 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     )
     examined = _examined(count, budget, space, heads)
     is_left, rejected = _sifted(_faults(count, budget, space, examined))
-    found = examined.at(is_left)
-    is_pareto = pareto_front(np.stack([count(name, found) for name in space.costs], axis=1))
+    meeting = examined.at(is_left)
+    is_pareto = pareto_front(np.stack([count(name, meeting) for name in space.costs], axis=1))
     # To lexsort, the last key comes first.
-    by_size = (found.d_hidden, found.d_attention, found.d_model, found.n_blocks, found.n_layers)
-    order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], found), ~is_pareto))
-    kept, n_examined = order[_best_of_each(found.at(order), space)], len(is_left)
-    sizes, on_front = found.at(kept), is_pareto[kept]
+    by_size = (meeting.d_hidden, meeting.d_attention, meeting.d_model, meeting.n_blocks, meeting.n_layers)
+    order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], meeting), ~is_pareto))
+    best, n_examined = order[_best_of_each(meeting.at(order), space)], len(is_left)
+    sizes, on_front = meeting.at(best), is_pareto[best]
     return SearchResult(space, budget, baseline, count, n_examined, rejected, len(order), sizes, on_front)
 
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
     """The base with these sizes; the feed-forward of an hourglass base keeps the options of its blocks."""
-    kept = options_of(BlockOptions, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
+    options = options_of(BlockOptions, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
     change = {
         "d_model": sizes.d_model,
         "n_layers": sizes.n_layers,
         "shape": UniformShape(),
         "attention": heads.model_copy(update={"ratio": None, "d_attention": sizes.d_attention}),
-        "ffn": HourglassTemplate(n_blocks=sizes.n_blocks, d_hidden=sizes.d_hidden, **kept),
+        "ffn": HourglassTemplate(n_blocks=sizes.n_blocks, d_hidden=sizes.d_hidden, **options),
     }
     return base.model_copy(update=change)
 

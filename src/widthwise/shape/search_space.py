@@ -117,9 +117,9 @@ class SearchSpace(Config):
             n_heads, head_dim = base.n_heads, base.head_dim
             if allowed is not None and n_heads is not None:
                 n_heads, head_dim = None, allowed[0]
-        own = {"n_heads": n_heads, "head_dim": head_dim}
+        given = {"n_heads": n_heads, "head_dim": head_dim}
         width = {} if self.attention_ratio is None else {"ratio": None, "d_attention": None}
-        heads = parse(AttentionTemplate, to_data(base) | own | width, "search")
+        heads = parse(AttentionTemplate, to_data(base) | given | width, "search")
         if allowed is not None and (heads.n_heads is not None or heads.constant_head_dim not in allowed):
             asked = f"n_heads: got {n_heads}" if head_dim is None else f"head_dim: got {head_dim}"
             choices = " or ".join(map(str, allowed))

@@ -218,8 +218,8 @@ class TemplateCost(WidthCost):
         d_in, d_out = template.endpoint_widths(sizes, template.shape.endpoints != "full_matched")
         of_site = partial(residual.matched_cost, template.d_model)
         of_sites = of_site(d_in, sizes) + of_site(sizes, d_out)
-        found = QUANTITIES[self.match](of_sites, self.seq_len) + self._of_parts(sizes, d_in, d_out)
-        return np.broadcast_to(found, widths.shape)
+        costs = QUANTITIES[self.match](of_sites, self.seq_len) + self._of_parts(sizes, d_in, d_out)
+        return np.broadcast_to(costs, widths.shape)
 
     def _of_parts(self, widths: Any, d_in: Any, d_out: Any) -> np.ndarray:
         """(n_layers,) the costs of attention and feed-forwards."""
@@ -230,7 +230,7 @@ class TemplateCost(WidthCost):
         def counted(part: tuple[AttentionTemplate, FFNTemplate], width: Any, reads: Any, writes: Any) -> Any:
             return quantity(part[0].cost(width, reads) + part[1].cost(width, writes), self.seq_len)
 
-        if all(each is parts[0] for each in parts):
+        if all(part_of_layer is parts[0] for part_of_layer in parts):
             return counted(parts[0], widths, d_in, d_out)
         layers = zip(parts, widths.tolist(), d_in.tolist(), d_out.tolist(), strict=True)
         return np.array([counted(*layer) for layer in layers])

@@ -46,8 +46,8 @@ class BlockOptions(Config):
     def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
         """The matrices, and the hidden activations kept for the backward pass."""
         if not self.gated:
-            kept = Cost(activation_elements=N_KEPT[self.activation] * d_hidden)
-            return linear(d_model, d_hidden) + linear(d_hidden, d_out) + kept
+            activations = Cost(activation_elements=N_KEPT[self.activation] * d_hidden)
+            return linear(d_model, d_hidden) + linear(d_hidden, d_out) + activations
         recomputed = swiglu_cost(d_model, d_hidden, d_out)
         if self.activation == "silu":
             return recomputed
@@ -92,8 +92,8 @@ class HourglassConfig(BlockOptions, FFNConfig):
         """The norm before the whole stack, if any, and the norm of each block."""
         is_shared = self.norm == "shared"
         placement = "none" if is_shared else self.norm or norm.placement
-        own = [norm.moved(placement, d_model, d_out, d_write) for d_write in self.block_outputs(d_model, d_out)]
-        return norm.moved("pre", d_model, d_out, d_out) if is_shared else None, own
+        sites = [norm.moved(placement, d_model, d_out, d_write) for d_write in self.block_outputs(d_model, d_out)]
+        return norm.moved("pre", d_model, d_out, d_out) if is_shared else None, sites
 
     def block_costs(self, d_model: int, d_out: int) -> list[Cost]:
         blocks = zip(self.hidden_widths, self.block_outputs(d_model, d_out))
@@ -104,8 +104,8 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return _with_shared_weights(costs) if self.share_weights else sum(costs, Cost())
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
-        shared, own = self.norm_sites(d_model, d_out, norm)
-        costs = [site.cost(d_model, d_write) for site, d_write in zip(own, self.block_outputs(d_model, d_out))]
+        shared, sites = self.norm_sites(d_model, d_out, norm)
+        costs = [site.cost(d_model, d_write) for site, d_write in zip(sites, self.block_outputs(d_model, d_out))]
         if shared is not None:
             costs[0] = shared.cost(d_model, d_out)  # its output is the input that the first block keeps anyway
         return sum(costs, Cost())

@@ -43,9 +43,9 @@ class Hourglass(FeedForward):
     def __init__(self, config: HourglassConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
-        shared, own = config.norm_sites(d_model, d_out, norm)
+        shared, sites = config.norm_sites(d_model, d_out, norm)
         self.norm = nn.Identity() if shared is None else shared.build(d_model, d_out)
-        blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), own)
+        blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), sites)
         self.blocks = nn.ModuleList(build_block(config, d_model, *sizes) for sizes in blocks)
         if config.share_weights:
             matrices = [(name, child) for name, child in self.blocks[0].named_children() if isinstance(child, Linear)]

@@ -31,8 +31,8 @@ class MLPOptions(Config):
     def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
         """Cost of both matrices and biases, and the hidden activations kept for the backward pass."""
         biases = vector(d_ff) + vector(d_out) if self.bias else Cost()
-        kept = Cost(activation_elements=N_KEPT[self.activation] * d_ff)
-        return linear(d_model, d_ff) + linear(d_ff, d_out) + biases + kept
+        activations = Cost(activation_elements=N_KEPT[self.activation] * d_ff)
+        return linear(d_model, d_ff) + linear(d_ff, d_out) + biases + activations
 
 
 class MLPConfig(MLPOptions, FFNConfig):

@@ -109,7 +109,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
         """Slots that start at 0 have no state at the first site that could be read, carried or followed."""
         n_empty = self.n_slots - n_blocks(d_model, self.slot_width) if self.embedding == "pad" else 0
-        _, n_read, n_write = (each // self.slot_width for each in sites[0])
+        _, n_read, n_write = (width_of_site // self.slot_width for width_of_site in sites[0])
         n_written = 1 if self.writes == "own" else n_write
         n_followed = n_read + self.n_slots + n_written if self.dynamic and self.scale == "entries" else 0
         return super().idle(d_model, sites, width)._replace(n_params=n_empty * (n_read + self.n_slots + n_followed))
@@ -278,13 +278,13 @@ class VirtualWidthTemplate(HyperConnectionsTemplate):
         for key in ("n_fractions", "slot_width", "n_slots"):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key}: conflicts with width, which gives n_slots / n_fractions; give only one")
-        found = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
-        if abs(found - self.width) > 0.005:
-            allowed = f"a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {found}"
+        fraction = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
+        if abs(fraction - self.width) > 0.005:
+            allowed = f"a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {fraction}"
             raise ValueError(f"width: got {self.width:g}; must be {allowed}")
-        m = max(2, found.denominator)
+        m = max(2, fraction.denominator)
         options = {key: getattr(self, key) for key in HyperConnectionsTemplate.model_fields}
-        meant = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * found)}
+        meant = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * fraction)}
         return HyperConnectionsTemplate.model_validate(options | meant)
 
 

@@ -203,7 +203,7 @@ def register_residual(config: type[ResidualConfig], template: type[ResidualTempl
     config: with every size written out; template: what a recipe says, which may be the same class. Raises UserError if
     their kinds differ, another residual has that kind, or a class lacks `multiplier`.
     """
-    for each in (config, template):
-        if "multiplier" not in each.model_fields:
-            raise UserError(f"{each.__name__}.multiplier: must be declared; 1.0 is usual")
+    for member in (config, template):
+        if "multiplier" not in member.model_fields:
+            raise UserError(f"{member.__name__}.multiplier: must be declared; 1.0 is usual")
     RESIDUALS.register(config, template)
