@@ -53,25 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _patches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A separate cache folder, hundreds of tiny checkpoints that do not wait for the disk, and the commit read once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WIDTHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_fsync() -> Iterator[None]:
-    """Hundreds of tiny checkpoints do not wait for the disk: what is synced matters after a power cut only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _git_is_asked_once() -> Iterator[None]:
-    """Every run records the commit, which costs two processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "_git", cache(environment._git))
+        patch.setattr(os, "fsync", lambda handle: None)  # what is synced matters after a power cut only
+        patch.setattr(environment, "_git", cache(environment._git))  # two processes for each run otherwise
         yield
 
 

@@ -162,7 +162,6 @@ def read():
         time.sleep(float(sys.argv[2]))
         yield document
 
-print("started", flush=True)
 data = prepare(Corpus("slow", read), sys.argv[1], tokenizer="bytes", reuse=True)
 data.verify()
 print(data.manifest.corpus.fingerprint)
@@ -185,7 +184,7 @@ def test_a_killed_preparation_leaves_no_folder_and_processes_that_prepare_it_aga
     with pytest.raises(UserError, match="no such folder"):
         PreparedData.open(out)
     running = [start(out, 0.0001) for _ in range(2)]
-    fingerprints = [process.communicate(timeout=60)[0].split()[1] for process in running]
+    fingerprints = [process.communicate(timeout=60)[0].strip() for process in running]
     assert [process.returncode for process in running] == [0] * 2
     assert os.listdir(tmp_path) == ["out"]
     assert {json.loads((out / "manifest.json").read_text())["corpus"]["fingerprint"]} == {*fingerprints}

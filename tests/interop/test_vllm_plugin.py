@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from boxes import refusal
 from safetensors import safe_open
 from widthwise_models import N_POSITIONS, config_of, own_model, written
@@ -35,11 +34,6 @@ SERVED = (
     *("slim", "slim_grouped", "full_projection", "projection", "reordered"),
     *("hourglass", "hourglass_shared", "hourglass_one_norm", "profile", "mtp"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _fp32() -> None:
-    torch.set_default_dtype(torch.float32)
 
 
 def _exported(name: str) -> WidthwiseConfig:

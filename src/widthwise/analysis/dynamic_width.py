@@ -41,7 +41,7 @@ class WidthMeter:
         """Return the `token_widths` of a validation record; None for a model without dynamic-width layers.
 
         mean_fraction weighs the layers by their FLOPs. token_variance_share: the part of the variance of all fractions
-        that lies between the tokens of a layer; None if they do not vary. flops_per_token: forward, of the dynamic
+        between the tokens of a layer; None if they do not vary. flops_per_token: forward, of the dynamic
         matrices: all units, requested units, requested units rounded up to buckets, computed units.
         """
         meters = self._meters
@@ -163,8 +163,8 @@ def losses_and_widths(model: Decoder, held_out: HeldOut, windows: Tensor, width_
 def frequency_deciles(tokens: np.ndarray, widths: np.ndarray, counts: np.ndarray) -> list[float]:
     """Return the mean width of the tenth of all tokens with the commonest types, of the next tenth, and so on.
 
-    tokens, widths: one entry a token; counts: occurrences of each type in the text. A type that lies in several tenths
-    counts in each with its mean.
+    tokens, widths: one entry a token; counts: occurrences of each type in the text. A type in several tenths counts in
+    each with its mean.
     """
     order = np.argsort(-counts, kind="stable")
     n_tokens = np.bincount(tokens.ravel(), minlength=len(counts))[order]

@@ -5,7 +5,7 @@
         profile.add(windows)
     profile.summary(name="x", source="runs/x", kind="widthwise", step=None)
 
-`DecoderSubject` is for models of ours, `HFSubject` for those of transformers; both in evaluation mode.
+`DecoderSubject` is for our models, `HFSubject` for models of transformers; both in evaluation mode.
 """
 
 from typing import Annotated, Any

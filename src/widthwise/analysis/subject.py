@@ -37,7 +37,7 @@ class AttentionCall(NamedTuple):
     def first_key_weights(self) -> Tensor:
         """Return the attention weight of key 0 for each query, (B, n_heads, T), in fp32 or wider.
 
-        Holds at most SCORES_AT_ONCE scores, or those of one query of every head and text.
+        Holds at most SCORES_AT_ONCE scores, or the scores of one query of every head and text.
         """
         (n_texts, n_heads, n_queries, _), n_keys = self.queries.shape, self.keys.shape[2]
         n_at_once = max(1, SCORES_AT_ONCE // (n_texts * n_heads * n_keys))

@@ -161,7 +161,7 @@ class _SiteMeter:
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
     def summary(self) -> SiteSlots:
-        """Return the entry of the site. `sd` is that of a slot's coefficients between tokens."""
+        """Return the entry of the site. `sd`: of a slot's coefficients between tokens."""
         mean = self._coefficients.mean.cpu()
         read, deviation, write = self._parts(mean)
         carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)

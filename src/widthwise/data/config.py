@@ -85,8 +85,8 @@ class OneSource(Config):
         path = Path(self.tokenizer.partition("#")[0])
         content = file_sha256(path) if path.suffix == ".json" else ""
         key = f"{FORMAT_VERSION}\n{self.tokenizer}{content}\n{self.held_out!r}\n{fingerprint}"
-        name = f"{self.corpus}-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        out = cache_folder() / "data" / name
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        out = cache_folder() / "data" / f"{self.corpus}-{readable}-{digest[:16]}"
         return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:

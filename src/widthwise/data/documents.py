@@ -31,7 +31,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `name` says where it came from; only `text` is trained on."""
+    """One text. `name` is its origin; only `text` is trained on."""
 
     name: str
     text: str
@@ -169,7 +169,7 @@ class HeldOutFraction(Division):
 
 
 class HeldOutSources(Division):
-    """The held-out documents are those of other sources. A document equal to one of them is left out of training."""
+    """Other sources are held out. A document equal to one of theirs is left out of training."""
 
     def __init__(self, sources: Sequence[Corpus]):
         """Read the sources once. Raises UserError as reading does."""

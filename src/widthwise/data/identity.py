@@ -10,7 +10,7 @@ from widthwise.run_dir import RunDir
 KEY = "data"
 """Key of the identity in `environment.json`; null while the run has seen no data, as after an import."""
 IMPORTED = "imported"
-"""Key in `environment.json` of what a run was imported from."""
+"""Key in `environment.json` of the origin of an imported run."""
 TOKENIZER_KEY = "tokenizer"
 """Key of the tokenizer of a run that has seen no data; null without a tokenizer."""
 VALIDATION_KEY = "validation"
@@ -128,7 +128,7 @@ def recorded_identity(run: RunDir) -> DataIdentity:
 
 
 def check_data_of_run(run: RunDir, data: DataIdentity, than: str, advice: str = "") -> None:
-    """Raises UserError where a run was trained on other data. than: names `data`; advice: says what to do."""
+    """Raises UserError where a run was trained on other data. than: name of `data`; advice: the end of the message."""
     recorded = recorded_identity(run)
     if recorded != data:
         before, now = describe_difference(recorded, data)

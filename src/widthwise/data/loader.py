@@ -198,8 +198,7 @@ class TokenisedText:
 class HeldOut:
     """Windows from the start of the held-out text, and how they are batched.
 
-    Those of a mixture come in its proportions, each source's from its start, until the next is of a source that has
-    none left.
+    Windows of a mixture come in its proportions, each source's from its start, until the next source has none left.
     """
 
     data: OpenedData | TokenisedText
@@ -222,8 +221,7 @@ class HeldOut:
 
     @property
     def n_windows(self) -> int:
-        """Windows of one pass over all. Raises UserError if there is not even one, or behind what is skipped not as
-        many as are asked for."""
+        """Windows of one pass over all. Raises UserError if there is none, or too few after the skipped tokens."""
         n_windows = self._windows.n_windows - self._n_skipped
         if self.max_tokens is not None and self.max_tokens < self.seq_len:
             got = f"train.validation_tokens: got {self.max_tokens}"
@@ -265,7 +263,7 @@ class HeldOut:
         return float(np.dot(scales, token_bytes))
 
     def batches(self, max_tokens: int | None = None) -> Iterator["Tensor"]:
-        """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below that of `self.max_tokens`."""
+        """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below `self.max_tokens`."""
         rows = self._rows if max_tokens is None else self._rows[: max_tokens // self.seq_len]
         for first in range(0, len(rows), self.batch_size):
             index = np.array(rows[first : first + self.batch_size], dtype=np.uint64)

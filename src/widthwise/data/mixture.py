@@ -48,7 +48,7 @@ class FileWindows:
     def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
         """The windows of these rows, uint64 (n,): int64 (n, seq_len + 1).
 
-        seed: of the order of training, which goes on from epoch to epoch; None: the order of the file, where a row
+        seed: of the order of training, which continues from epoch to epoch; None: the order of the file, where a row
         must be less than n_windows.
         """
         if seed is not None:
@@ -102,7 +102,7 @@ MOST_OFF = 1.68
 
 @dataclass(frozen=True)
 class RowDivision:
-    """Rows 0, 1, 2, ... of one source, or of two parts, of which the first has the share weight / total.
+    """Rows 0, 1, 2, ... of one source, or of two parts; the first has the share weight / total.
 
     Everything is exact for any integers.
     """
@@ -165,7 +165,7 @@ class TokenMixture:
 class MixedWindows:
     """The windows of several files in given proportions; each file's come in the order in which it has them alone.
 
-    As those of one file, see `FileWindows`.
+    The methods are documented in `FileWindows`.
     """
 
     def __init__(self, mixture: TokenMixture, seq_len: int):
@@ -244,7 +244,7 @@ class MixedData:
     def use(self, seq_len: int, n_windows: int) -> dict[str, tuple[float, float]]:
         """Return the use of each source by a training that reads n_windows windows of seq_len tokens.
 
-        Its share of the windows, between 0 and 1, and the average number of times that it reads each of its own.
+        Its share of the windows, between 0 and 1, and the average number of times that each of its windows is read.
         """
         windows, counts = MixedWindows(self.train, seq_len), divided(self.weights).counts(n_windows)
         return {name: (counts[name] / n_windows, counts[name] / own.n_windows) for name, own in windows.sources.items()}

@@ -43,8 +43,8 @@ def prepare(
     on, except for documents equal to a held-out one, which are left out and counted in the manifest.
     `bpe-N` is trained on the training split alone. Tokenizers encode with threads; with `n_workers`, so many processes
     encode, to the same bytes.
-    With `max_tokens`, the result is that of the documents before the first whose training tokens would exceed this
-    number, and the corpus is not read to its end; only `bpe-N` is trained on training documents of the whole corpus.
+    With `max_tokens`, preparation stops before the first document whose training tokens would exceed this number, and
+    the corpus is not read to its end; only `bpe-N` is trained on training documents of the whole corpus.
     With `reuse`, a finished `out` is opened as it is; without, anything in `out` is refused.
     Raises UserError where a split would be empty, the corpus changes while it is read, a worker dies, or the disk is
     full.
@@ -55,7 +55,11 @@ def prepare(
     if n_workers is not None and n_workers < 1:
         raise UserError(f"workers: got {n_workers}; expected at least 1")
     opened = _opened(corpus)
-    division = _division(held_out)
+    if isinstance(held_out, float | int):
+        division = HeldOutFraction(held_out)
+    else:
+        sources = [held_out] if isinstance(held_out, str) else held_out
+        division = HeldOutSources([_opened(source) for source in sources])
 
     def training_texts() -> Iterator[str]:
         progress("training the tokenizer", 0, None)
@@ -80,14 +84,6 @@ def prepare(
         _finish(folder, opened.name, division, shards, progress)
 
     return assemble(out, fill, reuse)
-
-
-def _division(held_out: float | Sequence[Corpus | Path | str]) -> Division:
-    """Return the division of documents for `held_out` of `prepare`; reads sources once. Raises UserError as it."""
-    if isinstance(held_out, float | int):
-        return HeldOutFraction(held_out)
-    sources = [held_out] if isinstance(held_out, str) else held_out
-    return HeldOutSources([_opened(source) for source in sources])
 
 
 def _opened(source: Corpus | Path | str) -> Corpus:

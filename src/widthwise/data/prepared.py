@@ -139,7 +139,7 @@ class PreparedData:
     def documents(self, split: Split) -> Iterator[tuple[str, int]]:
         """The name of each document of a split and its tokens, in order, the end-of-text token included.
 
-        Raises UserError where names were not kept, or are not those of as many documents.
+        Raises UserError for a folder without names, or with another number of names than documents.
         """
         if names_path(self.path / split).name not in self.manifest.files:
             raise UserError(

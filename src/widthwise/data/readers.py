@@ -238,7 +238,7 @@ def _read_dataset(source: str, field: str) -> Iterator[Document]:
     fsspec.register_implementation("reference", Refused, clobber=True)
     name, _, split = source.removeprefix("hf:").partition(":")
     name, _, config = name.partition("@")
-    with refusing(f"{source}: cannot be read", Exception):  # the library passes on whatever its readers raise
+    with refusing(f"{source}: cannot be read", Exception):  # the library passes on all errors of its readers
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))

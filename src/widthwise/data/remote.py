@@ -66,7 +66,7 @@ def check_url(url: str) -> str:
 def fetched(url: str, progress: ProgressCallback) -> Path:
     """The folder in the cache that holds all files of a prepared folder.
 
-    Every file is checked against the manifest before it gets its name; what is there already is not fetched again, and
+    Every file is checked against the manifest before it gets its name; existing files are not fetched again, and
     processes that want the same folder at once wait for one of them. Where the manifest cannot be reached, the copy
     fetched last is used, with a warning. A changed manifest gets a new folder.
     Raises UserError as `check_url`, for a URL that cannot be read, a broken manifest, and a file that is not what the
@@ -123,7 +123,7 @@ class _Remote:
     def __init__(self, url: str):
         fsspec = require("fsspec", "remote")
         self.url = url
-        with refusing(f"{url}: cannot be fetched", Exception):  # whatever its library raises
+        with refusing(f"{url}: cannot be fetched", Exception):  # any error of its library
             self._files, self._root = fsspec.core.url_to_fs(url)
 
     def read_text(self, name: str) -> str:

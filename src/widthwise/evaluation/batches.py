@@ -16,13 +16,13 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.generate import pad_left
 
 LEAST_SAVED = 0.25
-"""Share of the tokens of its rows that a pass of its own for a beginning must save."""
+"""Share of the tokens of its rows that a separate pass for a beginning must save."""
 LEAST_SHARE = 0.75
 """Share of the tokens that each row reads before its first prediction, from which on a beginning is shared."""
 CACHE_BYTES = 2**30
 """Most keys and values of a pass over rows with shared beginnings."""
 TOLERANCE = 1e-3
-"""Difference of the logits, relative to the largest, up to which they are those of the head alone."""
+"""Difference of the logits, relative to the largest, up to which the head alone makes them."""
 
 
 class Positions(NamedTuple):

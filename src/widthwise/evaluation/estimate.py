@@ -88,7 +88,7 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
     """Return sum(numerators) / sum(denominators) over independent blocks, both (n,).
 
     The standard error is of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of
-    equal size it is that of the mean of their ratios.
+    equal size it is the error of the mean of their ratios.
     """
     numerators, denominators = (np.asarray(part, dtype=np.float64) for part in (numerators, denominators))
     n, total = len(numerators), denominators.sum()

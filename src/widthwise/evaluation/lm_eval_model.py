@@ -37,10 +37,6 @@ class GenerationOptions(Config):
     num_beams: Literal[1] = 1
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.until,) if isinstance(self.until, str) else self.until
-
-    @property
     def sampling(self) -> SamplingConfig:
         is_sampled = bool(self.temperature) if self.do_sample is None else self.do_sample
         temperature = 0.0 if not is_sampled else 1.0 if self.temperature is None else self.temperature
@@ -138,9 +134,10 @@ class ScorerLM(TemplateLM):
             )
         # From the generator that the harness seeds, so that further batches and repetitions draw otherwise.
         seed = int(torch.randint(2**31, ())) if options.sampling.temperature else 0
-        cut, n_new, scorer = [prompt[-room:] for prompt in prompts], options.max_gen_toks, self.scorer
-        how = options.sampling, seed, scorer.autocast_dtype
-        return continue_until(model, scorer.tokenizer, cut, options.stops, n_new, *how)
+        cut = [prompt[-room:] for prompt in prompts]
+        stops = (options.until,) if isinstance(options.until, str) else options.until
+        settings = (options.max_gen_toks, options.sampling, seed, self.scorer.autocast_dtype)
+        return continue_until(model, self.scorer.tokenizer, cut, stops, *settings)
 
 
 def continue_until(
@@ -158,7 +155,7 @@ def continue_until(
     autocast_dtype: as in `Scorer`. Raises as `stream_tokens`.
     """
     stops = [stop for stop in stops if stop]
-    # A new stop ends in the newest token, and every token stands for a byte at least.
+    # A new stop ends in the newest token, and every token is a byte at least.
     n_tail = max((len(stop.encode()) for stop in stops), default=0)
     end_ids = tokenizer.end_ids
     found: list[list[int]] = [[] for _ in prompts]

@@ -70,7 +70,7 @@ class Item(Config):
     @classmethod
     @abstractmethod
     def harness(cls, delimiter: str) -> dict[str, Any]:
-        """Return the questions as a task of lm-evaluation-harness has them; a key's name stands for its value."""
+        """Return the questions as a task of lm-evaluation-harness has them; a key's name means its value."""
 
     def answer_scores(self, log_likelihood: float) -> dict[str, float]:
         """Return the likelihood of the right answer by its length without the delimiter, as OLMo counts it."""

@@ -116,7 +116,7 @@ def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, s
 
 
 def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
-    """Yield the columns of the suite, the average after the averaged tasks; then those of other tasks and texts."""
+    """Yield the columns of the suite, the average after the averaged tasks; then other tasks and texts."""
     first = evaluations[0]
     of_suite: set[str] = set()
     if first.suite is not None:

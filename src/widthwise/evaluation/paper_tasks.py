@@ -11,7 +11,7 @@ from widthwise.records.evaluation import Score, Scores, SuiteAnswers, SuiteAvera
 from widthwise.yaml_io import read_mapping
 
 UNITS = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
-"""Metrics from 0 to 1 that are averaged over tasks; a filter of lm-evaluation-harness may follow behind a comma."""
+"""Metrics from 0 to 1 that are averaged over tasks; a filter of lm-evaluation-harness may follow a comma."""
 
 
 def is_share(metric: str) -> bool:
@@ -88,8 +88,8 @@ def missing_parts(
 ) -> Iterator[tuple[str, str]]:
     """Yield each unavailable part of the suite with the reason.
 
-    files: stems of the available task files, None if the harness is asked for its tasks; texts: stems of the available
-    texts; asked: tasks of the harness that are asked for anyway.
+    files: stems of the available task files, None if the harness runs its tasks; texts: stems of the available texts;
+    asked: tasks of the harness that are requested separately.
     """
     for task in suite.tasks:
         is_asked = task.lm_eval is not None and (files is None or task.lm_eval in asked)
@@ -112,7 +112,7 @@ class SuitePlan:
     suite: Suite
     files: list[LocalTask]
     harness: list[str]
-    """Tasks of lm-evaluation-harness to be asked for it."""
+    """Tasks of lm-evaluation-harness that answer it."""
     texts: dict[str, str]
     """Stem -> name, of those texts of the suite that are read."""
     missing: list[str]
@@ -148,9 +148,9 @@ def plan_suite(
 ) -> SuitePlan:
     """Plan the evaluation of a suite.
 
-    folder: of task files, asked instead of lm-evaluation-harness; texts: names of the texts that are read, which belong
-    to the suite by their stem; tasks: of the harness, asked for anyway; limit: items of each file. Raises UserError for
-    an unknown suite, for a folder without any of its files, and, unless is_partial, for missing parts, by name.
+    folder: of task files, used instead of lm-evaluation-harness; texts: names of the texts that are read, which belong
+    to the suite by their stem; tasks: of the harness, requested separately; limit: items of each file. Raises UserError
+    for an unknown suite, for a folder without any of its files, and, unless is_partial, for missing parts, by name.
     """
     check_one_of("suite", name, SUITES)
     suite = SUITES[name]

@@ -1,7 +1,7 @@
 """Perplexity of texts, per token, byte, character and word of the text as it was written.
 
-word_perplexity, byte_perplexity and bits_per_byte are those of the task `wikitext` of lm-evaluation-harness: normalised
-by the words that whitespace separates and by the UTF-8 bytes of the text, whatever the tokenizer.
+word_perplexity, byte_perplexity and bits_per_byte are defined as in the task `wikitext` of lm-evaluation-harness:
+normalised by the words that whitespace separates and by the UTF-8 bytes of the text, for any tokenizer.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from widthwise.evaluation.scorer import Scorer
 from widthwise.records.evaluation import TextAnswers
 
 BLOCK_BYTES = 4096
-"""Size of the blocks that scores are summed over, anew in each document: the units of standard errors, and of pairs if
-two models read the same text, with other tokenizers or contexts too."""
+"""Size of the blocks of a document that scores are summed over: the units of standard errors, and of pairs if two
+models read the same text, with other tokenizers or contexts too."""
 
 COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
 
@@ -92,10 +92,9 @@ def score_stream(
 ) -> TextAnswers:
     """Score documents laid end to end, each with its end-of-text token, as in training: a window may hold several.
 
-    tokens: integers (n,), the first of which is not predicted; stride: by default the windows are those of a
-    validation; where: names the stream in errors; bytes_per_token_byte: of the text, by which the bytes of the decoded
-    tokens are scaled. An end-of-text token is predicted and has no bytes. Raises UserError if there is nothing to
-    predict.
+    tokens: integers (n,), the first of which is not predicted; stride: default: windows as in a validation; where:
+    names the stream in errors; bytes_per_token_byte: of the text, by which the bytes of the decoded tokens are scaled.
+    An end-of-text token is predicted and has no bytes. Raises UserError if there is nothing to predict.
     """
     (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0])) if len(tokens) else [np.zeros(0)]
     return _summed(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)

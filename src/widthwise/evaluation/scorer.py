@@ -57,7 +57,7 @@ class Scorer:
         autocast_dtype: torch.dtype | None = None,
     ):
         """max_length: longest context of a prediction, in tokens; batch_size: texts per forward pass; autocast_dtype:
-        of the matrix products, None for that of the weights.
+        of the matrix products, None for the dtype of the weights.
 
         Raises UserError if the model has fewer learned positions than max_length.
         """
@@ -113,7 +113,7 @@ class Scorer:
     ) -> list[TokenScores]:
         """Return the scores token by token; for the requests see `continuations`.
 
-        Neighbouring requests that begin alike, as those of a question's choices do, read their beginning once.
+        Neighbouring requests that begin alike, such as the choices of a question, read their beginning once.
         n_before, n_total: tokens predicted before, and in all calls of which this is one, for `on_progress`.
         """
         rows = [self._row(*request) for request in requests]
@@ -177,8 +177,8 @@ def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) ->
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
     """Encode contexts and continuations as `lm_eval.api.model.TemplateLM._encode_pair` does.
 
-    Spaces that end a context begin the continuation, because tokens begin with theirs; the continuation's tokens are
-    those of the whole text beyond as many as the context alone has.
+    Spaces that end a context begin the continuation, because tokens begin with theirs; the continuation has the
+    tokens of the whole text after as many as the context alone has.
     """
     wholes = tokenizer.encode_batch([context + continuation for context, continuation in pairs])
     contexts = tokenizer.encode_batch([context.rstrip() for context, _ in pairs])

@@ -77,7 +77,7 @@ class Answers:
 
 
 def remembered(count: Callable[[Setting], Any]) -> Callable[..., str]:
-    """Return the counted numbers as JSON, of which those of `N_KEPT` settings are kept, the last that were asked for.
+    """Return the counted numbers as JSON, remembered for the last `N_KEPT` settings.
 
     No request waits while another's large model is counted.
     """

@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_foreign(self, path: str) -> bool:
         """Return True if another site's page asks, which could not read the answer but keep this machine busy.
 
-        A browser says so. A link to the page itself may stand anywhere.
+        Browsers send the origin. A link to the page itself is allowed on any site.
         """
         if self.headers.get("Origin", self._own.url.rstrip("/")) not in self._own.origins:
             return True

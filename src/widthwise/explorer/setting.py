@@ -53,7 +53,7 @@ class Setting(Config):
     """Hidden width of the feed-forward over the width of its layer."""
 
     def applied(self, base: dict[str, Any], where: str) -> tuple[dict[str, Any], ShapeRequest]:
-        """The data of a recipe with this setting, and what was asked of its shape.
+        """Return the data of a recipe with this setting, and the request for its shape.
 
         Raises UserError for what `inspect` or `design` would refuse.
         """
@@ -186,7 +186,7 @@ def _with_ratio() -> dict[str, type[HiddenWidthTemplate]]:
 
 
 def _ffns(own: str) -> dict[str, float]:
-    """Kind of feed-forward -> its usual ratio. Those that need more to be said are there only if the recipe says it."""
+    """Kind of feed-forward -> its usual ratio. Kinds with required options are omitted unless the recipe has them."""
     return {
         kind: each.usual_ratio
         for kind, each in _with_ratio().items()

@@ -201,7 +201,7 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[flo
     if (found := base_of([frequency / wanted[0] for frequency in wanted], base)) is not None:
         return found, LinearScaling(factor=1 / wanted[0])
     plain = Rope(2 * len(wanted), base).pair_frequencies
-    # Its factor is that of the lowest frequency; its other constants are those of Llama 3.1 to 3.3.
+    # Its factor comes from the lowest frequency, its other constants from Llama 3.1 to 3.3.
     llama3 = Llama3(factor=round(plain[-1] / wanted[-1], 9), original_max_position_embeddings=8192)
     if agree(llama3.scaled(plain), wanted):
         return base, llama3

@@ -48,7 +48,7 @@ class Family(Architecture):
 
     @abstractmethod
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        """Read the attention of a layer. norm: that of the stream."""
+        """Read the attention of a layer. norm: of the stream."""
 
     @abstractmethod
     def ffn(self, fields: Fields, d_model: int) -> SwiGLUConfig | MLPConfig:

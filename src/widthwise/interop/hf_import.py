@@ -67,7 +67,7 @@ class ImportedModel:
     token_ids: dict[str, int | list[int]]
     """Ids of the special tokens by name, from generation_config.json where it names them, else from config.json."""
     config_token_ids: dict[str, int | list[int]]
-    """Those of config.json alone, whose padding must be a token of the model."""
+    """Ids in config.json alone, whose padding must be a token of the model."""
     tokenizer: Path | None
     """The tokenizer.json, if there is one."""
     eos: str | None
@@ -157,7 +157,7 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
     """Read a config as `Architecture.read`, with the errors of ModelConfig as UserErrors too."""
     try:
         return architecture.read(fields)
-    except UserError:  # says where already
+    except UserError:  # names the place already
         raise
     except ValueError as error:
         with mistakes_at(f"{fields.where}: model"):

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
 """A `widthwise` model in vLLM: the layers of `modeling_widthwise` with vLLM's matrices, attention and paged cache.
 
-The tokens of all requests lie in one row: the stream is (T, hidden_size), a layer reads and writes slices of it, and
+The tokens of all requests are in one row: the stream is (T, hidden_size), a layer reads and writes slices of it, and
 every layer has its own heads in the cache. Norms, residuals and rotations are those that transformers runs; a matrix is
 split over the devices of `tensor_parallel_size`, while each of them has the whole stream.
 """
@@ -112,7 +112,7 @@ class SplitSwiGLU(nn.Module):
         self.down_proj = RowParallelLinear(d_ff, d_out, prefix=f"{prefix}.down_proj", **options)
 
     def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
-        """x: (T, layer_width), the stream -> the update (T, layer_out). norm: instead of its own."""
+        """x: (T, layer_width), the stream -> the update (T, layer_out). norm: in place of `self.norm`."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.activation(self.gate_up_proj(norm.before(x)))))
 

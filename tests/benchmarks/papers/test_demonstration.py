@@ -20,6 +20,8 @@ WIDER = ("hidden_expansion", "all_at_once")
 """The expansions that change what norms divide by."""
 EXACT = 1e-12
 
+pytestmark = pytest.mark.hard
+
 
 def plans(*rows: str, overrides: tuple[str, ...] = ()) -> list[tuple[GrowthPlan, ModelConfig]]:
     recipe = load_recipe(RECIPE, overrides)
