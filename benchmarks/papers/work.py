@@ -28,6 +28,7 @@ from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import jobs_of, run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.files import write_atomic
+from widthwise.mistakes import counted
 from widthwise.recipe.recipe import load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis
@@ -41,7 +42,6 @@ from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.shape.template import ModelChange
-from widthwise.mistakes import counted
 from widthwise.training.observer import Observer
 from widthwise.yaml_io import recipe_path
 
