@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from widthwise.records.evaluation import Evaluation, SuiteAnswers
-from widthwise.reports.evaluations import suite_table, tables_by_checkpoint
+from widthwise.records.evaluation import Evaluation
+from widthwise.reports.evaluations import tables_by_checkpoint
 
 
 @pytest.fixture
@@ -92,52 +92,18 @@ def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path],
     assert "checkpoint step_00000002 is damaged (model.safetensors has 4 bytes" in err
 
 
-def test_means_and_averages_of_checkpoints_have_tables_of_their_own() -> None:
+def test_means_and_tasks_of_checkpoints_have_separate_tables() -> None:
     def evaluation(step: int, value: float) -> Evaluation:
         found = {"value": value, "stderr": None}
-        average = {**found, "n_tasks": 1, "n_tasks_of_suite": 1, "tasks": ["A"]}
         asked = {"request": {}, "max_length": 9, "stride": 9, "precision": "fp32"}
-        answers = {
-            "text_means": {"metrics": {"mean_nats_per_token": found}},
-            "suite": {"name": "hourglass", "rows": [], "average": average},
-        }
+        answers = {"text_means": {"metrics": {"mean_nats_per_token": found}}, "lm_eval": {"arc": {"acc": found}}}
         return Evaluation.model_validate({"run": "run", "step": step, "tokens": 9 * step, **asked, **answers})
 
-    means, averages = tables_by_checkpoint([evaluation(1, 0.5), evaluation(2, 0.25)], [])
+    accuracies, means = tables_by_checkpoint([evaluation(1, 0.5), evaluation(2, 0.25)], [])
     assert means.rows == [["run", "1", "9", "0.5000"], ["run", "2", "18", "0.2500"]]
     assert means.caption == "mean over texts, by checkpoint"
-    assert (averages.caption, averages.header[3]) == ("hourglass, by checkpoint", "average")
-    assert [row[3] for row in averages.rows] == ["50.00%", "25.00%"]
-
-
-def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, succeeds, refused) -> None:
-    questions.rename(questions.with_name("lambada_openai.jsonl"))
-    arguments = ["eval", runs[0], "--suite", "variable-width", "--local", questions.parent]
-    missing = "WikiText perplexity (no file of it is known and --tasks wikitext is not asked for)"
-    assert missing in refused(*arguments)
-    out, err = succeeds(*arguments, "--partial")
-    assert "variable-width: without PIQA (no piqa.jsonl and --tasks piqa is not asked for)" in err
-    lines = {line.split("  ")[0].strip(): line for line in out.splitlines() if line.strip()}
-    assert "lambada_openai.jsonl" in lines["LAMBADA"]
-    assert "not evaluated" in lines["PIQA"]
-    assert "Avg. (1 of 11 tasks)" in lines
-    assert "without SciQ (no file" in out
-    out, _ = succeeds("eval", *runs, *arguments[2:], "--partial")
-    assert out.count("Avg. (1 of 11 tasks)") == 1
-    assert out.count("without SciQ (no file") == 1
-    assert "average" in " ".join(out.split()).split("item by item")[1]
-
-
-def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
-    rows = [
-        {"name": "A", "metric": "acc", "value": 0.25, "stderr": 0.0125, "source": "a.jsonl"},
-        {"name": "B", "metric": "perplexity", "value": 8.5, "stderr": None, "source": "b.jsonl"},
-    ]
-    average = {"value": 0.25, "stderr": 0.0125, "n_tasks": 1, "n_tasks_of_suite": 1, "tasks": ["A"]}
-    average |= {"is_printed": True, "has_unknown_weights": False}
-    suite = SuiteAnswers.model_validate({"name": "suite", "rows": rows, "average": average, "missing": []})
-    cells = [row[2] for row in suite_table({"run": suite}).rows]
-    assert cells == ["25.00%\n± 1.25%", "8.5000", "25.00%\n± 1.25%"]
+    assert (accuracies.caption, accuracies.header[3]) == ("lm-eval arc, by checkpoint", "acc")
+    assert [row[3] for row in accuracies.rows] == ["50.00%", "25.00%"]
 
 
 def test_nothing_is_written_into_a_hugging_face_folder(recipe: Path, questions: Path, tmp_path, succeeds) -> None:

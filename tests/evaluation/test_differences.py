@@ -10,22 +10,18 @@ from scored_models import CHOICES, tiny_scorer
 
 from widthwise.evaluation import perplexity
 from widthwise.evaluation.differences import (
-    average_difference,
     flips,
     mean_differences,
     task_differences,
     text_differences,
 )
-from widthwise.evaluation.estimate import SampleEstimate, text_means
+from widthwise.evaluation.estimate import text_means
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents
 from widthwise.records.evaluation import (
     Evaluation,
     Flips,
     ItemAnswers,
-    SuiteAnswers,
-    SuiteAverage,
-    SuiteRow,
     TextAnswers,
 )
 
@@ -130,26 +126,6 @@ def test_items_that_flip_are_named_and_tested() -> None:
 
 def _items(metric: str, values: list[float]) -> ItemAnswers:
     return ItemAnswers(fingerprint="f", items={metric: values})
-
-
-def test_an_average_has_the_error_of_its_pairs_and_none_without_them() -> None:
-    def table(**values: float) -> SuiteAnswers:
-        rows = [
-            SuiteRow(name=name, answers=f"s/{name}", metric="acc", source="file", value=value)
-            for name, value in values.items()
-        ]
-        n_tasks = {"n_tasks": len(rows), "n_tasks_of_suite": len(rows)}
-        average = SuiteAverage(value=float(np.mean([*values.values()])), tasks=list(values), **n_tasks)
-        return SuiteAnswers(name="suite", rows=rows, average=average)
-
-    one, other = table(A=0.5, B=0.2), table(A=0.6, B=0.4)
-    paired = {("s/A", "acc"): SampleEstimate(0.1, 0.04, 50), ("s/B", "acc"): SampleEstimate(0.2, 0.02, 90)}
-    found = average_difference(one, other, paired)
-    assert found[:2] == pytest.approx((0.15, math.hypot(0.04, 0.02) / 2))
-    del paired["s/B", "acc"]
-    found = average_difference(one, other, paired)
-    assert (found.value, math.isnan(found.stderr)) == (pytest.approx(0.15), True)
-    assert average_difference(one, table(A=0.6), paired) is None
 
 
 def test_questions_are_paired_item_by_item(tmp_path) -> None:

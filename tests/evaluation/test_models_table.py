@@ -14,14 +14,14 @@ RIGHT = {"uniform": "0001110001", "x": "1111110111", "moe": "0000000001"}
 NATS = {"uniform": [3.0, 2.0, 2.5, 4.0], "x": [2.5, 1.75, 2.5, 3.0], "moe": [3.5, 2.5, 3.5, 4.0]}
 
 
-def evaluation(name: str, suite: dict | None = None) -> Evaluation:
+def evaluation(name: str) -> Evaluation:
     """An evaluation on a local task with accuracies, and on one of the harness with a perplexity from `nats`."""
     acc = [float(item) for item in RIGHT[name]]
     metrics = {"acc": score(sum(acc) / 10), "acc_norm": score(sum(acc) / 10), "bits_per_byte": score(2.0)}
     arc = {"n_items": 10, "metrics": metrics, "fingerprint": "a", "items": {"acc": acc, "acc_norm": acc}}
     harness = {"lm_eval": {"lambada": {"perplexity": score(9.5), "acc": score(0.5)}}}
     harness["lm_eval_items"] = {"lambada": {"fingerprint": "l", "items": {"nats": NATS[name]}}}
-    about = {"run": f"runs/{name}", "step": 7, "tokenizer": "bytes", "suite": suite}
+    about = {"run": f"runs/{name}", "step": 7, "tokenizer": "bytes"}
     about |= {"request": {}, "max_length": 17, "stride": 17, "precision": "fp32"}
     return Evaluation.model_validate({**about, "tasks": {"arc": arc}, **harness})
 
@@ -63,22 +63,6 @@ def test_every_model_is_compared_with_its_own_baseline() -> None:
     ):
         with pytest.raises(UserError, match=message):
             baselines_of(["a/u", "a/x"], asked)
-
-
-def test_the_average_stands_behind_what_it_is_over() -> None:
-    rows = [
-        {"name": "ARC", "metric": "acc_norm", "source": "arc.jsonl", "answers": "arc", "paper_items": 9} | score(0.5),
-        {"name": "RACE", "metric": "acc", "source": "not evaluated", "answers": None, "paper_items": 7} | score(None),
-        {"name": "LAMBADA perplexity", "metric": "perplexity", "source": "-", "answers": "lm-eval lambada"}
-        | {"paper_items": 5, **score(9.5)},
-    ]
-    average = score(0.5) | {"tasks": ["ARC"], "missing": ["RACE"], "n_tasks": 1, "n_tasks_of_suite": 2}
-    suite = {"name": "two", "rows": rows, "average": average, "missing": ["RACE (no file)"]}
-    table = models_table([evaluation("x", suite)], [], "command")
-    assert [column.name for column in table.columns] == ["ARC", "RACE", "Avg.", "LAMBADA perplexity"]
-    assert [cell.value for cell in table.rows[0].cells] == [0.5, None, 0.5, 9.5]
-    assert [column.n_items for column in table.columns] == [10, None, None, None]
-    assert table.remarks == ["without RACE (no file)"]
 
 
 def test_nothing_is_tested_where_nothing_differs() -> None:

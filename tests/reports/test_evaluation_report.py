@@ -9,7 +9,7 @@ from widthwise.reports.evaluation import Shown, answer, csv_text, latex_text, sh
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.writing import write_report
 
-ACCURACY = TableColumn(name="ARC_C", metric="acc_norm", is_share=True, source="file", n_items=1172, paper_items=1172)
+ACCURACY = TableColumn(name="ARC_C", metric="acc_norm", is_share=True, source="file", n_items=1172)
 PERPLEXITY = TableColumn(name="WikiText", metric="word_perplexity", is_share=False, source="lm-evaluation-harness")
 
 
@@ -22,7 +22,7 @@ def evaluation_table() -> EvaluationTable:
         TableRow(name="x", run="runs/x", step=70, baseline="uniform", cells=[better, lower]),
         TableRow(name="=<b>", run="runs/y", baseline="uniform", cells=[worse, unknown]),
     ]
-    about = {"title": "Evaluation, suite two", "command": "widthwise eval runs/uniform runs/x", "created": "now"}
+    about = {"title": "Evaluation", "command": "widthwise eval runs/uniform runs/x", "created": "now"}
     remarks = ["without RACE (no file of it is known)"]
     return EvaluationTable(**about, significance=0.05, columns=[ACCURACY, PERPLEXITY], rows=rows, remarks=remarks)
 

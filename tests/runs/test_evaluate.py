@@ -10,7 +10,7 @@ import pytest
 from boxes import refusal
 from file_operations import forge
 from harness_cases import QUESTIONS, keep_harness_in, write_lines
-from tiny_runs import Listener, tiny_recipe
+from tiny_runs import tiny_recipe
 
 from widthwise.config_io import parse
 from widthwise.data.config import open_data
@@ -98,26 +98,6 @@ def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path
     assert (refused.on, refused.metric, refused.value, refused.stderr) == ("questions", None, None, None)
 
 
-def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path) -> None:
-    for name in ("copa", "arc_easy"):
-        shutil.copy(questions, questions.with_name(f"{name}.jsonl"))
-    asked = {"suite": "variable-width", "local": str(questions.parent)}
-    message = "11 parts are unavailable: ARC-C (no arc_challenge.jsonl and --tasks arc_ch"
-    assert message in refusal(evaluate_run, runs[0], _asked(**asked))
-    found = evaluate_run(runs[0], _asked(**asked, partial=True), observer := Listener())
-    rows = {row.name: row for row in found.suite.rows}
-    assert rows["COPA"].value == found.tasks["variable-width/copa"].metrics["acc"].value
-    delimiters = {name: task.delimiter for name, task in found.tasks.items()}
-    assert delimiters == {"variable-width/copa": " ", "variable-width/arc_easy": "\nAnswer: "}
-    assert rows["PIQA"].value is None
-    average, rows_used = found.suite["average"], (rows["COPA"].value, rows["ARC-E"].value)
-    assert average.value == pytest.approx(sum(rows_used) / 2)
-    assert (average.n_tasks, average.n_tasks_of_suite, len(average.missing)) == (2, 11, 9)
-    missing = "variable-width: without RACE (no file of it is known and --tasks race is not asked for)"
-    assert missing in observer.messages
-    assert found.lm_eval == {}
-
-
 def test_tasks_of_the_harness_are_asked_of_it(runs: list[Path], questions: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("lm_eval")
     keep_harness_in(tmp_path, monkeypatch)
@@ -160,19 +140,10 @@ def test_mistakes_are_named(runs: list[Path], questions: Path, tmp_path: Path) -
         ({"stride": 18}, "stride: got 18; must be from 1 to max_length = 17"),
         ({"texts": [__file__, "gone.txt"]}, "gone.txt: no such file"),
         ({"texts": [str(empty)]}, "empty.txt: holds no token to predict"),
-        ({"suite": "x-wide"}, "suite: got 'x-wide'"),
-        ({"suite": "hourglass", "local": str(tmp_path / "none")}, "holds no file of the suite hourglass"),
-        (
-            {"suite": "virtual-width-b"},
-            "McEval, Chinese SimpleQA: neither a file nor a task can give these, so this suite always needs --partial",
-        ),
     ]:
         assert message in refusal(evaluate_run, runs[0], _asked(**options))
     for options, message in [
-        ({"local": "folder"}, "local: got 'folder' without a suite"),
-        ({"partial": True}, "partial: got true without a suite"),
         ({"task_files": ["a.jsonl"], "num_fewshot": 3}, "num_fewshot: got 3 without tasks of lm-evaluation-harness"),
-        ({"suite": "hourglass", "local": "a", "num_fewshot": 3}, "num_fewshot: got 3 without tasks"),
         ({"texts": ["a.txt"], "limit": 3}, "limit: got 3 without a task"),
         ({"tasks": ["piqa"], "stride": 3}, "stride: got 3 without a text"),
         ({"task_files": ["a.jsonl"], "max_tokens": 3}, "max_tokens: got 3 without a text"),

@@ -86,7 +86,7 @@ def eval_(
         check_kind(report, EvaluationTable.file_name)
     evaluations, files, answers, console = [], [], [], progress_console()
     # The harness shows bars, which would tear ours.
-    with nullcontext(LineObserver(console)) if config.asks_harness else shown_progress(console) as observer:
+    with nullcontext(LineObserver(console)) if config.tasks else shown_progress(console) as observer:
         for run in runs:
             for each in kept_steps(run, observer.message) if every_checkpoint else (step,):
                 evaluations.append(evaluate_run(run, config, observer, each))

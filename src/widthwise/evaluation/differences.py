@@ -15,7 +15,6 @@ from widthwise.records.evaluation import (
     EvaluationDifferences,
     Flips,
     ItemAnswers,
-    SuiteAnswers,
     TextAnswers,
     harness_answers,
 )
@@ -84,11 +83,6 @@ def evaluation_differences(baseline: Evaluation, other: Evaluation) -> list[Diff
         paired |= {(name, metric): each for metric, each in (task_differences(before[name], after[name]) or {}).items()}
         entries += paired_answers(name, before[name], after[name])
     entries += [_difference(MEAN_OVER_TEXTS, *each) for each in (mean_differences(baseline, other) or {}).items()]
-    one, two = baseline.suite, other.suite
-    if one is not None and two is not None and one.name == two.name:
-        average = average_difference(one, two, paired)
-        if average is not None:
-            entries.append(_difference(one.name, "average", average))
     return entries
 
 
@@ -192,21 +186,3 @@ def flips(baseline: ItemAnswers, other: ItemAnswers, metric: str) -> Flips | Non
     # The probability that n fair coins show as many heads as the larger of the two, or more.
     one_sided = sum(math.comb(n, i) for i in range(max(len(gained), len(lost)), n + 1)) / 2**n
     return Flips(gained=gained, lost=lost, p_value=min(1.0, 2 * one_sided))
-
-
-def average_difference(
-    baseline: SuiteAnswers, other: SuiteAnswers, paired: Mapping[tuple[str, str], SampleEstimate]
-) -> SampleEstimate | None:
-    """Return other - baseline of the averages of a suite; None if one has none, or they are over different tasks.
-
-    paired: the difference of each task and metric. The result has no standard error if one of these is missing.
-    """
-    before, after = baseline.average, other.average
-    if before is None or after is None or before.tasks != after.tasks:
-        return None
-    rows = [row for row in other.rows if row.name in before.tasks]
-    estimates = [paired.get((row.answers or "", row.metric)) for row in rows]
-    value = finite(after.value) - finite(before.value)
-    if None in estimates:
-        return SampleEstimate(value, math.nan)
-    return mean_of([each for each in estimates if each is not None])._replace(value=value)

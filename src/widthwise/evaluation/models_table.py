@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from widthwise.evaluation.paper_tasks import is_share
 from widthwise.records.evaluation import (
-    MEAN_OVER_TEXTS,
     Difference,
     Evaluation,
     EvaluationDifferences,
     EvaluationTable,
     Score,
     Scores,
-    SuiteAnswers,
     TableCell,
     TableColumn,
     TableRow,
@@ -30,8 +27,9 @@ from widthwise.records.record import finite
 SIGNIFICANCE = 0.05
 TESTED = {"perplexity": "nats", "token_perplexity": "nats_per_token", "byte_perplexity": "bits_per_byte"}
 """Shown metric -> the metric whose pairs are tested; default: itself."""
+SHARES = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
+"""Metrics from 0 to 1; a filter of lm-evaluation-harness may follow a comma."""
 PERPLEXITIES = ("perplexity", "word_perplexity")
-AVERAGE = "Avg."
 HARNESS = "lm-evaluation-harness"
 
 
@@ -42,15 +40,11 @@ class _Column:
     shown: TableColumn
     on: str
     """Name of its answers in an evaluation and among differences."""
-    row: str | None = None
-    """Row of the suite that it is; None: the answers have its score."""
 
-    def score(self, evaluation: Evaluation) -> Score:
-        """Return its score; one without a value if the model did not do the task."""
-        scores = evaluation.scores.get(self.on, {})
-        if self.row is not None and evaluation.suite is not None:
-            scores = {row.metric: row for row in evaluation.suite.rows if row.name == self.row}
-        return scores.get(self.shown.metric, Score(value=None))
+
+def is_share(metric: str) -> bool:
+    """Return True for one of SHARES, where higher is better; all other metrics are losses."""
+    return metric.partition(",")[0] in SHARES
 
 
 def models_table(
@@ -78,15 +72,13 @@ def models_table(
                 cells=[_cell(column, evaluation, entries) for column in columns],
             )
         )
-    suite = evaluations[0].suite
     return EvaluationTable(
-        title="Evaluation" if suite is None else f"Evaluation, suite {suite.name}",
+        title="Evaluation",
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         significance=SIGNIFICANCE,
         columns=[column.shown for column in columns],
         rows=rows,
-        remarks=[] if suite is None else [f"without {part}" for part in suite.missing],
     )
 
 
@@ -100,7 +92,7 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, str | None], Difference]) -> TableCell:
     metric = column.shown.metric
-    score = column.score(evaluation)
+    score = evaluation.scores.get(column.on, {}).get(metric, Score(value=None))
     shown = entries.get((column.on, metric))
     tested = entries.get((column.on, TESTED.get(metric, metric)))
     is_better = None
@@ -116,46 +108,20 @@ def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, s
 
 
 def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
-    """Yield the columns of the suite, the average after the averaged tasks; then other tasks and texts."""
+    """Yield the columns of tasks, then of texts."""
     first = evaluations[0]
-    of_suite: set[str] = set()
-    if first.suite is not None:
-        columns = list(_suite_columns(first.suite, {name: task.n_items for name, task in first.tasks.items()}))
-        of_suite = {column.on for column in columns}
-        yield from columns
     for name, task in first.tasks.items():
-        if name not in of_suite:
-            yield from _task_columns(name, name, task.metrics, "file", task.n_items)
+        yield from _task_columns(name, name, task.metrics, "file", task.n_items)
     for name, metrics in first.lm_eval.items():
-        if harness_answers(name) not in of_suite:
-            pairs = first.lm_eval_items.get(name)
-            n_items = len(next(iter(pairs.items.values()), ())) if pairs else 0
-            yield from _task_columns(name, harness_answers(name), metrics, HARNESS, n_items or None)
+        pairs = first.lm_eval_items.get(name)
+        n_items = len(next(iter(pairs.items.values()), ())) if pairs else 0
+        yield from _task_columns(name, harness_answers(name), metrics, HARNESS, n_items or None)
     has_one_tokenizer = len({each.tokenizer for each in evaluations}) == 1
     metric = "token_perplexity" if has_one_tokenizer else "byte_perplexity"
     files = [Path(name).name for name in first.texts]
     for name, file in zip(first.texts, files):
         shown = name if files.count(file) > 1 else file
         yield _Column(TableColumn(name=shown, metric=metric, is_share=False, source="text"), name)
-
-
-def _suite_columns(suite: SuiteAnswers, n_items: Mapping[str, int]) -> Iterator[_Column]:
-    averaged = [] if suite.average is None else [*suite.average.tasks, *suite.average.missing]
-    for i, row in enumerate(suite.rows):
-        shown = TableColumn(
-            name=row.name,
-            metric=row.metric,
-            is_share=is_share(row.metric),
-            source=row.source,
-            n_items=n_items.get(row.answers or ""),
-            paper_items=row.paper_items,
-        )
-        yield _Column(shown, row.answers or MEAN_OVER_TEXTS, row.name)
-        is_last = row.name in averaged and not any(each.name in averaged for each in suite.rows[i + 1 :])
-        if is_last and suite.average is not None:
-            source = f"{suite.average.n_tasks} of {suite.average.n_tasks_of_suite} tasks"
-            mean = TableColumn(name=AVERAGE, metric="average", is_share=True, source=source)
-            yield _Column(mean, suite.name)
 
 
 def _task_columns(name: str, on: str, metrics: Scores, source: str, n_items: int | None) -> Iterator[_Column]:

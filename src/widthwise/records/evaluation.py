@@ -78,43 +78,6 @@ class TextMeans(Record):
     metrics: Scores
 
 
-class SuiteRow(Score):
-    """A column of a paper's table."""
-
-    name: str
-    metric: str
-    source: str
-    """File or task that answered it; "not evaluated" where nothing did."""
-    answers: str | None = None
-    """Name of its answers among differences."""
-    paper_items: int | None = None
-    """Questions of the task, as the paper counts them."""
-
-
-class SuiteAverage(Score):
-    """The average over the tasks of a suite that have a result."""
-
-    n_tasks: int
-    n_tasks_of_suite: int
-    tasks: Sequence[str]
-    missing: Sequence[str] = ()
-    is_printed: bool = True
-    """The paper prints it."""
-    has_unknown_weights: bool = False
-    """The paper weights it in an unknown way; here all tasks count the same."""
-
-
-class SuiteAnswers(Record):
-    """The answers to a paper's table."""
-
-    name: str
-    rows: Sequence[SuiteRow]
-    average: SuiteAverage | None
-    """None if no task has a result."""
-    missing: Sequence[str] = ()
-    """Unavailable parts, each with its reason."""
-
-
 class Evaluation(Record):
     """The answers of a checkpoint, or of a Hugging Face folder, to texts and tasks, with every block and item."""
 
@@ -138,7 +101,6 @@ class Evaluation(Record):
     lm_eval: Mapping[str, Scores] = {}
     """Task or group of tasks of lm-evaluation-harness -> its scores."""
     lm_eval_items: Mapping[str, ItemAnswers] = {}
-    suite: SuiteAnswers | None = None
     damages: Sequence[str] = ()
     """Damaged checkpoints that were passed over."""
     environment: Mapping[str, Any] = {}
@@ -155,13 +117,11 @@ class Evaluation(Record):
 
     @property
     def scores(self) -> Mapping[str, Scores]:
-        """Text, task, mean over texts or suite -> its scores, by its name among differences."""
+        """Text, task or mean over texts -> its scores, by its name among differences."""
         found = {name: each.metrics for part in (self.texts, self.tasks) for name, each in part.items()}
         found |= {harness_answers(name): metrics for name, metrics in self.lm_eval.items()}
         if self.text_means is not None:
             found[MEAN_OVER_TEXTS] = self.text_means.metrics
-        if self.suite is not None and self.suite.average is not None:
-            found[self.suite.name] = {"average": self.suite.average}
         return found
 
     def totals(self) -> dict[str, Any]:
@@ -185,7 +145,7 @@ class Difference(Record):
     """An evaluation minus its baseline on one metric, block by block or item by item."""
 
     on: str
-    """Text, task, mean or suite."""
+    """Text, task or mean."""
     metric: str | None
     """None if the texts or questions differ, so that no number is known."""
     value: Known = None
@@ -219,8 +179,6 @@ class TableColumn(Record):
     """Origin of its questions."""
     n_items: int | None = None
     """Number of questions; None if unknown, and for texts."""
-    paper_items: int | None = None
-    """Questions of the task, as the paper of the suite counts them."""
 
 
 class TableCell(Record):
@@ -260,4 +218,3 @@ class EvaluationTable(StoredRecord):
     columns: Sequence[TableColumn]
     rows: Sequence[TableRow] = pydantic.Field(min_length=1)
     remarks: Sequence[str] = ()
-    """Missing parts of a suite, and why."""

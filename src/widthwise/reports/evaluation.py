@@ -50,10 +50,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
         [name, *(f"{cell.value}{cell.mark}\n{cell.details}".rstrip() for cell in _cells(row, table))]
         for name, row in zip(names, table.rows)
     ]
-    asked = [
-        [clean(each.name), clean(each.metric), _count(each.n_items), _count(each.paper_items), clean(each.source)]
-        for each in table.columns
-    ]
+    asked = [[clean(each.name), clean(each.metric), _count(each.n_items), clean(each.source)] for each in table.columns]
     models = [
         [name, _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)]
         for name, row in zip(names, table.rows)
@@ -78,7 +75,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
                 "Questions",  # as Table 5 of the variable-width paper
                 Table(
                     "What was asked",
-                    ["Task", "metric", "questions", "in the paper", "source"],
+                    ["Task", "metric", "questions", "source"],
                     asked,
                     {"metric", "source"},
                 ),

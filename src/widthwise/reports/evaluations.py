@@ -8,7 +8,7 @@ import numpy as np
 
 from widthwise.evaluation.differences import paired_answers
 from widthwise.evaluation.estimate import FEWEST_BLOCKS
-from widthwise.evaluation.paper_tasks import is_share
+from widthwise.evaluation.models_table import is_share
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.evaluation import (
@@ -18,7 +18,6 @@ from widthwise.records.evaluation import (
     ItemAnswers,
     Score,
     Scores,
-    SuiteAnswers,
     TaskResult,
     harness_answers,
 )
@@ -114,8 +113,6 @@ def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
     options = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
     for name, scores in evaluation.lm_eval.items():
         yield question(harness_answers(name), **options), Answers(scores)
-    if (suite := evaluation.suite) is not None and suite.average is not None:
-        yield question(suite.name, tasks=tuple(suite.average.tasks), **options), Answers({"average": suite.average})
 
 
 def _task_answers(task: TaskResult, max_length: int | None, items: ItemAnswers | None = None) -> Answers:
@@ -165,7 +162,7 @@ def final_table(results: Mapping[str, RunResult]) -> Table | None:
 def evaluation_tables(
     evaluations: Sequence[Evaluation], differences: Iterable[EvaluationDifferences] = ()
 ) -> list[Table]:
-    """Return the scores of models on the same questions, the table of the suite if any, and their differences."""
+    """Return the scores of models on the same questions, and their differences."""
     names = _names([evaluation.run for evaluation in evaluations])
     if len(evaluations) == 1 and evaluations[0].step is not None:
         names = {run: f"{name}, step {evaluations[0].step}" for run, name in names.items()}
@@ -178,8 +175,6 @@ def evaluation_tables(
         }
     )
     tables = [_side_by_side("Side by side" if len(by_model) > 1 else "Scores", list(by_model), joined)]
-    if suites := {model: evaluation.suite for model, evaluation in by_model.items() if evaluation.suite is not None}:
-        tables.append(suite_table(suites))
     return tables + [difference_table(pair.run, pair.baseline, pair.differences) for pair in differences]
 
 
@@ -190,33 +185,6 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
         if len(set(names.values())) == len(names):
             return names
     return {path: clean(path) for path in paths}
-
-
-def suite_table(suites: Mapping[str, SuiteAnswers]) -> Table:
-    """Return a paper's table, transposed: a row for each of its columns, and a column for each model.
-
-    For a single model it also has the file or task that answered.
-    """
-    first = next(iter(suites.values()))
-    header, rows = [*NAMES, *suites], []
-    for i, row in enumerate(first.rows):
-        rows.append([row.name, row.metric, *(score_cell(row.metric, suite.rows[i]) for suite in suites.values())])
-    if len(suites) == 1:
-        header.append("source")
-        for cells, row in zip(rows, first.rows):
-            cells.append(row.source)
-    notes = [f"without {part}" for part in dict.fromkeys(part for suite in suites.values() for part in suite.missing)]
-    if (average := first.average) is not None:
-        remarks = []
-        if average.n_tasks < average.n_tasks_of_suite:
-            remarks.append(f"{average.n_tasks} of {average.n_tasks_of_suite} tasks")
-        if not average.is_printed:
-            remarks.append("not in the paper")
-        name = f"Avg. ({', '.join(remarks)})" if remarks else "Avg."
-        rows.append([name, "", *(score_cell("average", suite.average) for suite in suites.values())])
-        if average.has_unknown_weights:
-            notes.append("the paper weights its average and does not say how")
-    return Table(first.name, header, rows, words=(*NAMES, "source"), note="\n".join(notes))
 
 
 def difference_table(name: str, baseline: str, differences: Iterable[Difference]) -> Table:

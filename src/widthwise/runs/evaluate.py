@@ -1,4 +1,4 @@
-"""Evaluation of a run or a Hugging Face folder: texts, local tasks, those of lm-evaluation-harness, a paper's suite."""
+"""Evaluation of a run or a Hugging Face folder: texts, local tasks, those of lm-evaluation-harness."""
 
 import hashlib
 import json
@@ -11,7 +11,6 @@ from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import text_means
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
-from widthwise.evaluation.paper_tasks import plan_suite
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.records.evaluation import Evaluation, TaskAnswers, TextAnswers
@@ -41,34 +40,27 @@ def evaluate_run(
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
-    suite = None
-    if config.suite is not None:
-        named = [*config.texts, *config.data]
-        suite = plan_suite(config.suite, config.local, named, config.tasks, config.limit, config.partial)
-        for part in suite.missing:
-            observer.message(f"{config.suite}: without {part}")
     loaded = open_model(path, config.device, step)
     for damage in loaded.damages:
         observer.message(str(damage))
     scorer = loaded.scorer(config)
     if (note := loaded.tokenizer.bos_note) is not None:
         observer.message(f"{path}: {note}")
-    suite_files = [] if suite is None else suite.files
-    encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
+    encoded = {task.name: encode_task(scorer, task) for task in task_files}
     texts, readings = {}, _texts(loaded, scorer, config)
     for name, score in readings.items():
         _begin(name, f"reading {name}", scorer, observer)
         texts[name] = score()
-    tasks, of_suite = (_local_results(scorer, each, observer) for each in (encoded, encoded_suite))
+    tasks = _local_results(scorer, encoded, observer)
     harness, harness_items = {}, {}
-    names = [*config.tasks, *(suite.harness if suite else ())]
-    if names:
+    if config.tasks:
         from widthwise.runs.harness import run_lm_eval
 
-        observer.message(f"lm-evaluation-harness: {', '.join(dict.fromkeys(names))}")
+        names = list(dict.fromkeys(config.tasks))
+        observer.message(f"lm-evaluation-harness: {', '.join(names)}")
         scorer.on_progress = lambda n_done, n_total: None  # the harness shows its own
-        harness, harness_items = run_lm_eval(scorer, list(dict.fromkeys(names)), config.num_fewshot, config.limit)
-    of_texts, local = ({name: each.metrics for name, each in found.items()} for found in (texts, of_suite))
+        harness, harness_items = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
+    of_texts = {name: answers.metrics for name, answers in texts.items()}
     means = text_means(list(of_texts.values()))
     bits = means.metrics["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
     return Evaluation(
@@ -83,10 +75,9 @@ def evaluate_run(
         texts=texts,
         text_means=means,
         bits_per_byte=bits and bits.value,
-        tasks=tasks if suite is None else tasks | {suite.suite.answers(name): of_suite[name] for name in of_suite},
+        tasks=tasks,
         lm_eval=harness,
         lm_eval_items=harness_items,
-        suite=suite and suite.answers(local, harness, of_texts),
         damages=[str(damage) for damage in loaded.damages],
         environment=environment(),
     )

@@ -56,12 +56,6 @@ class EvaluationConfig(ScoringOptions):
     """Tasks of lm-evaluation-harness (extra `eval`), such as piqa,arc_easy."""
     num_fewshot: pydantic.NonNegativeInt | None = None
     """Examples before each question of those; default: what the task says."""
-    suite: str | None = None
-    """A paper's table: variable-width, hourglass, virtual-width-a or virtual-width-b."""
-    local: str | None = None
-    """Folder of JSONL files to answer the suite from, without lm-evaluation-harness."""
-    partial: bool = False
-    """Evaluate the available parts of a suite, mark its average, and list the rest."""
     field: str = "text"
     """Field of a JSONL or Parquet row that holds the text."""
     stride: pydantic.PositiveInt | None = None
@@ -73,14 +67,10 @@ class EvaluationConfig(ScoringOptions):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "EvaluationConfig":
-        if self.local is not None and self.suite is None:
-            raise ValueError(f"local: got {self.local!r} without a suite; name task files with task_files")
-        if self.partial and self.suite is None:
-            raise ValueError("partial: got true without a suite, and has no effect on the rest")
         reads_text = bool(self.texts or self.data) or self.names_nothing
         for key, has_effect, needed in (
-            ("num_fewshot", self.asks_harness, "tasks of lm-evaluation-harness"),
-            ("limit", self.asks_harness or self.task_files or self.suite, "a task"),
+            ("num_fewshot", self.tasks, "tasks of lm-evaluation-harness"),
+            ("limit", self.tasks or self.task_files, "a task"),
             ("stride", reads_text, "a text"),
             ("max_tokens", reads_text, "a text"),
         ):
@@ -89,11 +79,6 @@ class EvaluationConfig(ScoringOptions):
         return self
 
     @property
-    def asks_harness(self) -> bool:
-        """True where lm-evaluation-harness runs something."""
-        return bool(self.tasks) or (self.suite is not None and self.local is None)
-
-    @property
     def names_nothing(self) -> bool:
         """True where neither text nor task is named."""
-        return not (self.texts or self.data or self.task_files or self.tasks or self.suite)
+        return not (self.texts or self.data or self.task_files or self.tasks)
