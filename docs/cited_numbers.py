@@ -178,6 +178,7 @@ def twenty_tokens() -> Iterator[str]:
         means = dict(zip(gap.tokens, gap.mean))
         yield row(*(f"{means[n * 2048 * 160]:+.3f}" for n in (1, 2, 4, 6, 10)))
     yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs. Their gain"
+    yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
     for name in ("uniform", "virtual-2-3", "hourglass", "cut", "x-head-size", "found", "dynamic", "x", "hidden-early"):
         losses = losses_at_rates(name)
@@ -412,7 +413,7 @@ def results() -> Iterator[str]:
     yield from (d(E6, "dynamic"), f"with {asked(E6, 'dynamic')} of the units")
     yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
     yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
-    yield d(GROWTH, "depth_2x")
+    yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
     yield from (tokens(E6, name) for name in ("grown", "grown-at-0.7m", virtual))
 
     def ends(text: str) -> str:
@@ -453,7 +454,7 @@ def readme() -> Iterator[str]:
     yield from (d(D32, "hourglass"), d(E6, "hourglass"), d(D32, "virtual-2-3"), d(E6, "virtual-2-3"))
     yield f"{ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory"
     yield from (d(D32, "x"), d(HEADS, NUMBER), f"{ratio(D32, 'x', 'kv_bytes', '.2f')} of the KV cache")
-    yield from (d(D32, "found"), ci(five_seeds()), d(GROWTH, "depth_2x"))
+    yield from (d(D32, "found"), ci(five_seeds()), d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
 
 
 CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md": results, "docs/shrink.md": shrink}
