@@ -221,7 +221,7 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
         return [_routed(ffn, x), gated(ffn.shared, ffn.shared.norm.before(x))]
     if isinstance(ffn, DynamicWidth):
         config = ffn.config
-        level = torch.sigmoid(ffn.score(ffn.score.source(x, stream, context)) + ffn.bias())
+        level = torch.sigmoid(ffn.score(ffn.score.source(x, stream)) + ffn.bias())
         width = config.d_ff * (config.min_fraction + (1 - config.min_fraction) * level)
         return [gated(ffn, x) * (torch.arange(config.d_ff) + 0.5 < width[..., None])]
     return [gated(ffn, x)]
