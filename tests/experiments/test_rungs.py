@@ -143,7 +143,7 @@ def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Sweep, 
     *lines, settings = answer(found)
     assert "differ from" in settings
     for line, name in zip(lines, groups, strict=True):
-        assert line.startswith(f"{name} beside uniform, size by size: ")
+        assert line.startswith(f"{name} compared with uniform, by size: ")
         verdicts = [points[f"{name}-d{d}"].verdict for d in (16, 24, 40)]
         assert all(f"{verdicts.count(verdict)} {verdict}" in line for verdict in verdicts)
     assert found.judged == []

@@ -74,8 +74,8 @@ def test_the_answer_counts_tested_numbers_over_the_seeds_of_a_model() -> None:
     x = rows[1]
     both = [rows[0], x.with_changes(name="x-seed1"), x.with_changes(name="x-seed2"), rows[2]]
     assert answer(evaluation_table().with_changes(rows=both)) == [
-        "x is better than uniform on 2 and worse on 0 of 2 tested numbers; on the rest the answers cannot tell.",
-        "=<b> is better than uniform on 0 and worse on 1 of 1 tested numbers; on the rest the answers cannot tell.",
+        "x is better than uniform on 2 and worse on 0 of 2 tested numbers; the others do not differ significantly.",
+        "=<b> is better than uniform on 0 and worse on 1 of 1 tested numbers; the others do not differ significantly.",
     ]
     alone = [row.with_changes(baseline=None) for row in rows[:2]]
     assert answer(evaluation_table().with_changes(rows=alone)) == [

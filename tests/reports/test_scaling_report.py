@@ -62,6 +62,6 @@ def test_an_interval_that_holds_everything_and_a_curve_beyond_its_points_are_sai
     data["savings"][0] |= {"ratio": {"mean": 0.97, "low": 0.9, "high": 1.04}, "is_extrapolated": True}
     assert scaling_answer(parse(ScalingLaws, data, "scaling")) == [
         "x needs 97.0% of the training FLOPs of uniform for the same loss.",
-        "The points cannot tell whether that is less: the interval holds 100%.",
-        "It lies beyond the models of x, on its curve.",
+        "This is not significant: the interval contains 100%.",
+        "It is extrapolated beyond the models of x.",
     ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from widthwise.records.discovery import Search
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Tuning, Variant
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
@@ -14,7 +14,7 @@ from widthwise.reports import tables
 from widthwise.reports.charts import Looks, styles
 from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_table, over_seeds
 from widthwise.reports.experiment_figures import difference_figure, part_figure, ratio_figure, shape_figures
-from widthwise.reports.formats import MISSING, capital, clean, counted, fixed, percentage, sequence
+from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
 from widthwise.reports.main_table import main_tables, validated_table
 from widthwise.reports.page import Page, Section, Text, note, section
@@ -114,22 +114,29 @@ def baseline_answer(outcome: Outcome) -> list[str]:
         return [f"{clean(best.name)}{lowest} ends {distance} {baseline}; with {seeds} there is no verdict."]
     lines = []
     if "better" not in by_verdict:
-        lines.append(f"Nothing here is shown to be better than {baseline}.")
-    for verdict, side, extreme in (("better", "below", 0), ("worse", "above", -1)):
+        lines.append(f"No variant is better than {baseline}.")
+    for verdict, direction, extreme in (("better", "lower", 0), ("worse", "higher", -1)):
         if variants := by_verdict.get(verdict):
             first = variants[extreme]
-            size = fixed(abs(finite(first.difference and first.difference.mean)), 4)
-            most = f", {clean(first.name)} the most" if len(variants) > 1 else ""
-            verb = "ends" if len(variants) == 1 else "end"
-            lines.append(f"{shared.listed(variants)} {verb} {side} {baseline}{most}, by {size} nats.")
-    rest = []
+            size = _size_with_interval(first.difference or Estimate(mean=None), outcome.confidence)
+            if len(variants) == 1:
+                lines.append(f"{clean(first.name)} is {verdict} than {baseline}: loss {direction} by {size}.")
+            else:
+                names = shared.listed(variants)
+                most = f"{clean(first.name)} the most, by {size}"
+                lines.append(f"{names} are {verdict} than {baseline}: loss {direction}, {most}.")
     if tied := by_verdict.get("tie"):
-        rest.append(f"{shared.listed(tied)} tie with it")
+        lines.append(f"Equal to {baseline} within {TIE_MARGIN:g} nats: {shared.listed(tied)}.")
     if unclear := by_verdict.get("cannot tell"):
-        rest.append(f"{seeds} cannot tell {shared.listed(unclear)} from it")
-    if rest:
-        lines.append(f"{capital(' and '.join(rest))}.")
+        lines.append(f"No clear difference from {baseline}: {shared.listed(unclear)} ({seeds}).")
     return lines
+
+
+def _size_with_interval(difference: Estimate, confidence: float) -> str:
+    """Return `0.0510 nats (95% CI 0.0080 to 0.0940)`, the size of a difference whose interval excludes 0."""
+    low, high = sorted(abs(finite(end)) for end in (difference.low, difference.high))
+    ends = f"{percentage(confidence)} CI {fixed(low, 4)} to {fixed(high, 4)}"
+    return f"{fixed(abs(finite(difference.mean)), 4)} nats ({ends})"
 
 
 def _lowest_answer(variants: Sequence[Variant]) -> list[str]:

@@ -109,7 +109,7 @@ def answer(table: EvaluationTable) -> list[str]:
     if pooled:
         return [
             f"{name} is better than {baseline} on {marks.count(BETTER)} and worse on {marks.count(WORSE)} "
-            f"of {len(marks)} tested numbers; on the rest the answers cannot tell."
+            f"of {len(marks)} tested numbers; the others do not differ significantly."
             for (name, baseline), marks in pooled.items()
         ]
     best: list[str] = []
@@ -130,7 +130,7 @@ def _tests(table: EvaluationTable) -> str:
     words = (
         f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, two-sided, over pairs of "
         "answers to the same questions: McNemar's exact test where they are right or wrong, otherwise Student's t, for "
-        f"a perplexity that of the loss. Compared are {pairs}. Every test speaks for its cell alone."
+        f"a perplexity of the loss. Compared are {pairs}. p-values are not corrected for the number of tests."
     )
     untested = [
         clean(column.name)

@@ -82,9 +82,9 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
         name, baseline, ratio = clean(each.group), clean(each.baseline), each.ratio
         lines.append(f"{name} needs {percent(ratio.mean)} of the {x} of {baseline} for the same {y}.")
         if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
-            lines.append("The points cannot tell whether that is less: the interval holds 100%.")
+            lines.append("This is not significant: the interval contains 100%.")
         if each.is_extrapolated:
-            lines.append(f"It lies beyond the models of {name}, on its curve.")
+            lines.append(f"It is extrapolated beyond the models of {name}.")
     without = [
         clean(each.name) for each in scaling.groups if each.name not in {arrow.group for arrow in scaling.arrows}
     ]

@@ -136,8 +136,8 @@ def sweep_answer(outcome: Outcome) -> list[str]:
             if judged.verdict == "no verdict" and judged.confidence > outcome.confidence:
                 lines.append(f"{capital(NO_VERDICT)}.")
             elif judged.confidence > outcome.confidence:
-                result = "it still stands" if is_clear else f"the difference to {baseline} can be luck"
-                lines.append(f"The best of many looks better than it is: with an interval widened for all, {result}.")
+                result = f"still {judged.verdict} than" if is_clear else "not significantly better than"
+                lines.append(f"Corrected for {judged.n_points} comparisons, the best point is {result} {baseline}.")
             elif judged.name != best.name and is_clear:
                 distance = shared.apart(judged.difference)
                 lines.append(f"On average the points of {clean(judged.name)} end {distance} {baseline}.")
@@ -155,7 +155,7 @@ def ladder_answer(outcome: Outcome) -> list[str]:
         if group != outcome.baseline_group:
             verdicts = [point.verdict or "cannot tell" for point in outcome.variants if point.group == group]
             counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
-            lines.append(f"{clean(group)} beside {clean(outcome.baseline_group or '')}, size by size: {counts}.")
+            lines.append(f"{clean(group)} compared with {clean(outcome.baseline_group or '')}, by size: {counts}.")
     return [*lines, *shared.setting_sentences(outcome)]
 
 
@@ -176,8 +176,8 @@ def _judged_table(outcome: Outcome) -> Table | None:
         counts = f"best of {judged.n_points}" if is_best else counted(judged.n_points, "point")
         row = [f"{clean(judged.name)}, {counts}", clean(judged.beside), with_interval(judged.difference, 4)]
         rows.append([*row, percentage(judged.confidence), judged.verdict])
-    header = ["Best of many, and means of groups", "beside", "difference", "interval of", "verdict"]
-    return Table("Differences of more than one point", header, rows, words={"beside", "verdict"}) if rows else None
+    header = ["Best of many, and means of groups", "baseline", "difference", "interval of", "verdict"]
+    return Table("Differences of more than one point", header, rows, words={"baseline", "verdict"}) if rows else None
 
 
 def _axis_note(outcome: Outcome) -> Text:
