@@ -146,14 +146,25 @@ def seeds_of(estimate: Estimate) -> list[str]:
 
 def findings() -> Iterator[str]:
     virtual, few = "virtual-2-3", asked(FFN, "dynamic")
-    yield from (d(D32, "x"), d(HEADS, NUMBER), d(E6, "x"), d(D32, "hourglass"), d(E6, "hourglass"))
+    yield from (
+        d(D32, "x"),
+        d(HEADS, NUMBER),
+        d(E6, "x"),
+        d(E6, "x-head-size"),
+        d(D32, "hourglass"),
+        d(E6, "hourglass"),
+    )
     yield from (d(D32, "dynamic"), d(FFN, "dynamic"), d(E6, "dynamic"), few, d(D32, virtual), d(E6, virtual))
     yield f"logits change by at most {largest_change('logits')} of the largest |"
+    yield f"{d(f'{D32}_growth', 'grown')} | {d(GROWTH, 'depth_2x')} at 1.8M"
     yield f"{d(D32, 'found')} | {ci(five_seeds())} at 6.3M, five seeds"
     yield f"[head start](#a-head-start): {mean(LONGER, 'mean')} is left"
-    yield f"{ci(cut('found', LARGE_CUT))} at 6.3M, 0.7 of the FLOPs"
-    yield f"at {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the KV cache, and the x"
-    yield f"at {ratio(D32, 'x', 'kv_bytes')} of it"
+    yield f"{ci(cut('found', LARGE_CUT))} at 6.3M"
+    yield f"at {ratio(D32, 'x', 'kv_bytes')} of the KV cache, and the hourglass"
+    yield f"at {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of it"
+    yield f"a step takes [{step_ratio('x_200m_hw'):.3f}]"
+    yield f"it takes {step_ratio('x_200m'):.3f}"
+    yield f"at {ratio(D32, 'cut', 'flops')} of the FLOPs, without"
     yield f"costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
     sections = (
         twenty_tokens,
@@ -177,15 +188,14 @@ def twenty_tokens() -> Iterator[str]:
         gap = variant(D32, name).gap["val_loss"]
         means = dict(zip(gap.tokens, gap.mean))
         yield row(*(f"{means[n * 2048 * 160]:+.3f}" for n in (1, 2, 4, 6, 10)))
-    yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs. Their gain"
+    yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs. With"
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
-    for name in ("uniform", "virtual-2-3", "hourglass", "cut", "x-head-size", "found", "dynamic", "x", "hidden-early"):
-        losses = losses_at_rates(name)
-        difference = min(losses.values()) - min(losses_at_rates("uniform").values())
-        of_rates = [f"{losses[rate]:.3f}" for rate in ("0.002", "0.004", "0.008", "0.016", "0.032")]
-        yield row(*of_rates, f"{difference:+.3f}" if difference else "")
-    yield f"at 0.064: {losses_at_rates('virtual-2-3')['0.064']:.3f}"
+
+
+def step_ratio(name: str) -> float:
+    """Return the step time of a model on a GPU over the uniform model's."""
+    return read_json("gpu.json")["parts"]["training/200m/eager"]["variants"][name]["wall_ratio"]["median"]
 
 
 def losses_at_rates(name: str) -> dict[str, float]:
@@ -268,8 +278,7 @@ def variable_width() -> Iterator[str]:
     others = ("diamond", "growing", "narrowing")
     yield of_group("x")
     yield ", ".join(f"{other} {d(SWEEP, 'x', other)}" for other in others)
-    yield f"{d(SWEEP, DEFAULT_X)}, the best of 18; training loss, which the paper prints (-0.039),"
-    yield d(SWEEP, DEFAULT_X, "uniform", TRAINING)
+    yield f"{d(SWEEP, DEFAULT_X)}, the best of 18; training loss {d(SWEEP, DEFAULT_X, 'uniform', TRAINING)}"
     yield f"{ratio(SWEEP, DEFAULT_X, 'flops')} of the FLOPs and {ratio(SWEEP, DEFAULT_X, 'kv_bytes')} of the KV cache"
     yield from (d("compare_small", "x"), d(FFN, "x"))
     yield f"{d('variable_width_moe_small', 'x')}; training loss, which the paper prints (-0.016),"
@@ -328,7 +337,7 @@ def dynamic_width() -> Iterator[str]:
     profile, widths = (losses["uniform"] - losses[name] for name in ("by_layer", "chosen"))
     yield f"{losses['chosen'] - losses['oracle']:.2f} worse than an oracle that knows the targets"
     yield f"{widths:.3f} better than one width"
-    yield f"{profile:.3f} of it from the profile over layers |"
+    yield f"of which {profile:.3f} from different widths of layers |"
     yield d("distilled_narrow", "distilled")
 
 
@@ -398,14 +407,8 @@ def results() -> Iterator[str]:
     yield from (d(D32, virtual), ratio(D32, virtual, "flops"))
     yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
     yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
-    yield from (
-        d(D32, "found"),
-        ci(five_seeds()),
-        d(E6, "grown-at-0.7m"),
-        d(E6, "grown"),
-        d(PYTHON, "grown"),
-        d(BOOKS, "grown"),
-    )
+    yield from (d(D32, "found"), ci(five_seeds()), listed(seeds_of(minus(F12, "mean"))))
+    yield from (d(E6, "grown-at-0.7m"), d(E6, "grown"), d(PYTHON, "grown"), d(BOOKS, "grown"))
     yield from (d(folder, "discovered") for folder in AGAIN)
     yield from (d(D32, "x"), d(D32, "x-head-size"), d(E6, "x"), d(E6, "x-head-size"))
     yield from (d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"), d(small, "x"))
@@ -415,6 +418,14 @@ def results() -> Iterator[str]:
     yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
     yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
     yield from (tokens(E6, name) for name in ("grown", "grown-at-0.7m", virtual))
+
+    yield f"minus {min(losses_at_rates('uniform').values()):.3f}, the lowest of uniform"
+    for name in ("uniform", "virtual-2-3", "hourglass", "cut", "x-head-size", "found", "dynamic", "x", "hidden-early"):
+        losses = losses_at_rates(name)
+        difference = min(losses.values()) - min(losses_at_rates("uniform").values())
+        of_rates = [f"{losses[rate]:.3f}" for rate in ("0.002", "0.004", "0.008", "0.016", "0.032")]
+        yield row(*of_rates, f"{difference:+.3f}" if difference else "")
+    yield f"at 0.064: {losses_at_rates('virtual-2-3')['0.064']:.3f}"
 
     def ends(text: str) -> str:
         """Return a difference and its interval in two cells of a table."""
@@ -451,25 +462,34 @@ def results() -> Iterator[str]:
 
 def readme() -> Iterator[str]:
     """Yield the numbers at the end of training and early in it, idea by idea."""
-    yield from (d(D32, "hourglass"), d(E6, "hourglass"), d(D32, "virtual-2-3"), d(E6, "virtual-2-3"))
+    yield from (
+        d(D32, "hourglass"),
+        d(E6, "hourglass"),
+        f"{ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the KV cache",
+    )
+    yield from (d(D32, "virtual-2-3"), d(E6, "virtual-2-3"))
     yield f"{ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory"
     yield from (d(D32, "x"), d(HEADS, NUMBER), f"{ratio(D32, 'x', 'kv_bytes', '.2f')} of the KV cache")
+    yield d(E6, "x-head-size")
     yield from (d(D32, "found"), ci(five_seeds()), d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
 
 
 CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md": results, "docs/shrink.md": shrink}
 """Page -> its citations."""
 GIVEN = {
-    "README.md": "virtual width of 1.5 · Python 3.11 · Apache-2.0",
+    "README.md": "after 0.16 to 0.5 tokens · virtual width of 1.5 · Python 3.11 · Apache-2.0",
     "docs/findings.md": """
-        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 · at 0.002 all eight ·
+        its step takes up to [1.24] · cut to 0.7 of its FLOPs · together 0.066M · the uniform model's, 0.008: ·
         0.16 to 12.6 million · Virtual width of 1.5 · virtual width 1.5, ·
-        lowers it by 0.0069 nats · (table 4, by 0.039) · 0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·
-        0.40 of the tokens · 3.131 + 5.821 N^-0.629 · within 0.006 · slope of -0.00685 · R² of 0.9986 ·
-        77.6% of the FLOPs for its 77.8% · budget 0.6 ·
+        lowers it by 0.0069 nats · the paper's training loss -0.039 · (table 4, by 0.039) ·
+        0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·
+        0.40 of the tokens · 3.131 + 5.821 N^-0.629 · within 0.006 ·
+        budget 0.6 ·
         at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
     "docs/results.md": """
-        0.16 to 6.3 million · **virtual width of 1.5** · and more, 0.2 to 1.1 percent · 0.25, 0.5, 0.75 of the depth ·
+        0.16 to 12.6 million · **virtual width of 1.5** · and more, 0.2 to 1.1 percent ·
+        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 ·
+        at 0.002 all eight · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
         ends at 5.50, two blocks of them at 5.52, the uniform model at 5.16 · its start of 0.6 · | 1.5 ·
         the paper has -0.0069 · about 0.1 nats ·
