@@ -18,7 +18,7 @@ from widthwise.computing import Precision
 from widthwise.kernels.dispatch import autocast
 from widthwise.kernels.sliced_swiglu import bucketed_units, reference_sliced_swiglu, sliced_swiglu
 from widthwise.kernels.swiglu import swiglu
-from widthwise.model.ffn.width_mask_module import HARD
+from widthwise.model.ffn.width_choice_module import HARD
 
 TRAINING = {"n_tokens": 4096, "d_model": 512, "d_ff": 1536}
 DECODING = {"n_tokens": 1, "d_model": 768, "d_ff": 2048}

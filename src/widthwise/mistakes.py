@@ -45,9 +45,7 @@ class RunDiverged(RunFailed):
 REMOVED = {
     "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
     "dynamic_hourglass": "feed-forward dynamic_hourglass was removed; use hourglass with fewer blocks, or dynamic",
-    "anneal": "mask anneal was removed; use ste, or soft with learn_temperature",
     "linear_ramp": "mask linear_ramp was removed; use ste",
-    "nested": "mask nested was removed; use `train.nested`",
     "rms_mean": "score rms_mean was removed; use linear, or raw_mean",
     "at_tokens": "was removed; give at_step, the tokens over those of a step",
     "rewarmup_of": "was removed; the rates of all entries rise, and freeze_steps lets the new ones learn alone",
@@ -61,7 +59,7 @@ REMOVED = {
     "bake": "was removed; `widthwise export` folds the constants that growth kept into the weights",
     "pad": "was removed; `widthwise export --pad-heads` pads heads; give other sizes to `widthwise grow`",
     "checkpoint": "was removed; every verb reads checkpoints in several files, and `widthwise export` writes one file",
-    "lm_eval": "was removed; use `widthwise eval --task`, or `lm_eval --model hf` on a folder of `widthwise export`",
+    "lm_eval": "was removed; use `widthwise eval --tasks`, or `lm_eval --model hf` on a folder of `widthwise export`",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
     "--suite": "was removed; name its tasks with --tasks, or their files with --task-file",
     "--local": "was removed; name the files of a folder with --task-file",

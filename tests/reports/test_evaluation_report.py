@@ -23,8 +23,7 @@ def evaluation_table() -> EvaluationTable:
         TableRow(name="=<b>", run="runs/y", baseline="uniform", cells=[worse, unknown]),
     ]
     about = {"title": "Evaluation", "command": "widthwise eval runs/uniform runs/x", "created": "now"}
-    remarks = ["without RACE (no file of it is known)"]
-    return EvaluationTable(**about, significance=0.05, columns=[ACCURACY, PERPLEXITY], rows=rows, remarks=remarks)
+    return EvaluationTable(**about, significance=0.05, columns=[ACCURACY, PERPLEXITY], rows=rows)
 
 
 def test_a_cell_is_marked_below_the_level_alone() -> None:
@@ -49,7 +48,6 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
     assert text.index(">uniform<") < text.index(">x<") < text.index(">=&lt;b&gt;<")
     assert "x with uniform" in text
     assert "Not tested, for want of pairs: WikiText." in text
-    assert "Without RACE (no file of it is known)." in text
     assert "<td>1,172</td>" in text
 
 

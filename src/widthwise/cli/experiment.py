@@ -140,7 +140,7 @@ def family(
     check_kind(folder, Outcome.file_name)
     parents = [RunCheckpoint.of(parent) for parent in (run, *options.also)]
     plan = plan_family(parents, options.to, overrides or (), options.alone)
-    run_and_report(plan, folder, as_json, training, is_timed=False)
+    run_and_report(plan, folder, as_json, training)
 
 
 def run_and_report(
@@ -149,12 +149,10 @@ def run_and_report(
     as_json: bool,
     training: TrainingOptions,
     waits: bool = True,
-    is_timed: bool = True,
 ) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    waits: until others have finished the runs they hold. is_timed: first measure a step of each point, and report the
-    expected time. Raises RunFailed if all points failed.
+    waits: until others have finished the runs they hold. Raises RunFailed if all points failed.
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
@@ -166,7 +164,7 @@ def run_and_report(
     at_a_time = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
         amount = plan.in_words
-        if is_timed and (seconds := expected_seconds(plan, folder, at_a_time)):
+        if plan.is_timed and (seconds := expected_seconds(plan, folder, at_a_time)):
             amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
         for line in (amount, *plan.adjustment_lines):
             observer.message(line)

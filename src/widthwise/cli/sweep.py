@@ -57,7 +57,6 @@ def sweep(
     optimizer.lr=0.002,0.004`
     """
     from widthwise.experiments.sweep import read_axes, read_sweep
-    from widthwise.reports.writing import check_kind
 
     is_grid = search.sampler == "grid"
     chosen = {"sampler": None if is_grid else search.sampler, "n_trials": search.trials}
@@ -73,9 +72,11 @@ def sweep(
     if options.dry_run:
         show_workload(plan, as_json)
         return
+    from widthwise.reports.writing import check_kind  # imports torch, which a dry run does not need
+
     folder = options.out or Path("runs") / plan.title
-    check_kind(folder, Outcome.file_name)
-    run_and_report(plan, folder, as_json, training, not training.worker, is_timed=False)
+    check_kind(folder, Outcome.file_name)  # a comparison may share the folder of a run, a sweep may not
+    run_and_report(plan, folder, as_json, training, not training.worker)
 
 
 class FitOptions(Config):

@@ -67,11 +67,10 @@ def evaluation_differences(baseline: Evaluation, other: Evaluation) -> list[Diff
 
     Where the texts or questions differ, metric and numbers are None.
     """
-    entries, paired = [], {}
+    entries = []
     for name, before in baseline.texts.items():
         if name in other.texts:
             found = text_differences(before, other.texts[name])
-            paired |= {(name, metric): each for metric, each in (found or {}).items()}
             entries += (
                 [_other_questions(name)] if found is None else [_difference(name, *each) for each in found.items()]
             )
@@ -80,7 +79,6 @@ def evaluation_differences(baseline: Evaluation, other: Evaluation) -> list[Diff
         for each in (baseline, other)
     )
     for name in (name for name in before if name in after):
-        paired |= {(name, metric): each for metric, each in (task_differences(before[name], after[name]) or {}).items()}
         entries += paired_answers(name, before[name], after[name])
     entries += [_difference(MEAN_OVER_TEXTS, *each) for each in (mean_differences(baseline, other) or {}).items()]
     return entries

@@ -6,7 +6,6 @@ which is its exponential.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,13 +32,8 @@ PERPLEXITIES = ("perplexity", "word_perplexity")
 HARNESS = "lm-evaluation-harness"
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column of the table, and where an evaluation has its numbers."""
-
-    shown: TableColumn
-    on: str
-    """Name of its answers in an evaluation and among differences."""
+Column = tuple[TableColumn, str]
+"""A column of the table, and the name of its answers in an evaluation and among differences."""
 
 
 def is_share(metric: str) -> bool:
@@ -55,7 +49,7 @@ def models_table(
     evaluations: one for each row, all of the same request; differences: from `all_differences`; command: reproduces the
     table.
     """
-    columns = sorted(_columns(evaluations), key=lambda column: not column.shown.is_share)
+    columns = sorted(_columns(evaluations), key=lambda column: not column[0].is_share)
     names = {(each.run, each.step): name for each, name in zip(evaluations, _names(evaluations))}
     by_model = {(pair.run, pair.step): pair for pair in differences}
     rows = []
@@ -69,7 +63,7 @@ def models_table(
                 run=evaluation.run,
                 step=evaluation.step,
                 baseline=None if pair is None else names[pair.baseline, pair.baseline_step],
-                cells=[_cell(column, evaluation, entries) for column in columns],
+                cells=[_cell(*column, evaluation, entries) for column in columns],
             )
         )
     return EvaluationTable(
@@ -77,7 +71,7 @@ def models_table(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         significance=SIGNIFICANCE,
-        columns=[column.shown for column in columns],
+        columns=[column for column, _ in columns],
         rows=rows,
     )
 
@@ -90,14 +84,16 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     return [each.run + ("" if each.step is None else f", step {each.step}") for each in evaluations]
 
 
-def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, str | None], Difference]) -> TableCell:
-    metric = column.shown.metric
-    score = evaluation.scores.get(column.on, {}).get(metric, Score(value=None))
-    shown = entries.get((column.on, metric))
-    tested = entries.get((column.on, TESTED.get(metric, metric)))
+def _cell(
+    column: TableColumn, on: str, evaluation: Evaluation, entries: Mapping[tuple[str, str | None], Difference]
+) -> TableCell:
+    metric = column.metric
+    score = evaluation.scores.get(on, {}).get(metric, Score(value=None))
+    shown = entries.get((on, metric))
+    tested = entries.get((on, TESTED.get(metric, metric)))
     is_better = None
     if tested is not None and tested.p_value is not None:
-        is_better = (finite(tested.value) > 0) == column.shown.is_share
+        is_better = (finite(tested.value) > 0) == column.is_share
     return TableCell(
         value=score.value,
         stderr=score.stderr,
@@ -107,7 +103,7 @@ def _cell(column: _Column, evaluation: Evaluation, entries: Mapping[tuple[str, s
     )
 
 
-def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
+def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
     """Yield the columns of tasks, then of texts."""
     first = evaluations[0]
     for name, task in first.tasks.items():
@@ -121,12 +117,12 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
     files = [Path(name).name for name in first.texts]
     for name, file in zip(first.texts, files):
         shown = name if files.count(file) > 1 else file
-        yield _Column(TableColumn(name=shown, metric=metric, is_share=False, source="text"), name)
+        yield TableColumn(name=shown, metric=metric, is_share=False, source="text"), name
 
 
-def _task_columns(name: str, on: str, metrics: Scores, source: str, n_items: int | None) -> Iterator[_Column]:
+def _task_columns(name: str, on: str, metrics: Scores, source: str, n_items: int | None) -> Iterator[Column]:
     """Yield its normalised accuracy, or else its first share, and its perplexities."""
     shares = sorted(filter(is_share, metrics), key=lambda metric: metric != "acc_norm")
     for metric in [*shares[:1], *(each for each in PERPLEXITIES if each in metrics)]:
         shown = TableColumn(name=name, metric=metric, is_share=is_share(metric), source=source, n_items=n_items)
-        yield _Column(shown, on)
+        yield shown, on

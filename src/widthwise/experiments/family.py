@@ -111,7 +111,7 @@ class FamilyResults(Results[FamilyPlan]):
     """The costs of a family; a run that fails stops it."""
 
     def begin(self) -> list[Run]:
-        """Grow the runs that do not exist, too. Raises UserError if a folder holds the run of another recipe."""
+        """Grow the runs that do not exist, and begin. Raises UserError if a folder holds the run of another recipe."""
         for (name, seed), growth in self.plan.growth.items():
             run = self._run(self.plan.points[name], seed)
             if not RunDir(run.path).exists:
@@ -130,9 +130,7 @@ class FamilyResults(Results[FamilyPlan]):
         """Accept the record of a grown run, which names the data of its parent too."""
 
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
-        alone = self.plan.alone
-        record = super()._record(points, baseline_group=alone and ALONE, family=self._family(), **fields)
-        return record.with_changes(matched=None, validations=alone and record.validations)
+        return super()._record(points, baseline_group=self.plan.alone and ALONE, family=self._family(), **fields)
 
     def _family(self) -> Family:
         """Return the members with their costs over all steps; shared steps count once in the sums."""

@@ -54,6 +54,8 @@ class Plan(ABC):
     """Points that are trained with the same seeds, and compared."""
 
     kind: ClassVar[Literal["comparison", "sweep", "ladder", "family"]]
+    is_timed: ClassVar[bool] = False
+    """Whether a step of each point is measured first, to report the expected time."""
     row: ClassVar[str] = "point"
     """Title of the column that names the points."""
     title: str
@@ -150,6 +152,7 @@ class Comparison(Plan):
     """Variants given by name, trained seed by seed, so that all have a first result early."""
 
     kind = "comparison"
+    is_timed = True
     row = "variant"
     tuning: Tuning | None = None
     """Values of its variants that a sweep chose."""

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,16 +91,16 @@ class SweepConfig(RungsConfig):
         for group, axes in self.axes.items():
             if SEED_KEY in axes:
                 raise ValueError(
-                    f"{_where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
+                    f"{self._where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
                 )
             parts = self.matching.parts_of(group)
             if ASPECT in axes and "d_model" not in parts:
                 raise ValueError(
-                    f"{_where(group)}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it"
+                    f"{self._where(group)}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it"
                 )
             for key, is_solved in (("model.d_model", "d_model" in parts), ("model.n_layers", ASPECT in axes)):
                 if key in axes and is_solved:
-                    raise ValueError(f"{_where(group)}.{key}: is solved for from the budget; vary another key")
+                    raise ValueError(f"{self._where(group)}.{key}: is solved for from the budget; vary another key")
         self.matching.check_names(self.groups)
         if self.baseline is None and self.matching.quantity != "none":
             raise ValueError(
@@ -126,8 +125,13 @@ class SweepConfig(RungsConfig):
     def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield group and values of every point of a grid. Raises UserError for a range."""
         for group, axes in self.axes.items():
-            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
+            for values in itertools.product(*(axis.grid(f"{self._where(group)}.{key}") for key, axis in axes.items())):
                 yield group, dict(zip(axes, values))
+
+    def _where(self, group: str) -> str:
+        """Return the place of a group's axes in the section."""
+        has_axes = group in self.groups and self.groups[group].over is not None
+        return f"groups.{group}.over" if has_axes else "over"
 
     def axes_as_data(self) -> dict[str, dict[str, Any]]:
         """Return group -> key -> list of values, or a range as a mapping."""
@@ -169,13 +173,10 @@ class SweepSpace:
         impossible point, and if two have the same name or become the same model."""
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
-            grids = (
-                [axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items()]
-                for group, axes in self.config.axes.items()
-            )
-            if (n := sum(math.prod(map(len, axes)) for axes in grids)) > MOST_POINTS:
-                raise UserError(f"sweep: a grid of {n:,} points; must be at most {MOST_POINTS:,}, or add search")
-            points += [self.point(group, values) for group, values in self.config.combinations()]
+            grid = list(itertools.islice(self.config.combinations(), MOST_POINTS + 1))
+            if len(grid) > MOST_POINTS:
+                raise UserError(f"sweep: a grid of more than {MOST_POINTS:,} points; name fewer values, or add search")
+            points += [self.point(group, values) for group, values in grid]
         found: dict[str, Point] = {}
         for point in points:
             if point.name in found:
@@ -240,11 +241,6 @@ class Search(Sweep):
     @property
     def n_points(self) -> int:
         return len(self.points) + self.space.n_trials
-
-
-def _where(group: str) -> str:
-    """Return the place of a group's axes in the section."""
-    return f"groups.{group}.over" if group else "over"
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Sweep:

@@ -217,4 +217,3 @@ class EvaluationTable(StoredRecord):
     """A p below it marks a difference."""
     columns: Sequence[TableColumn]
     rows: Sequence[TableRow] = pydantic.Field(min_length=1)
-    remarks: Sequence[str] = ()

@@ -16,7 +16,7 @@ from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_
 from widthwise.reports.experiment_figures import difference_figure, part_figure, ratio_figure, shape_figures
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.main_table import main_tables, validated_table
+from widthwise.reports.main_table import main_tables, shown_verdict, validated_table
 from widthwise.reports.page import Page, Section, Text, note, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
@@ -88,7 +88,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
 
 
 def comparison_answer(outcome: Outcome) -> list[str]:
-    """Return a few sentences that answer, each with one number at most, and the settings that differ."""
+    """Return a few sentences that answer, and the settings that differ."""
     return [
         *baseline_answer(outcome),
         *equal_loss_answer(outcome),
@@ -104,7 +104,7 @@ def baseline_answer(outcome: Outcome) -> list[str]:
         return _lowest_answer(outcome.variants)
     by_verdict: dict[str, list[Variant]] = {}
     for variant in sorted(compared, key=lambda variant: finite(variant.difference and variant.difference.mean)):
-        by_verdict.setdefault(variant.verdict or "cannot tell", []).append(variant)
+        by_verdict.setdefault(shown_verdict(variant), []).append(variant)
     baseline = clean(outcome.baseline_words or "")
     seeds = counted(len(outcome.seeds), "seed")
     if "no verdict" in by_verdict:

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.formats import MISSING, capital, clean, fixed, sequence, signed, without_seed
-from widthwise.reports.page import Code, Page, Text, note, section
+from widthwise.reports.formats import MISSING, clean, fixed, sequence, signed, without_seed
+from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.table import Table, csv_rows
 
 BETTER, WORSE = "*", "†"
@@ -69,7 +69,6 @@ def evaluation_page(table: EvaluationTable) -> Page:
                     rows,
                 ),
                 note("answers", tests=_tests(table)) if any(row.baseline for row in table.rows) else None,
-                Text([f"{capital(clean(each))}." for each in table.remarks]) if table.remarks else None,
             ),
             section(
                 "Questions",  # as Table 5 of the variable-width paper
@@ -156,7 +155,6 @@ def latex_text(table: EvaluationTable) -> str:
     if any(row.baseline is not None for row in table.rows):
         test = f"at p < {table.significance:g} in a two-sided paired test"
         sentences.append(f"{BETTER}: better than the baseline {test}; {WORSE}: worse.")
-    sentences += [f"{capital(remark)}." for remark in table.remarks]
     rows = [[row.name, *(cell.value + cell.mark for cell in _cells(row, table))] for row in table.rows]
     return Table("", ["Model", *_titles(table)], rows).latex(" ".join(sentences))
 

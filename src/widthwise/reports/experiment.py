@@ -30,7 +30,7 @@ def experiment_page(folder: Path, outcome: Outcome) -> Page:
 
 
 def answer(outcome: Outcome) -> list[str]:
-    """Return a few sentences that answer the question of an experiment, each with one number at most."""
+    """Return a few sentences that answer the question of an experiment."""
     if outcome.family is not None:
         return family_answer(outcome, outcome.family)
     return _ANSWERS[outcome.kind](outcome)

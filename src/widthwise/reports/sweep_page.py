@@ -13,7 +13,7 @@ from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.experiment_figures import difference_figure, shape_figures
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
 from widthwise.reports.growth import growth_section
-from widthwise.reports.main_table import has_intervals, main_tables, validated_table
+from widthwise.reports.main_table import has_intervals, main_tables, shown_verdict, validated_table
 from widthwise.reports.page import Page, Text, note, section
 from widthwise.reports.sweep_figures import axis_figures, compute_figure
 from widthwise.reports.table import Table, by_column
@@ -153,7 +153,7 @@ def ladder_answer(outcome: Outcome) -> list[str]:
     lines = []
     for group in outcome.groups:
         if group != outcome.baseline_group:
-            verdicts = [point.verdict or "cannot tell" for point in outcome.variants if point.group == group]
+            verdicts = [shown_verdict(point) for point in outcome.variants if point.group == group]
             counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
             lines.append(f"{clean(group)} compared with {clean(outcome.baseline_group or '')}, by size: {counts}.")
     return [*lines, *shared.setting_sentences(outcome)]

@@ -10,10 +10,10 @@ from widthwise.config_io import UserError, to_data
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import text_means
-from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
-from widthwise.records.evaluation import Evaluation, TaskAnswers, TextAnswers
+from widthwise.records.evaluation import Evaluation, TextAnswers
 from widthwise.records.record import SealedFile
 from widthwise.runs.environment import environment
 from widthwise.runs.open import Model, open_model
@@ -51,7 +51,10 @@ def evaluate_run(
     for name, score in readings.items():
         _begin(name, f"reading {name}", scorer, observer)
         texts[name] = score()
-    tasks = _local_results(scorer, encoded, observer)
+    tasks = {}
+    for name, task in encoded.items():
+        _begin(name, f"{name}: {len(task.requests)} items", scorer, observer)
+        tasks[name] = score_task(scorer, task)
     harness, harness_items = {}, {}
     if config.tasks:
         from widthwise.runs.harness import run_lm_eval
@@ -116,14 +119,6 @@ def _begin(name: str, message: str, scorer: Scorer, observer: Observer) -> None:
     """Announce a text or task, whose progress that of the scorer is from here on."""
     observer.message(message)
     scorer.on_progress = lambda n_done, n_total: observer.working(name, n_done, n_total, "tokens")
-
-
-def _local_results(scorer: Scorer, tasks: dict[str, EncodedTask], observer: Observer) -> dict[str, TaskAnswers]:
-    results = {}
-    for name, encoded in tasks.items():
-        _begin(name, f"{name}: {len(encoded.requests)} items", scorer, observer)
-        results[name] = score_task(scorer, encoded)
-    return results
 
 
 def _check_unique(key: str, names: Sequence[str]) -> None:
