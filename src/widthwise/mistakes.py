@@ -45,6 +45,8 @@ class RunDiverged(RunFailed):
 REMOVED = {
     "ngrams": "embeddings of n-grams were removed; a larger vocab_size or mtp is the nearest",
     "dynamic_hourglass": "feed-forward dynamic_hourglass was removed; use hourglass with fewer blocks, or dynamic",
+    "anneal": "mask anneal was removed; use ste, or soft with learn_temperature",
+    "nested": "mask nested was removed; use `train.nested`",
     "linear_ramp": "mask linear_ramp was removed; use ste",
     "rms_mean": "score rms_mean was removed; use linear, or raw_mean",
     "at_tokens": "was removed; give at_step, the tokens over those of a step",

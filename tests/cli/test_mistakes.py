@@ -91,7 +91,7 @@ MISTAKES = {
         ("bake run --out baked", "bake: was removed; `widthwise export` folds"),
         ("pad run --d-ff-multiple 64 --out padded", "pad: was removed; `widthwise export --pad-heads`"),
         ("checkpoint merge run", "checkpoint: was removed; every verb reads"),
-        ("lm_eval --model widthwise", "lm_eval: was removed; use `widthwise eval --task`"),
+        ("lm_eval --model widthwise", "lm_eval: was removed; use `widthwise eval --tasks`"),
         ("paper list", "paper: was removed; `python benchmarks/paper.py`"),
         ("explore base.yaml model.d_modl=3 --no-browser", "did you mean 'd_model'?"),
         ("explore base.yaml --port 65536", "--port: got 65536"),

@@ -149,7 +149,7 @@ def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Sweep, 
     assert found.judged == []
     page = write_report([folder])[0].read_text()
     assert f"Do {' and '.join(groups)} reach a lower held-out loss than uniform at each of 3 sizes?" in page
-    assert 'aria-label="Loss minus that of uniform of the same size over rung' in page
+    assert 'aria-label="Loss minus the loss of uniform of the same size over rung' in page
 
 
 def test_a_rung_has_its_tokens_at_equal_loss_where_it_was_validated_often_enough(done) -> None:

@@ -46,7 +46,7 @@ def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_the
     assert rows["x"] == ["2 of 2", "20.5M", "0.812", "0.782 to 0.843", "0.875", "0.835 to 0.915"]
     assert rows["hourglass"][:4] == ["0 of 2", MISSING, "1.250", "1.150 to 1.350"]
     assert labels(shown) == [
-        "Held-out loss minus that of uniform, difference in nats, over tokens. Last mean value of each line: x "
+        "Held-out loss minus the loss of uniform, difference in nats, over tokens. Last mean value of each line: x "
         f"{MINUS}0.0123; hourglass 0.0040.",
         "Tokens to the held-out loss of uniform, times those of uniform, over tokens. Last mean value of each line: x "
         "0.8125.",

@@ -27,7 +27,7 @@ def cells_of(figure: Figure) -> list[dict[str, Any]]:
 def test_the_page_asks_answers_and_lists_points_by_loss_and_failed_ones_with_their_reason(tmp_path: Path) -> None:
     page = reported(write_sweep(tmp_path))["html"].read_text(encoding="utf-8")
     assert "Which of 10 points over model.shape.bottleneck_layer and model.shape.bottleneck_width" in page
-    assert "at equal parameters, and is it lower than that of uniform?" in page
+    assert "at equal parameters, and is it lower than the loss of uniform?" in page
     assert "x-0.25-0.3 has the lowest held-out loss of 8 points, 0.0300 nats below uniform." in page
     assert "Corrected for 8 comparisons, the best point is not significantly better than uniform." in page
     assert "On average the points of growing end 0.0350 nats above uniform." in page

@@ -63,7 +63,7 @@ class Effects:
         for name, differences in self.differences.items():
             rows.append([clean(name), *map(_cell, differences), self.signs[name]])
         level = f"{percentage(first.confidence)} interval; *: it excludes 0, with three seeds or more"
-        caption = f"Held-out loss minus that of {clean(str(first.baseline))} in nats, with its {level}"
+        caption = f"Held-out loss minus the loss of {clean(str(first.baseline))} in nats, with its {level}"
         return Table(caption, [*header, "sign"], rows, words={"sign"})
 
     def csv_text(self) -> str:

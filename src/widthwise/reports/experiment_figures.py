@@ -56,7 +56,7 @@ def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     layers.append(points.encode(x=across, y=up, tooltip=tip, **charts.coloured(drawn, "color", "shape")))
     numbers = {name: with_interval(difference, 4) for name, difference in differences.items()}
     label = charts.described(f"Difference in held-out loss to {baseline}:", numbers)
-    title, height = f"Held-out loss minus that of {baseline}", 40 + _ROW * len(differences)
+    title, height = f"Held-out loss minus the loss of {baseline}", 40 + _ROW * len(differences)
     return Figure("differences", title, label, alt.layer(*layers), drawn, height)
 
 
@@ -239,7 +239,7 @@ def gap_figures(loss: str, variants: Sequence[Variant], looks: Looks, baseline: 
     ratios = {variant.name: variant.tokens_ratio.get(loss) for variant in variants}
     figures = []
     for key, measured, name, y_title, equal in (
-        ("gap", gaps, f"{capital(title)} minus that of {baseline}", "difference in nats", 0),
+        ("gap", gaps, f"{capital(title)} minus the loss of {baseline}", "difference in nats", 0),
         ("tokens-ratio", ratios, f"Tokens to the {title} of {baseline}", f"times those of {baseline}", 1),
     ):
         curves: dict[str, Curve] = {}

@@ -197,7 +197,7 @@ def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure
         above.append(_Line(line_name, Bundle(seeds), change))
     name = shorten(stayed.name, 22)
     title = f"The same minus the loss of {name}"
-    yield from _figure(f"growth-{step}-above", title, step, above, looks, f"minus that of {name}")
+    yield from _figure(f"growth-{step}-above", title, step, above, looks, f"minus the loss of {name}")
 
 
 def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Looks, y_title: str) -> Iterator[Figure]:

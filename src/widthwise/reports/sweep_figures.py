@@ -124,7 +124,7 @@ def _losses_over(
     ]
     y_title, level = LOSS, None
     if outcome.baseline_words is not None:
-        y_title = f"loss minus that of {shorten(outcome.baseline_words, 30)}"
+        y_title = f"loss minus the loss of {shorten(outcome.baseline_words, 30)}"
         level = (outcome.baseline_words, 0.0)
     drawn = {group or _ALL_POINTS: looks[group] for group in groups}
     named = ", ".join(clean(group) for group in groups if group) or "All points"

@@ -115,7 +115,7 @@ def sweep_question(outcome: Outcome) -> str:
     lower = ""
     if outcome.baseline:
         n_points -= 1
-        lower = f", and is it lower than that of {clean(outcome.baseline)}"
+        lower = f", and is it lower than the loss of {clean(outcome.baseline)}"
     return f"Which of {n_points} points{varied} reaches the lowest held-out loss{matched}{lower}? {trained}"
 
 
