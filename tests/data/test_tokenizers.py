@@ -132,7 +132,7 @@ def with_template(single: list, is_nested: bool = False, bos_id: int = 0) -> str
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("single", [[A, A], [END], [A, END, A], [B], [A, B], [A] * 10_000])
+@pytest.mark.parametrize("single", [[A, A], [END], [A, END, A], [B], [A, B], [A] * 100_000])
 def test_a_template_that_repeats_or_drops_the_text_is_refused(single, is_nested):
     with pytest.raises(
         UserError, match=r"^x: post_processor: single: got .{1,9}; must hold the text \$A exactly once$"

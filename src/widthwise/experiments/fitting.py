@@ -66,7 +66,7 @@ class Fit:
     """True if means over seeds are farther off the curve than the noise of runs explains. The intervals do not include
     such a miss."""
     resampled: str
-    """What is drawn in a resample, as text."""
+    """The unit that resamples draw, for a sentence."""
 
     def record(self) -> FittedLaw:
         """Return the parameters with their intervals, the quality of the fit, and, for a law of one variable, the

@@ -36,7 +36,7 @@ LARGEST_POWER = 600.0
 """Bound of |b ln x|, which keeps x^b below the largest float."""
 HUBER_DELTA = 1e-3
 LARGEST_CORRELATION = 0.99
-"""Of the logarithms of two variables; above it the data cannot separate their exponents."""
+"""Largest correlation of the logarithms of two variables whose exponents can be separated."""
 N_STARTS = 60
 """Starts of the grid from which the joint law is fitted, the ones of the lowest objective."""
 

@@ -55,7 +55,7 @@ class Plan(ABC):
 
     kind: ClassVar[Literal["comparison", "sweep", "ladder", "family"]]
     is_timed: ClassVar[bool] = False
-    """Whether a step of each point is measured first, to report the expected time."""
+    """True if a step of each point is measured first, to report the expected time."""
     row: ClassVar[str] = "point"
     """Title of the column that names the points."""
     title: str

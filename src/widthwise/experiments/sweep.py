@@ -4,6 +4,7 @@ import copy
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,9 +125,16 @@ class SweepConfig(RungsConfig):
 
     def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield group and values of every point of a grid. Raises UserError for a range."""
-        for group, axes in self.axes.items():
-            for values in itertools.product(*(axis.grid(f"{self._where(group)}.{key}") for key, axis in axes.items())):
-                yield group, dict(zip(axes, values))
+        for group, grid in self.grids().items():
+            for values in itertools.product(*grid.values()):
+                yield group, dict(zip(grid, values))
+
+    def grids(self) -> dict[str, dict[str, tuple[Any, ...]]]:
+        """Return group -> key -> values. Raises UserError for a range."""
+        return {
+            group: {key: axis.grid(f"{self._where(group)}.{key}") for key, axis in axes.items()}
+            for group, axes in self.axes.items()
+        }
 
     def _where(self, group: str) -> str:
         """Return the place of a group's axes in the section."""
@@ -173,10 +181,9 @@ class SweepSpace:
         impossible point, and if two have the same name or become the same model."""
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
-            grid = list(itertools.islice(self.config.combinations(), MOST_POINTS + 1))
-            if len(grid) > MOST_POINTS:
-                raise UserError(f"sweep: a grid of more than {MOST_POINTS:,} points; name fewer values, or add search")
-            points += [self.point(group, values) for group, values in grid]
+            if (n := sum(math.prod(map(len, grid.values())) for grid in self.config.grids().values())) > MOST_POINTS:
+                raise UserError(f"sweep: a grid of {n:,} points; must be at most {MOST_POINTS:,}, or add search")
+            points += [self.point(group, values) for group, values in self.config.combinations()]
         found: dict[str, Point] = {}
         for point in points:
             if point.name in found:

@@ -1,4 +1,4 @@
-"""How a token of a dynamic-width feed-forward gets its width: a score, and a mask over the units below the width.
+"""The width of a token in a dynamic-width feed-forward: a score, and a mask over the units below the width.
 
 A layer has d_ff units; unit i has its centre at c_i = i + 1/2. A token of width w, in units, uses those whose centres
 are below w. A step has no derivative in w, so the masks differ in how they fall from 1 to 0 and in their derivative.
