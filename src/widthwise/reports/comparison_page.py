@@ -16,7 +16,7 @@ from widthwise.reports.curves import Bundle, against_flops, curve_figure, curve_
 from widthwise.reports.experiment_figures import difference_figure, part_figure, ratio_figure, shape_figures
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.main_table import main_tables, shown_verdict, validated_table
+from widthwise.reports.main_table import shown_verdict
 from widthwise.reports.page import Page, Section, Text, note, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
@@ -54,12 +54,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
         badges=shared.badges(outcome),
         first=[difference_figure(outcome, looks), *curves[:1]],
         sections=[
-            section(
-                "Results",
-                *main_tables(outcome, shared.caption_of_results(outcome, results), looks),
-                validated_table(outcome),
-                shared.seed_table(outcome),
-            ),
+            shared.results_section(outcome, shared.caption_of_results(outcome, results), looks),
             shared.open_points_section(outcome),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
             section(

@@ -13,7 +13,7 @@ from widthwise.reports import tables
 from widthwise.reports.charts import Looks
 from widthwise.reports.experiment_figures import gap_figures
 from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, sequence, shorten, si, signed
-from widthwise.reports.main_table import csv_text, latex_text, settings_of
+from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, validated_table
 from widthwise.reports.page import Code, Part, Section, Text, note, resolved, section
 from widthwise.reports.reading import read_run
 from widthwise.reports.table import Table, by_row
@@ -116,6 +116,14 @@ def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> st
             amount = f"; held-out loss over {result.n_val_tokens:,}{whole} held-out tokens"
         amounts.add(amount)
     return f"Each variant, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
+
+
+def results_section(
+    outcome: Outcome, caption: str, looks: Looks, *more: Table | None, first: str = "Variant"
+) -> Section | None:
+    """Return the main tables, further texts and tasks, the tables `more`, and every seed. first: title of the names."""
+    tables = main_tables(outcome, caption, looks, first=first)
+    return section("Results", *tables, validated_table(outcome), *more, seed_table(outcome))
 
 
 def seed_table(outcome: Outcome) -> Table | None:

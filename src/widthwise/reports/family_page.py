@@ -19,7 +19,6 @@ from widthwise.reports.curves import curve_figure
 from widthwise.reports.experiment_figures import difference_figure
 from widthwise.reports.formats import clean, sequence, shown, si
 from widthwise.reports.growth import growth_flops, growth_section
-from widthwise.reports.main_table import main_tables, validated_table
 from widthwise.reports.page import Page, section
 from widthwise.reports.table import Table
 
@@ -51,13 +50,7 @@ def family_page(folder: Path, outcome: Outcome, family: Family) -> Page:
         badges=shared.badges(outcome),
         first=[difference_figure(outcome, looks), *curves[:1]],
         sections=[
-            section(
-                "Results",
-                *main_tables(outcome, shared.caption_of_results(outcome, results), looks),
-                validated_table(outcome),
-                branch_table(family),
-                shared.seed_table(outcome),
-            ),
+            shared.results_section(outcome, shared.caption_of_results(outcome, results), looks, branch_table(family)),
             shared.equal_loss_section(outcome, styles(grown)),
             growth_section({name: runs[name] for name in grown if name in runs}, looks),
             section("Loss curves", *curves, loss_curves_note(outcome)),

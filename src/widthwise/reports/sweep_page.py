@@ -13,7 +13,7 @@ from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.experiment_figures import difference_figure, shape_figures
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
 from widthwise.reports.growth import growth_section
-from widthwise.reports.main_table import has_intervals, main_tables, shown_verdict, validated_table
+from widthwise.reports.main_table import has_intervals, shown_verdict
 from widthwise.reports.page import Page, Text, note, section
 from widthwise.reports.sweep_figures import axis_figures, compute_figure
 from widthwise.reports.table import Table, by_column
@@ -71,12 +71,8 @@ def _page(
         badges=shared.badges(outcome),
         first=[*first, *(axes[:2] or [curves])],
         sections=[
-            section(
-                "Results",
-                *main_tables(outcome, f"Finished points by loss, mean over {n_seeds}", looks, first="Point"),
-                validated_table(outcome),
-                _judged_table(outcome),
-                shared.seed_table(outcome),
+            shared.results_section(
+                outcome, f"Finished points by loss, mean over {n_seeds}", looks, _judged_table(outcome), first="Point"
             ),
             shared.open_points_section(outcome),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
