@@ -19,9 +19,11 @@ from widthwise.model.ffn.width_choice import (
     ConstScoreConfig,
     FeatureScoreConfig,
     GainedScoreConfig,
+    HardMaskConfig,
     LayerNormMeanScoreConfig,
     LinearScoreConfig,
     MLPScoreConfig,
+    NoMaskConfig,
     RandomScoreConfig,
     RawMeanScoreConfig,
     SoftMaskConfig,
@@ -219,10 +221,12 @@ class StraightThrough(torch.autograd.Function):
 
 
 MASKS: dict[type[WidthMaskConfig], Callable[[Any, int], WidthMask]] = {
+    HardMaskConfig: WidthMask,
+    NoMaskConfig: WidthMask,
     SoftMaskConfig: SoftMask,
     StraightThroughMaskConfig: StraightThroughMask,
 }
 
 
 def build_mask(config: WidthMaskConfig, d_ff: int) -> WidthMask:
-    return MASKS.get(type(config), WidthMask)(config, d_ff)
+    return MASKS[type(config)](config, d_ff)
