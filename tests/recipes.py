@@ -13,7 +13,6 @@ T = TypeVar("T")
 def recipe_data(path: Path) -> list[dict]:
     """The recipe of the file, or of each of its variants, of each group of a sweep, and on each rung."""
     data = read_recipe(path)
-    data.pop("discover", None)
     variants = data.pop("compare", {"variants": {"": {}}})["variants"]
     sweep = data.pop("sweep", {})
     rungs = sweep.get("rungs", {"": {}}).values()

@@ -62,6 +62,7 @@ REMOVED = {
     "pad": "was removed; `widthwise export --pad-heads` pads heads; give other sizes to `widthwise grow`",
     "checkpoint": "was removed; every verb reads checkpoints in several files, and `widthwise export` writes one file",
     "lm_eval": "was removed; use `widthwise eval --tasks`, or `lm_eval --model hf` on a folder of `widthwise export`",
+    "discover": "was removed; `shape: {kind: found}` is what it found, and `widthwise shrink --flops` a faster search",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
     "--suite": "was removed; name its tasks with --tasks, or their files with --task-file",
     "--local": "was removed; name the files of a folder with --task-file",

@@ -84,9 +84,8 @@ MISTAKES = {
     "compare": [
         ("compare train.steps=3", "got no recipe"),
         ("compare pair.yaml --match kv_bytes --dry-run", "narrow: "),
-        ("discover base.yaml --match loss --dry-run", "match: got 'loss'"),
-        ("discover base.yaml --match kv_bytes --steps 8 --dry-run", "parts: got 'width', which adds no kv_bytes"),
-        ("discover base.yaml --steps 8 --jobs 0 --dry-run", "--jobs: got '0'; must be auto or a number of at least 1"),
+        ("compare pair.yaml --jobs 0", "--jobs: got '0'; must be auto or a number of at least 1"),
+        ("discover base.yaml", "discover: was removed; `shape: {kind: found}`"),
         ("family small", "--to: is required; give the recipe of a larger model, one --to for each"),
         ("bake run --out baked", "bake: was removed; `widthwise export` folds"),
         ("pad run --d-ff-multiple 64 --out padded", "pad: was removed; `widthwise export --pad-heads`"),

@@ -8,7 +8,6 @@ import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_full_comparison
-from fake_discovery import write_discovery, write_searches
 from fake_growth import write_family, write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
@@ -32,10 +31,8 @@ BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "scaling.json": write_scaling,
     "analysis.json": _analysis,
     "family": write_family,
-    "discovery.json": write_discovery,
     "evaluation_table.json": lambda folder: evaluation_table().write(folder).parent,
     "growth": write_grown_run,
-    "consensus.json": write_searches,
 }
 """Kind of page -> what writes a folder or several for it; a run shows its growth."""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from widthwise.config_io import UserError, parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
-from widthwise.records.discovery import Curve
+from widthwise.records.shrinking import Curve
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
 ROOT = Path(__file__).parents[2]

@@ -81,7 +81,7 @@ def inspect(
 
     changes = overrides or ()
     data = read_recipe(recipe, changes)
-    if variant is None and against is None and describes_several(data, recipe):
+    if variant is None and against is None and describes_several(data):
         plan, refusal = read_all(recipe, changes)
         work = plan.workload(n_runs=1) | {"refusal": refusal}
         drawn = [f"{work['n_drawn']} further points are drawn when the sweep runs"] * bool(work["n_drawn"])

@@ -253,8 +253,8 @@ def report(
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
 
-    DIR is one folder of a comparison, discovery, sweep, family, fit, analysis or evaluation; several discoveries or run
-    directories have a common report, and several comparisons a table of which effects change sign.
+    DIR is one folder of a comparison, sweep, family, fit, analysis or evaluation. Several run directories have one
+    report, and several comparisons have a table of the effects that change sign.
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """

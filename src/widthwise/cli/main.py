@@ -29,7 +29,6 @@ VERBS = {
         "design.design",
         "design.explore",
         "search.search",
-        "search.discover",
         "plan.plan",
         "design.schema",
     ),

@@ -1,4 +1,4 @@
-"""Verbs that look for a shape: among all of one budget by their costs, or by training."""
+"""The verb `search`: all hourglass shapes of one budget, by their costs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,14 +8,11 @@ from pydantic import PositiveInt
 
 from widthwise.cli.experiment import WORKERS, TrainingOptions, run_and_report
 from widthwise.cli.options import Changes, JsonOption, Seeds
-from widthwise.cli.progress import training_progress
-from widthwise.cli.terminal import say, say_json, say_result, say_tables
+from widthwise.cli.terminal import say, say_json, say_tables
 from widthwise.config_io import Config
-from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import SHAPE_COSTS
 from widthwise.reports.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
 from widthwise.reports.table import Table
-from widthwise.runs.environment import command_line
 from widthwise.shape.search_space import SearchSpace
 from widthwise.yaml_io import recipe_name
 
@@ -99,74 +96,3 @@ def _search_table(summary: dict[str, Any], base: str) -> Table:
         f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",
         n_essential=len(SIZES) + 3,
     )
-
-
-class DiscoverOptions(Config):
-    """Changes that `discover` makes to the recipe's discover section."""
-
-    budget: str | None = None
-    """Such as 30M: the uniform model is sized to it first; default: the recipe's."""
-    match: str | None = None
-    """Quantity of the budget: params, layer_params, active_params, flops, flops_causal, kv_bytes."""
-    steps: PositiveInt | None = None
-    """Training steps of the search; default: those of the recipe."""
-    seeds: Seeds = ()
-    """Seed of the comparison, repeat for several; default: 1, 2 and 3."""
-    only_search: bool = False
-    """Do not train the rivals; rivals.yaml says how to."""
-    out: Path | None = None
-    """Folder; default: runs/RECIPE-discovery."""
-    dry_run: bool = False
-    """Say what would be searched, and train nothing."""
-
-
-def discover(
-    recipe: Annotated[Path, typer.Argument(help="Recipe of the uniform model; a discover section says how to search.")],
-    options: DiscoverOptions,
-    training: Annotated[TrainingOptions, WORKERS],
-    overrides: Changes = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Find which layers should be wide under a budget, and retrain the result against its rivals.
-
-    Finished parts are not repeated: the same command continues an interrupted discovery. Changes may be of the search
-    too, as discover.method.n_stages=4.
-
-    Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
-    """
-    from widthwise.experiments.compare import read_plan
-    from widthwise.experiments.discover import COMPARISON, plan_discovery
-    from widthwise.experiments.discover import discover as discover_shape
-    from widthwise.experiments.jobs import Jobs
-    from widthwise.experiments.running import jobs_of, run_experiment
-    from widthwise.reports.discovery import gains_table, rivals_table, sentences, sizes_table
-    from widthwise.reports.writing import check_kind, write_report
-
-    plan = plan_discovery(recipe, overrides or (), options.budget, options.steps, options.match, options.seeds)
-    folder = options.out or Path("runs") / f"{recipe_name(recipe)}-discovery"
-    check_kind(folder, "discovery.json")
-    n_at_a_time = training.n_jobs
-    if options.dry_run:
-        planned = plan.search
-        say(
-            f"{plan.config.method.kind}: {planned.steps} steps of search under {si(planned.budget)} {planned.match}; "
-            f"then rivals of {planned.base.train.steps} steps with the seeds {', '.join(map(str, plan.config.seeds))}"
-        )
-        return
-    comparison: Outcome | None = None
-    with training_progress(training.track) as observer:
-        alone = Jobs.of([plan.search.base], 1, 1)
-        with alone.threads():
-            discovery = discover_shape(plan, folder, observer, command_line())
-        if not options.only_search:
-            rivals = read_plan(folder / "rivals.yaml")
-            for line in (*rivals.adjustment_lines, rivals.in_words):
-                observer.message(line)
-            jobs = jobs_of(rivals, n_at_a_time)
-            comparison = run_experiment(rivals, folder / COMPARISON, command_line(), observer, jobs)
-            write_report([folder / COMPARISON])
-    tables = [sizes_table(discovery), gains_table(discovery)]
-    if comparison is not None:
-        tables.append(rivals_table(discovery, comparison))
-    files = reversed(write_report([folder]))  # the page comes last
-    say_result(discovery, as_json, sentences(discovery, comparison), tables, files)

@@ -8,7 +8,6 @@ from pydantic.json_schema import models_json_schema
 
 from widthwise.config_io import UserError, check_one_of
 from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
-from widthwise.experiments.discover import DiscoverConfig
 from widthwise.experiments.matching import check_trainable
 from widthwise.experiments.plan import Plan
 from widthwise.experiments.sweep import SweepConfig, SweepGroup, read_sweep
@@ -20,20 +19,14 @@ EXTENDS = {
     "type": "string",
     "description": "Recipe that this one changes: a path from here, or the name of a bundled one.",
 }
-SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig, "discover": DiscoverConfig}
+SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig}
 """Section of a file that describes several runs -> its config."""
 CHANGES = "Changes"
 
 
-def describes_several(data: Mapping[str, Any], path: Path) -> bool:
-    """Return True if the data of a recipe have a section of variants, points or rungs. Raises UserError for a search
-    whose points are unknown. path: of the recipe."""
-    if "discover" in data:
-        raise UserError(
-            f"{path}: has a discover section, and its shapes are unknown until it has run; "
-            f"`widthwise discover {path} --dry-run` shows the search"
-        )
-    return not SEVERAL_RUNS.keys().isdisjoint(data)
+def describes_several(data: Mapping[str, Any]) -> bool:
+    """Return True if the data of a recipe have a section of variants, points or rungs."""
+    return any(section in data for section in SEVERAL_RUNS)
 
 
 def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str | None]:
@@ -56,7 +49,7 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     if variant is None:
         return load_recipe(path, overrides)
     data = read_recipe(path, overrides)
-    if not describes_several(data, path):
+    if not describes_several(data):
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
     if "compare" in data:

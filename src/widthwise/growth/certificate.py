@@ -1,16 +1,11 @@
-"""Measurements of a grown model: the certificate that shows whether it can be trusted, and the gain of its new weights.
+"""The certificate of a grown model: measurements that show whether it can be trusted.
 
 Both models are rebuilt in float64 on the CPU and given the same random tokens. Their logits must agree, and the
 gradient of the grown model, pulled back through the plan to the old parameters, must equal the old gradient: a
 misplaced row can hide in the logits, but not in the gradients. Two optimizer steps then show which new entries learn.
-
-A growth leaves the function as it is, so that its worth cannot be seen in the loss, but in the gradient g: a step of
-rate eta along it lowers the loss by eta times the sum of g^2, to first order, and one along its sign by eta times the
-sum of |g|. The first is a step of SGD, the second the first one of Adam. Of several growths planned as one each has the
-gradient it would have alone, because none of them changes the function.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -206,37 +201,3 @@ def _counted(model: Decoder, name: str, is_new: Tensor, is_alive: Tensor, tokens
 def largest(values: Tensor) -> float:
     """Return the largest absolute value."""
     return float(values.abs().max()) if values.numel() else 0.0
-
-
-Step = Callable[[Tensor], Tensor]
-"""Negative step of an optimizer for a gradient, at a rate of 1."""
-STEPS: Mapping[str, Step] = {"gradient": lambda gradient: gradient, "sign": torch.sign}
-"""Steps of SGD, and the first step of Adam, of equal length for small and large gradients."""
-
-
-def first_order_gains(
-    plan: GrowthPlan, old: Mapping[str, Tensor], batches: Sequence[Tensor], seed: int, step: Step = STEPS["gradient"]
-) -> dict[str, Tensor]:
-    """Return the fall of the loss per rate for a step of each new entry that is 0, by parameter, column after column.
-
-    old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. A step for
-    the mean gradient of one half of the batches meets the gradient of the other half, so that independent noise adds
-    nothing on average and a gain of 0 may come out negative. Entries that do not affect the loss in evaluation, such as
-    the weights of a score with a hard mask, gain nothing. The caller's random state is not touched.
-    """
-    if len(batches) % 2 or not batches:
-        raise ValueError(f"batches: got {len(batches)}; must be two halves")
-    is_zero = {name: found for name, tensor in plan.tensors.items() if (found := tensor.must_be_zero()).any()}
-    weights = dict(plan.weights(old, seed))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of random widths
-        model = decoder_of(plan.new, weights, torch.float32)
-        halves: list[dict[str, Tensor]] = []
-        for half in (batches[::2], batches[1::2]):
-            gradients, mean = _gradients(model, half), {}
-            for name, found in is_zero.items():
-                columns = gradients[name].view(found.shape).movedim(-1, 0)
-                mean[name] = columns[found.movedim(-1, 0)].double() / len(half)
-            halves.append(mean)
-    pairs = {name: (halves[0][name], halves[1][name]) for name in is_zero}
-    return {name: (first * step(second) + step(first) * second) / 2 for name, (first, second) in pairs.items()}

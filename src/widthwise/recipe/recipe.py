@@ -245,16 +245,16 @@ def load_recipe(path: Path | str, overrides: Sequence[str] | None = None) -> Rec
     return parse_recipe(read_recipe(path, overrides or ()), str(path))
 
 
-SEVERAL_RUNS = {"compare": "compare", "sweep": "sweep", "discover": "discover"}
-"""Section by which a file describes several runs -> what runs them."""
+SEVERAL_RUNS = ("compare", "sweep")
+"""Sections by which a file describes several runs, and the verbs that run them."""
 
 
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
     """The recipe of one run. Raises UserError for a mistake, and where the data describe several runs."""
-    for section, verb in SEVERAL_RUNS.items():
+    for section in SEVERAL_RUNS:
         if section in data:
             raise UserError(
-                f"{where}: has a {section} section, so it describes several runs; `widthwise {verb}` runs them, "
+                f"{where}: has a {section} section, so it describes several runs; `widthwise {section}` runs them, "
                 "and `widthwise train --variant NAME` one of them"
             )
     train = data.get("train")

@@ -27,7 +27,7 @@ from widthwise.model.kinds import must_agree
 from widthwise.model.layer import LayerConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.discovery import Curve
+from widthwise.records.shrinking import Curve
 from widthwise.shape.adjusting import closest_size, or_nan
 from widthwise.shape.profile import sizes_of
 from widthwise.shape.rounding import FAR

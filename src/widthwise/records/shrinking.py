@@ -1,16 +1,55 @@
 """`shrunk.json`: where a smaller model was cut out of a trained one, and what it lost."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
 from widthwise.records.certificate import ModelSize
-from widthwise.records.discovery import Curve
-from widthwise.records.record import Record, StoredRecord
+from widthwise.records.record import Number, Record, StoredRecord
 
 SHRUNK = "shrunk"
 """The stem of the files with the record, and with the recipe of its shape."""
+
+
+class LayerSizes(Record):
+    """Sizes of one layer, in channels."""
+
+    width: Number
+    attention: Number
+    """n_heads * head_dim."""
+    hidden: Number
+    """Hidden units of the feed-forward, of all blocks together."""
+
+
+class Curve(Record):
+    """A `shape` section of a recipe: a point for each layer."""
+
+    kind: Literal["curve"] = "curve"
+    widths: Sequence[float]
+    """Over the width of the uniform model."""
+    attention: Sequence[float] | None = None
+    """Width of attention over that of the uniform model and over the width of the layer; `hidden` alike."""
+    hidden: Sequence[float] | None = None
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerSizes], uniform: LayerSizes) -> "Curve":
+        """Return the sizes of layers relative to a layer of the uniform model."""
+        widths = [each.width / uniform.width for each in layers]
+        attention = [each.attention / uniform.attention / width for each, width in zip(layers, widths)]
+        hidden = [each.hidden / uniform.hidden / width for each, width in zip(layers, widths)]
+        return cls(kind="curve", widths=widths, attention=attention, hidden=hidden)
+
+    @property
+    def points(self) -> dict[str, Sequence[float]]:
+        """The points by size, without sizes that follow the recipe's rule."""
+        found = {"widths": self.widths, "attention": self.attention, "hidden": self.hidden}
+        return {name: points for name, points in found.items() if points}
+
+    def section(self, match: str) -> dict[str, Any]:
+        """Return `model.shape` of a recipe. match: the quantity that equals the uniform model's."""
+        points = {size: [round(float(point), 4) for point in each] for size, each in self.points.items()}
+        return {"kind": "curve", "match": match, "rounding": "balanced", **points}
 
 
 class LayerCut(Record):

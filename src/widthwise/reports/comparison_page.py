@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from widthwise.records.discovery import Search
 from widthwise.records.estimate import TIE_MARGIN, Estimate
 from widthwise.records.outcome import Outcome, Tuning, Variant
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.records.run import Run
+from widthwise.records.search import Search
 from widthwise.reports import experiment_sections as shared
 from widthwise.reports import tables
 from widthwise.reports.charts import Looks, styles

@@ -1,20 +1,16 @@
 """The report that fits what a folder holds: a page, and tables for spreadsheets and papers."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
 from widthwise.records.analysis import Analysis
-from widthwise.records.discovery import Consensus, Discovery
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports.analysis import analysis_page
 from widthwise.reports.charts import FileKind
-from widthwise.reports.consensus import consensus_page, read_searches
-from widthwise.reports.discovery import discovery_page
 from widthwise.reports.effects import Effects, are_comparisons, read_effects
 from widthwise.reports.evaluation import evaluation_page
 from widthwise.reports.experiment import ExperimentOnDisk, experiment_page
@@ -28,11 +24,7 @@ PAGES: Mapping[str, Callable[[Path], Page]] = {
     Outcome.file_name: lambda folder: experiment_page(folder, Outcome.read(folder)),
     Analysis.file_name: lambda folder: analysis_page(Analysis.read(folder)),
     ScalingLaws.file_name: lambda folder: scaling_page(ScalingLaws.read(folder)),
-    Discovery.file_name: lambda folder: discovery_page(folder, Discovery.read(folder)),
     EvaluationTable.file_name: lambda folder: evaluation_page(EvaluationTable.read(folder)),
-    Consensus.file_name: lambda folder: consensus_page(
-        read_searches([Path(os.path.normpath(folder / path)) for path in Consensus.read(folder).searches])
-    ),
 }
 """File of a record -> the function that makes the page of its folder."""
 
@@ -102,15 +94,13 @@ def _page(paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None
         _check_described(path, names.get(path))
     if columns is not None:
         raise UserError(f"--columns: goes with one folder that has {Outcome.file_name}")
-    if not names:
-        _common_folder(out, f"{len(paths)} runs")
-        return runs_page(paths, refresh_seconds)
-    if {names.get(path) for path in paths} != {Discovery.file_name}:
+    if names:
         other = next((name for name in names.values() if name != Outcome.file_name), Outcome.file_name)
-        only = "only runs, or only comparisons, or only searches"
-        raise UserError(f"report: got {len(paths)} paths, one with {other}; give that one alone, or {only}")
-    _common_folder(out, f"{len(paths)} searches", Consensus.file_name)
-    return consensus_page(read_searches(paths))
+        raise UserError(
+            f"report: got {len(paths)} paths, one with {other}; give that one alone, or only runs, or only comparisons"
+        )
+    _common_folder(out, f"{len(paths)} runs")
+    return runs_page(paths, refresh_seconds)
 
 
 def _page_of_one(path: Path, name: str | None, columns: Sequence[str] | None, refresh_seconds: int | None) -> Page:

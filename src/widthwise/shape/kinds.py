@@ -194,7 +194,7 @@ class DrawnShape(SolvedShape):
 
 
 class CurveShape(DrawnShape):
-    """A curve of the recipe's own, such as one that `discover` found."""
+    """A curve given in the recipe, such as that of `shrunk.yaml`."""
 
     kind: Literal["curve"] = "curve"
 

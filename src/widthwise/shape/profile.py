@@ -8,7 +8,7 @@ from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.hourglass import HourglassTemplate
 from widthwise.model.ffn.interface import FFNTemplate, HiddenWidthTemplate
 from widthwise.model.layer import LayerConfig
-from widthwise.records.discovery import LayerSizes
+from widthwise.records.shrinking import LayerSizes
 
 
 def sizes_of(layer: LayerConfig) -> LayerSizes:
