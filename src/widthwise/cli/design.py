@@ -74,14 +74,15 @@ def inspect(
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """
-    from widthwise.experiments.recipes import describes_several, read_all, read_one
     from widthwise.recipe.inspection import inspect_recipe
-    from widthwise.recipe.recipe import load_recipe, parse_recipe
+    from widthwise.recipe.recipe import describes_several, load_recipe, parse_recipe
     from widthwise.yaml_io import read_recipe
 
     changes = overrides or ()
     data = read_recipe(recipe, changes)
     if variant is None and against is None and describes_several(data):
+        from widthwise.experiments.recipes import read_all
+
         plan, refusal = read_all(recipe, changes)
         work = plan.workload(n_runs=1) | {"refusal": refusal}
         drawn = [f"{work['n_drawn']} further points are drawn when the sweep runs"] * bool(work["n_drawn"])
@@ -90,7 +91,12 @@ def inspect(
         say_result(work, as_json, (), [_costs_table(work)], notes=notes)
         return
     other = None if against is None else load_recipe(against, changes)
-    one = parse_recipe(data, str(recipe)) if variant is None else read_one(recipe, changes, variant)
+    if variant is None:
+        one = parse_recipe(data, str(recipe))
+    else:
+        from widthwise.experiments.recipes import read_one
+
+        one = read_one(recipe, changes, variant)
     summary = inspect_recipe(one, other)
     notes = []
     if "chosen_flops" in summary:

@@ -14,15 +14,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer, refusing_panics
 from widthwise.files import read_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]")
@@ -132,12 +133,14 @@ class JsonTokenizer(Tokenizer):
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read_definition(definition: str, where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dict[str, Any]]":
     """A tokenizer.json that a stranger may have written, and its content.
 
     Raises UserError, which begins with `where`, for a broken one, for one that may make a text more than MOST_GROWTH
     times as long, in which reading it may never end, and for one that repeats, drops or randomly splits text.
     """
+    from tokenizers import Tokenizer as LibraryTokenizer  # takes 45 ms, and a recipe only names its tokenizer
+
     with refusing_panics(f"{where}: is not a tokenizer of the tokenizers library"):
         data = json.loads(definition)
         for parts in (("normalizer", "pre_tokenizer"), ("decoder",)):
@@ -152,10 +155,10 @@ def read_definition(definition: str, where: str) -> tuple[tokenizers.Tokenizer, 
                 raise UserError(f"{where}: post_processor: single: got {got}; must hold the text $A exactly once")
         if dropout := (data.get("model") or {}).get("dropout"):
             raise UserError(f"{where}: model.dropout: got {dropout}, which splits a text at random; allowed: null")
-        return tokenizers.Tokenizer.from_str(definition), data
+        return LibraryTokenizer.from_str(definition), data
 
 
-def _encoder(tokenizer: tokenizers.Tokenizer, data: dict[str, Any]) -> tokenizers.Tokenizer:
+def _encoder(tokenizer: "LibraryTokenizer", data: dict[str, Any]) -> "LibraryTokenizer":
     """Return the tokenizer itself; for a Unigram model, which matches special tokens in text, a copy without them."""
     pieces = data["model"].get("vocab")
     if not isinstance(pieces, list):
@@ -164,7 +167,7 @@ def _encoder(tokenizer: tokenizers.Tokenizer, data: dict[str, Any]) -> tokenizer
     special &= {piece for piece, _ in pieces}
     model = {**data["model"], "vocab": [["" if piece in special else piece, score] for piece, score in pieces]}
     added = [token for token in data["added_tokens"] if token["content"] not in special]
-    return tokenizers.Tokenizer.from_str(json.dumps({**data, "model": model, "added_tokens": added}))
+    return tokenizer.from_str(json.dumps({**data, "model": model, "added_tokens": added}))
 
 
 def _first_id(post_processor: Any) -> int | None:
@@ -248,7 +251,10 @@ def train_bpe(texts: Iterator[str], vocab_size: int) -> JsonTokenizer:
 
     About the first 64 MiB of text are used. Raises UserError if there is too little text for that many tokens.
     """
-    tokenizer = tokenizers.Tokenizer(models.BPE())
+    from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = LibraryTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(

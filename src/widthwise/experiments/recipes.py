@@ -1,6 +1,6 @@
 """Recipe files that describe several runs: all of these, one of them alone, and the JSON schema of recipe files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
 from widthwise.experiments.matching import check_trainable
 from widthwise.experiments.plan import Plan
 from widthwise.experiments.sweep import SweepConfig, SweepGroup, read_sweep
-from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, load_recipe
+from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, describes_several, load_recipe
 from widthwise.yaml_io import read_recipe
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -22,11 +22,6 @@ EXTENDS = {
 SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig}
 """Section of a file that describes several runs -> its config."""
 CHANGES = "Changes"
-
-
-def describes_several(data: Mapping[str, Any]) -> bool:
-    """Return True if the data of a recipe have a section of variants, points or rungs."""
-    return any(section in data for section in SEVERAL_RUNS)
 
 
 def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str | None]:

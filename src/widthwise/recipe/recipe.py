@@ -249,6 +249,11 @@ SEVERAL_RUNS = ("compare", "sweep")
 """Sections by which a file describes several runs, and the verbs that run them."""
 
 
+def describes_several(data: Mapping[str, Any]) -> bool:
+    """Return True if the data of a recipe have a section of variants, points or rungs."""
+    return any(section in data for section in SEVERAL_RUNS)
+
+
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
     """The recipe of one run. Raises UserError for a mistake, and where the data describe several runs."""
     for section in SEVERAL_RUNS:
