@@ -33,7 +33,7 @@ N_POINTS = 100
 def analysis_page(whole: Analysis) -> Page:
     """Return the page; of runs with many checkpoints it shows some in the figures over layers, all in tables."""
     analysis = with_some_checkpoints(whole)
-    runs, models, text = list(whole.courses), analysis.models, analysis.text
+    runs, models, text = list(whole.checkpoints), analysis.models, analysis.text
     by_name = {model.name: model for model in models}
     looks, of_runs = (styles(names, names[0] if len(names) > 1 else None) for names in (list(by_name), runs))
     n_left_out = len(whole.models) - len(models)
@@ -102,7 +102,7 @@ def _described(model: AnalysedModel) -> str:
 def with_some_checkpoints(analysis: Analysis) -> Analysis:
     """Return the analysis with at most N_SHOWN checkpoints of each run, spread evenly from the first to the last."""
     left_out = set()
-    for course in analysis.courses.values():
+    for course in analysis.checkpoints.values():
         shown = {round(i) for i in np.linspace(0, len(course) - 1, N_SHOWN)}
         left_out |= {model.name for i, model in enumerate(course) if i not in shown}
     return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
@@ -229,7 +229,7 @@ def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
                 np.array([model.tokens for model in models], dtype=float),
                 np.array([measure.of_model(model) for model in models]),
             )
-            for run, models in analysis.courses.items()
+            for run, models in analysis.checkpoints.items()
         }
         title = measure.title.format(analysis.utilisation_threshold)
         figures.append(curve_figure(f"course-{measure.key}", title, curves, looks, "tokens", title))
