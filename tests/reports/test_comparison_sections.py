@@ -48,8 +48,8 @@ def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_the
     assert labels(shown) == [
         "Held-out loss minus the loss of uniform, difference in nats, over tokens. Last mean value of each line: x "
         f"{MINUS}0.0123; hourglass 0.0040.",
-        "Tokens to the held-out loss of uniform, times those of uniform, over tokens. Last mean value of each line: x "
-        "0.8125.",
+        "Tokens to the held-out loss of uniform, times the tokens of uniform, over tokens. Last mean value of each "
+        "line: x 0.8125.",
     ]
     read = Outcome.read(tmp_path)
     uniform, x, hourglass = csv.DictReader(io.StringIO(csv_text(read)))
@@ -104,7 +104,7 @@ def test_page_and_answer_name_the_values_that_were_chosen(tmp_path: Path, tuning
     rows = rows_of(shown)
     assert {name: rows[name] for name in expected} == expected
     assert source in shown
-    beyond = "hourglass was best at the last value that was tried: a better one may lie beyond."
+    beyond = "hourglass was best at an end of the grid: a better value may be outside it."
     assert (beyond in answer(Outcome.read(tmp_path))) == ("hourglass" in expected)
 
 

@@ -70,7 +70,7 @@ class RunResult(StoredRecord):
     seed: int | None = None
     steps: int | None = None
     tokens: int | None = None
-    """Tokens of all steps, including those of the run that this run continues."""
+    """Tokens of all steps, including the run that this run continues."""
     train_loss: Known = None
     """Mean of the last `loss_window_steps` steps."""
     loss_window_steps: int | None = None
@@ -95,7 +95,7 @@ class RunResult(StoredRecord):
     peak_memory_bytes: int | None = None
     """Peak memory of the run: of tensors on a GPU, otherwise of the whole process. None if unknown."""
     training_flops: Known = None
-    """Training FLOPs of all passes over tokens, including those of the run that this run continues."""
+    """Training FLOPs of all passes over tokens, including the run that this run continues."""
     pflops_days: Known = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
@@ -262,7 +262,7 @@ class PlannedRuns(StoredRecord):
 
 
 def other_folder(path: Path) -> str:
-    """Return `; it is ...`: what a path is that is not a run directory, and how to get a run; "" if unknown."""
+    """Return `; it is ...`, with the kind of a path that is not a run directory and a hint; "" if unknown."""
     if not path.exists():
         runs = [str(config.parent) for config in path.parent.glob("*/config.yaml")]
         near = difflib.get_close_matches(str(path), runs, n=1)
