@@ -289,10 +289,8 @@ class Outcome(StoredRecord):
         """Return the baseline of a point, which is the point itself if it is a baseline; None if it has no loss."""
         if self.baseline_group is None:
             return self.baseline_variant
-        for point in self.variants:
-            if point.group == self.baseline_group and point.values == variant.values and point.has_loss:
-                return point
-        return None
+        points = [point for point in self.of_group(self.baseline_group) if point.values == variant.values]
+        return next((point for point in points if isinstance(point, Variant) and point.has_loss), None)
 
     @property
     def compared(self) -> list[tuple[Variant, Variant]]:

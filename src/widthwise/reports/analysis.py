@@ -32,14 +32,16 @@ N_POINTS = 100
 
 def analysis_page(whole: Analysis) -> Page:
     """Return the page of an analysis. Figures over layers show some checkpoints of a run, tables show all of them."""
-    analysis = with_some_checkpoints(whole)
+    left_out = set()
+    for checkpoints in whole.checkpoints.values():
+        shown = {round(i) for i in np.linspace(0, len(checkpoints) - 1, N_SHOWN)}
+        left_out |= {model.name for i, model in enumerate(checkpoints) if i not in shown}
+    models = [model for model in whole.models if model.name not in left_out]
+    analysis = whole.with_changes(models=models)
     runs = list(whole.checkpoints)
-    models = analysis.models
-    text = analysis.text
     by_name = {model.name: model for model in models}
     looks = styles(by_name, models[0].name if len(models) > 1 else None)
-    of_runs = styles(runs, runs[0] if len(runs) > 1 else None)
-    n_left_out = len(whole.models) - len(models)
+    text = whole.text
     threshold = whole.utilisation_threshold
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
@@ -55,11 +57,11 @@ def analysis_page(whole: Analysis) -> Page:
             figures[measure.part].append(figure)
     over_training = None
     if runs:
-        notes = ["course", "left-out"] if n_left_out else ["course"]
+        notes = ["course", "left-out"] if left_out else ["course"]
         over_training = section(
             "Over training",
-            *_course_figures(whole, of_runs),
-            note(*notes, n_left_out=n_left_out),
+            *_course_figures(whole, styles(runs, runs[0] if len(runs) > 1 else None)),
+            note(*notes, n_left_out=len(left_out)),
             checkpoints_table(whole).folded,
         )
     return Page(
@@ -105,15 +107,6 @@ def analysis_page(whole: Analysis) -> Page:
 def _described(model: AnalysedModel) -> str:
     step = "" if model.step is None else f", step {model.step}"
     return f"{clean(model.name)}: {clean(model.source)} ({clean(model.kind)}{step})"
-
-
-def with_some_checkpoints(analysis: Analysis) -> Analysis:
-    """Return the analysis with at most N_SHOWN checkpoints of each run, evenly spread from first to last."""
-    left_out = set()
-    for checkpoints in analysis.checkpoints.values():
-        shown = {round(i) for i in np.linspace(0, len(checkpoints) - 1, N_SHOWN)}
-        left_out |= {model.name for i, model in enumerate(checkpoints) if i not in shown}
-    return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
 
 
 def _differ_in_depth(models: Sequence[AnalysedModel]) -> bool:

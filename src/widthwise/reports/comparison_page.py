@@ -4,29 +4,10 @@ from pathlib import Path
 
 from widthwise.records.discovery import Search
 from widthwise.records.outcome import Outcome, Tuning
+from widthwise.reports import experiment_sections
 from widthwise.reports.charts import styles
 from widthwise.reports.curves import curve_figure, curve_table, over_seeds
 from widthwise.reports.experiment_figures import difference_figure, shape_figures
-from widthwise.reports.experiment_sections import (
-    LOSSES,
-    badges,
-    baseline_answer,
-    caption_of_results,
-    compared_question,
-    cost_section,
-    curves_over_flops,
-    curves_section,
-    data_section,
-    equal_loss_answer,
-    equal_loss_section,
-    first_results,
-    open_points_section,
-    read_runs,
-    reproduce_section,
-    results_section,
-    setting_sentences,
-    table_files,
-)
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
 from widthwise.reports.page import Page, note, section
@@ -37,8 +18,8 @@ from widthwise.reports.widths_used import dynamic_width_section, virtual_width_s
 
 def comparison_page(folder: Path, outcome: Outcome) -> Page:
     """Return the page of a comparison. Raises UserError if a run is broken."""
-    runs = read_runs(folder, outcome)
-    results = first_results(runs)
+    runs = experiment_sections.read_runs(folder, outcome)
+    results = experiment_sections.first_results(runs)
     looks = styles([variant.name for variant in outcome.variants], outcome.baseline)
     costs = {variant.name: variant.cost for variant in outcome.variants}
     of_one_budget = []
@@ -46,9 +27,9 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
         of_one_budget = [candidate.name for candidate in Search.read(folder).candidates]
     every_run = [run for seeds in runs.values() for run in seeds]
     curves = []
-    for event, title in LOSSES.items():
+    for event, title in experiment_sections.LOSSES.items():
         by_step = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
-        by_flops = curves_over_flops(outcome.variants, runs, event)
+        by_flops = experiment_sections.curves_over_flops(outcome.variants, runs, event)
         for key, x_title, lines, grown in (
             ("step", "step", by_step, growth_steps(every_run)),
             ("flops", "training FLOPs", by_flops, growth_flops(every_run)),
@@ -62,54 +43,44 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
         means = {name: over_seeds(seeds, "validation").mean for name, seeds in runs.items()}
         table = curve_table("Held-out loss by step, mean over seeds", means).folded
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
-    return Page(
+    return experiment_sections.experiment_page(
         "comparison",
-        clean(outcome.title),
+        outcome,
+        runs,
         comparison_answer(outcome),
-        lead=compared_question(compared, clean(outcome.baseline or ""), outcome),
-        badges=badges(outcome),
-        first=[difference_figure(outcome, looks), *curves[:1]],
-        sections=[
-            results_section(outcome, caption_of_results(outcome, results), looks),
-            open_points_section(outcome),
+        experiment_sections.compared_question(compared, clean(outcome.baseline or ""), outcome),
+        [difference_figure(outcome, looks), *curves[:1]],
+        [
+            experiment_sections.results_section(
+                outcome, experiment_sections.caption_of_results(outcome, results), looks
+            ),
+            experiment_sections.open_points_section(outcome),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
             section(
                 "Shapes at one budget",
                 note("shapes", level=percentage(outcome.confidence)),
                 *shape_figures(outcome, of_one_budget),
             ),
-            equal_loss_section(outcome, looks),
+            experiment_sections.equal_loss_section(outcome, looks),
             section("Tuning", tuning_table(outcome.tuning), note("tuning")),
             growth_section(runs, looks),
-            curves_section(outcome, curves, table),
+            experiment_sections.curves_section(outcome, curves, table),
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
-            cost_section(outcome, looks),
-            data_section(outcome, runs),
-            reproduce_section(outcome, runs),
+            experiment_sections.cost_section(outcome, looks),
         ],
-        made_from=f"{Outcome.file_name} of {outcome.created}",
-        files=table_files(outcome),
     )
 
 
 def comparison_answer(outcome: Outcome) -> list[str]:
     """Return the sentences that answer the question of a comparison, and the settings that differ."""
-    return [
-        *baseline_answer(outcome),
-        *equal_loss_answer(outcome),
-        *_tuning_answer(outcome.tuning),
-        *setting_sentences(outcome),
-    ]
-
-
-def _tuning_answer(tuning: Tuning | None) -> list[str]:
-    """Return a sentence on the variants whose chosen value is at an end of the grid."""
-    at_limit = [] if tuning is None else [clean(variant.name) for variant in tuning.variants if variant.is_at_limit]
-    if not at_limit:
-        return []
-    verb = "was" if len(at_limit) == 1 else "were"
-    return [f"{sequence(at_limit)} {verb} best at an end of the grid: a better value may be outside it."]
+    lines = experiment_sections.baseline_answer(outcome)
+    tuned = outcome.tuning.variants if outcome.tuning else ()
+    at_limit = [clean(variant.name) for variant in tuned if variant.is_at_limit]
+    if at_limit:
+        verb = "was" if len(at_limit) == 1 else "were"
+        lines.append(f"{sequence(at_limit)} {verb} best at an end of the grid: a better value may be outside it.")
+    return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
 def tuning_table(tuning: Tuning | None) -> Table | None:

@@ -290,8 +290,9 @@ def tables_by_checkpoint(
     for evaluation in evaluations:
         checkpoint = (evaluation.step or 0, finite(evaluation.tokens))
         checkpoints[evaluation.run, evaluation.step] = checkpoint
-        for on, scores in evaluation.scores.items():
-            scored.append((Question(on), names[evaluation.run], checkpoint, scores))
+        scored += [
+            (Question(on), names[evaluation.run], checkpoint, scores) for on, scores in evaluation.scores.items()
+        ]
     for pair in differences:
         by_question: dict[str, dict[str, Score]] = {}
         for difference in pair.differences:

@@ -32,10 +32,7 @@ def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     verdicts = {variant.name: variant.verdict for variant in outcome.variants}
     drawn = {name: looks[name] for name in differences}
     baseline = shorten(outcome.baseline_words or "its baseline", 30)
-    means = [
-        {"name": clean(name), "verdict": verdicts[name], **charts.ends_of(difference)}
-        for name, difference in differences.items()
-    ]
+    means = [{"name": clean(n), "verdict": verdicts[n], **charts.ends_of(d)} for n, d in differences.items()]
     seeds = [
         {"name": clean(name), "seed": seed, "difference": finite(value)}
         for name, difference in differences.items()

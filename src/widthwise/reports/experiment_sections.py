@@ -33,7 +33,7 @@ from widthwise.reports.main_table import (
     shown_verdict,
     validated_table,
 )
-from widthwise.reports.page import Code, Part, Section, Text, note, resolved, section
+from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
 from widthwise.reports.reading import read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
@@ -75,6 +75,51 @@ def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
     return trained, matched
 
 
+def experiment_page(
+    kind: str,
+    outcome: Outcome,
+    runs: Runs,
+    answer: Sequence[str],
+    question: str,
+    first: Sequence[Figure | None],
+    sections: Sequence[Section | None],
+    *reproduce: Part | None,
+    title: str = "Variant",
+) -> Page:
+    """Return the page of an experiment: `sections`, data and environment, and how to reproduce it.
+
+    reproduce: parts of the last section after the command. title: title of the names in tables.
+    """
+    badges = []
+    if len(outcome.seeds) < FEWEST_SEEDS:
+        badges.append("fewer than three seeds")
+    n_doubted = sum(bool(variant.doubts) for variant in outcome.variants)
+    if n_doubted:
+        badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss: see !")
+    if any(variant.shares_machine for variant in outcome.variants):
+        badges.append("shared machine: speeds not comparable")
+    data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
+    environment = tables.environment_table(outcome.environment)
+    files = {}
+    if outcome.variants:
+        files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome, title)}
+    return Page(
+        kind,
+        clean(outcome.title),
+        answer,
+        lead=question,
+        badges=badges,
+        first=first,
+        sections=[
+            *sections,
+            section("Data and environment", data, environment),
+            _reproduce_section(outcome, runs, *reproduce),
+        ],
+        made_from=f"{Outcome.file_name} of {outcome.created}",
+        files=files,
+    )
+
+
 def compared_question(names: Sequence[str], baseline: str, outcome: Outcome) -> str:
     """Return the question of a page: whether `names` are better than the baseline."""
     trained, matched = seeds_and_match(outcome)
@@ -114,7 +159,10 @@ def setting_sentences(outcome: Outcome) -> Iterator[str]:
 
 
 def baseline_answer(outcome: Outcome) -> list[str]:
-    """Return sentences on which variants are better than the baseline, worse, equal or neither."""
+    """Return sentences on which variants are better than the baseline, worse, equal or neither.
+
+    If the best variant needs significantly fewer tokens for the baseline's loss, the last sentence has the ratio.
+    """
     compared = [variant for variant in outcome.variants if variant.difference is not None]
     if not compared:
         return _lowest_answer(outcome.variants)
@@ -147,6 +195,13 @@ def baseline_answer(outcome: Outcome) -> list[str]:
         lines.append(f"Equal to {baseline} within {TIE_MARGIN:g} nats: {variant_names(tied)}.")
     if unclear := by_verdict.get(UNCLEAR):
         lines.append(f"No clear difference from {baseline}: {variant_names(unclear)} ({seeds}).")
+    better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
+    if better:
+        best = min(better, key=lambda variant: finite(variant.val_loss.mean))
+        tokens = best.at_equal_loss["val_loss"].tokens_ratio
+        if finite(tokens.high) < 1:
+            needs = f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {baseline}"
+            lines.append(f"{needs} for the same held-out loss.")
     return lines
 
 
@@ -158,36 +213,6 @@ def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
     best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
     line = f"{clean(best.name)} ends at a held-out loss of {fixed(best.val_loss.mean, 4)}."
     return [line if len(variants) == 1 else f"Of {len(variants)}, {line}"]
-
-
-def equal_loss_answer(outcome: Outcome) -> list[str]:
-    """Return the tokens that the best variant needs for the baseline's loss, if they are significantly fewer."""
-    better = [
-        variant for variant in outcome.variants if variant.verdict == "better" and "val_loss" in variant.at_equal_loss
-    ]
-    if not better:
-        return []
-    best = min(better, key=lambda variant: finite(variant.val_loss.mean))
-    tokens = best.at_equal_loss["val_loss"].tokens_ratio
-    if not finite(tokens.high) < 1:
-        return []
-    baseline = clean(outcome.baseline_words or "")
-    return [
-        f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {baseline} for the same held-out loss."
-    ]
-
-
-def badges(outcome: Outcome) -> list[str]:
-    """Return short warnings about the answer."""
-    lines = []
-    if len(outcome.seeds) < FEWEST_SEEDS:
-        lines.append("fewer than three seeds")
-    n_doubted = sum(bool(variant.doubts) for variant in outcome.variants)
-    if n_doubted:
-        lines.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss: see !")
-    if any(variant.shares_machine for variant in outcome.variants):
-        lines.append("shared machine: speeds not comparable")
-    return lines
 
 
 def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> str:
@@ -312,12 +337,7 @@ def cost_section(outcome: Outcome, looks: Looks) -> Section | None:
     )
 
 
-def data_section(outcome: Outcome, runs: Runs) -> Section | None:
-    data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
-    return section("Data and environment", data, tables.environment_table(outcome.environment))
-
-
-def reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Section | None:
+def _reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Section | None:
     """Return command, recipes and files. parts: shown after the command."""
     folders = [f"{clean(name)}: {', '.join(run.path for run in seeds)}" for name, seeds in runs.items()]
     files = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
@@ -329,8 +349,3 @@ def reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Sect
         *(resolved(name, seeds[0]) for name, seeds in runs.items()),
         Code("\n".join(files), "Files"),
     )
-
-
-def table_files(outcome: Outcome, first: str = "Variant") -> dict[str, str]:
-    """Return the main table as CSV and LaTeX; no files without variants. first: title of the names."""
-    return {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome, first)} if outcome.variants else {}

@@ -6,28 +6,10 @@ from pathlib import Path
 from widthwise.records.outcome import SIZE, Family, FamilyControl, Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run
+from widthwise.reports import experiment_sections
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import curve_figure
 from widthwise.reports.experiment_figures import difference_figure
-from widthwise.reports.experiment_sections import (
-    LOSSES,
-    badges,
-    baseline_answer,
-    caption_of_results,
-    cost_section,
-    curves_over_flops,
-    curves_section,
-    data_section,
-    equal_loss_answer,
-    equal_loss_section,
-    first_results,
-    read_runs,
-    reproduce_section,
-    results_section,
-    seeds_and_match,
-    setting_sentences,
-    table_files,
-)
 from widthwise.reports.formats import clean, sequence, shown, si
 from widthwise.reports.growth import growth_flops, growth_section
 from widthwise.reports.page import Page
@@ -49,36 +31,32 @@ def family_page(folder: Path, outcome: Outcome) -> Page:
     """Return the page of a family. Raises UserError if a run is broken."""
     family = outcome.family
     assert family is not None
-    runs = read_runs(folder, outcome)
-    caption = caption_of_results(outcome, first_results(runs))
+    runs = experiment_sections.read_runs(folder, outcome)
+    caption = experiment_sections.caption_of_results(outcome, experiment_sections.first_results(runs))
     of_groups = styles(outcome.groups)
     looks = {variant.name: of_groups[variant.group] for variant in outcome.variants}
     grown = [variant.name for variant in outcome.variants if variant.group != outcome.baseline_group]
     curves = _curves(outcome, runs, looks)
-    return Page(
+    return experiment_sections.experiment_page(
         "family",
-        clean(outcome.title),
+        outcome,
+        runs,
         family_answer(outcome),
-        lead=family_question(outcome, family),
-        badges=badges(outcome),
-        first=[difference_figure(outcome, looks), *curves[:1]],
-        sections=[
-            results_section(outcome, caption, looks, branch_table(family)),
-            equal_loss_section(outcome, styles(grown)),
+        family_question(outcome, family),
+        [difference_figure(outcome, looks), *curves[:1]],
+        [
+            experiment_sections.results_section(outcome, caption, looks, branch_table(family)),
+            experiment_sections.equal_loss_section(outcome, styles(grown)),
             growth_section({name: runs[name] for name in grown if name in runs}, looks),
-            curves_section(outcome, curves),
-            cost_section(outcome, looks),
-            data_section(outcome, runs),
-            reproduce_section(outcome, runs),
+            experiment_sections.curves_section(outcome, curves),
+            experiment_sections.cost_section(outcome, looks),
         ],
-        made_from=f"{Outcome.file_name} of {outcome.created}",
-        files=table_files(outcome),
     )
 
 
 def family_question(outcome: Outcome, family: Family) -> str:
     """Return the question that a family answers, and the seeds."""
-    trained, _ = seeds_and_match(outcome)
+    trained, _ = experiment_sections.seeds_and_match(outcome)
     sizes = [clean(point.name) for point in outcome.points if point.group == "grown"]
     verb = "does" if len(sizes) == 1 else "do"
     alone = ""
@@ -93,7 +71,8 @@ def family_answer(outcome: Outcome) -> list[str]:
     assert outcome.family is not None
     times = outcome.family.flops_alone / outcome.family.family_flops
     saved = f"Trained from scratch on as many tokens, these models would take {times:.2f} times the training FLOPs."
-    return [saved, *baseline_answer(outcome), *equal_loss_answer(outcome), *setting_sentences(outcome)]
+    compared = experiment_sections.baseline_answer(outcome)
+    return [saved, *compared, *experiment_sections.setting_sentences(outcome)]
 
 
 def branch_table(family: Family) -> Table:
@@ -119,9 +98,9 @@ def _curves(outcome: Outcome, runs: Mapping[str, Sequence[Run]], looks: Looks) -
     for number, size in enumerate(sizes):
         variants = [variant for variant in outcome.variants if variant.name in runs and variant.values[SIZE] == size]
         grown = growth_flops(run for variant in variants for run in runs[variant.name])
-        for event, title in LOSSES.items():
+        for event, title in experiment_sections.LOSSES.items():
             key = f"{event}-flops-{number}"
             caption = f"{clean(size)}: {title.lower()}"
-            by_flops = curves_over_flops(variants, runs, event)
+            by_flops = experiment_sections.curves_over_flops(variants, runs, event)
             curves.append(curve_figure(key, caption, by_flops, looks, "training FLOPs", title.lower(), True, grown))
     return [figure for figure in curves if figure is not None]

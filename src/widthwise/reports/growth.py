@@ -30,15 +30,6 @@ class MeasuredGrowth(NamedTuple):
     after: float
 
 
-def measured_growths(runs: Sequence[Run]) -> dict[int, list[MeasuredGrowth]]:
-    """Return step -> growths at this step, one for each run."""
-    growths: dict[int, list[MeasuredGrowth]] = {}
-    for run in runs:
-        for growth in run.growths:
-            growths.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
-    return growths
-
-
 def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
     """Return the held-out losses before and after a growth; NaN if unknown. `grow` measures neither loss."""
     if growth.event == "growth":
@@ -49,8 +40,13 @@ def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
 
 def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section | None:
     """Return figures and tables; None if no model grew. runs: variant -> a run for each seed."""
-    growths = {name: measured_growths(seeds) for name, seeds in runs.items()}
-    steps = sorted({step for seeds in growths.values() for step in seeds})
+    growths: dict[str, dict[int, list[MeasuredGrowth]]] = {}
+    for name, seeds in runs.items():
+        by_step = growths[name] = {}
+        for run in seeds:
+            for growth in run.growths:
+                by_step.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
+    steps = sorted({step for by_step in growths.values() for step in by_step})
     if not steps:
         return None
     return section(

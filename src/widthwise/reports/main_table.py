@@ -135,11 +135,7 @@ def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
     """
     if columns is None:
         return outcome
-    available = {
-        quantity.name
-        for quantity in QUANTITIES
-        if any(quantity.value(variant) is not None for variant in outcome.variants)
-    }
+    available = {q.name for q in QUANTITIES if any(q.value(variant) is not None for variant in outcome.variants)}
     for name in columns:
         check_one_of("--columns", name, QUANTITY)
         if name not in available:
@@ -158,7 +154,7 @@ def main_columns(outcome: Outcome) -> list[Quantity]:
 def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
     if quantity.name == JUDGED:
         return outcome.baseline_words is not None
-    return any(quantity.of_variant(variant) for variant in outcome.variants)
+    return any(map(quantity.of_variant, outcome.variants))
 
 
 def has_intervals(outcome: Outcome) -> bool:
@@ -221,11 +217,7 @@ def main_tables(outcome: Outcome, caption: str, looks: "Looks", first: str = "Va
     columns = main_columns(outcome)
     losses = columns
     if outcome.columns is None:
-        losses = [
-            quantity
-            for quantity in columns
-            if not isinstance(quantity, OfModel) and quantity.name not in (SPEED, *RUN_COSTS)
-        ]
+        losses = [q for q in columns if not isinstance(q, OfModel) and q.name not in (SPEED, *RUN_COSTS)]
     costs = [quantity for quantity in columns if quantity not in losses]
     swatches = [looks[variant.name].swatch for variant in outcome.variants]
     if not swatches:
@@ -302,11 +294,7 @@ def _on_terminal(table: Table, outcome: Outcome, *column_notes: Mapping[str, str
 
 def csv_text(outcome: Outcome) -> str:
     """Return a row for each variant at full precision; unknown numbers are empty."""
-    measured = [
-        quantity
-        for quantity in QUANTITIES
-        if not isinstance(quantity, OfModel) and any(quantity.of_variant(variant) for variant in outcome.variants)
-    ]
+    measured = [q for q in QUANTITIES if not isinstance(q, OfModel) and any(map(q.of_variant, outcome.variants))]
     rows = [_csv_row(variant, outcome, measured) for variant in outcome.variants]
     return csv_rows(rows[0], (row.values() for row in rows))
 

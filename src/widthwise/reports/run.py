@@ -66,6 +66,10 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     profiles = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
     notes = list(_notes(results))
+    by_source = {name: dict(sorted((result.val_losses or {}).items())) for name, result in results.items()}
+    by_head = {}
+    for name, result in results.items():
+        by_head[name] = {f"{i} after the next": loss for i, loss in enumerate(result.val_mtp_losses or (), start=1)}
     costs_section = None
     if costs:
         layer_tables = [tables.layer_table(name, cost).folded for name, cost in costs.items()]
@@ -85,8 +89,8 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
                 _result_table(named),
                 Text(notes) if notes else None,
                 tables.data_table(named),
-                _source_table(results),
-                _mtp_table(results),
+                _loss_table("Held-out loss by source of the data", by_source),
+                _loss_table("Held-out loss of the MTP heads, by the token they predict", by_head),
                 final_table(results),
             ),
             section("Curves", *curves, note("curves")),
@@ -147,24 +151,10 @@ def _result_table(named: Mapping[str, Run]) -> Table:
     return by_row("Results", "Run", cells)
 
 
-def _source_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return held-out losses by source of the data, a row for each run on a mixture; None without mixtures."""
-    cells = {
-        name: {source: fixed(loss, 4) for source, loss in sorted(result.val_losses.items())}
-        for name, result in results.items()
-        if result.val_losses
-    }
-    return by_row("Held-out loss by source of the data", "Run", cells) if cells else None
-
-
-def _mtp_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return held-out losses of multi-token prediction, a row for each run with it; None without such runs."""
-    cells = {
-        name: {f"{k} after the next": fixed(loss, 4) for k, loss in enumerate(result.val_mtp_losses, 1)}
-        for name, result in results.items()
-        if result.val_mtp_losses
-    }
-    return by_row("Held-out loss of the MTP heads, by the token they predict", "Run", cells) if cells else None
+def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table | None:
+    """Return a row for each run with losses; None without such runs."""
+    cells = {name: {key: fixed(loss, 4) for key, loss in row.items()} for name, row in losses.items() if row}
+    return by_row(caption, "Run", cells) if cells else None
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:

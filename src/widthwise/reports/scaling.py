@@ -123,23 +123,21 @@ def saving_table(scaling: ScalingLaws) -> Table | None:
 
 def law_tables(scaling: ScalingLaws) -> list[Table]:
     """Return a table of the fits of all groups, and a table of their parameters if any law was fitted."""
-    quality: list[list[str]] = []
-    values: list[list[str]] = []
-
-    def add_values(group: str, law: str, fit: FittedLaw) -> None:
-        for symbol, value in fit.parameters.items():
-            ends = f"{_digits(value.low)} to {_digits(value.high)}"
-            values.append([clean(group), law, symbol, _digits(value.mean), ends])
-
+    quality = []
+    fits: list[tuple[str, str, FittedLaw]] = []
     for group in scaling.groups:
         for law, fit in group.fits.items():
             marked_law = f"{law} *" if law == group.chosen else law
             n_points = f"{clean(group.name)}, {counted(len(group.points), 'point')}"
             errors = [fixed(fit.rms, 5), fixed(fit.leave_one_out_rms, 5), fixed(fit.r_squared, 4)]
             quality.append([n_points, marked_law, *errors, clean(fit.form), clean(fit.reason or "") or MISSING])
-            add_values(group.name, marked_law, fit)
-    for name, optimum in scaling.optima.items():
-        add_values(name, optimum.form, optimum)
+            fits.append((group.name, marked_law, fit))
+    fits += [(name, optimum.form, optimum) for name, optimum in scaling.optima.items()]
+    values = [
+        [clean(name), law, symbol, _digits(value.mean), f"{_digits(value.low)} to {_digits(value.high)}"]
+        for name, law, fit in fits
+        for symbol, value in fit.parameters.items()
+    ]
     header = ["Group", "law", "rms", "left out", "R²", "form", "note"]
     caption = "Fitted laws; those with a star are drawn"
     left_out = "left out: rms at each point of the curve fitted to the other points"
@@ -171,11 +169,7 @@ def fits_csv(scaling: ScalingLaws) -> str:
 def savings_csv(scaling: ScalingLaws) -> str:
     """Return a row for each saving, at full precision."""
     header = ["group", "baseline", "law", "kind", "at", "x", "y", "ratio", "low", "high"]
-    rows = []
-    for saving in scaling.savings:
-        at = saving.at
-        names = (saving.group, saving.baseline, saving.fit, saving.kind)
-        rows.append((*names, at.name, at.x, at.y, *_ends(saving.ratio)))
+    rows = [(s.group, s.baseline, s.fit, s.kind, s.at.name, s.at.x, s.at.y, *_ends(s.ratio)) for s in scaling.savings]
     return csv_rows(header, rows)
 
 

@@ -6,26 +6,10 @@ from pathlib import Path
 from widthwise.records.estimate import NO_VERDICT
 from widthwise.records.outcome import Outcome, SearchedRange, Study
 from widthwise.records.run import RunResult
-from widthwise.reports import tables
+from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.experiment_figures import difference_figure, shape_figures
-from widthwise.reports.experiment_sections import (
-    Runs,
-    badges,
-    compared_question,
-    data_section,
-    distance,
-    equal_loss_section,
-    first_results,
-    open_points_section,
-    read_runs,
-    reproduce_section,
-    results_section,
-    seeds_and_match,
-    setting_sentences,
-    table_files,
-)
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
 from widthwise.reports.growth import growth_section
 from widthwise.reports.main_table import has_intervals, shown_verdict
@@ -50,7 +34,7 @@ def ladder_page(folder: Path, outcome: Outcome) -> Page:
     groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
     n_sizes = sum(point.group == outcome.baseline_group for point in outcome.points)
     baseline = f"{clean(outcome.baseline_group or '')} at each of {n_sizes} sizes"
-    question = compared_question(groups, baseline, outcome)
+    question = experiment_sections.compared_question(groups, baseline, outcome)
     drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
     first = [difference_figure(outcome, _point_styles(outcome))]
     return _page(folder, outcome, "ladder", ladder_answer(outcome), question, drawn, first)
@@ -66,7 +50,7 @@ def _page(
     first: Sequence[Figure | None],
 ) -> Page:
     """Return the page of points on axes. drawn: styles of the points in figures of differences over tokens."""
-    runs = read_runs(folder, outcome)
+    runs = experiment_sections.read_runs(folder, outcome)
     looks = _point_styles(outcome)
     of_groups = styles(outcome.groups)
     axes = axis_figures(outcome, of_groups)
@@ -75,21 +59,21 @@ def _page(
     of_one_budget = []
     if outcome.matched not in (None, "none"):
         of_one_budget = [point.name for point in outcome.variants if not SIZES.isdisjoint(point.values)]
-    flops, flops_title = _training_flops(outcome, first_results(runs))
+    flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
-    return Page(
+    return experiment_sections.experiment_page(
         kind,
-        clean(outcome.title),
+        outcome,
+        runs,
         answer,
-        lead=question,
-        badges=badges(outcome),
-        first=[*first, *(axes[:2] or [curves])],
-        sections=[
-            results_section(
+        question,
+        [*first, *(axes[:2] or [curves])],
+        [
+            experiment_sections.results_section(
                 outcome, f"Finished points by loss, mean over {n_seeds}", looks, _judged_table(outcome), first="Point"
             ),
-            open_points_section(outcome),
+            experiment_sections.open_points_section(outcome),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
             section(
                 "Shapes at one budget",
@@ -99,26 +83,20 @@ def _page(
             section(
                 "Loss and compute", note("loss-and-compute"), compute_figure(outcome, flops, flops_title, of_groups)
             ),
-            equal_loss_section(outcome, drawn),
+            experiment_sections.equal_loss_section(outcome, drawn),
             growth_section(runs, looks),
             section("Loss curves", curves, note("point-curves")),
             section("Costs", costs),
-            data_section(outcome, runs),
-            reproduce_section(
-                outcome,
-                runs,
-                None if outcome.study is None else _study_table(outcome.study),
-                note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
-            ),
         ],
-        made_from=f"{Outcome.file_name} of {outcome.created}",
-        files=table_files(outcome, first="Point"),
+        None if outcome.study is None else _study_table(outcome.study),
+        note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
+        title="Point",
     )
 
 
 def sweep_question(outcome: Outcome) -> str:
     """Return the question that a sweep answers, and the seeds."""
-    trained, matched = seeds_and_match(outcome)
+    trained, matched = experiment_sections.seeds_and_match(outcome)
     assert outcome.study is not None
     keys = dict.fromkeys(key for axes in outcome.axes.values() for key in axes)
     varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
@@ -140,7 +118,9 @@ def sweep_answer(outcome: Outcome) -> list[str]:
         if best.difference is None:
             lines.append(f"{lead}, {fixed(best.val_loss.mean, 4)}.")
         else:
-            lines.append(f"{lead}, {distance(best.difference)} {clean(outcome.baseline_words or '')}.")
+            lines.append(
+                f"{lead}, {experiment_sections.distance(best.difference)} {clean(outcome.baseline_words or '')}."
+            )
         for judged in outcome.judged:
             is_clear = judged.verdict in ("better", "worse")
             baseline = clean(judged.beside)
@@ -150,13 +130,13 @@ def sweep_answer(outcome: Outcome) -> list[str]:
                 result = f"still {judged.verdict} than" if is_clear else "not significantly better than"
                 lines.append(f"Corrected for {judged.n_points} comparisons, the best point is {result} {baseline}.")
             elif judged.name != best.name and is_clear:
-                above = distance(judged.difference)
+                above = experiment_sections.distance(judged.difference)
                 lines.append(f"On average the points of {clean(judged.name)} end {above} {baseline}.")
     if outcome.study and outcome.study.n_failed:
         lines.append(f"{counted(outcome.study.n_failed, 'point')} failed.")
     if outcome.study and outcome.study.n_open:
         lines.append(f"{counted(outcome.study.n_open, 'point')} without a result.")
-    return [*lines, *setting_sentences(outcome)]
+    return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
 def ladder_answer(outcome: Outcome) -> list[str]:
@@ -167,7 +147,7 @@ def ladder_answer(outcome: Outcome) -> list[str]:
             verdicts = [shown_verdict(point) for point in outcome.variants if point.group == group]
             counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
             lines.append(f"{clean(group)} compared with {clean(outcome.baseline_group or '')}, by size: {counts}.")
-    return [*lines, *setting_sentences(outcome)]
+    return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
 def _point_styles(outcome: Outcome) -> dict[str, Style]:
@@ -221,7 +201,7 @@ def _training_flops(outcome: Outcome, results: Mapping[str, RunResult]) -> tuple
     return {point.name: point.cost.flops_per_token.training for point in outcome.variants}, "training FLOPs per token"
 
 
-def _curves(outcome: Outcome, runs: Runs, of_groups: Looks) -> Figure | None:
+def _curves(outcome: Outcome, runs: experiment_sections.Runs, of_groups: Looks) -> Figure | None:
     """Return a thin line for each point, and a thick line for the best point of each group."""
     bundles: dict[str, Bundle] = {}
     for group in outcome.groups:

@@ -31,6 +31,12 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
         _histograms(f"dynamic-width-{i}", name, widths, looks[name])
         for i, (name, widths) in enumerate(by_model.items())
     ]
+    numbers = ("mean", "sd", "min", "max", *_LAYER_COLUMNS, "gain", "bias", "temperature")
+    header = ["Layer", *(_LAYER_COLUMNS.get(number, number) for number in numbers)]
+    layers = []
+    for name, widths in by_model.items():
+        rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in numbers)] for layer in widths.layers]
+        layers.append(Table(f"Dynamic width of {clean(name)} by layer", header, rows, is_folded=True))
     quantities = {
         name: {
             "mean fraction of d_ff": fixed(widths.mean_fraction, 4),
@@ -46,7 +52,7 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
         *histograms,
         note("dynamic-width-flops"),
         by_column("Dynamic width", quantities, "Quantity"),
-        *(_layer_table(name, widths).folded for name, widths in by_model.items()),
+        *layers,
         *(table.folded for table in _token_tables(by_model)),
     )
 
@@ -91,13 +97,6 @@ def _flops(kind: str, widths: TokenWidths) -> str:
 
 _LAYER_COLUMNS = {"floor_share": "at floor", "ceiling_share": "at ceiling", "dead_share": "dead units"}
 """Field of `LayerWidths` -> title, if it is not the name of the field."""
-
-
-def _layer_table(name: str, widths: TokenWidths) -> Table:
-    numbers = ("mean", "sd", "min", "max", *_LAYER_COLUMNS, "gain", "bias", "temperature")
-    rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in numbers)] for layer in widths.layers]
-    header = ["Layer", *(_LAYER_COLUMNS.get(number, number) for number in numbers)]
-    return Table(f"Dynamic width of {clean(name)} by layer", header, rows)
 
 
 def _token_tables(models: Mapping[str, TokenWidths]) -> Iterator[Table]:
