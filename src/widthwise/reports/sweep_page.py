@@ -205,10 +205,11 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, of_groups: Looks) 
     """Return a thin line for each point, and a thick line for the best point of each group."""
     bundles: dict[str, Bundle] = {}
     for group in outcome.groups:
-        names = [point.name for point in outcome.of_group(group) if point.name in runs]
-        if names:
-            means = {name: over_seeds(runs[name], "validation").mean for name in names}
-            bundles[group or "all points"] = Bundle(means, means[names[0]], names[0])
+        names = {point.name for point in outcome.of_group(group)}
+        ranked = [point.name for point in outcome.variants if point.name in names and point.name in runs]
+        if ranked:
+            means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
+            bundles[group or "all points"] = Bundle(means, means[ranked[0]], ranked[0])
     looks = {group or "all points": style for group, style in of_groups.items()}
     title = "Held-out loss by step"
     return curve_figure("points-step", title, bundles, looks, "step", "held-out loss", crop=True)
