@@ -3,17 +3,18 @@
 import csv
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_comparison import at_equal_loss, estimate, write_comparison
-from fake_sweep import finished, sweep_data, write_sweep
-from page_section import change, drawn, labels, reported, rows_of, section, specs
+from page_section import change, drawn, labels, reported, rows_of, section
 
-from widthwise.records.outcome import Outcome
-from widthwise.reports.experiment import answer
+from widthwise.records.outcome import Outcome, Tuning
+from widthwise.reports.charts import Figure, styles
+from widthwise.reports.comparison_page import tuning_table
+from widthwise.reports.experiment import answer, experiment_page
+from widthwise.reports.experiment_sections import equal_loss_section
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.main_table import csv_text, latex_text
 
@@ -48,8 +49,8 @@ def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_the
     assert labels(shown) == [
         "Held-out loss minus the loss of uniform, difference in nats, over tokens. Last mean value of each line: x "
         f"{MINUS}0.0123; hourglass 0.0040.",
-        "Tokens to the held-out loss of uniform, times those of uniform, over tokens. Last mean value of each line: x "
-        "0.8125.",
+        "Tokens to the held-out loss of uniform, times the tokens of uniform, over tokens. Last mean value of each "
+        "line: x 0.8125.",
     ]
     read = Outcome.read(tmp_path)
     uniform, x, hourglass = csv.DictReader(io.StringIO(csv_text(read)))
@@ -62,50 +63,28 @@ def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_the
 
 
 def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> None:
-    shown = section(reported(with_equal_loss(tmp_path, n_fewest=1))["html"], "tokens-at-equal-loss")
-    assert "Tokens to equal loss omitted" in shown
-    assert "need 5 validations of every run, and one has 1 validation; train.validate_every" in shown
-    assert "<table" not in shown
-    assert "<figure" in shown
+    outcome = Outcome.read(with_equal_loss(tmp_path, n_fewest=1))
+    text, *figures = reversed(equal_loss_section(outcome, styles(["x", "hourglass"])).parts)
+    assert "need 5 validations of every run, and one has 1 validation; train.validate_every" in text.lines[0]
+    assert figures
+    assert all(isinstance(part, Figure) for part in figures)
 
 
-TUNING = {
-    "sweep": "runs/rates",
-    "steps": 0.25,
-    "seeds": [101],
-    "variants": [
-        {"name": "uniform", "chosen": {"optimizer.lr": 0.01}, "val_loss": 3.5, "is_at_limit": False},
-        {"name": "hourglass", "chosen": {"optimizer.lr": 0.08}, "val_loss": 3.25, "is_at_limit": True},
-    ],
-}
-OLDER_TUNING = {
-    "steps": 0.25,
-    "seeds": [101],
-    **{"n_runs": 11, "tokens": 1_250_000, "seconds": 7200.0},
-    "variants": [{"name": "x", "chosen": {"optimizer.lr": 0.02}, "is_at_limit": False, "tried": []}],
-}
-
-
-@pytest.mark.parametrize(
-    ("tuning", "expected", "source"),
-    [
-        (
-            TUNING,
-            {"uniform": ["optimizer.lr 0.01", "3.5000", MISSING], "hourglass": ["optimizer.lr 0.08", "3.2500", "yes"]},
-            "by runs/rates: 25% of the steps, 1 seed (101)",
-        ),
-        (OLDER_TUNING, {"x": ["optimizer.lr 0.02", MISSING, MISSING]}, "by tuning: 25% of the steps, 1 seed (101)"),
-    ],
-    ids=["of a sweep", "of an older version"],
-)
-def test_page_and_answer_name_the_values_that_were_chosen(tmp_path: Path, tuning, expected, source) -> None:
-    change(write_comparison(tmp_path) / "outcome.json", lambda data: data.update(tuning=tuning))
-    shown = section(reported(tmp_path)["html"], "tuning")
-    rows = rows_of(shown)
-    assert {name: rows[name] for name in expected} == expected
-    assert source in shown
-    beyond = "hourglass was best at the last value that was tried: a better one may lie beyond."
-    assert (beyond in answer(Outcome.read(tmp_path))) == ("hourglass" in expected)
+def test_table_and_answer_name_the_values_that_were_chosen(comparison: Path) -> None:
+    about = {"sweep": "runs/rates", "steps": 0.25, "seeds": [101]}
+    rates = {"uniform": (0.01, 3.5, False), "hourglass": (0.08, 3.25, True)}
+    variants = [
+        {"name": name, "chosen": {"optimizer.lr": rate}, "val_loss": loss, "is_at_limit": is_at_limit}
+        for name, (rate, loss, is_at_limit) in rates.items()
+    ]
+    tuning = Tuning.model_validate({**about, "variants": variants})
+    assert tuning_table(tuning).rows == [
+        ["uniform", "optimizer.lr 0.01", "3.5000", MISSING],
+        ["hourglass", "optimizer.lr 0.08", "3.2500", "yes"],
+    ]
+    assert tuning_table(tuning).caption.endswith("by runs/rates: 25% of the steps, 1 seed (101)")
+    beyond = "hourglass was best at an end of the grid: a better value may be outside it."
+    assert beyond in answer(Outcome.read(comparison).with_changes(tuning=tuning))
 
 
 SHAPES = {  # name -> n_blocks, n_layers, d_model, d_hidden, difference to the baseline
@@ -123,22 +102,16 @@ def cost_of(base: dict[str, Any], name: str) -> dict[str, Any]:
     return {**base, **sizes, **{key: [4] * n_layers for key in ("n_heads", "n_kv_heads", "head_dim")}}
 
 
-def rows_by_name(page: str, figure: str, column: str) -> dict[str, list[tuple[float, float]]]:
-    """Series -> places and values of the rows that have a column."""
+def rows_by_name(figure: Figure) -> dict[str, list[tuple[float, float]]]:
+    """Series -> positions and values of its rows on a line."""
     found: dict[str, set[tuple[float, float]]] = {}
-    for row in drawn(specs(page)[figure]):
-        if row.get(column) is not None and "name" in row:
+    for row in drawn(figure.spec()):
+        if row.get("line") is not None and "name" in row:
             found.setdefault(row["name"], set()).add((row["x"], round(row["y"], 4)))
     return {name: sorted(places) for name, places in found.items()}
 
 
-def approx(names: str, which: int, places: dict[str, tuple[float, float]], losses: dict[str, float]) -> object:
-    """What is drawn of some shapes: sorted by where they stand, with their losses."""
-    expected = sorted((places[name][which], losses[name]) for name in names)
-    return [pytest.approx(each, abs=1e-4) for each in expected]
-
-
-def test_the_page_of_a_search_has_both_curves_with_the_baseline(tmp_path: Path) -> None:
+def test_a_search_has_the_curves_of_the_paper_with_the_baseline(tmp_path: Path) -> None:
     """The last of its shapes was not trained."""
 
     def searched(data: dict[str, Any]) -> None:
@@ -151,33 +124,18 @@ def test_the_page_of_a_search_has_both_curves_with_the_baseline(tmp_path: Path) 
     change(write_comparison(tmp_path) / "outcome.json", searched)
     candidates = [{"name": name, "d_model": 3} for name in (*SHAPES, "f")]
     (tmp_path / "search.json").write_text(json.dumps({"match": "layer_params", "candidates": candidates}))
-    page = reported(tmp_path)["html"].read_text()
-    assert '<section id="shapes-at-one-budget"' in page
-    ratio, aspect = (rows_by_name(page, key, "line") for key in ("shape-ratio", "shape-aspect"))
-    places = {
-        name: (d_hidden / d_model, d_model / n_layers) for name, (_, n_layers, d_model, d_hidden, _) in SHAPES.items()
-    }
-    losses = {name: 3.05 + difference for name, (*_, difference) in SHAPES.items()}
-    assert ratio == {"K = 2": approx("ab", 0, places, losses), "K = 4": approx("ecd", 0, places, losses)}
-    assert aspect == {"K = 2": approx("b", 1, places, losses), "K = 4": approx("ce", 1, places, losses)}
-    found = [label for label in labels(page) if re.match(r"Held-out loss over d_\w+ / ", label)]
-    for label, axis, x in zip(found, ("d_hidden / d_model", "d_model / n_layers"), ("0.341", "14.67"), strict=True):
-        assert label.startswith(f"Held-out loss over {axis},")
-        assert "a marker for each of 5 points" in label
-        assert f"The lowest is 3.0270 at {x}, of c, K = 4." in label
-        assert "The dashed line is uniform at 3.0500." in label
-
-
-@pytest.mark.parametrize(("matched", "is_drawn"), [("layer_params", True), ("none", False)])
-def test_sizes_of_a_sweep_are_drawn_where_they_have_one_budget(tmp_path: Path, matched: str, is_drawn: bool) -> None:
-    data = sweep_data()
-    points = [data["points"][0]]
-    for name, (n_blocks, n_layers, *_, difference) in SHAPES.items():
-        point = finished(name, "hg", {"model.ffn.n_blocks": n_blocks, "model.n_layers": n_layers}, difference)
-        points.append({**point, "cost": cost_of(point["cost"], name)})
-    axes = {"hg": {"model.ffn.n_blocks": [2, 4], "model.n_layers": [3, 6]}}
-    study = {**data["study"], "n_points": 6, "n_finished": 6, "n_failed": 0}
-    write_sweep(tmp_path, {**data, "points": points, "axes": axes, "study": study, "matched": matched})
-    page = reported(tmp_path)["html"].read_text()
-    assert ('id="shapes-at-one-budget"' in page) == is_drawn
-    assert ("Held-out loss over d_hidden / d_model" in page) == is_drawn
+    figures = {figure.key: figure for figure in experiment_page(tmp_path, Outcome.read(tmp_path)).figures}
+    ratios = {name: d_hidden / d_model for name, (_, _, d_model, d_hidden, _) in SHAPES.items()}
+    aspects = {name: d_model / n_layers for name, (_, n_layers, d_model, *_) in SHAPES.items()}
+    for key, places, joined, axis, x in (
+        ("shape-ratio", ratios, {"K = 2": "ab", "K = 4": "ecd"}, "d_hidden / d_model", "0.341"),
+        ("shape-aspect", aspects, {"K = 2": "b", "K = 4": "ce"}, "d_model / n_layers", "14.67"),
+    ):
+        found = rows_by_name(figures[key])
+        assert found.keys() == joined.keys()
+        for series, names in joined.items():
+            expected = sorted((places[name], 3.05 + SHAPES[name][-1]) for name in names)
+            assert found[series] == [pytest.approx(point, abs=1e-4) for point in expected]
+        label = figures[key].label
+        assert label.startswith(f"Held-out loss over {axis}, a marker for each of 5 points.")
+        assert f"The lowest is 3.0270 at {x}, of c, K = 4. The dashed line is uniform at 3.0500." in label

@@ -100,7 +100,7 @@ def test_comparisons_that_do_not_belong_together_are_refused(tmp_path: Path) -> 
         f"has the size and tokens of {good} ({size:,} parameters, 5,000,000 tokens)": comparison_data(64, 0),
         f"other: confidence: got 0.9; {good} has 0.95": comparison_data(192, 0) | {"confidence": 0.9},
         "outcome.json: has no tokens of the baseline": without_tokens,
-        "has no variant of the others, which have turns, helps, noise": comparison_data(
+        "shares no variant with the others, which have turns, helps, noise": comparison_data(
             192, 0, {"x": EFFECTS["helps"]}
         ),
     }
@@ -116,12 +116,12 @@ def test_several_comparisons_need_a_folder_and_only_comparisons(folders: list[Pa
     (planned / "planned.json").write_text('{"title": "t", "command": "c", "baseline": "uniform", "runs": []}')
     sweep, out = write_sweep(tmp_path / "grid"), tmp_path / "out"
     for message, arguments in {
-        "got 4 comparisons; name the folder for their common report with --out": (folders,),
+        "got 4 comparisons; pass the folder of their common report with --out": (folders,),
         "holds outcome.json, whose report would be replaced": (folders, folders[0]),
         "several comparisons have one table": (folders, out, "svg"),
-        "grid: holds a sweep; effects are those of comparisons": ([folders[0], sweep], out),
-        "one with scaling.json; give that one alone": ([folders[0], tmp_path / "fit"], out),
-        "has not finished; give it alone": ([folders[0], planned], out),
+        "grid: holds a sweep; effects need comparisons": ([folders[0], sweep], out),
+        "one with scaling.json; pass that one alone": ([folders[0], tmp_path / "fit"], out),
+        "has not finished; pass it alone": ([folders[0], planned], out),
     }.items():
         assert message in refusal(write_report, *arguments)
     assert [path.name for path in folders[0].iterdir()] == ["outcome.json"]

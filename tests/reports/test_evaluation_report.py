@@ -47,7 +47,7 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
     assert '30.0†<small class="whole">p &lt; 0.0001</small>' in text
     assert text.index(">uniform<") < text.index(">x<") < text.index(">=&lt;b&gt;<")
     assert "x with uniform" in text
-    assert "Not tested, for want of pairs: WikiText." in text
+    assert "Not tested, because there are no pairs: WikiText." in text
     assert "<td>1,172</td>" in text
 
 
@@ -77,5 +77,5 @@ def test_the_answer_counts_tested_numbers_over_the_seeds_of_a_model() -> None:
     ]
     alone = [row.with_changes(baseline=None) for row in rows[:2]]
     assert answer(evaluation_table().with_changes(rows=alone)) == [
-        "x is best in 2 of 2 columns; nothing here was tested."
+        "x is best in 2 of 2 columns; no difference was tested."
     ]

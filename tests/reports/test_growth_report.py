@@ -90,7 +90,7 @@ def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:
 def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tmp_path: Path) -> None:
     run = write_grown_run(tmp_path / "large")
     page = run_page(run).read_text(encoding="utf-8")
-    assert "Does large compute after its growth what was computed before, and learn on?" in page
+    assert "Does large compute the same function after growth, and learn further?" in page
     answers = re.findall(r"<p>(.*?)</p>", page.partition('class="answer"')[2].partition("</div>")[0])
     assert answers[0].startswith("The function is preserved: logits differ by at most 4.4e-15 (bound 8e-12)")
     assert re.match(r"Growth after step 3,000, 79.0k to 124k parameters: held-out loss [\d.]+ before\.", answers[1])
@@ -128,9 +128,9 @@ def test_sizes_are_beside_the_same_models_trained_alone_and_costs_beside_separat
     text = run_page(write_family(tmp_path)).read_text()
     found = Outcome.read(tmp_path)
     assert family_question(found, found.family).startswith(
-        "What does wide cost and reach, grown from runs/small, beside the same trained"
+        "What does wide cost and reach, grown from runs/small, compared with the same model trained alone"
     )
-    first, *others = family_answer(found, found.family)
+    first, *others = family_answer(found)
     assert "1.20 times the training FLOPs" in first
     assert "wide" in others[0]
     assert "the same model trained alone" in others[0]
@@ -146,4 +146,4 @@ def test_a_family_without_controls_compares_nothing(tmp_path: Path) -> None:
     )
     assert alone.baseline_words is None
     assert alone.baseline_of(grown) is None
-    assert family_answer(alone, alone.family)[1:] == ["wide ends at a held-out loss of 3.0377."]
+    assert family_answer(alone)[1:] == ["wide ends at a held-out loss of 3.0377."]

@@ -18,7 +18,6 @@ from widthwise.records.scaling import ScalingLaws
 from widthwise.reports import main_table
 from widthwise.reports.charts import styles
 from widthwise.reports.experiment import answer, experiment_page
-from widthwise.reports.experiment_sections import badges
 from widthwise.run_dir import RunDir
 
 
@@ -35,7 +34,7 @@ def _pictures(shown: str) -> list[str]:
 def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: Path) -> None:
     found = Outcome.read(comparison)
     shown = found._repr_html_()
-    assert _cells(shown, "p")[1:] == [*answer(found), *badges(found)]
+    assert _cells(shown, "p")[1:] == [*answer(found), *experiment_page(comparison, found).badges]
     tables = main_table.main_tables(found, "", styles([each.name for each in found.variants]))
     assert _cells(shown, "td") == [cell for table in tables for row in table.rows for cell in row]
     figures = [each for each in experiment_page(comparison, found).first if each is not None]

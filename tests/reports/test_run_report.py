@@ -128,7 +128,7 @@ def test_write_report_refuses_what_it_cannot_describe(tmp_path: Path) -> None:
     for message, folders, *out in (
         ("is not a run directory", [tmp_path / "nothing"]),
         ("--out", [run, run]),
-        ("named twice", [run, run], tmp_path),
+        ("passed twice", [run, run], tmp_path),
     ):
         with pytest.raises(UserError, match=message):
             write_report(folders, *out)

@@ -31,7 +31,7 @@ def test_the_page_asks_answers_and_shows_what_is_saved_in_table_and_figure(tmp_p
     arrows = [row for row in drawn(specs(page)["laws"]) if "share" in row]
     assert [row["share"] for row in arrows] == ["x: 80.0%"]
     assert arrows[0]["x"] == pytest.approx(0.8 * arrows[0]["start"])
-    assert f"x reaches {loss} with 80.0% of what uniform needs" in labels(page)[0]
+    assert f"x reaches {loss} with 80.0% of the training FLOPs of uniform" in labels(page)[0]
 
 
 def test_csv_files_hold_every_number_at_full_precision(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_certificate_comes_first_with_one_number_a_sentence(run: Path) -> No
         "parent is cut to 0.600 of its FLOPs.",
         "The held-out loss changes by +0.2500 nats before any healing.",
         "The most likely token stays the same at 80.0% of positions.",
-        f"After healing it is {below:.4f} nats below that before the cut.",
+        f"After healing it is {below:.4f} nats below the loss before the cut.",
     ]
     assert re.findall(r'<section id="([a-z-]+)"', page)[0] == "cut"
     assert captions(page)[:4] == [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_sweep import BASELINE_LOSS, LAYERS, WIDTHS, difference, sweep_data, without_baseline, write_sweep
-from page_section import check_broken, drawn, reported
+from page_section import check_broken, drawn, reported, specs
 
 from widthwise.records.outcome import Outcome
 from widthwise.reports.charts import Figure, styles
@@ -93,6 +93,16 @@ def test_runs_of_another_machine_need_not_be_here_and_tables_have_a_row_for_each
     assert len(rows) == 9
     assert float(rows["x-0.5-0.3"]["difference_mean"]) == difference(0.5, 0.3)
     assert r"x-0.5-0.3" in files["latex"].read_text()
+
+
+def test_the_thick_line_of_a_group_is_its_point_with_the_lowest_loss(tmp_path: Path) -> None:
+    data = sweep_data()
+    page = reported(write_sweep(tmp_path, {**data, "points": data["points"][::-1]}))["html"].read_text()
+    spec = specs(page)["points-step"]
+    (thick,) = (layer["data"]["name"] for layer in spec["layer"] if layer["mark"] == {"type": "line"})
+    lines = spec["datasets"][thick]
+    best = {("x", "x-0.25-0.3"), ("growing", "growing-0.3"), ("narrowing", "narrowing-0.3")}
+    assert set(zip(lines["name"], lines["line"])) == best
 
 
 def test_a_sweep_that_has_just_begun_makes_a_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`analysis.json`: internals of trained models over one text; and those that runs record."""
+"""`analysis.json`: what happens inside trained models on one text. Runs record the widths that tokens use as well."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -43,9 +43,9 @@ class TokenWidths(Record):
     n_tokens: int
     mean_fraction: float
     token_variance_share: Known = None
-    """Part of the variance of the fractions between tokens; the rest is between layers."""
+    """Share of the variance of the fractions that is between tokens; the rest is between layers."""
     flops_per_token: Mapping[str, float]
-    """FLOPs of these layers: full, asked, bucketed, executed."""
+    """Kind of count, such as full or executed -> FLOPs of these layers."""
     layers: Sequence[LayerWidths] = pydantic.Field(min_length=1)
     by_frequency_decile: Sequence[Known] = ()
     """Mean fraction by frequency of the token, the most frequent tenth first."""
@@ -54,7 +54,7 @@ class TokenWidths(Record):
 
 
 class CarrySpectrum(Record):
-    """Spectral radius and norm of the carries of a site, and of the products of all carries up to it, its own included.
+    """Spectral radius and norm of the carry of a site, and of the product of all carries up to and including it.
 
     Means over some tokens.
     """
@@ -70,24 +70,24 @@ class SiteSlots(Record):
 
     name: str
     reach: Sequence[float]
-    """Weights of the embedding and of every earlier sublayer in what this one reads."""
+    """Weights with which this sublayer reads the embedding and every earlier sublayer."""
     reach_sd: Sequence[float]
     mean_distance: Known
     plain_distance: float
-    """The mean distance that equal weights would give."""
+    """Mean distance with equal weights."""
     read: Sequence[Sequence[float]]
     carry: Sequence[Sequence[float]]
     write: Sequence[Sequence[float]]
     sd: Mapping[str, Sequence[float]]
     window_share: Known = None
-    """Weight of the last n_slots sources over the weight of all."""
+    """Weight of the last n_slots sources divided by the weight of all sources."""
     gate_distance: Known = None
-    """Mean distance of the sizes of carries and writes from the nearer of 0 and 1; 0 where routing is hard."""
+    """Mean distance of the sizes of carries and writes from 0 or 1 (the nearer one); 0 if routing is hard."""
     spectrum: CarrySpectrum | None = None
 
 
 class VirtualWidth(Record):
-    """The use that a model with hyper-connections makes of its stream."""
+    """How a model with hyper-connections uses its stream."""
 
     n_tokens: int
     n_slots: int
@@ -115,7 +115,7 @@ class Activations(Record):
 
 
 class LayerUnits(NamedTuple):
-    """All hidden units of a layer's feed-forward, those of several maps taken together; a number is NaN if unknown."""
+    """All hidden units of a layer's feed-forward, over all of its maps. Unknown numbers are NaN."""
 
     depth: int
     """The layer, from 1."""
@@ -128,26 +128,26 @@ class LayerUnits(NamedTuple):
     """Share of the activations beyond each of `Analysis.thresholds`."""
     dead_share: float
     participation: float
-    """Effective numbers of units, added over the maps."""
+    """Effective number of units, summed over the maps."""
     participation_share: float
 
     @classmethod
     def of(cls, layer: int, maps: Sequence[Activations]) -> "LayerUnits":
-        d_ff = sum(each.d_ff for each in maps)
+        d_ff = sum(units.d_ff for units in maps)
 
         def mean(shares: Sequence[float | None]) -> float:
-            return sum(finite(share) * each.d_ff for share, each in zip(shares, maps)) / d_ff
+            return sum(finite(share) * units.d_ff for share, units in zip(shares, maps)) / d_ff
 
-        utilisation = sorted((finite(share) for each in maps for share in each.utilisation), reverse=True)
-        densities = [mean(shares) for shares in zip(*(each.density for each in maps))]
-        participation = sum(finite(each.participation) for each in maps)
+        utilisation = sorted((finite(share) for units in maps for share in units.utilisation), reverse=True)
+        densities = [mean(shares) for shares in zip(*(units.density for units in maps))]
+        participation = sum(finite(units.participation) for units in maps)
         return cls(
             layer,
             d_ff,
             utilisation,
             fmean(utilisation),
             densities,
-            mean([each.dead_share for each in maps]),
+            mean([units.dead_share for units in maps]),
             participation,
             participation / d_ff,
         )
@@ -166,7 +166,7 @@ class StreamState(Record):
 
 
 class LensPoint(Record):
-    """The prediction that final norm and head make from the stream at one depth; in nats."""
+    """The prediction of final norm and head from the stream at one depth, in nats."""
 
     depth: int = pydantic.Field(ge=0)
     target_log_prob: Known
@@ -176,7 +176,7 @@ class LensPoint(Record):
 
 
 class BlockExit(Record):
-    """The prediction that final norm and head make after a feed-forward block that is not the last of its layer."""
+    """The prediction of final norm and head after a feed-forward block that is not the last one of its layer."""
 
     layer: int = pydantic.Field(ge=1)
     block: int = pydantic.Field(ge=1)
@@ -185,14 +185,14 @@ class BlockExit(Record):
 
 
 class Sink(Record):
-    """Attention of one layer to the first token, and the size of that token's state after the layer."""
+    """Attention of one layer to the first token, and the norm of that token's state after the layer."""
 
     layer: int = pydantic.Field(ge=1)
     first_token_share: Known
     """Mean over heads and queries."""
     heads: Sequence[Known]
     norm_ratio: Known
-    """Norm of the first token's state over the mean of the others'."""
+    """Norm of the first token's state divided by the mean norm of the other states."""
 
     @property
     def depth(self) -> int:
@@ -204,7 +204,7 @@ class Sink(Record):
 
 
 class Valley(Record):
-    """The depth at which the matrix entropy is lowest between two higher values."""
+    """The depth with the lowest matrix entropy, between two higher values."""
 
     depth: int
     entropy: float
@@ -222,9 +222,9 @@ class AnalysedModel(Record):
     kind: str
     step: int | None
     tokens: int | None = None
-    """Tokens that it was trained on; None if unknown."""
+    """Tokens that the model was trained on; None if unknown."""
     run: str | None = None
-    """Name of the run, where its checkpoints are analysed one by one; else None."""
+    """Name of the run if its checkpoints are analysed one by one; otherwise None."""
     d_model: int
     widths: Sequence[int] = pydantic.Field(min_length=1)
     n_tokens: int
@@ -232,12 +232,12 @@ class AnalysedModel(Record):
     stream: Sequence[StreamState]
     logit_lens: Sequence[LensPoint]
     block_exits: Sequence[BlockExit] = ()
-    """Exits after single blocks, in layers whose feed-forward is a stack of them."""
+    """Exits after single blocks, in layers whose feed-forward is a stack of blocks."""
     sinks: Sequence[Sink]
     exit_flops: Sequence[Number] | None = None
-    """Forward FLOPs of a token that leaves after each depth, head included; None if they are unknown."""
+    """Forward FLOPs per token of an exit at each depth, including the head; None if unknown."""
     block_exit_flops: Sequence[Sequence[Number]] | None = None
-    """The same after each block of each layer but its last; None if they are unknown."""
+    """The same for an exit after each block of each layer except its last block; None if unknown."""
     valley: Valley | None = None
     token_widths: TokenWidths | None = None
     virtual_width: VirtualWidth | None = None
@@ -250,13 +250,13 @@ class AnalysedModel(Record):
     def units(self) -> Sequence[LayerUnits]:
         """Hidden units of each layer whose feed-forward was measured, first to last."""
         maps: dict[int, list[Activations]] = {}
-        for each in self.activations:
-            maps.setdefault(each.layer, []).append(each)
-        return [LayerUnits.of(layer, own) for layer, own in sorted(maps.items())]
+        for units in self.activations:
+            maps.setdefault(units.layer, []).append(units)
+        return [LayerUnits.of(layer, maps[layer]) for layer in sorted(maps)]
 
 
 class AnalysedText(Record):
-    """The text that the models were analysed on."""
+    """The text on which the models were analysed."""
 
     source: str
     seq_len: int = pydantic.Field(ge=1)
@@ -265,7 +265,7 @@ class AnalysedText(Record):
 
 
 class Analysis(StoredRecord):
-    """Several models over the same text, each with its own tokenizer."""
+    """Several models on the same text. Each model uses the tokenizer it was trained with."""
 
     file_name: ClassVar[str] = "analysis.json"
 
@@ -278,10 +278,14 @@ class Analysis(StoredRecord):
     models: Sequence[AnalysedModel] = pydantic.Field(min_length=1)
 
     @property
-    def courses(self) -> Mapping[str, Sequence[AnalysedModel]]:
-        """Run -> its checkpoints in the order of their tokens, of the runs that were analysed at more than one."""
-        found: dict[str, list[AnalysedModel]] = {}
+    def checkpoints(self) -> Mapping[str, Sequence[AnalysedModel]]:
+        """Run -> its checkpoints, ordered by tokens. Runs with a single checkpoint are skipped."""
+        by_run: dict[str, list[AnalysedModel]] = {}
         for model in self.models:
             if model.run is not None and model.tokens is not None:
-                found.setdefault(model.run, []).append(model)
-        return {run: sorted(own, key=lambda model: model.tokens or 0) for run, own in found.items() if len(own) > 1}
+                by_run.setdefault(model.run, []).append(model)
+        return {
+            run: sorted(models, key=lambda model: model.tokens or 0)
+            for run, models in by_run.items()
+            if len(models) > 1
+        }

@@ -1,4 +1,4 @@
-"""`certificate.json`: measurements of what growth does to the function of a model."""
+"""`certificate.json`: measured changes of the function of a model by growth."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -9,13 +9,13 @@ from widthwise.records.record import Record, StoredRecord
 
 
 class LivenessCounts(Record):
-    """The new entries of one tensor, by the gradients they received in two steps of AdamW."""
+    """Numbers of new entries of one tensor, by the gradients they received in two steps of AdamW."""
 
     n_new: int
     n_alive: int
     n_dead: int
     n_unjudged: int
-    """Entries in rows of tokens and positions that did not occur."""
+    """Entries in rows of tokens or positions that did not occur."""
 
 
 class ModelSize(Record):
@@ -40,7 +40,7 @@ class Certificate(StoredRecord):
     logit_difference: float
     logit_bound: float
     stored_logit_difference: float
-    """The same with the grown weights as stored, where multiplied or averaged entries are rounded."""
+    """`logit_difference` with the grown weights as stored, where multiplied or averaged entries are rounded."""
     stored_logit_bound: float
     gradient_difference: float
     """Difference of the gradients of old parameters, divided by the largest entry of all gradients."""
@@ -55,7 +55,7 @@ class Certificate(StoredRecord):
     @pydantic.computed_field
     @property
     def is_preserved(self) -> bool:
-        """True if the grown model computes what the old one did, and learns in its old parameters as it did."""
+        """True if logits and gradients of old parameters differ by at most their bounds."""
         return (
             self.logit_difference <= self.logit_bound
             and self.stored_logit_difference <= self.stored_logit_bound
@@ -64,19 +64,19 @@ class Certificate(StoredRecord):
 
     @property
     def dead(self) -> dict[str, int]:
-        """Tensor -> number of new entries without a gradient, if there are any."""
-        return {name: each.n_dead for name, each in self.liveness.items() if each.n_dead}
+        """Tensor -> number of new entries without a gradient. Tensors without such entries are skipped."""
+        return {name: counts.n_dead for name, counts in self.liveness.items() if counts.n_dead}
 
     def total(self, count: str) -> int:
         """Return the sum of one count of `LivenessCounts` over all tensors."""
-        return sum(getattr(each, count) for each in self.liveness.values())
+        return sum(getattr(counts, count) for counts in self.liveness.values())
 
     def lines(self) -> list[str]:
         """Return the certificate as lines of text."""
         tokens = f"{self.n_sequences} x {self.n_tokens} random tokens, {self.dtype}"
         if self.dtype != "float64":
             tokens += " because float64 would not fit into memory"
-        found = [
+        lines = [
             f"function {'preserved' if self.is_preserved else 'CHANGED'} ({tokens})",
             f"  largest difference of logits {self.logit_difference:.1e}, largest logit {self.largest_logit:.3g} "
             f"(bound {self.logit_bound:.0e})",
@@ -87,16 +87,16 @@ class Certificate(StoredRecord):
         ]
         n_new, n_alive, n_unjudged = (self.total(count) for count in ("n_new", "n_alive", "n_unjudged"))
         if not n_new:
-            found.append("no new entries")
+            lines.append("no new entries")
         else:
             unjudged = f", {n_unjudged:,} of tokens and positions not seen" if n_unjudged else ""
-            found.append(f"{n_new:,} new entries: {n_alive:,} learn, {self.total('n_dead'):,} do not{unjudged}")
-            new = {name: each.n_new for name, each in self.liveness.items()}
-            found += [f"  {name}: {n:,} of {new[name]:,} had no gradient" for name, n in self.dead.items()]
-        before, after = self.before, self.after
-        flops, new_flops = before.flops_per_token, after.flops_per_token
+            lines.append(f"{n_new:,} new entries: {n_alive:,} learn, {self.total('n_dead'):,} do not{unjudged}")
+            for name, n_dead in self.dead.items():
+                lines.append(f"  {name}: {n_dead:,} of {self.liveness[name].n_new:,} had no gradient")
+        params = self.after.params
+        flops = self.after.flops_per_token
         return [
-            *found,
-            f"parameters {before.params:,} -> {after.params:,} ({after.params / before.params:.3f}), forward FLOPs per "
-            f"token {flops:,.0f} -> {new_flops:,.0f} ({new_flops / flops:.3f})",
+            *lines,
+            f"parameters {self.before.params:,} -> {params:,} ({params / self.before.params:.3f}), forward FLOPs per "
+            f"token {self.before.flops_per_token:,.0f} -> {flops:,.0f} ({flops / self.before.flops_per_token:.3f})",
         ]

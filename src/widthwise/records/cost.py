@@ -17,7 +17,7 @@ class FlopsPerToken(Record):
     forward: Number
     training: Number
     training_mtp: Number | None = None
-    """The share of `training` that multi-token prediction takes."""
+    """The part of `training` that is multi-token prediction."""
     forward_causal: Number | None = None
 
 
@@ -84,32 +84,31 @@ class CostSummary(Record):
 
 
 class RankMemory(Record):
-    """Bytes that a process needs at the moment of a step when it needs the most: the sum of what follows."""
+    """Bytes of a process at the moment of a step when it needs the most memory: the sum of the fields below."""
 
     moment: str
-    """The loss, the update, or the layer or further head at which the backward pass is."""
+    """The loss, the update, or the layer or MTP head that the backward pass has reached."""
     parameter_bytes: int
     """Its blocks of the parameters, in fp32, padding included."""
     gradient_bytes: int
-    """Its blocks of the gradients that are there; where a step has several passes all gradients, which stay whole until
-    the last."""
+    """Its blocks of the gradients computed so far; if a step has several passes, all gradients, which stay unsharded
+    until the last pass."""
     optimizer_bytes: int
     """The optimizer's state for its blocks of the parameters."""
     root_bytes: int
-    """The parameters that belong to no layer, gathered from the forward to the end of the backward pass."""
+    """Parameters outside layers, gathered from the forward pass to the end of the backward pass."""
     cast_weight_bytes: int
-    """The layers' matrices in bf16, which autograd keeps from forward to backward, where present; 0 in
-    fp32."""
+    """Gathered matrices of layers in bf16, which autograd keeps from forward to backward; 0 in fp32."""
     activation_bytes: int
-    """Everything else that autograd keeps of one pass, by the cost model; at a layer also what that makes again, and
-    the gradients of its activations."""
+    """Everything else that autograd keeps for one pass, by the cost model; at a layer also its recomputed activations
+    and their gradients."""
     buffer_bytes: int
-    """The larger of two needs that do not meet: logits and weight gradient of the loss, and gathered layers with their
-    gradients; what tells documents of a row apart, if `data` asks for that; and for a growth that freezes its old
-    entries, a mark of each entry and, in the update, the weights before it."""
+    """The larger of two needs at different times: logits and weight gradient of the loss, or gathered layers with their
+    gradients. In addition document masks, if `data` sets them, and for a growth that freezes old entries a mask of all
+    entries and, in the update, the weights before it."""
     teacher_bytes: int = 0
-    """Bytes of a teacher: its weights, divided as the student's are; in its own pass what that holds; in the loss its
-    logits and hidden states; and what the backward pass keeps of those."""
+    """Bytes of a teacher: its weights, sharded like the student's; the activations of its pass; in the loss its logits
+    and hidden states; and what the backward pass keeps of them."""
 
     @pydantic.computed_field
     @property
@@ -124,19 +123,19 @@ class StepTraffic(Record):
     reduce_scatter_bytes: int
     all_reduce_bytes: int
     broadcast_bytes: int
-    """Muon's updates, because one process makes each matrix orthogonal; what it gathers for that counts above."""
+    """Muon's updates: one process orthogonalises each matrix. Gathering the matrix counts as `all_gather_bytes`."""
 
 
 class Setup(Record):
-    """A kind of activation checkpointing on the device."""
+    """The largest pass with one kind of activation checkpointing on the device."""
 
     activation_checkpointing: str
     micro_batch_size: int | None
     """Sequences of the largest pass that fits; None if not even one sequence does."""
     memory: RankMemory
-    """With that pass, or with one sequence."""
+    """Memory with that pass, or with one sequence if none fits."""
     run_hours: Number | None
-    """None for a device whose FLOPs are not known."""
+    """None if the FLOPs of the device are unknown."""
 
 
 class Deployment(Record):
@@ -146,7 +145,7 @@ class Deployment(Record):
     n_shards: int
     """Processes that share one copy of the model."""
     batch_size: int
-    """Sequences of a step that a process sees."""
+    """Sequences of a process in a step."""
     micro_batch_size: int
     """Sequences of a forward pass."""
     n_passes: int
@@ -162,23 +161,23 @@ class Deployment(Record):
     remedy: str | None = None
     """The smallest change with which it would fit; None if none is needed, or none helps."""
     compute_seconds: Number | None = None
-    """Computation of a step; None for a device whose FLOPs are not known."""
+    """Computation of a step; None if the FLOPs of the device are unknown."""
     communication_seconds: Number | None = None
-    """Communication of a step; None for a device whose links are not known. A step takes the longer of the two if
-    communication overlaps computation, else their sum."""
+    """Communication of a step; None if the links of the device are unknown. A step takes the longer of the two if
+    communication overlaps computation, otherwise their sum."""
     run_hours: Number | None = None
-    """All steps without communication."""
+    """Computation of all steps, without communication."""
     setups: Sequence[Setup] = ()
     """The largest passes, by kind of activation checkpointing; empty without a device."""
 
 
 class DataCost(Record):
-    """Cost of the tokens of a run before training."""
+    """Cost of preparing the tokens of a run before training."""
 
     disk_bytes: int
     """Size of the token files."""
     text_bytes: int
-    """Size of the text that they are made from, at BYTES_PER_TOKEN."""
+    """Size of the text of these tokens, at BYTES_PER_TOKEN."""
     prepare_core_hours: Number
     """Hours of one CPU core, at TEXT_BYTES_PER_CORE_SECOND."""
 
@@ -190,9 +189,9 @@ class Plan(Record):
     """None if no device was given: the plan then has neither times nor fit."""
     device_memory_bytes: int | None
     mfu: Number | None
-    """None for a device whose FLOPs are not known."""
+    """None if the FLOPs of the device are unknown."""
     assumptions: str
-    """Rates of the device, and how bytes are sent."""
+    """Rates of the device, and how processes communicate."""
     params: int
     steps: int
     tokens: int

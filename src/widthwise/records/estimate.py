@@ -8,15 +8,17 @@ import pydantic
 from widthwise.records.record import Known, Record
 
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
+UNCLEAR: Verdict = "cannot tell"
+"""Verdict on a difference whose interval contains 0 and is not within TIE_MARGIN."""
 
 CONFIDENCE = 0.95
-"""Probability that an interval holds the true value; that of all intervals shown, unless a page says otherwise."""
+"""Confidence level of all intervals, unless a page says otherwise."""
 FEWEST_SEEDS = 3
-"""With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
+"""With fewer seeds there is no verdict, because a difference may be the noise of a single seed."""
 NO_VERDICT = "fewer than three seeds, so no verdict"
-"""Reason for a missing verdict, with FEWEST_SEEDS in words."""
+"""Reason for a missing verdict; spells out FEWEST_SEEDS."""
 TIE_MARGIN = 0.01
-"""Nats per token; two losses that are surely closer than this count as equal."""
+"""Nats per token; two losses are a tie if the interval of their difference is within this margin."""
 
 
 class Estimate(Record):
@@ -40,23 +42,23 @@ class Estimate(Record):
 class EqualLoss(Record):
     """Tokens and FLOPs that a variant and its baseline need for a held-out loss, paired by seed.
 
-    The loss is the higher of the final losses of the two runs of a seed, so that both reach it: the baseline's where
-    the variant ends below it, otherwise the variant's own. A ratio below 1 says that the variant needs less.
+    The loss is the higher one of the final losses of the two runs of a seed, so that both runs reach it. A ratio below
+    1 means that the variant needs less.
     """
 
     n_reached: int
     """Seeds in which the variant reaches the baseline's final loss."""
     tokens: Estimate
-    """Tokens at which it reaches that loss; no mean unless it does with every seed."""
+    """Tokens at which the variant reaches that loss; no mean unless every seed reaches it."""
     training_flops: Estimate
     tokens_ratio: Estimate
-    """Geometric mean, with Student's t interval of the logarithm over seeds; no mean where a run was below the loss
+    """Geometric mean, with Student's t interval of the logarithm over seeds; no mean if a run was below the loss
     before its first validation."""
     training_flops_ratio: Estimate
 
 
 class OverTokens(Record):
-    """A number in the course of training: mean over seeds with its interval."""
+    """A number during training: mean over seeds with its interval."""
 
     tokens: Sequence[float]
     """Tokens at the measurements, ascending."""
@@ -66,20 +68,20 @@ class OverTokens(Record):
 
     @pydantic.model_validator(mode="after")
     def _are_equally_many(self) -> Self:
-        if len({len(each) for each in (self.tokens, self.mean, self.low, self.high)}) > 1:
+        if len({len(numbers) for numbers in (self.tokens, self.mean, self.low, self.high)}) > 1:
             raise ValueError("tokens, mean, low and high: differ in length")
         return self
 
 
 class Validations(Record):
-    """Number of validations of all runs of a comparison, which equal losses depend on."""
+    """Validations of the runs of a comparison, from which tokens to equal loss are computed."""
 
     n_fewest: int
-    """Validations of the run that has the fewest, the last one included."""
+    """Validations of the run with the fewest, including the last one."""
     n_needed: int
     """With fewer, tokens to equal loss are omitted."""
     final_lr_share: Known = None
-    """Learning rate of the last step over the highest, of the run in which it fell most."""
+    """Last learning rate divided by the highest, in the run in which it fell most."""
 
     @property
     def suffice(self) -> bool:

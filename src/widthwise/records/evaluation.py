@@ -14,19 +14,19 @@ MEAN_OVER_TEXTS = "mean over texts"
 
 
 def harness_answers(task: str) -> str:
-    """Return the name of a task of lm-evaluation-harness there."""
+    """Return the name of a task of lm-evaluation-harness among scores and differences."""
     return f"lm-eval {task}"
 
 
 class Score(Record):
-    """A number with its standard error, where there is one."""
+    """A number with its standard error, if known."""
 
     value: Known
     stderr: Known = None
 
 
 Scores = Mapping[str, Score]
-"""Name of a metric -> its score."""
+"""Metric -> score."""
 
 
 class TaskResult(Record):
@@ -36,17 +36,17 @@ class TaskResult(Record):
     chance: Known = None
     """The accuracy of guessing at random."""
     n_cut_contexts: int = 0
-    """Contexts that were too long for a window and lost their beginning."""
+    """Contexts that were cut at the start because they were too long for a window."""
     metrics: Scores
 
 
 class ItemAnswers(Record):
-    """The answers to the questions of a task one by one, by which two models are paired."""
+    """The answers to the single questions of a task, by which two models are paired."""
 
     fingerprint: str
-    """A hash of the questions: answers with equal ones are to the same questions."""
+    """Hash of the questions; equal for equal questions."""
     items: Mapping[str, Sequence[Known]] = {}
-    """Name of a metric of the task -> its value for each question."""
+    """Metric of the task -> its value for each question."""
 
 
 class TaskAnswers(TaskResult, ItemAnswers):
@@ -67,26 +67,26 @@ class TextAnswers(Record):
     n_words: int
     metrics: Scores
     fingerprint: str
-    """A hash of the text, equal for equal blocks."""
+    """Hash of the text; equal for equal blocks."""
     blocks: Mapping[str, Sequence[float]]
-    """`nats` and the counts above -> their sum in each block."""
+    """`nats` and the names of the counts above -> sum in each block."""
 
 
 class TextMeans(Record):
-    """Means over several texts, in which each counts the same."""
+    """Means over several texts of equal weight."""
 
     metrics: Scores
 
 
 class Evaluation(Record):
-    """The answers of a checkpoint, or of a Hugging Face folder, to texts and tasks, with every block and item."""
+    """The scores of a checkpoint or a Hugging Face folder on texts and tasks, with every block and item."""
 
     run: str = ""
     """Path of the run or folder."""
     step: int | None = pydantic.Field(ge=0)
     """None for a Hugging Face folder."""
     tokens: int | None = None
-    """Tokens trained on by then; None for a Hugging Face folder."""
+    """Tokens trained on before the checkpoint; None for a Hugging Face folder."""
     request: Mapping[str, Any]
     tokenizer: str = ""
     max_length: int
@@ -96,20 +96,20 @@ class Evaluation(Record):
     text_means: TextMeans | None = None
     """None for fewer than two texts."""
     bits_per_byte: Known = None
-    """That of the text, or the mean over several; None where none was read."""
+    """Bits per byte of the text, or the mean over several texts; None without a text."""
     tasks: Mapping[str, TaskAnswers] = {}
     lm_eval: Mapping[str, Scores] = {}
-    """Task or group of tasks of lm-evaluation-harness -> its scores."""
+    """Task or group of tasks of lm-evaluation-harness -> scores."""
     lm_eval_items: Mapping[str, ItemAnswers] = {}
     damages: Sequence[str] = ()
-    """Damaged checkpoints that were passed over."""
+    """Damaged checkpoints that were skipped."""
     environment: Mapping[str, Any] = {}
 
     @classmethod
     def read_all(cls, run: Path, steps: str = "*") -> list["Evaluation"]:
-        """Read the evaluations of a run by step, of one step by name. Raises UserError for a broken file.
+        """Read the evaluations of a run, ordered by step, then by name. Raises UserError for a broken file.
 
-        steps: pattern of the steps, which have eight digits.
+        steps: glob pattern of the steps, which have eight digits.
         """
         paths = sorted(run.glob(f"evaluations/step_{steps}-*.json"))
         evaluations = [parse(cls, SealedFile(path).read(), str(path)) for path in paths]
@@ -117,37 +117,38 @@ class Evaluation(Record):
 
     @property
     def scores(self) -> Mapping[str, Scores]:
-        """Text, task or mean over texts -> its scores, by its name among differences."""
-        found = {name: each.metrics for part in (self.texts, self.tasks) for name, each in part.items()}
-        found |= {harness_answers(name): metrics for name, metrics in self.lm_eval.items()}
+        """Text, task or mean over texts, by its name among differences -> scores."""
+        scores = {name: text.metrics for name, text in self.texts.items()}
+        scores |= {name: task.metrics for name, task in self.tasks.items()}
+        scores |= {harness_answers(name): metrics for name, metrics in self.lm_eval.items()}
         if self.text_means is not None:
-            found[MEAN_OVER_TEXTS] = self.text_means.metrics
-        return found
+            scores[MEAN_OVER_TEXTS] = self.text_means.metrics
+        return scores
 
     def totals(self) -> dict[str, Any]:
         """Return the evaluation as plain data without its blocks and items."""
-        every = {"texts": {"__all__": {"blocks"}}, "tasks": {"__all__": {"items"}}, "lm_eval_items": True}
-        return {**self.model_dump(exclude_unset=True, exclude=every), "lm_eval_items": {}}
+        exclude = {"texts": {"__all__": {"blocks"}}, "tasks": {"__all__": {"items"}}, "lm_eval_items": True}
+        return {**self.model_dump(exclude_unset=True, exclude=exclude), "lm_eval_items": {}}
 
 
 class Flips(Record):
     """The items that only one of two models has right."""
 
     gained: Sequence[int]
-    """Numbers, from 1, of the items that only the other has right."""
+    """Numbers, from 1, of the items that only the compared model has right."""
     lost: Sequence[int]
-    """Numbers of those that only the baseline has right."""
+    """Numbers of the items that only the baseline has right."""
     p_value: float
-    """Two-sided, of McNemar's exact test that both are equally frequent (1947, Psychometrika 12)."""
+    """Two-sided p of McNemar's exact test that gains and losses are equally frequent (1947, Psychometrika 12)."""
 
 
 class Difference(Record):
-    """An evaluation minus its baseline on one metric, block by block or item by item."""
+    """An evaluation minus its baseline on one metric, paired by block or item."""
 
     on: str
     """Text, task or mean."""
     metric: str | None
-    """None if the texts or questions differ, so that no number is known."""
+    """None if the texts or questions differ; all numbers are then None."""
     value: Known = None
     stderr: Known = None
     low: Known = None
@@ -155,11 +156,11 @@ class Difference(Record):
     p_value: Known = None
     """Two-sided p of no difference: McNemar's exact test for `flips`, otherwise Student's t; None if undefined."""
     flips: Flips | None = None
-    """None for metrics that are not right or wrong."""
+    """None for metrics other than right or wrong."""
 
 
 class EvaluationDifferences(Record):
-    """An evaluation minus its baseline's."""
+    """All differences of an evaluation from its baseline."""
 
     run: str
     step: int | None
@@ -169,39 +170,39 @@ class EvaluationDifferences(Record):
 
 
 class TableColumn(Record):
-    """A text or a task, by one of its metrics."""
+    """One metric of a text or a task."""
 
     name: str
     metric: str
     is_share: bool
-    """True for an accuracy or the like, from 0 to 1: the higher, the better. All others are losses."""
+    """True for accuracies and other shares from 0 to 1, where higher is better; False for losses."""
     source: str
-    """Origin of its questions."""
+    """Origin of the text or the questions."""
     n_items: int | None = None
     """Number of questions; None if unknown, and for texts."""
 
 
 class TableCell(Record):
-    """The value of a model, and its difference to its baseline's."""
+    """The value of a model, and its difference from the baseline's value."""
 
     value: Known
     stderr: Known = None
     difference: Known = None
-    """It minus the baseline's; None of a baseline, and where the questions differ."""
+    """Value minus the baseline's value; None for a baseline, and if the questions differ."""
     p_value: Known = None
-    """Two-sided p of no difference to the baseline, from pairs; None if these are unknown."""
+    """Two-sided p of no difference from the baseline, from pairs; None without pairs."""
     is_better: bool | None = None
-    """True if the tested difference favours it; None without a test."""
+    """True if the tested difference favours the model; None without a test."""
 
 
 class TableRow(Record):
-    """The answers of one model: a cell for each column of the table."""
+    """The scores of one model: a cell for each column of the table."""
 
     name: str
     run: str
     step: int | None = None
     baseline: str | None = None
-    """Name of the row that it is compared with; None of a row that others are compared with."""
+    """Name of the row that this row is compared with; None for a baseline."""
     cells: Sequence[TableCell]
 
 
@@ -214,6 +215,6 @@ class EvaluationTable(StoredRecord):
     command: str
     created: str
     significance: float = pydantic.Field(gt=0, lt=1)
-    """A p below it marks a difference."""
+    """Differences with a smaller p are marked."""
     columns: Sequence[TableColumn]
     rows: Sequence[TableRow] = pydantic.Field(min_length=1)

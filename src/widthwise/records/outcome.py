@@ -1,4 +1,4 @@
-"""`outcome.json`: the record of an experiment: its points, each with a result or why it has none, and differences."""
+"""`outcome.json`: the record of an experiment, with the result of each point or its state, and all differences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -12,21 +12,21 @@ from widthwise.records.record import Known, Number, Record, StoredRecord
 
 
 class ValidationScore(Record):
-    """A number of a further text or task of the recipes, over all seeds."""
+    """A score on a further text or task of the recipes, over all seeds."""
 
     value: Estimate
     difference: Estimate | None = None
-    """It minus the baseline's; None for the baseline."""
+    """Value minus the baseline's; None for the baseline."""
 
 
 class Variant(Record):
-    """A point with a result: one recipe over all its seeds."""
+    """A point with a result: one recipe over all seeds."""
 
     name: str
     state: Literal["finished"] = "finished"
     group: str = ""
     values: Mapping[str, Any] = pydantic.Field(default_factory=dict)
-    """Recipe key -> value, where the point is one of axes."""
+    """Recipe key -> value, if the point is on axes."""
     runs: Sequence[PathInside] = pydantic.Field(min_length=1)
     """Run directories, one per seed, relative to the folder of the file."""
     val_loss: Estimate
@@ -34,39 +34,39 @@ class Variant(Record):
     val_bits_per_byte: Estimate | None = None
     tokens_per_second: Estimate | None = None
     shares_machine: bool = False
-    """True if other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
+    """True if other processes used the machine during a run, so that `tokens_per_second` is not comparable."""
     doubts: Sequence[str] = ()
     """Reasons to doubt the last loss of a run, each with its seed."""
     difference: Estimate | None = None
     """Held-out loss minus the baseline's, paired by seed; None for the baseline."""
     differences: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
-    """Name of a further loss -> that loss minus the baseline's, paired as `difference` is if it is one of held-out
-    text, otherwise by seed alone."""
+    """Name of a further loss -> that loss minus the baseline's; paired like `difference` if the loss is held-out,
+    otherwise by seed only."""
     differs_in: Mapping[str, Sequence[Any]] = pydantic.Field(default_factory=dict)
-    """Recipe key of optimizer, schedule, train or data -> its value and the baseline's, where these differ. Keys in
-    `values`, and seeds, are omitted."""
+    """Recipe key of optimizer, schedule, train or data -> its value and the baseline's, if they differ. Seeds and keys
+    of `values` are omitted."""
     at_equal_loss: Mapping[str, EqualLoss] = pydantic.Field(default_factory=dict)
-    """Name of a held-out loss -> tokens and FLOPs to equal loss; empty if validations are too few."""
+    """Name of a held-out loss -> tokens and FLOPs to equal loss; empty with too few validations."""
     gap: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)
-    """Name of a held-out loss -> that loss minus the baseline's in the course of training."""
+    """Name of a held-out loss -> that loss minus the baseline's, over training."""
     tokens_ratio: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)
-    """Name of a held-out loss -> tokens over those of the baseline for the loss that the baseline had at each of its
-    validations, as far as the variant has it with every seed."""
+    """Name of a held-out loss -> tokens divided by the baseline's tokens, at the loss of each validation of the
+    baseline that every seed of the variant reaches."""
     verdict: Verdict | None = None
-    """Verdict on `difference`; None if there is nothing to compare with. Of a point of a sweep, by an interval that is
-    widened for the number of points."""
+    """Verdict on `difference`; None without a baseline. For a point of a sweep, the interval is widened for the number
+    of points."""
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
     validated: Mapping[str, ValidationScore] = pydantic.Field(default_factory=dict)
-    """TEXT.loss, TASK.acc and so on -> number, of the further texts and tasks that the recipes name."""
+    """TEXT.loss, TASK.acc and so on -> score, for the further texts and tasks of the recipes."""
     measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
-    """Name -> estimate, for quantities of runs without a field."""
+    """Name -> estimate, for quantities of runs without a field of this class."""
 
     def measured_over_seeds(self, name: str) -> Estimate | None:
-        """Return its mean of a quantity of runs; None if it lacks it."""
-        found = self.measured.get(name, getattr(self, name, None))
-        return found if isinstance(found, Estimate) else None
+        """Return the mean of a quantity of runs; None if unknown."""
+        estimate = self.measured.get(name, getattr(self, name, None))
+        return estimate if isinstance(estimate, Estimate) else None
 
     @property
     def has_loss(self) -> bool:
@@ -74,7 +74,7 @@ class Variant(Record):
 
 
 class OpenPoint(Record):
-    """A point that has no result, yet or at all."""
+    """A point without a result."""
 
     name: str
     state: Literal["failed", "running", "waiting"]
@@ -84,7 +84,7 @@ class OpenPoint(Record):
 
 
 class SearchedRange(Record):
-    """The range from which a search drew the values of one recipe key."""
+    """The range of a search for the values of one recipe key."""
 
     low: Number
     high: Number
@@ -94,22 +94,22 @@ class SearchedRange(Record):
 
 
 class Judged(Record):
-    """A difference that is that of no single point, or has an interval of its own."""
+    """The difference of the best point, with an interval widened for all points, or the mean difference of a group."""
 
     name: str
     """The best point, or the group whose points are averaged."""
     beside: str
-    """The baseline; without one the next best point."""
+    """The baseline, or without one the next best point."""
     n_points: int
-    """Number of points looked at, or averaged over."""
+    """Number of points compared or averaged."""
     difference: Estimate
     confidence: float = pydantic.Field(gt=0, lt=1)
-    """Above that of the record for the best of many points: widened for their number (Bonferroni)."""
+    """Confidence level of the interval. For the best point it exceeds the record's (Bonferroni over the points)."""
     verdict: Verdict
 
 
 class Study(Record):
-    """The study that the points come from, and its progress."""
+    """The study with the points of a sweep, and its progress."""
 
     storage: str
     sampler: str
@@ -117,7 +117,7 @@ class Study(Record):
     n_finished: int
     n_failed: int
     n_repeated: int = 0
-    """Points that a search chose again, which count once."""
+    """Repetitions of points by a search; each point counts once."""
 
     @property
     def n_open(self) -> int:
@@ -126,9 +126,9 @@ class Study(Record):
 
 
 SIZE = "size"
-"""Key of the values of a point of a family: the name of the recipe, which a control shares with the grown model."""
+"""Key in `values` of a point of a family: the name of the recipe, the same for the grown model and its control."""
 Alone = Literal["tokens", "flops"]
-"""Quantity in which a model trained alone equals the grown one."""
+"""Quantity that is equal for the grown model and the same model trained alone."""
 
 
 class FamilyControl(Record):
@@ -137,36 +137,37 @@ class FamilyControl(Record):
     name: str
     """Name of its recipe."""
     seed: int
-    """Seed of the run it was grown from, or would have been."""
+    """Seed of the run that the grown model came from."""
     run: str
     tokens: int | None = None
-    """Tokens and FLOPs of all steps, the shared ones included."""
+    """Tokens of all steps, including the shared ones."""
     flops: Known = None
+    """FLOPs of all steps, including the shared ones."""
     val_loss: Known = None
 
 
 class FamilyMember(FamilyControl):
-    """A model that was grown and trained on."""
+    """A model of a family, grown and then trained further."""
 
     params: Number
     start: int
-    """The step at which it branched off."""
+    """The step at which the model branched off."""
     flops_own: float
-    """Training FLOPs since it branched off."""
+    """Training FLOPs since then."""
     flops_alone: float
     """Training FLOPs of the same model from scratch over the same tokens."""
     val_bits_per_byte: Known = None
 
 
 class Family(Record):
-    """Sizes grown from one run, or one for each seed, and what they cost."""
+    """Models of several sizes grown from one run, or from one run for each seed, and their cost."""
 
     sources: Sequence[str] = pydantic.Field(min_length=1)
-    """The runs they were grown from, one for each seed."""
+    """The runs that the models were grown from, one for each seed."""
     alone: Alone | None = None
-    """Quantity in which the controls equal the grown models; None without controls."""
+    """Quantity that is equal for controls and grown models; None without controls."""
     shared_flops: float
-    """Training FLOPs before the branches, over all seeds, each counted once."""
+    """Training FLOPs before the branches, summed over seeds; each step counts once."""
     family_flops: float
     """Training FLOPs of all grown models together."""
     flops_alone: float
@@ -176,15 +177,15 @@ class Family(Record):
 
 
 class TunedVariant(Record):
-    """The values that a comparison read from a sweep for one variant."""
+    """The values of one variant that a comparison read from a sweep."""
 
     name: str
     chosen: Mapping[str, Number]
-    """Recipe key -> the value with the lowest loss, with which it was compared."""
+    """Recipe key -> the value with the lowest loss, used in the comparison."""
     val_loss: Known = None
-    """That loss, a mean over the seeds of the sweep."""
+    """The lowest loss, a mean over the seeds of the sweep."""
     is_at_limit: bool
-    """True if one of them is at an end of its grid, so that a better one may be beyond."""
+    """True if a value is at an end of its grid, so that a better value may be outside."""
 
     @property
     def in_words(self) -> str:
@@ -192,20 +193,20 @@ class TunedVariant(Record):
 
 
 class Tuning(Record):
-    """The choice of each variant's values before a comparison."""
+    """The choice of the values of each variant before a comparison."""
 
     sweep: str | None = None
-    """Folder of the sweep; None in a record of a version that tuned in the comparison."""
+    """Folder of the sweep; None in records of older versions, which tuned inside the comparison."""
     identity: str | None = None
     """Checksum of the points of the sweep."""
     steps: float
-    """Share of the steps of a reported run."""
+    """Steps of a run of the sweep, as a share of the steps of a compared run."""
     seeds: Sequence[int]
     variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
 
 
 class Outcome(StoredRecord):
-    """The results of an experiment: of a comparison when all runs have finished, of a sweep as points finish."""
+    """The results of an experiment. A comparison is written after its last run, a sweep after each point."""
 
     file_name: ClassVar[str] = "outcome.json"
 
@@ -215,26 +216,26 @@ class Outcome(StoredRecord):
     confidence: float = pydantic.Field(gt=0, lt=1)
     seeds: Sequence[int]
     matched: str | None = None
-    """Quantity in which compared points match."""
+    """Quantity that is equal for compared points."""
     baseline: str | None = None
-    """The point with which all others are compared."""
+    """The point with which all other points are compared."""
     baseline_group: str | None = None
-    """The group with whose point of the same values, the same size, the others are compared."""
+    """The group that is the baseline: points of other groups are compared with its point of the same values."""
     environment: Mapping[str, Any]
     validations: Validations | None = None
-    """Validations of the finished points; None without any."""
+    """Validations of the finished points; None without finished points."""
     axes: Mapping[str, Mapping[str, list[Any] | SearchedRange]] = pydantic.Field(default_factory=dict)
-    """Group -> recipe key -> its values in order, or the range of a search; empty for points given by name."""
+    """Group -> recipe key -> its values in order, or the range of a search; empty for named points."""
     points: Sequence[Annotated[Variant | OpenPoint, pydantic.Field(discriminator="state")]]
     study: Study | None = None
-    """Where the points of a sweep come from."""
+    """The study of a sweep; None for other experiments."""
     judged: Sequence[Judged] = ()
-    """The best point of a sweep as the best of many, and the mean of each group of a grid."""
+    """The best point of a sweep, corrected for the number of points, and the mean of each group of a grid."""
     tuning: Tuning | None = None
-    """Choice of the values of each variant before the comparison."""
+    """The choice of the values of each variant; None without tuning."""
     family: Family | None = None
     columns: Sequence[str] | None = None
-    """Names of the quantities that the main table shows, in order; None: the usual ones."""
+    """Names of the quantities in the main table, in order; None: the default quantities."""
 
     @pydantic.model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -242,7 +243,7 @@ class Outcome(StoredRecord):
         if len(set(names)) < len(names):
             raise ValueError("points: two have the same name")
         if self.baseline is not None and self.baseline not in names:
-            raise ValueError(f"baseline: got {self.baseline!r}, which is none of the points {', '.join(names)}")
+            raise ValueError(f"baseline: got {self.baseline!r}; points are {', '.join(names)}")
         return self
 
     @property
@@ -255,14 +256,16 @@ class Outcome(StoredRecord):
 
     @property
     def is_open(self) -> bool:
-        """True if points of a sweep have neither finished nor failed."""
+        """True if a sweep has points that have neither finished nor failed."""
         return self.study is not None and self.study.n_open > 0
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """Finished points; those of axes by loss, the lowest first and those without a loss last."""
-        found = [point for point in self.points if isinstance(point, Variant)]
-        return sorted(found, key=lambda each: (each.val_loss.mean is None, each.val_loss.mean)) if self.axes else found
+        """Finished points. Points on axes are sorted by loss, the lowest first and points without a loss last."""
+        finished = [point for point in self.points if isinstance(point, Variant)]
+        if self.axes:
+            finished.sort(key=lambda point: (point.val_loss.mean is None, point.val_loss.mean))
+        return finished
 
     @property
     def open_points(self) -> list[OpenPoint]:
@@ -270,12 +273,12 @@ class Outcome(StoredRecord):
 
     @property
     def baseline_variant(self) -> Variant | None:
-        """The baseline of all, if it has finished with a loss."""
-        return next((each for each in self.variants if each.name == self.baseline and each.has_loss), None)
+        """The baseline of all points; None if it is missing or has no loss."""
+        return next((point for point in self.variants if point.name == self.baseline and point.has_loss), None)
 
     @property
     def baseline_words(self) -> str | None:
-        """Text on the baseline; None if there is none, or none with a loss."""
+        """The baseline as text; None if it is missing or has no loss."""
         if self.family is not None:
             return self.baseline_group and "the same model trained alone"
         if self.baseline_group is not None:
@@ -283,24 +286,24 @@ class Outcome(StoredRecord):
         return self.baseline_variant and self.baseline
 
     def baseline_of(self, variant: Variant) -> Variant | None:
-        """Return the finished baseline of a point, if it has a loss: itself, if others are compared with it."""
+        """Return the baseline of a point, which is the point itself if it is a baseline; None if it has no loss."""
         if self.baseline_group is None:
             return self.baseline_variant
-        place = self.baseline_group, variant.values
-        return next((each for each in self.variants if (each.group, each.values) == place and each.has_loss), None)
+        points = [point for point in self.of_group(self.baseline_group) if point.values == variant.values]
+        return next((point for point in points if isinstance(point, Variant) and point.has_loss), None)
 
     @property
     def compared(self) -> list[tuple[Variant, Variant]]:
-        """Finished points that have a baseline, each with it; no baselines."""
-        pairs = ((each, self.baseline_of(each)) for each in self.variants)
-        return [(each, other) for each, other in pairs if other is not None and other.name != each.name]
+        """Pairs of a finished point and its baseline. Baselines themselves are skipped."""
+        pairs = ((point, self.baseline_of(point)) for point in self.variants)
+        return [(point, base) for point, base in pairs if base is not None and base.name != point.name]
 
     @property
     def groups(self) -> list[str]:
-        """Groups in the order of the points; "" is for points without one. The baseline alone makes no group."""
+        """Groups in the order of the points; "" for points without a group. The baseline alone is no group."""
         return list(dict.fromkeys(point.group for point in self.points if point.name != self.baseline))
 
     def of_group(self, group: str) -> list[Variant | OpenPoint]:
-        """Return the points of a group. The baseline belongs to one only if it has values."""
-        own = [point for point in self.points if point.group == group]
-        return [point for point in own if point.values or point.name != self.baseline]
+        """Return the points of a group. A baseline without values belongs to no group."""
+        points = [point for point in self.points if point.group == group]
+        return [point for point in points if point.values or point.name != self.baseline]

@@ -1,6 +1,6 @@
-"""The table of quantities that tables, figures, CSV and fits show of a model, a run or a variant.
+"""All quantities of a model, a run or a variant that tables, figures, CSV files and fits show.
 
-A new quantity is one entry here, with its definition in reports/quantities.yaml; everything else reads it here.
+A new quantity needs one entry here, and its definition in reports/quantities.yaml.
 """
 
 from abc import ABC, abstractmethod
@@ -16,32 +16,32 @@ from widthwise.records.record import Number, finite
 from widthwise.records.run import RunResult
 
 MOST_MTP_DEPTHS = 16
-"""Tokens that multi-token prediction may predict beyond the next one."""
+"""Largest number of tokens that multi-token prediction predicts after the next token."""
 SPEED = "tokens_per_second"
-"""The quantity that other processes on the machine change."""
+"""The quantity that depends on other processes on the machine."""
 RUN_COSTS = ("training_flops", "pflops_days", "peak_memory_bytes")
 """Quantities measured in training that tables of costs show next to the counted ones."""
 
 
 @dataclass(frozen=True)
 class Quantity(ABC):
-    """A number of models, runs or comparisons of two, and how tables show it."""
+    """A number of a model, a run or a comparison with a baseline, and its format in tables."""
 
     name: str
-    """Its name in recipes, on the command line and among ratios."""
+    """Name in recipes, on the command line and among ratios."""
     title: str
-    """Its title in tables and figures, with its unit."""
+    """Title in tables and figures, with the unit."""
     _: KW_ONLY
     short: str = ""
-    """Its title on a terminal, if `title` is too long there."""
+    """Title on a terminal, if `title` is too long."""
     n_decimals: int | None = None
     """Decimals shown; None: three significant digits with a decimal prefix."""
     is_main: bool = False
-    """The main table of a comparison shows it."""
+    """True if the main table of a comparison shows the quantity."""
     has_ratio: bool = False
-    """Comparisons give its ratio to the baseline's."""
+    """True if comparisons give the ratio to the baseline."""
     is_signed: ClassVar[bool] = False
-    """It is a difference, shown with its sign."""
+    """True for differences, which are shown with their sign."""
 
     @property
     def csv_column(self) -> str:
@@ -49,21 +49,20 @@ class Quantity(ABC):
 
     @property
     def brief_title(self) -> str:
-        """The title for tables on a terminal."""
+        """Title in tables on a terminal."""
         return self.short or self.title
 
     def over_seeds(self, results: Sequence[RunResult]) -> list[float]:
-        """Return one value per seed; NaN for a run that lacks it."""
+        """Return one value per seed; NaN if unknown."""
         return [finite(self.of_run(result)) for result in results]
 
     def of_run(self, result: RunResult) -> Number | None:
-        """Return its value for a run; None if the run lacks it."""
+        """Return the value for a run; None if unknown."""
         return None
 
     @abstractmethod
     def of_variant(self, variant: Variant) -> Estimate | None:
-        """Return its mean for a variant; None if the variant lacks it; without an interval if all seeds have the same
-        value."""
+        """Return the mean for a variant, without an interval if all seeds have the same value; None if unknown."""
 
     def value(self, subject: Variant | RunResult) -> float | None:
         """Return the value for a run, or the mean over the seeds of a variant."""
@@ -73,16 +72,17 @@ class Quantity(ABC):
         return None if estimate is None else estimate.mean
 
     def ratio(self, variant: Variant, baseline: Variant) -> float | None:
-        """Return the ratio to the baseline's value: as the comparison recorded it, otherwise that of the means.
+        """Return the ratio to the baseline: the recorded one, or else the ratio of the means.
 
-        None if one is missing, and for the speed if other processes used the machine meanwhile.
+        None if a value is unknown, and for the speed if other processes used the machine.
         """
         if self.name == SPEED and (variant.shares_machine or baseline.shares_machine):
             return None
         if self.name in variant.ratio:
             return variant.ratio[self.name]
-        own, other = finite(self.value(variant)), finite(self.value(baseline))
-        return own / other if other and own == own and other == other else None
+        value = finite(self.value(variant))
+        reference = finite(self.value(baseline))
+        return value / reference if reference and value == value and reference == reference else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,23 +90,23 @@ class OfModel(Quantity):
     """A quantity counted from the config of the last model."""
 
     path: str = ""
-    """Its place in a CostSummary, if that is not the field `name`: fields and keys with dots between."""
+    """Fields and keys in a CostSummary, joined by dots, if that is not the field `name`."""
     column: str = ""
-    """Its column of CSV files, if that is not named after the path."""
+    """Column in CSV files, if it is not named after the path."""
 
     @property
     def csv_column(self) -> str:
         return self.column or self.path.replace(".", "_") or self.name
 
     def read(self, cost: CostSummary) -> Number | None:
-        """Return its value for a model; None if the summary lacks it."""
+        """Return the value for a model; None if unknown."""
         value: Any = cost
         for key in (self.path or self.name).split("."):
             value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
         return value
 
     def of_cost(self, cost: CostSummary) -> Number:
-        """Return its value for a model whose costs were just counted, so that none is missing."""
+        """Return the value for a newly counted model, in which no value is missing."""
         value = self.read(cost)
         assert value is not None
         return value
@@ -137,20 +137,21 @@ class OfHeldOut(OfRun):
     """The depth of multi-token prediction; 0: the model itself."""
 
     def at_depth(self, first: Any, further: Sequence[Any] | None) -> Any:
-        """Return `first` for depth 0, otherwise the entry of `further` for the depth; None if it lacks one."""
-        return next(iter((first, *(further or ()))[self.depth : self.depth + 1]), None)
+        """Return `first` for depth 0, otherwise the entry of `further` for the depth; None if that is missing."""
+        values = (first, *(further or ()))
+        return values[self.depth] if self.depth < len(values) else None
 
     def of_run(self, result: RunResult) -> Number | None:
         return self.at_depth(result.val_loss, result.val_mtp_losses)
 
     def windows(self, run: RunResult) -> Sequence[float]:
-        """Return the mean loss of every held-out window, by which differences are paired; empty if a run lacks them."""
+        """Return the mean loss of every held-out window, by which differences are paired; empty if unknown."""
         return self.at_depth(run.val_window_losses, run.val_mtp_window_losses) or ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfDifference(Quantity):
-    """The difference of a loss to the baseline's."""
+    """A loss minus the baseline's loss."""
 
     loss: str
     n_decimals: int | None = 4
@@ -173,20 +174,22 @@ class OfEqualLoss(Quantity):
 
 
 def _of_mtp(depth: int) -> Iterator[Quantity]:
-    """Yield the loss of a depth of multi-token prediction and its difference, named after the place of the token that
-    it predicts."""
-    name, place = f"val_loss_next_{depth + 1}", f"next-{depth + 1}"
-    yield OfHeldOut(name, f"{place} held-out loss", short=f"loss {place}", n_decimals=4, is_main=True, depth=depth)
-    yield OfDifference(f"difference_next_{depth + 1}", f"difference, {place}", is_main=True, loss=name)
+    """Yield the loss of a depth of multi-token prediction and its difference, named by the position of the token."""
+    loss = f"val_loss_next_{depth + 1}"
+    place = f"next-{depth + 1}"
+    yield OfHeldOut(loss, f"{place} held-out loss", short=f"loss {place}", n_decimals=4, is_main=True, depth=depth)
+    yield OfDifference(f"difference_next_{depth + 1}", f"difference, {place}", is_main=True, loss=loss)
 
 
 def _at_equal_loss(depth: int) -> Iterator[Quantity]:
-    """Yield the quantities at equal held-out loss with the baseline: the model's own loss, or that of a depth."""
-    end, place = ("", "") if depth == 0 else (f"_next_{depth + 1}", f"next-{depth + 1} ")
-    loss, titles = f"val_loss{end}", {"tokens": "tokens", "training_flops": "training FLOPs"}
+    """Yield the quantities at equal held-out loss with the baseline, for the model (depth 0) or an MTP depth."""
+    suffix = "" if depth == 0 else f"_next_{depth + 1}"
+    place = "" if depth == 0 else f"next-{depth + 1} "
+    loss = f"val_loss{suffix}"
+    titles = {"tokens": "tokens", "training_flops": "training FLOPs"}
     for key, title in titles.items():
         yield OfEqualLoss(
-            f"{key}_at_equal_loss{end}",
+            f"{key}_at_equal_loss{suffix}",
             f"{title} at equal {place}loss",
             n_decimals=3,
             is_main=depth == 0,
@@ -195,7 +198,7 @@ def _at_equal_loss(depth: int) -> Iterator[Quantity]:
         )
     for key, title in titles.items():
         to_baseline = f"{title} to the baseline's {place}loss"
-        yield OfEqualLoss(f"{key}_to_baseline_loss{end}", to_baseline, loss=loss, field=key)
+        yield OfEqualLoss(f"{key}_to_baseline_loss{suffix}", to_baseline, loss=loss, field=key)
 
 
 _MODELS = (
@@ -207,7 +210,7 @@ _MODELS = (
     OfModel(
         "flops", "FLOPs per token, forward", short="FLOPs", path="flops_per_token.forward", is_main=True, has_ratio=True
     ),
-    # Forward FLOPs leave multi-token prediction out.
+    # Forward FLOPs exclude multi-token prediction.
     *(
         OfModel(
             f"flops_{part}", f"FLOPs per token, forward, {part}", path=f"flops_by_part.{part}", column=f"flops_{part}"
@@ -259,4 +262,4 @@ OF_HELD_OUT = {quantity.name: quantity for quantity in QUANTITIES if isinstance(
 SHAPE_COSTS = [OF_MODELS[name] for name in ("params", "layer_params", "flops", "kv_bytes", "activation_bytes")]
 """Costs that searches, plans and inspections show of a shape."""
 LOSSES = (*OF_HELD_OUT, "train_loss", "val_bits_per_byte")
-"""Quantities that measure the quality of a model, so that laws can be fitted to them."""
+"""Quantities that measure the quality of a model, to which laws can be fitted."""

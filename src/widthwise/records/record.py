@@ -19,17 +19,17 @@ def _finite_or_none(value: Any) -> Any:
 
 
 CHECKSUMS = "checksums"
-"""Key of the digests of a record's entries in its file; in result.json the seal is next to it."""
+"""Key of the checksums of the entries in a file; in result.json the seal is stored with them."""
 Number = int | float
-"""An integer or a float, kept as the file has it."""
+"""An integer or a float; the type in the file is kept."""
 Known = Annotated[float | None, pydantic.BeforeValidator(_finite_or_none)]
-"""A number, or None if there is none: JSON has neither NaN nor infinity."""
+"""A number, or None for a missing, NaN or infinite one, because JSON has neither NaN nor infinity."""
 
 
 class Record(pydantic.BaseModel):
     """Base of the records: frozen and strict.
 
-    A field that was not given takes its default and is not written, so that a file is written as it was read.
+    Fields that were not passed have their default and are not written, so that a file is written as it was read.
     Unknown keys are ignored.
     """
 
@@ -42,26 +42,26 @@ class Record(pydantic.BaseModel):
         return getattr(self, key)
 
     def keys(self) -> KeysView[str]:
-        """Return the keys of the fields that were given."""
+        """Return the keys of the fields that were passed."""
         return {name: None for name in type(self).model_fields if name in self.model_fields_set}.keys()
 
     def __contains__(self, key: str) -> bool:
         return key in self.model_fields_set
 
     def to_data(self) -> dict[str, Any]:
-        """Return the record as plain data, with the fields that were given."""
+        """Return the fields that were passed as plain data."""
         return self.model_dump(exclude_unset=True)
 
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2)
 
     def with_changes(self, **changes: Any) -> Self:
-        """Return a copy in which some fields differ, validated as if it were read."""
+        """Return a copy with changed fields, validated like a file."""
         return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
 
 class StoredRecord(Record):
-    """A record with its file, which has one name in every folder and holds checksums of its entries."""
+    """A record in a file, which has the same name in every folder and holds checksums of its entries."""
 
     file_name: ClassVar[str]
 
@@ -72,19 +72,19 @@ class StoredRecord(Record):
         return parse(cls, SealedFile(path).read(), str(path)).stored_in(folder)
 
     def write(self, folder: Path) -> Path:
-        """Write the file atomically and return its path. Raises UserError if it cannot."""
+        """Write the file atomically and return its path. Raises UserError on failure."""
         path = folder / self.file_name
         SealedFile(path).write(self.to_data())
         self.stored_in(folder)
         return path
 
     def stored_in(self, folder: Path) -> Self:
-        """Remember the folder of the file, which is no part of the record."""
+        """Set the folder of the file, which is not part of the record, and return the record."""
         vars(self)["_folder"] = folder
         return self
 
     def _repr_html_(self) -> str | None:
-        """Return answer, figures and tables for a notebook, once there is a file; None: as plain text."""
+        """Return answer, figures and tables for a notebook; None, which is shown as plain text, without a file."""
         folder = vars(self).get("_folder")
         return None if folder is None or _notebook_view is None else _notebook_view(self, folder)
 
@@ -93,19 +93,19 @@ _notebook_view: Callable[[StoredRecord, Path], str | None] | None = None
 
 
 def register_notebook_view(view: Callable[[StoredRecord, Path], str | None]) -> None:
-    """Set the function from a record and its folder to the HTML that notebooks show."""
+    """Set the function that returns the HTML of a record and its folder for notebooks."""
     global _notebook_view
     _notebook_view = view
 
 
 @dataclass(frozen=True)
 class SealedFile:
-    """A JSON file with a checksum of each entry; one without checksums is read unchecked."""
+    """A JSON file with a checksum of each entry. Files without checksums are read unchecked."""
 
     path: Path
 
     def read(self) -> dict[str, Any]:
-        """Return the entries. Raises UserError for a broken file, and for entries that were changed."""
+        """Return the entries. Raises UserError for a broken file or changed entries."""
         return self.checked(read_json_mapping(self.path), self.path)
 
     def write(self, data: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class SealedFile:
 
     @staticmethod
     def checked(data: dict[str, Any], where: Path | str) -> dict[str, Any]:
-        """Return the entries in the content of a file. Raises UserError for entries that were changed."""
+        """Return the entries of the content of a file. Raises UserError for changed entries."""
         check_unchanged(data, data.pop(CHECKSUMS, None), where)
         return data
 
@@ -125,14 +125,14 @@ class SealedFile:
 
 
 def digests(data: Mapping[str, Any]) -> dict[str, str]:
-    """Return a checksum of each entry, so that the one that was changed can be named."""
+    """Return a checksum of each entry, so that a message can name the changed entry."""
     return {key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for key, value in data.items()}
 
 
 def check_unchanged(data: Mapping[str, Any], written: Any, where: Path | str) -> None:
-    """Raise UserError if entries of a file differ from the ones written.
+    """Raise UserError if entries of a file differ from the written ones.
 
-    written: the digests of the written entries, or None to check nothing.
+    written: checksums of the written entries; None checks nothing.
     """
     changed = [] if written is None else [key or CHECKSUMS for key, *_ in differences(written, digests(data))]
     if changed:

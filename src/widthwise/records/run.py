@@ -1,4 +1,4 @@
-"""Run directories: `result.json`, allowed changes to the recipe, listings, and folders mistaken for a run."""
+"""Run directories: `result.json`, allowed changes of the recipe, listings, and folders mistaken for a run."""
 
 import copy
 import difflib
@@ -20,40 +20,40 @@ from widthwise.records.shrinking import Shrinking
 
 
 class GrowthRecord(Record):
-    """A step at which the model of a run was replaced by another one, usually a larger one."""
+    """The replacement of the model of a run, usually by a larger one."""
 
     event: Literal["growth", "grown"] = "growth"
-    """growth: by the recipe, in the course of the run; grown: by `grow`, before the first step of the run."""
+    """growth: by the recipe, during the run; grown: by `grow`, before the first step of the run."""
     step: int
-    """Number of steps before it."""
+    """Number of steps before the growth."""
     tokens: int
     training_flops: Number
-    """Training FLOPs of all steps before it."""
+    """Training FLOPs of all steps before the growth."""
     params_before: Number
     params_after: Number
     loss_before: Known = None
-    """Held-out loss just before it, in nats per token."""
+    """Held-out loss just before the growth, in nats per token."""
     loss_after: Known = None
 
 
 class DataCounts(Record):
-    """The text of a run, all sources of a mixture together; bytes are counted in UTF-8."""
+    """Size of the text of a run, over all sources of a mixture. Bytes are of UTF-8."""
 
     n_train_tokens: int
     n_train_bytes: int
     n_held_out_tokens: int
-    """All the held-out text; the loss is measured on the first `train.validation_tokens` of them."""
+    """All held-out tokens; the loss is measured on the first `train.validation_tokens`."""
     n_held_out_bytes: int
 
 
 class TextResult(Record):
-    """The loss on a text at the end of a run, in nats per token and otherwise."""
+    """The loss on a text at the end of a run, in nats per token and other units."""
 
     loss: Known
     perplexity: Known = None
     bits_per_byte: Known = None
     window_losses: Sequence[float] = ()
-    """Mean loss of every window of the text, in order: what a paired comparison pairs."""
+    """Mean loss of every window of the text, in order, for paired comparisons."""
 
 
 class RunResult(StoredRecord):
@@ -63,14 +63,14 @@ class RunResult(StoredRecord):
 
     status: str = "finished"
     other_cpu_share: Known = None
-    """Share of the machine's CPUs that other processes used during the run."""
+    """Share of the CPUs that other processes used during the run."""
     cost: CostSummary
     """Sizes and costs of the last model."""
     name: str | None = None
     seed: int | None = None
     steps: int | None = None
     tokens: int | None = None
-    """Tokens of all steps, including the run that this one continues."""
+    """Tokens of all steps, including the run that this run continues."""
     train_loss: Known = None
     """Mean of the last `loss_window_steps` steps."""
     loss_window_steps: int | None = None
@@ -79,43 +79,43 @@ class RunResult(StoredRecord):
     val_perplexity: Known = None
     val_bits_per_byte: Known = None
     val_window_losses: Sequence[float] = ()
-    """Mean loss of every held-out window, in order: what a paired comparison pairs."""
+    """Mean loss of every held-out window, in order, for paired comparisons."""
     data: DataCounts | None = None
     val_losses: Mapping[str, float] | None = None
-    """Mean loss over the held-out windows of each source of a mixture; None for data of one source."""
+    """Mean held-out loss of each source of a mixture; None for a single source."""
     val_texts: Mapping[str, TextResult] | None = None
-    """Results on the recipe's other texts at the end, by name; None for a recipe that names none."""
+    """Name of a further text of the recipe -> result at the end; None without further texts."""
     val_tasks: Mapping[str, TaskResult] | None = None
-    """Results on the recipe's tasks at the end, by name; None for a recipe that names none."""
+    """Name of a task of the recipe -> result at the end; None without tasks."""
     best_step: int | None = None
-    """Step of the checkpoint with the lowest held-out loss, where `train.keep_best` keeps it."""
+    """Step of the checkpoint with the lowest held-out loss, if `train.keep_best` is set."""
     tokens_per_second: Known = None
-    """Median over the records of the last model, so that start-up, compilation and hiccups do not count."""
+    """Median over the records of the last model, which excludes start-up, compilation and hiccups."""
     wall_seconds: Known = None
     peak_memory_bytes: int | None = None
-    """Most memory that this run held: of tensors on a GPU, otherwise of the whole process. None if it is unknown."""
+    """Peak memory of the run: of tensors on a GPU, otherwise of the whole process. None if unknown."""
     training_flops: Known = None
-    """Training FLOPs of all steps, every pass over a token counted, including the run that this one continues."""
+    """Training FLOPs of all passes over tokens, including the run that this run continues."""
     pflops_days: Known = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
     expert_loads: Sequence[Sequence[float] | None] | None = None
-    """For each layer, every expert's share of the routed tokens; None if no layer routes."""
+    """For each layer, the share of the routed tokens of every expert; None if no layer routes."""
     val_mtp_losses: Sequence[float] | None = None
-    """Held-out losses of multi-token prediction, nearest token first; None for a model without it."""
+    """Held-out losses of multi-token prediction, nearest token first; None without it."""
     val_mtp_window_losses: Sequence[Sequence[float]] = ()
-    """For each of these losses, its mean in every held-out window, in order."""
+    """For each of these losses, its mean in every held-out window."""
     virtual_width: VirtualWidth | None = None
     """None for a model without hyper-connections."""
     growth: Sequence[GrowthRecord] = ()
-    """Growths in order of time; empty if the model stayed the same."""
+    """Growths in order of time; empty if the model never grew."""
     notes: Sequence[str] = ()
     doubts: Sequence[str] = ()
-    """Events of the run that cast doubt on its last loss: a spike, or a better validation before."""
+    """Reasons to doubt the last loss: a spike, or an earlier validation that was better."""
 
     @property
     def n_val_tokens(self) -> int | None:
-        """Held-out tokens over which `val_loss` is the mean; None where the windows or their length are unknown."""
+        """Number of held-out tokens of `val_loss`; None if the windows or their length are unknown."""
         return len(self.val_window_losses) * (self.cost.seq_len or 0) or None
 
 
@@ -132,11 +132,11 @@ class Run:
     certificate: Certificate | None = None
     """Certificate of the last growth by a command."""
     shrinking: Shrinking | None = None
-    """The cut by which the run was made."""
+    """The cut that made the run."""
     evaluations: Sequence[Evaluation] = ()
     """Results of `widthwise eval`, by step."""
     samples: Sequence[Mapping[str, Any]] = ()
-    """Text that the model wrote at validations, if `train.sample` is set."""
+    """Text generated at validations, if `train.sample` is set."""
 
     @property
     def name(self) -> str:
@@ -148,13 +148,13 @@ class Run:
 
 
 OF_PROCESSES = ("train.shards", "train.hang_seconds")
-"""Keys of a recipe that describe the processes; changing them leaves the run the same."""
+"""Keys of a recipe that describe the processes and do not change the run."""
 MAY_CHANGE = ("data.", *OF_PROCESSES)
-"""Keys of a recipe that may be changed in config.yaml; data may move because checksums protect them."""
+"""Keys of a recipe that may change in config.yaml. Data may move because checksums protect them."""
 MAY_MOVE = re.compile(r"validation\.(texts\.[^.]+\.source|tasks\.[^.]+\.file)")
-"""Further such keys: files of texts and tasks, which have checksums."""
+"""More keys that may change: files of texts and tasks, which have checksums."""
 MUST_STAY = ("data.mask_documents", "data.reset_positions")
-"""Keys of the data section that must not change: they say how data are read."""
+"""Keys of the data section that must not change, because they set how data are read."""
 MAY_CONTINUE_WITH = (
     "train.steps",
     "train.log_every",
@@ -169,17 +169,17 @@ MAY_CONTINUE_WITH = (
     "train.max_loss_rise",
     *OF_PROCESSES,
 )
-"""Keys that `resume` may change: the length of the run, and what is recorded and kept."""
+"""Keys that `resume` may change: the length of the run, its records and its checkpoints."""
 
 
 class Continuation(Record):
-    """One resumption of a run with other settings."""
+    """A resumption of a run with changed settings."""
 
     after_step: int
     before: Mapping[str, Any]
-    """Key of the recipe -> its value before."""
+    """Key of the recipe -> old value."""
     after: Mapping[str, Any]
-    """The same keys -> their values after."""
+    """The same keys -> new values."""
 
     @property
     def words(self) -> str:
@@ -189,7 +189,7 @@ class Continuation(Record):
 
 
 def continued(recipe: Any, continuations: Iterable[Continuation]) -> Any:
-    """Return a recipe, as plain data, with the settings of continuations."""
+    """Return a copy of a recipe, as plain data, with the settings of continuations."""
     changed = copy.deepcopy(recipe)
     for continuation in continuations:
         for path, value in continuation.after.items():
@@ -201,7 +201,7 @@ def continued(recipe: Any, continuations: Iterable[Continuation]) -> Any:
 def changes_in_words(before: Any, after: Any, of_the_same_run: bool = False) -> list[str]:
     """Return the differences between two recipes as text.
 
-    of_the_same_run: leave out differences that config.yaml may have while it describes the same run.
+    of_the_same_run: omit changes that are allowed within the same run.
     """
     changes = list[str]()
     for path, old, new in differences(before, after):
@@ -217,40 +217,40 @@ RunState = Literal["running", "finished", "ready", "stopped", "failed", "waiting
 
 
 class ListedRun(Record):
-    """One run in a listing. What is not known yet is None."""
+    """One run in a listing. Unknown values are None."""
 
     path: str
     state: RunState
-    """running: a process holds its folder. ready: weights of another source, such as an import, from which no step was
-    made. stopped: begun, not finished, and not held. failed: it ended itself, as when the loss diverged. waiting: its
-    experiment has not begun it. unreadable: its files are broken."""
+    """running: a process holds the folder. ready: weights from elsewhere, such as an import, and no step yet. stopped:
+    not finished, and no process holds the folder. failed: ended by an error, such as a diverged loss. waiting: not yet
+    started by its experiment. unreadable: broken files."""
     step: int | None = None
-    """Step of its last record."""
+    """Step of the last record."""
     n_steps: int | None = None
     loss: Known = None
-    """Training loss of its last record of training."""
+    """Training loss of the last training record."""
     val_loss: Known = None
-    """Held-out loss of its last validation."""
+    """Held-out loss of the last validation."""
     tokens_per_second: Known = None
     age_seconds: Known = None
-    """Time since its last record."""
+    """Time since the last record."""
     n_bytes: int | None = None
-    """All its files together."""
+    """Size of all files."""
     reason: str | None = None
 
 
 class PlannedRun(Record):
-    """One run of an experiment, begun or not."""
+    """One run of an experiment, started or not."""
 
     path: str
-    """Inside the folder of the experiment."""
+    """Path inside the folder of the experiment."""
     variant: str
     seed: int
     n_steps: int
 
 
 class PlannedRuns(StoredRecord):
-    """`planned.json`: all known runs of an experiment, written before the first of them begins."""
+    """`planned.json`: all runs of an experiment, written before the first run."""
 
     file_name: ClassVar[str] = "planned.json"
 
@@ -258,11 +258,11 @@ class PlannedRuns(StoredRecord):
     command: str
     baseline: str | None = None
     runs: Sequence[PlannedRun]
-    """In the order in which they are trained."""
+    """Runs in the order of training."""
 
 
 def other_folder(path: Path) -> str:
-    """Return `; it is ...`, the content of a path that is no run directory and the way to a run; "" if unknown."""
+    """Return `; it is ...`, with the kind of a path that is not a run directory and a hint; "" if unknown."""
     if not path.exists():
         runs = [str(config.parent) for config in path.parent.glob("*/config.yaml")]
         near = difflib.get_close_matches(str(path), runs, n=1)

@@ -1,4 +1,4 @@
-"""`scaling.json`: laws fitted to groups of models, and the savings of one group over another."""
+"""`scaling.json`: laws fitted to groups of models, and the savings of groups over a baseline."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
@@ -36,10 +36,10 @@ class FittedLaw(Record):
     """Root mean square of y minus the curve."""
     r_squared: Known = None
     leave_one_out_rms: Known = None
-    """The same, with each point left out of the fit that predicts it."""
+    """Root mean square of y at each point minus the curve fitted to the other points."""
     band: Band | None = None
     reason: str | None = None
-    """Reason why it could not be fitted, or why its parameters are unreliable."""
+    """Reason why the law could not be fitted, or why its parameters are unreliable."""
 
 
 class ScalingPoint(Record):
@@ -48,7 +48,7 @@ class ScalingPoint(Record):
     name: str
     x: Number = pydantic.Field(gt=0)
     x2: Known = None
-    """The second variable of a law of two."""
+    """The second variable of a law with two variables."""
     y: float
     y_sd: Known = None
     n_seeds: int = 1
@@ -59,7 +59,7 @@ class ScalingPoint(Record):
 
 
 class ScalingGroup(Record):
-    """Models that one curve should go through."""
+    """Models to which one curve is fitted."""
 
     name: str
     points: Sequence[ScalingPoint] = pydantic.Field(min_length=1)
@@ -82,19 +82,19 @@ class ScalingGroup(Record):
 
 
 class Saving(Record):
-    """x of a group divided by x of the baseline at equal y; below 1 the group needs less."""
+    """x of a group divided by x of the baseline at equal y. Below 1 the group needs less."""
 
     group: str
     baseline: str
     fit: LawName
-    """The law, the same for both."""
+    """The law, the same for both groups."""
     kind: Literal["curve", "point"]
     at: ScalingPoint
-    """The baseline's largest model, and the y at which both are compared."""
+    """The baseline's largest model, and the y of the comparison."""
     ratio: Estimate
-    """Without a mean if the group's curve never reaches that y."""
+    """Ratio of x; no mean if the group's curve never reaches that y."""
     is_extrapolated: bool = False
-    """True if the group's curve reaches that y outside its own points."""
+    """True if the group's curve reaches that y beyond its points."""
 
 
 class ScalingLaws(StoredRecord):
@@ -111,11 +111,11 @@ class ScalingLaws(StoredRecord):
     y: str
     baseline: str | None = None
     sentence: str
-    """The findings as text, one per line."""
+    """Findings as text, one per line."""
     groups: Sequence[ScalingGroup] = pydantic.Field(min_length=1)
     savings: Sequence[Saving]
     optima: Mapping[str, FittedLaw] = {}
-    """Group, or "minima" of all groups -> the best x as a power of compute."""
+    """Group, or "minima" for all groups -> the best x as a power of compute."""
 
     @pydantic.model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -124,16 +124,16 @@ class ScalingLaws(StoredRecord):
             raise ValueError("groups: two have the same name")
         for saving in self.savings:
             if saving.group not in names or saving.baseline not in names:
-                names_of = f"{saving.group!r} and {saving.baseline!r}"
-                raise ValueError(f"savings: got {names_of}; groups are {', '.join(names)}")
+                pair = f"{saving.group!r} and {saving.baseline!r}"
+                raise ValueError(f"savings: got {pair}; groups are {', '.join(names)}")
         return self
 
     def is_drawn(self, saving: Saving) -> bool:
-        """Return True if a saving belongs to the law whose curves are drawn, and has a number."""
+        """Return True if a saving has a number and belongs to the law that is drawn."""
         chosen = {group.name: group.chosen for group in self.groups}
         return saving.fit == chosen[saving.group] and saving.ratio.mean is not None
 
     @property
     def arrows(self) -> list[Saving]:
-        """The savings that the figure draws, curve against curve."""
+        """The savings in the figure, from curve to curve."""
         return [saving for saving in self.savings if saving.kind == "curve" and self.is_drawn(saving)]

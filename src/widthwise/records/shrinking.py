@@ -1,4 +1,4 @@
-"""`shrunk.json`: where a smaller model was cut out of a trained one, and what it lost."""
+"""`shrunk.json`: the cut of a smaller model out of a trained one, and its loss."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -9,7 +9,7 @@ from widthwise.records.certificate import ModelSize
 from widthwise.records.record import Number, Record, StoredRecord
 
 SHRUNK = "shrunk"
-"""The stem of the files with the record, and with the recipe of its shape."""
+"""Stem of two files: the record, and a recipe with the shape after the cut."""
 
 
 class LayerSizes(Record):
@@ -53,18 +53,18 @@ class Curve(Record):
 
 
 class LayerCut(Record):
-    """One layer; each size as [before, after], with 0 after for one that was left out."""
+    """The cut of one layer. Sizes are [before, after]; after is 0 for a removed layer."""
 
     d_model: Sequence[int]
     n_kv_heads: Sequence[int]
     n_hidden: Sequence[int]
-    """Hidden units, in a mixture of each expert."""
+    """Hidden units; in a mixture, hidden units of each expert."""
     n_experts: Sequence[int] = (1, 1)
-    """Experts among which a mixture chooses; any other feed-forward is one of one."""
+    """Routed experts of a mixture; 1 for other feed-forwards."""
     lost: float
-    """Sum of the first-order changes of the loss for what was cut, in nats."""
+    """Sum of first-order changes of the loss over everything that was cut, in nats."""
     energy_kept: Sequence[float]
-    """[attention, feed-forward]: share of the squares of what its norm measures in the coordinates that it keeps."""
+    """[attention, feed-forward]: share of the squared norm of the input that is in the remaining coordinates."""
 
 
 class Shrinking(StoredRecord):
@@ -73,30 +73,30 @@ class Shrinking(StoredRecord):
     file_name: ClassVar[str] = f"{SHRUNK}.json"
 
     source: str
-    """Name of the run that was cut."""
+    """Name of the original run."""
     step: int
     """Step of its checkpoint."""
     request: Mapping[str, object]
-    """Options, as `ShrinkOptions` has them."""
+    """Options, as in `ShrinkOptions`."""
     turned: bool
-    """True if the stream was turned; if not, its coordinates changed their order only, or stayed."""
+    """True if the stream was rotated; otherwise its coordinates were at most reordered."""
     not_turned: str | None
-    """The reason if it was requested and impossible."""
+    """Reason if a rotation was requested but impossible."""
     loss_before: float
-    """On the held-out text, nats per token."""
+    """Held-out loss before the cut, in nats per token."""
     loss_after: float
-    """The same after the cut, before any training."""
+    """Held-out loss after the cut, before any training."""
     agreement: float
-    """Share of held-out tokens whose most likely successor both models agree on."""
+    """Share of held-out tokens for which both models predict the same next token as most likely."""
     n_tokens: int
-    """Held-out tokens."""
+    """Number of held-out tokens."""
     before: ModelSize
     after: ModelSize
     kv_bytes: Sequence[pydantic.PositiveFloat]
-    """Per token, before and after."""
+    """KV bytes per token, before and after."""
     d_model: Sequence[int] = ()
     """Width of embedding and head, before and after."""
     layers: Sequence[LayerCut]
     shape: Curve | None = None
-    """Sizes after the cut relative to the model that was cut; None where that was not uniform, or a curve does not hold
+    """Sizes after the cut relative to the original model; None if that was not uniform, or if no curve describes
     them."""

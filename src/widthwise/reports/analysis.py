@@ -1,4 +1,4 @@
-"""The page of an analysis, whose figures show all models together; of runs over the tokens of their checkpoints."""
+"""The page of an analysis of models, with figures over layers, and over training for runs with checkpoints."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,28 +25,45 @@ from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
 N_SHOWN = 5
-"""Checkpoints of a run that a figure over layers shows: more lines could not be told apart."""
+"""Largest number of checkpoints of a run in a figure over layers."""
 N_POINTS = 100
-"""Points of a curve over hidden units, in a small figure."""
+"""Points of a curve over hidden units in a small figure."""
 
 
 def analysis_page(whole: Analysis) -> Page:
-    """Return the page; of runs with many checkpoints it shows some in the figures over layers, all in tables."""
-    analysis = with_some_checkpoints(whole)
-    runs, models, text = list(whole.courses), analysis.models, analysis.text
+    """Return the page of an analysis. Figures over layers show some checkpoints of a run, tables show all of them."""
+    left_out = set()
+    for checkpoints in whole.checkpoints.values():
+        shown = {round(i) for i in np.linspace(0, len(checkpoints) - 1, N_SHOWN)}
+        left_out |= {model.name for i, model in enumerate(checkpoints) if i not in shown}
+    models = [model for model in whole.models if model.name not in left_out]
+    analysis = whole.with_changes(models=models)
+    runs = list(whole.checkpoints)
     by_name = {model.name: model for model in models}
-    looks, of_runs = (styles(names, names[0] if len(names) > 1 else None) for names in (list(by_name), runs))
-    n_left_out = len(whole.models) - len(models)
+    looks = styles(by_name, models[0].name if len(models) > 1 else None)
+    text = whole.text
     threshold = whole.utilisation_threshold
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
     when = ", in the course of training" if runs else ""
-    exits = {model.name: curve for model in models if (curve := exit_curve(model)) is not None}
+    exits = {}
+    for model in models:
+        if (curve := exit_curve(model)) is not None:
+            exits[model.name] = curve
     exit_figure = curve_figure("exits", "Loss of an early exit", exits, looks, "forward FLOPs per token", "loss, nats")
     figures: dict[str, list[Figure]] = {measure.part: [] for measure in MEASURES}
     for measure in MEASURES:
         if measure.title and (figure := _depth_figure(models, looks, measure, threshold)) is not None:
             figures[measure.part].append(figure)
+    over_training = None
+    if runs:
+        notes = ["course", "left-out"] if left_out else ["course"]
+        over_training = section(
+            "Over training",
+            *_course_figures(whole, styles(runs, runs[0] if len(runs) > 1 else None)),
+            note(*notes, n_left_out=len(left_out)),
+            checkpoints_table(whole).folded,
+        )
     return Page(
         "analysis",
         whole.title,
@@ -58,14 +75,7 @@ def analysis_page(whole: Analysis) -> Page:
         first=[*figures["stream"], *figures["logit_lens"][:1]][:2],
         sections=(
             section("Means over layers", summary_table(analysis), note("means-over-layers")),
-            section(
-                "Over training",
-                *_course_figures(whole, of_runs),
-                note("course", "left-out" * bool(n_left_out), n_left_out=n_left_out),
-                checkpoints_table(whole).folded,
-            )
-            if runs
-            else None,
+            over_training,
             section(
                 "Feed-forward activations",
                 note("feed-forward-activations"),
@@ -99,38 +109,32 @@ def _described(model: AnalysedModel) -> str:
     return f"{clean(model.name)}: {clean(model.source)} ({clean(model.kind)}{step})"
 
 
-def with_some_checkpoints(analysis: Analysis) -> Analysis:
-    """Return the analysis with at most N_SHOWN checkpoints of each run, spread evenly from the first to the last."""
-    left_out = set()
-    for course in analysis.courses.values():
-        shown = {round(i) for i in np.linspace(0, len(course) - 1, N_SHOWN)}
-        left_out |= {model.name for i, model in enumerate(course) if i not in shown}
-    return analysis.with_changes(models=[model for model in analysis.models if model.name not in left_out])
-
-
-def _are_differently_deep(models: Sequence[AnalysedModel]) -> bool:
-    """Return True where depths are fractions of the layers."""
+def _differ_in_depth(models: Sequence[AnalysedModel]) -> bool:
+    """Return whether models differ in their number of layers, so that depths are fractions."""
     return len({model.n_layers for model in models}) > 1
 
 
 def _depth_figure(models: Sequence[AnalysedModel], looks: Looks, measure: Measure, threshold: float) -> Figure | None:
-    """Return one line per model; None where no model has any value."""
-    is_fraction = _are_differently_deep(models)
-    curves, ends = {}, {}
+    """Return a line for each model; None if no model has a value."""
+    is_fraction = _differ_in_depth(models)
+    curves = {}
+    ends = {}
     for model in models:
         values = measure.by_depth(model)
         depths = np.array(list(values), dtype=float) / (model.n_layers if is_fraction else 1)
         curve = Curve(depths, np.array(list(values.values()), dtype=float))
         if not curve.is_empty:
             curves[model.name] = curve
-            lowest, highest = int(np.nanargmin(curve.y)), int(np.nanargmax(curve.y))
-            ends[model.name] = "from " + " to ".join(
-                f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (lowest, highest)
+            low, high = (
+                f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (np.nanargmin(curve.y), np.nanargmax(curve.y))
             )
+            ends[model.name] = f"from {low} to {high}"
     if not curves:
         return None
     x_title = "layers passed, as a share of all" if is_fraction else "layer"
-    title = measure.title.format(threshold) + ", by layer" * (measure.key == "density")
+    title = measure.title.format(threshold)
+    if measure.key == "density":
+        title += ", by layer"
     label = charts.described(f"{measure.unit} by {x_title}.", ends)
     axis = charts.x("x", x_title, format="~g")
     return _lines(f"{measure.part}-{measure.key}".replace("_", "-"), title, label, curves, looks, axis, measure.unit)
@@ -146,7 +150,7 @@ def _lines(
     y: str,
     is_small: bool = False,
 ) -> Figure:
-    """Return a line for each model, with markers but in a small figure, the y axis of which goes from 0 to 1."""
+    """Return a line for each model, with markers. Small figures have no markers, and a y axis from 0 to 1."""
     drawn = {name: looks[name] for name in curves}
     rows = [row for name, curve in curves.items() for row in curve.rows(name)]
     tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y}")
@@ -157,24 +161,27 @@ def _lines(
 
 
 def exit_curve(model: AnalysedModel) -> Curve | None:
-    """Return the loss where the model ends after a layer or a block, over the FLOPs by then; None if unknown."""
+    """Return the loss of exits after layers and blocks over their FLOPs; None if FLOPs are unknown."""
     if model.exit_flops is None:
         return None
-    exits = [(model.exit_flops[each.depth], finite(each.target_log_prob)) for each in model.logit_lens]
-    if (of_blocks := model.block_exit_flops) is not None:
-        exits += [(of_blocks[e.layer - 1][e.block - 1], finite(e.target_log_prob)) for e in model.block_exits]
+    exits = [(model.exit_flops[point.depth], finite(point.target_log_prob)) for point in model.logit_lens]
+    if model.block_exit_flops is not None:
+        for point in model.block_exits:
+            flops = model.block_exit_flops[point.layer - 1][point.block - 1]
+            exits.append((flops, finite(point.target_log_prob)))
     flops, log_probs = np.array(sorted(exits), dtype=float).T
     return Curve(flops, -log_probs)
 
 
 def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
-    """Return the share of activations over thresholds, over all units of all layers."""
+    """Return the share of the activations of all layers beyond each threshold."""
     thresholds = np.array(analysis.thresholds)
     curves = {}
     for model in analysis.models:
         if model.units:
-            sizes, shares = (np.array([getattr(layer, key) for layer in model.units]) for key in ("d_ff", "densities"))
-            curves[model.name] = Curve(thresholds, sizes @ shares / sizes.sum())
+            sizes = np.array([layer.d_ff for layer in model.units])
+            densities = np.array([layer.densities for layer in model.units])
+            curves[model.name] = Curve(thresholds, sizes @ densities / sizes.sum())
     if not curves:
         return None
     middle = len(thresholds) // 2
@@ -186,16 +193,18 @@ def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
 
 
 def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[Figure]:
-    """Return a small picture for each layer of the deepest model, with the layers of the others at its depth."""
+    """Return a small figure for each layer of the deepest model, with the layers of other models at the same depth."""
     units = {model.name: {layer_units.depth: layer_units for layer_units in model.units} for model in models}
     n_layers = max(model.n_layers for model in models)
-    x, figures = charts.x("x", "units, the most used first", (0, 1)), []
+    x = charts.x("x", "units, the most used first", (0, 1))
+    figures = []
     for layer in range(1, n_layers + 1):
-        places = {model.name: math.ceil(layer * model.n_layers / n_layers) for model in models}
-        shown = {name: units[name][place] for name, place in places.items() if place in units[name]}
+        layers = {model.name: math.ceil(layer * model.n_layers / n_layers) for model in models}
+        shown = {name: units[name][depth] for name, depth in layers.items() if depth in units[name]}
         if not shown:
             continue
-        curves, uses = {}, {}
+        curves = {}
+        uses = {}
         for name, layer_units in shown.items():
             ranks = (np.arange(layer_units.d_ff) + 0.5) / layer_units.d_ff
             curves[name] = thin(Curve(ranks, np.array(layer_units.utilisation)), N_POINTS)
@@ -208,7 +217,7 @@ def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[
 
 
 def _layer_title(layer: int, n_layers: int, models: Sequence[AnalysedModel], shown: Mapping[str, LayerUnits]) -> str:
-    """Return the number of a layer, and of which models whose layers differ it is the first of the narrowest."""
+    """Return the number of a layer, and the models of which it is the narrowest layer (the first of several)."""
     narrowest = [
         shorten(model.name, 30)
         for model in models
@@ -216,12 +225,12 @@ def _layer_title(layer: int, n_layers: int, models: Sequence[AnalysedModel], sho
         and len(set(model.widths)) > 1
         and model.widths.index(min(model.widths)) == shown[model.name].depth - 1
     ]
-    title = f"Layer {layer} of {n_layers}" if _are_differently_deep(models) else f"Layer {layer}"
+    title = f"Layer {layer} of {n_layers}" if _differ_in_depth(models) else f"Layer {layer}"
     return title + (f": narrowest of {sequence(narrowest)}" if narrowest else "")
 
 
 def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
-    """Return a figure for each number of whole models, with a line for each run over the tokens of its checkpoints."""
+    """Return a figure for each measure of whole models, with a line for each run over the tokens of its checkpoints."""
     figures = []
     for measure in OF_MODELS:
         curves = {
@@ -229,7 +238,7 @@ def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
                 np.array([model.tokens for model in models], dtype=float),
                 np.array([measure.of_model(model) for model in models]),
             )
-            for run, models in analysis.courses.items()
+            for run, models in analysis.checkpoints.items()
         }
         title = measure.title.format(analysis.utilisation_threshold)
         figures.append(curve_figure(f"course-{measure.key}", title, curves, looks, "tokens", title))

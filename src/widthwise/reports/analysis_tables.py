@@ -1,4 +1,4 @@
-"""The numbers of an analysis, declared once; its findings; and its tables, for a page and the terminal."""
+"""The measures, findings and tables of an analysis, for page and terminal."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,43 +12,43 @@ from widthwise.reports.formats import MISSING, clean, fixed, si, without_seed
 from widthwise.reports.table import Table, by_column
 
 MIDDLE = (0.25, 0.75)
-"""Depths that count as the middle, as fractions of the layers."""
+"""Depths of the middle layers, as fractions of all layers."""
 RESERVATION = "Of these models on this text; another seed would give other numbers."
 N_FINDINGS = 3
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that each layer of a model has, or each depth of its stream."""
+    """A number of each layer of a model, or of each depth of its stream."""
 
     part: Literal["units", "stream", "logit_lens", "sinks"]
-    """The list of the model whose entries have it."""
+    """The field of the model with one entry for each layer or depth."""
     key: str
     column: str
-    """Its title in a table with many columns. This one and `title` are formatted with the threshold of utilisation."""
+    """Title in tables with many columns. This and `title` are formatted with the threshold of utilisation."""
     n_decimals: int = 4
     title: str = ""
-    """Its title in other tables and of its figure; "" for neither."""
+    """Title in other tables and of the figure; "" for neither."""
     unit: str = ""
-    """Title of the y axis there."""
+    """Title of the y axis of the figure."""
     whole: Literal["", "mean", "middle", "last"] = ""
-    """Its value for a whole model: the mean over layers, middle: also over the middle half; last: the last depth's."""
+    """Value for a whole model. mean: over layers; middle: also over the middle half; last: at the last depth."""
 
     def by_depth(self, model: AnalysedModel) -> dict[int, float]:
-        """Return layer or depth -> value, NaN where it is unknown."""
+        """Return layer or depth -> value; NaN if unknown."""
         entries = sorted(getattr(model, self.part), key=lambda entry: entry.depth)
         return {entry.depth: finite(getattr(entry, self.key)) for entry in entries}
 
     def of_model(self, model: AnalysedModel) -> float:
-        """Return the value for the whole model; NaN where none is known."""
+        """Return the value for the whole model; NaN if unknown."""
         by_depth = self.by_depth(model)
         if self.whole == "last":
             return next(reversed(by_depth.values()), np.nan)
-        first = 0 if self.part == "logit_lens" else 1  # a change to the next depth begins before the first layer
+        first = 0 if self.part == "logit_lens" else 1  # changes to the next depth begin at depth 0
         return _mean(value for depth, value in by_depth.items() if depth >= first)
 
     def of_middle(self, model: AnalysedModel) -> float:
-        """Return the mean over the middle layers, which include a single layer; NaN if all of them are unknown."""
+        """Return the mean over the middle layers, which include the only layer of a model; NaN if unknown."""
         low, high = (fraction * model.n_layers for fraction in MIDDLE)
         return _mean(value for depth, value in self.by_depth(model).items() if low <= depth <= max(1, high))
 
@@ -94,12 +94,13 @@ OF_MODELS = [measure for measure in MEASURES if measure.whole]
 
 
 def findings(analysis: Analysis) -> list[str]:
-    """Return a sentence for each of the largest differences between variants, each pooled over its seeds.
+    """Return a sentence for each of the largest differences between variants, averaged over seeds.
 
-    Variants are compared with the first one; only the last checkpoint of a run counts. Of a single run the last
-    checkpoint is compared with the first one; of a single model the numbers of its middle layers are returned.
+    Variants are compared with the first variant, by the last checkpoint of each run. For a single run, the last
+    checkpoint is compared with the first. For a single model, the sentences give the values of its middle layers.
     """
-    threshold, last = analysis.utilisation_threshold, {model.run or model.name: model for model in analysis.models}
+    threshold = analysis.utilisation_threshold
+    last = {model.run or model.name: model for model in analysis.models}
     pooled: dict[str, list[AnalysedModel]] = {}
     for name, model in last.items():
         pooled.setdefault(without_seed(name), []).append(model)
@@ -108,18 +109,18 @@ def findings(analysis: Analysis) -> list[str]:
     first, *variants = pooled
     if not variants:
         alone = next(iter(last.values()))
-        middle = [(each, each.of_middle(alone)) for each in OF_MODELS if each.whole == "middle"]
-        return [
-            f"{each.title.format(threshold)}: {each.shown(value)} in the middle half of the layers."
-            for each, value in middle
-            if not np.isnan(value)
-        ]
+        sentences = []
+        for measure in OF_MODELS:
+            if measure.whole == "middle" and not np.isnan(value := measure.of_middle(alone)):
+                title = measure.title.format(threshold)
+                sentences.append(f"{title}: {measure.shown(value)} in the middle half of the layers.")
+        return sentences
     changes = []
     for measure in OF_MODELS:
         values = {
             name: float(np.mean([measure.of_model(model) for model in models])) for name, models in pooled.items()
         }
-        name = max(variants, key=lambda each: abs(np.nan_to_num(values[each] - values[first])))
+        name = max(variants, key=lambda variant: abs(np.nan_to_num(values[variant] - values[first])))
         if values[first] and np.isfinite(values[name] / values[first]):
             change = abs(values[name] / values[first] - 1)
             seeds = f", mean of {len(pooled[name])} seeds" if len(pooled[name]) > 1 else ""
@@ -130,7 +131,7 @@ def findings(analysis: Analysis) -> list[str]:
 
 
 def checkpoints_table(analysis: Analysis) -> Table:
-    """Return one row per model, its tokens and its numbers as a whole."""
+    """Return a row for each model with its tokens and its values as a whole."""
     rows = [
         [clean(model.name), si(model.tokens), *(measure.shown(measure.of_model(model)) for measure in OF_MODELS)]
         for model in analysis.models
@@ -140,7 +141,7 @@ def checkpoints_table(analysis: Analysis) -> Table:
 
 
 def summary_table(analysis: Analysis) -> Table:
-    """Return means over layers: one row per quantity, one column per model."""
+    """Return means over layers: a row for each measure, a column for each model."""
     columns = {}
     for model in analysis.models:
         column = columns[model.name] = {
@@ -168,7 +169,7 @@ def summary_table(analysis: Analysis) -> Table:
 
 
 def layer_table(model: AnalysedModel, threshold: float) -> Table:
-    """Return every number of a model by layer; row 0 is the stream before the first layer."""
+    """Return all measures of a model by layer; row 0 is the stream before the first layer."""
     columns = [(measure, measure.by_depth(model)) for measure in MEASURES]
     names = [("0: embedding", MISSING), *((str(n), str(width)) for n, width in enumerate(model.widths, start=1))]
     rows = [[*name, *(measure.shown(by_depth.get(n)) for measure, by_depth in columns)] for n, name in enumerate(names)]

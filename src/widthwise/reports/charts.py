@@ -1,4 +1,4 @@
-"""Figures: Altair charts in one look, coloured by the page that shows them, and as SVG or PDF files."""
+"""Figures: Altair charts with one style, for pages (light or dark) and as SVG or PDF files."""
 
 import json
 import math
@@ -25,12 +25,12 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     name: (light, dark)
     for (name, light), (_, dark) in zip(*(re.findall(r"--([\w-]+): (#\w{6});", block) for block in _BLOCKS))
 }
-"""CSS variable -> its colour on the light and on the dark page. Ink can be read on all of heat: blue, nothing, orange,
-which the colour-blind tell apart."""
+"""CSS variable -> colour on the light and on the dark page. `ink` is readable on all `heat` colours, which go from blue
+to orange and can be distinguished by the colour-blind."""
 
 
 def colour(name: str) -> str:
-    """Return a colour of the page, which follows its light and dark form."""
+    """Return a CSS colour that follows the light or dark page."""
     assert name in COLOURS
     return f"var(--{name})"
 
@@ -53,17 +53,17 @@ _SHAPES = tuple(_SHAPE_PATHS)
 
 @dataclass(frozen=True)
 class Style:
-    """The look of one variant in every figure, unique by colour, dashes and marker."""
+    """The style of one variant in all figures, unique by colour, dashes and marker."""
 
     colour: str
     dash: Sequence[float] = (1, 0)
     shape: str = "circle"
     is_area: bool = False
-    """A legend shows a block of the colour instead of a line."""
+    """True if a legend shows a block of the colour instead of a line."""
 
     @property
     def swatch(self) -> Markup:
-        """A piece of the variant's line, for a legend or a table."""
+        """A sample of the variant's line, for a legend or a table."""
         if self.is_area:
             block = Markup('<svg class="swatch block" viewBox="0 0 12 12" aria-hidden="true">{}</svg>')
             return block.format(Markup('<path d="M0 0h12v12H0z" fill="{}"/>').format(self.colour))
@@ -75,22 +75,21 @@ class Style:
 
 
 Looks = Mapping[str, Style]
-"""Name of what is drawn -> its look."""
+"""Name -> style."""
 BASELINE_STYLE = Style(MUTED, _DASHES[1])
 
 
 def styles(names: Iterable[str], baseline: str | None = None) -> dict[str, Style]:
-    """Return one style per name; the baseline is grey and dashed."""
-    others = [name for name in names if name != baseline]
+    """Return a style for each name; the baseline is grey and dashed."""
     chosen = {} if baseline is None or baseline not in names else {baseline: BASELINE_STYLE}
-    for i, name in enumerate(others):
+    for i, name in enumerate(name for name in names if name != baseline):
         dash = _DASHES[(i // len(SERIES)) % len(_DASHES)]
         chosen[name] = Style(SERIES[i % len(SERIES)], dash, _SHAPES[(i + 1) % len(_SHAPES)])
     return chosen
 
 
 def areas(names: Sequence[str]) -> dict[str, Style]:
-    """Return a colour for each part of a whole."""
+    """Return a colour for each part of a stacked bar."""
     return {name: Style(SERIES[i % len(SERIES)], is_area=True) for i, name in enumerate(names)}
 
 
@@ -111,13 +110,13 @@ LOOK: Mapping[str, Any] = {
     "line": {"strokeWidth": 1.9, "clip": True},
     "legend": {"title": None, "orient": "top", "columns": 3, "labelColor": INK, "labelLimit": 260},
 }
-"""Vega-Lite config of every figure. A page has legends of its own, which hide lines."""
+"""Vega-Lite config of every figure. Pages have custom legends, which can hide lines."""
 MARGIN = 0.06
-"""Room at each end of an axis, as a share of what it shows."""
+"""Room at each end of an axis, as a share of its range."""
 _WIDTH = 460
-"""Pixels of a figure as a file; on a page it is as wide as its column."""
+"""Width of a figure file in pixels; on a page a figure is as wide as its column."""
 VEGA_BYTES = 80 * 2**30
-"""Addresses, not memory: the JavaScript engine of vl_convert reserves 64 GiB, the rest is for this process."""
+"""Address space, not memory: 64 GiB for the JavaScript engine of vl_convert, and the rest for this process."""
 FileKind = Literal["svg", "pdf"]
 
 
@@ -126,32 +125,33 @@ class Figure:
     """A chart with its title and its text alternative."""
 
     key: str
-    """Unique on the page; the name of its file."""
+    """Name of the file, unique on the page."""
     title: str
     label: str
-    """Text alternative: what the figure shows, with its most important numbers."""
+    """Text alternative, with the most important numbers."""
     chart: alt.TopLevelMixin
     legend: Looks = field(default_factory=dict)
-    """Names that `coloured` draws, which the page's legend lists and hides."""
+    """Names drawn by `coloured`, which the legend of the page lists and hides."""
     height: int = 250
     is_small: bool = False
 
     def spec(self, is_file: bool = False) -> dict[str, Any]:
-        """Return the Vega-Lite specification; on a page, whose script makes rows of them, the data are columns."""
+        """Return the Vega-Lite specification. For a page, data are columns, which its script turns into rows."""
         spec = self.chart.to_dict(validate=False) | {"height": self.height, "width": _WIDTH if is_file else "container"}
         spec = {key: value for key, value in spec.items() if key not in ("$schema", "config")}
         if not is_file:
-            named = spec.get("datasets", {}).items()
-            spec["datasets"] = {
-                name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in named if rows
-            }
+            datasets = spec.get("datasets", {})
+            spec["datasets"] = {}
+            for name, rows in datasets.items():
+                if rows:
+                    spec["datasets"][name] = {key: [row[key] for row in rows] for key in rows[0]}
         spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         if not self.is_small:
             _add_zoom(spec)
         return spec
 
     def document(self, kind: FileKind) -> bytes:
-        """Return the figure as a file, in the colours of the light page and with its legend."""
+        """Return the figure as a file, in light colours and with a legend."""
         spec = self.spec(is_file=True)
         text = json.dumps({**spec, "config": LOOK, "title": {"text": clean(self.title), "anchor": "start"}})
         for name, (light, _) in COLOURS.items():
@@ -162,7 +162,7 @@ class Figure:
 
 
 def vega_library() -> ModuleType:
-    """Return the library that draws figures. Raises UserError under a limit of memory that would end the process."""
+    """Return vl_convert. Raises UserError if a limit on address space would end the process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or limit >= VEGA_BYTES:
         return vl_convert
@@ -173,7 +173,7 @@ def vega_library() -> ModuleType:
 
 
 def _add_zoom(spec: dict[str, Any]) -> None:
-    """Let a reader move and enlarge the axes that show numbers."""
+    """Let a reader pan and zoom the quantitative axes."""
     for unit in reversed(spec.get("layer", [spec])):
         numeric = [
             axis
@@ -191,7 +191,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def table_of(rows: Rows) -> alt.InlineData:
-    """Return rows as the data of a chart, numbers with six digits; NaN is a gap."""
+    """Return rows as data of a chart. Numbers have six digits; NaN is a gap."""
     return alt.InlineData(values=[{key: _number(value) for key, value in row.items()} for row in rows])
 
 
@@ -202,17 +202,17 @@ def _number(value: Any) -> Any:
 
 
 def chart(rows: Rows) -> alt.Chart:
-    """Return a chart of rows, without those whose `name` the reader hid."""
+    """Return a chart of rows; rows with a hidden `name` are filtered out."""
     drawn = alt.Chart(table_of(rows))
     has_names = bool(rows) and "name" in rows[0]
     return drawn.transform_filter("indexof(hidden, datum.name) < 0") if has_names else drawn
 
 
 def coloured(chosen: Looks, *channels: str) -> dict[str, Any]:
-    """Return encodings of the column `name`, which holds cleaned names: its colour, and of `channels` also the rest."""
+    """Return the encodings of the column `name`, which holds cleaned names, for `channels`; by default the colour."""
     names = list(map(clean, chosen))
     ranges = {
-        **{each: [style.colour for style in chosen.values()] for each in ("color", "fill", "stroke")},
+        **{channel: [style.colour for style in chosen.values()] for channel in ("color", "fill", "stroke")},
         "shape": [style.shape for style in chosen.values()],
         "strokeDash": [list(style.dash) for style in chosen.values()],
     }
@@ -232,31 +232,32 @@ def _axis(
     log: bool = False,
     **axis: Any,
 ) -> Any:
-    """Return a quantitative axis that need not show 0. title: one or several lines."""
+    """Return a quantitative axis that may exclude 0. title: one or several lines."""
     settings: dict[str, Any] = {"nice": False, "padding": 9} if domain is None else {"domain": list(domain)}
     settings |= {"type": "log"} if log else {"zero": False}
     return kind(f"{name}:Q", title=title, scale=alt.Scale(**settings), axis=alt.Axis(**axis))
 
 
-x, y = partial(_axis, alt.X), partial(_axis, alt.Y)
+x = partial(_axis, alt.X)
+y = partial(_axis, alt.Y)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Layers over common axes. Rows have `name` and `y`; rows of bars and bands also `low` and `high`."""
+    """Layers with common axes. Rows have `name` and `y`; rows of bars and bands also have `low` and `high`."""
 
     x: alt.X
     y_title: str
     looks: Looks
-    """The looks of the names that are drawn."""
+    """The styles of the drawn names."""
     tip: Sequence[alt.Tooltip]
     domain: Sequence[float] | None = None
-    """Ends of the y axis; None: all that is drawn."""
+    """Ends of the y axis; None shows everything."""
     is_log: bool = False
     """True for a logarithmic y axis."""
 
     def lines(self, rows: Rows, detail: str = "name", **mark: Any) -> alt.Chart:
-        """Return lines. detail: the column that tells lines of one name apart."""
+        """Return lines. detail: the column that separates the lines of one name."""
         marks = self._encoded(chart(rows).mark_line(**mark), "y", "color", "strokeDash")
         return marks.encode(detail=f"{detail}:N")
 
@@ -265,7 +266,7 @@ class Plot:
         return self._encoded(chart(rows).mark_point(clip=True, **mark), "y", *(channels or ("color", "shape")))
 
     def targets(self, rows: Rows) -> alt.Chart:
-        """Return invisible circles, at which a pointer shows the values of a line."""
+        """Return invisible circles, which show a tooltip with the values of a line."""
         return self._encoded(chart(rows).mark_circle(size=70, opacity=0, clip=True), "y")
 
     def bars(self, rows: Rows) -> alt.Chart:
@@ -285,49 +286,51 @@ class Plot:
 
 
 def ends_of(estimate: Estimate) -> dict[str, float]:
-    """Return the columns of a mean and its interval, NaN where one is unknown."""
+    """Return the columns of a mean and its interval; NaN if unknown."""
     return {"y": finite(estimate.mean), "low": finite(estimate.low), "high": finite(estimate.high)}
 
 
 def described(start: str, numbers: Mapping[str, str]) -> str:
-    """Return the text alternative of a figure, which ends with a number or some of each name."""
+    """Return the text alternative of a figure: `start`, then the numbers of each name."""
     return f"{start} {'; '.join(f'{shorten(name, 40)} {text}' for name, text in numbers.items())}."
 
 
 def tips(**columns: str) -> list[alt.Tooltip]:
-    """Return tooltips: column -> format of its number, or "" for words; a title follows after a bar: `.4f|loss`."""
+    """Return tooltips. columns: column -> `FORMAT|TITLE`, such as `.4f|loss`; without a format for text."""
     tooltips = []
-    for name, described in columns.items():
-        shown, _, title = described.partition("|")
-        kind = {"format": shown, "type": "quantitative"} if shown else {"type": "nominal"}
+    for name, spec in columns.items():
+        number_format, _, title = spec.partition("|")
+        kind = {"format": number_format, "type": "quantitative"} if number_format else {"type": "nominal"}
         tooltips.append(alt.Tooltip(field=name, title=title or name, **kind))  # pyright: ignore[reportArgumentType]
     return tooltips
 
 
 def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0), stroke: str = INK) -> alt.Chart:
-    """Return a line across the figure, where an axis has a value."""
+    """Return a line across the figure at a value of an axis."""
     rule = alt.Chart(alt.Data(values=[{}])).mark_rule(strokeDash=list(dash), stroke=stroke)
     return rule.encode(**{axis: alt.datum(value)})  # pyright: ignore[reportArgumentType]
 
 
 def span(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the ends of an axis that shows all finite values with a margin; None without any."""
+    """Return the ends of an axis with all finite values and a margin; None without finite values."""
     finite_values = [value for value in values if math.isfinite(value)]
     if not finite_values:
         return None
-    low, high = min(finite_values), max(finite_values)
+    low = min(finite_values)
+    high = max(finite_values)
     room = MARGIN * (high - low) or 0.01
     return low - room, high + room
 
 
 def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tuple[float, float]:
-    """Return the ends of an axis of means with intervals, of which long ones run off it so that means stay apart.
+    """Return the ends of an axis of means with intervals. Long intervals are clipped so that means stay separate.
 
-    marks: what else it must show; one of them or a mean is known.
+    marks: other values on the axis. At least one mean or mark is needed.
     """
-    means = [each.mean for each in estimates if each.mean is not None]
-    low, high = min([*means, *marks]), max([*means, *marks])
+    values = [*(estimate.mean for estimate in estimates if estimate.mean is not None), *marks]
+    low = min(values)
+    high = max(values)
     room = (high - low) or 0.01
-    lowest = min([low, *(each.low for each in estimates if each.low is not None)])
-    highest = max([high, *(each.high for each in estimates if each.high is not None)])
+    lowest = min([low, *(estimate.low for estimate in estimates if estimate.low is not None)])
+    highest = max([high, *(estimate.high for estimate in estimates if estimate.high is not None)])
     return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room

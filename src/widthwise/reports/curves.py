@@ -1,4 +1,4 @@
-"""Metrics of runs as curves over steps, tokens or FLOPs: aligned over seeds, thinned and drawn."""
+"""Curves of metrics over steps, tokens or FLOPs: means over seeds, thinning and figures."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +18,27 @@ from widthwise.reports.formats import capital, clean, fixed, si
 from widthwise.reports.table import Table, by_row
 
 N_ROWS = 12
-"""Steps in the table of a figure."""
+"""Number of steps in the table of a figure."""
 N_POINTS = 160
-"""A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
+"""Curves with more points are averaged in groups, because a screen shows no more points."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x, both (n_points,), x ascending; y is NaN where a value was not finite."""
+    """y over x, both (n_points,). x is ascending; y is NaN for values that were not finite."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     ends: NDArray[np.float64] | None = None
-    """Low and high ends of a band, (2, n_points)."""
+    """Low and high ends of a band, (2, n_points); None without a band."""
 
     def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
-        """Return the points as rows of a chart. further: columns that are the same in all."""
+        """Return the points as rows of a chart. further: constant columns."""
         rows = [{"name": clean(name), **further, "x": float(x), "y": float(y)} for x, y in zip(self.x, self.y)]
-        ends = () if self.ends is None else self.ends.T.tolist()
-        return [row | {"low": low, "high": high} for row, (low, high) in zip(rows, ends)] if ends else rows
+        if self.ends is not None:
+            for row, (low, high) in zip(rows, self.ends.T.tolist()):
+                row |= {"low": low, "high": high}
+        return rows
 
     @property
     def is_empty(self) -> bool:
@@ -50,12 +52,12 @@ class Curve:
 
 
 def by_step(run: Run, event: str, key: str) -> Curve:
-    """Return one metric of one run over the step. Records without the key are omitted; a step's last record counts."""
+    """Return a metric of a run by step. Records without the key are skipped; the last record of a step counts."""
     return _curve(run, event, lambda record: record.get(key))
 
 
 def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
-    """Return text or task -> one of its numbers over the step of validations. key: of their dict in a record."""
+    """Return text or task -> curve of one of its numbers over validations. key: field with a dict of texts or tasks."""
     names = dict.fromkeys(name for record in run.metrics for name in record.get(key) or ())
     curves = {
         name: _curve(run, "validation", lambda record, name=name: ((record.get(key) or {}).get(name) or {}).get(entry))
@@ -65,15 +67,13 @@ def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
 
 
 def by_place(run: Run, event: str, key: str) -> list[Curve]:
-    """Return each entry of a list, with one per layer or further head, over the step. key: of the list in a record."""
+    """Return a curve for each entry of a list, such as one for each layer or MTP head. key: field with the list."""
     n = max((len(record.get(key) or ()) for record in run.metrics if record.get("event") == event), default=0)
-    return [
-        _curve(run, event, lambda record, i=i: next(iter((record.get(key) or [])[i : i + 1]), None)) for i in range(n)
-    ]
+    return [_curve(run, event, lambda record, i=i: dict(enumerate(record.get(key) or ())).get(i)) for i in range(n)]
 
 
 def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
-    """value_of: takes the value from a record; None leaves the record out."""
+    """Return a curve over the step. value_of: returns the value of a record, or None to skip the record."""
     pairs = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
     values = {step: finite(value) for step, value in pairs if value is not None}
     steps = sorted(values)
@@ -81,34 +81,35 @@ def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -
 
 
 def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
-    """Return the mean at the steps that every non-empty curve has; NaN if one of them is not finite."""
-    filled = [curve for curve in curves if len(curve.x)]
-    if not filled:
+    """Return the mean at the steps shared by all non-empty curves; NaN if any value is not finite."""
+    curves = [curve for curve in curves if len(curve.x)]
+    if not curves:
         return Curve(np.array([]), np.array([]))
-    steps = set(filled[0].x).intersection(*(curve.x for curve in filled[1:]))
-    common = np.array(sorted(steps))
-    values = np.array([curve.y[np.isin(curve.x, common)] for curve in filled])
-    return Curve(common, values.mean(axis=0))
+    steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
+    values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
+    return Curve(steps, values.mean(axis=0))
 
 
 def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
-    """Return a curve over training FLOPs. Tokens between two records are interpolated; steps after the last omitted.
+    """Return a curve over training FLOPs. Tokens are interpolated between records; later steps are omitted.
 
-    flops_per_token: of a run whose model stays the same; where it grew, the result says what the run had cost by then.
+    flops_per_token: training FLOPs per token, for runs without recorded FLOPs.
     """
     tokens = by_step(run, "train", "tokens")
-    steps, counts = [0.0, *tokens.x], [0.0, *tokens.y]
+    steps = [0.0, *tokens.x]
+    counts = [0.0, *tokens.y]
     if run.result and run.result.steps and run.result.tokens and run.result.steps > steps[-1]:
-        steps, counts = [*steps, float(run.result.steps)], [*counts, float(run.result.tokens)]
+        steps.append(float(run.result.steps))
+        counts.append(float(run.result.tokens))
     is_known = curve.x <= steps[-1]
     return Curve(_training_flops(np.interp(curve.x[is_known], steps, counts), run, flops_per_token), curve.y[is_known])
 
 
 def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
-    """Return the training FLOPs of a run up to each of these token counts."""
+    """Return the training FLOPs of a run up to each token count."""
     result = run.result
     ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in (result.growth if result else ())]
-    # A run that continues another one has a record of the FLOPs of that run.
+    # A run that continues another run has a record of the FLOPs of that run.
     counted = [record for record in run.metrics if record.get("training_flops") is not None]
     ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in counted]
     if result is None or not ends:
@@ -118,7 +119,7 @@ def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: floa
 
 
 def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
-    """Average neighbours so that at most `n_points` remain; a group with a value that is not finite becomes NaN."""
+    """Average neighbours so that at most `n_points` remain. Groups with a value that is not finite become NaN."""
     if len(curve.x) <= n_points:
         return curve
     rows = np.vstack([curve.x, curve.y, *([] if curve.ends is None else curve.ends)])
@@ -128,12 +129,13 @@ def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
 
 @dataclass(frozen=True)
 class Bundle:
-    """The curves of one variant: thin lines by name, and a strong one."""
+    """The curves of one variant: thin lines by name, and one strong line."""
 
     seeds: Mapping[str, Curve]
     strong: Curve | None = None
-    """By default the mean of the others."""
+    """The strong line; by default the mean of the thin ones."""
     of_strong: str = ""
+    """Name of the strong line; by default `mean of N`."""
 
     @property
     def mean(self) -> Curve:
@@ -141,9 +143,12 @@ class Bundle:
 
 
 def over_seeds(runs: Sequence[Run], event: str) -> Bundle:
-    """Return the loss of the runs of a variant over the step, in the records of one event."""
-    names = [f"unfinished run {i}" if r.result is None else f"seed {r.result.seed}" for i, r in enumerate(runs, 1)]
-    return Bundle({name: by_step(run, event, "loss") for name, run in zip(names, runs)})
+    """Return the loss by step of the runs of a variant, from the records of one event."""
+    curves = {}
+    for number, run in enumerate(runs, start=1):
+        name = f"unfinished run {number}" if run.result is None else f"seed {run.result.seed}"
+        curves[name] = by_step(run, event, "loss")
+    return Bundle(curves)
 
 
 def curve_figure(
@@ -157,10 +162,10 @@ def curve_figure(
     growths: Sequence[float] = (),
     level: float | None = None,
 ) -> Figure | None:
-    """Return curves over what is counted, or None where none has a value.
+    """Return a figure of curves; None if no curve has a value.
 
-    crop: lets the first steep tenth run off the top. growths: where on the x axis models grew, marked by dashed lines.
-    level: a value that the y axis shows with a line across.
+    crop: ignore the steep first tenth in the range of y. growths: values of x at which models grew, marked by dashed
+    lines. level: value of y with a line across the figure.
     """
     drawn: dict[str, Bundle] = {}
     for name, curve in curves.items():
@@ -173,7 +178,8 @@ def curve_figure(
     domain = None
     if crop:
         domain = _late_range([curve for bundle in drawn.values() for curve in bundle.seeds.values()], level)
-    thin_rows, rows = list[dict[str, Any]](), list[dict[str, Any]]()
+    thin_rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, bundle in drawn.items():
         n_seeds = len(bundle.seeds)
         if n_seeds > 1:
@@ -184,15 +190,22 @@ def curve_figure(
     ends = {"low": ".4f", "high": ".4f"} if banded else {}
     tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **ends)
     plot = Plot(charts.x("x", x_title, format="~s"), y_title, styles, tip, domain)
-    layers = [charts.line_at(at, "x", (4, 3), MUTED) for at in growths]
-    layers += [charts.line_at(level, "y")] if level is not None else []
-    layers += [plot.bands(banded)] if banded else []
-    layers += [plot.lines(thin_rows, "line", strokeWidth=0.9, opacity=0.6)] if thin_rows else []
+    layers = [charts.line_at(growth, "x", (4, 3), MUTED) for growth in growths]
+    subject = y_title
+    show = si
+    if level is not None:
+        layers.append(charts.line_at(level, "y"))
+        subject = f"{title}, {y_title},"
+        show = partial(fixed, n_decimals=4)
+    if banded:
+        layers.append(plot.bands(banded))
+    if thin_rows:
+        layers.append(plot.lines(thin_rows, "line", strokeWidth=0.9, opacity=0.6))
     layers += [plot.lines(rows), plot.targets(rows)]
-    subject, show = (y_title, si) if level is None else (f"{title}, {y_title},", partial(fixed, n_decimals=4))
     last = {name: show(bundle.mean.last) for name, bundle in drawn.items()}
     label = charts.described(f"{subject} over {x_title}. Last mean value of each line:", last)
-    label += f" A model grew at {', '.join(map(si, growths))}." if growths else ""
+    if growths:
+        label += f" A model grew at {', '.join(map(si, growths))}."
     return Figure(key, title, label, alt.layer(*layers), styles)
 
 
@@ -203,8 +216,10 @@ def profile_figures(
     looks: Looks,
     y_title: str,
 ) -> list[Figure]:
-    """Return a figure of each size of the layers along the depth. titles: size -> title; profiles: line -> size ->
-    (n_layers,) values."""
+    """Return a figure for each size of the layers over depth.
+
+    titles: size -> title. profiles: line -> size -> (n_layers,) values.
+    """
     figures = []
     for size, title in titles.items():
         lines = {name: np.array([finite(value) for value in sizes[size]]) for name, sizes in profiles.items()}
@@ -215,25 +230,25 @@ def profile_figures(
 
 
 def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
-    """Rows of a curve, which name how many neighbours each value is the mean of."""
-    n_each = math.ceil(len(curve.x) / N_POINTS)
-    line += f" (mean of {n_each} neighbouring values)" if n_each > 1 else ""
+    """Return the thinned rows of a curve. Tooltips name the number of averaged neighbours."""
+    n_averaged = math.ceil(len(curve.x) / N_POINTS)
+    if n_averaged > 1:
+        line += f" (mean of {n_averaged} neighbouring values)"
     return thin(curve).rows(name, line=line)
 
 
 def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, float] | None:
-    """Return the range of the level, and of the values after the first tenth."""
+    """Return the range of the level and of all values after the first tenth; None without values."""
     end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
-    parts = [
-        part[curve.x >= 0.1 * end]
-        for curve in curves
-        for part in (curve.y, *(() if curve.ends is None else curve.ends))
-    ]
-    return charts.span([*([] if level is None else [level]), *(float(each) for part in parts for each in part)])
+    values = [] if level is None else [level]
+    for curve in curves:
+        for line in [curve.y] if curve.ends is None else [curve.y, *curve.ends]:
+            values += line[curve.x >= 0.1 * end].tolist()
+    return charts.span(values)
 
 
 def curve_table(caption: str, curves: Mapping[str, Curve]) -> Table:
-    """Return the values of curves at up to N_ROWS steps, the last one included."""
+    """Return the values of curves at up to N_ROWS steps, including the last step."""
     values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
     steps = sorted(set().union(*values.values()))
     chosen = sorted({steps[-1 - i * len(steps) // N_ROWS] for i in range(min(N_ROWS, len(steps)))})

@@ -1,4 +1,4 @@
-"""The table of several comparisons of the same variants: which effects change sign with size or tokens."""
+"""The table of several comparisons of the same variants, which shows whether effects change sign."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from widthwise.config_io import UserError
-from widthwise.records.estimate import FEWEST_SEEDS, Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, UNCLEAR, Estimate
 from widthwise.records.outcome import Outcome
 from widthwise.reports.formats import MISSING, clean, counted, interval, percentage, sequence, signed
 from widthwise.reports.table import Table, csv_estimate, csv_rows
@@ -14,13 +14,13 @@ from widthwise.reports.table import Table, csv_estimate, csv_rows
 PHRASES = {
     "same sign everywhere": "The sign is the same at every scale for {}.",
     "changes sign": "The sign changes for {}.",
-    "cannot tell": "No conclusion for {}.",
+    UNCLEAR: "No conclusion for {}.",
 }
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A comparison with the size and the length of training of its baseline."""
+    """A comparison, with the parameters and training tokens of its baseline."""
 
     folder: Path
     comparison: Outcome
@@ -30,30 +30,30 @@ class Scale:
 
 @dataclass(frozen=True)
 class Effects:
-    """The effects of variants at several scales, from small to large."""
+    """The effects of variants at several scales, ordered by size and tokens."""
 
     scales: Sequence[Scale]
 
     @cached_property
     def differences(self) -> dict[str, list[Estimate | None]]:
-        """Return variant -> held-out loss minus the baseline's at each scale; None where a comparison lacks it."""
+        """Variant -> held-out loss minus the baseline's at each scale; None if a comparison lacks the variant."""
         measured = [{point.name: point.difference for point in scale.comparison.variants} for scale in self.scales]
         names = dict.fromkeys(name for points in measured for name in points if points[name] is not None)
         return {name: [points.get(name) for points in measured] for name in names}
 
     @cached_property
     def signs(self) -> dict[str, str]:
-        """Return variant -> whether its effect changes sign, one of PHRASES."""
+        """Variant -> one of PHRASES."""
         return {name: sign_over_scales(differences) for name, differences in self.differences.items()}
 
     def sentences(self) -> Iterator[str]:
-        """Yield which effects change sign, which do not, and for which there is no conclusion."""
+        """Yield a sentence for each of PHRASES that applies to any variant."""
         for phrase, sentence in PHRASES.items():
             if names := [clean(name) for name, sign in self.signs.items() if sign == phrase]:
                 yield sentence.format(sequence(names))
 
     def table(self) -> Table:
-        """Return the difference of every variant at every scale, with its interval and the sign in words."""
+        """Return the difference of every variant at every scale, with its interval, and one of PHRASES."""
         first = self.scales[0].comparison
         header = ["Variant"]
         for scale in self.scales:
@@ -67,7 +67,7 @@ class Effects:
         return Table(caption, [*header, "sign"], rows, words={"sign"})
 
     def csv_text(self) -> str:
-        """Return a row for each variant at each scale, without numbers where the comparison lacks the variant."""
+        """Return a row for each variant at each scale. Numbers of missing variants are empty."""
         rows: list[Mapping[str, object]] = []
         for name, sign in self.signs.items():
             for scale in self.scales:
@@ -91,21 +91,23 @@ class Effects:
 
 
 def are_comparisons(folders: Sequence[Path]) -> bool:
-    """Return whether there are several folders that all hold a finished comparison or another experiment."""
+    """Return whether these are several folders with an `outcome.json` each."""
     return len(folders) > 1 and all((folder / Outcome.file_name).is_file() for folder in folders)
 
 
 def read_effects(folders: Sequence[Path]) -> Effects:
     """Read `outcome.json` of each folder.
 
-    Raises UserError if a folder holds no comparison or no tokens, if baselines or confidence levels differ, if two
-    comparisons have the same size and tokens, and for one that has no variant in common with any other.
+    Raises UserError if a folder has no comparison or no tokens, if baselines or confidence levels differ, if two
+    comparisons have the same size and tokens, or if one shares no variant with the others.
     """
     effects = Effects(sorted(map(_read, folders), key=lambda scale: (scale.params, scale.tokens)))
-    first, scales = effects.scales[0], dict[tuple[int, int], Scale]()
+    first = effects.scales[0]
+    scales: dict[tuple[int, int], Scale] = {}
     for scale in effects.scales:
         for key in ("baseline", "confidence"):
-            expected, value = getattr(first.comparison, key), getattr(scale.comparison, key)
+            expected = getattr(first.comparison, key)
+            value = getattr(scale.comparison, key)
             if value != expected:
                 raise UserError(f"{scale.folder}: {key}: got {value!r}; {first.folder} has {expected!r}")
         same = scales.setdefault((scale.params, scale.tokens), scale)
@@ -115,14 +117,14 @@ def read_effects(folders: Sequence[Path]) -> Effects:
     for i, scale in enumerate(effects.scales):
         shared = [row for row in effects.differences.values() if row[i] is not None and len(row) - row.count(None) > 1]
         if not shared:
-            raise UserError(f"{scale.folder}: has no variant of the others, which have {', '.join(effects.signs)}")
+            raise UserError(f"{scale.folder}: shares no variant with the others, which have {', '.join(effects.signs)}")
     return effects
 
 
 def _read(folder: Path) -> Scale:
     comparison = Outcome.read(folder)
     if comparison.kind != "comparison":
-        raise UserError(f"{folder}: holds a {comparison.kind}; effects are those of comparisons")
+        raise UserError(f"{folder}: holds a {comparison.kind}; effects need comparisons")
     baseline = comparison.baseline_variant
     tokens = baseline and baseline.measured_over_seeds("tokens")
     if baseline is None or tokens is None or tokens.mean is None:
@@ -133,22 +135,22 @@ def _read(folder: Path) -> Scale:
 def sign_over_scales(differences: Sequence[Estimate | None]) -> str:
     """Return one of PHRASES.
 
-    An effect changes sign only if two intervals exclude 0 on different sides, and has the same sign everywhere only if
-    there are two or more and all exclude 0 on one side.
+    An effect changes sign if two intervals exclude 0 on different sides. It has the same sign everywhere if there are
+    at least two intervals and all exclude 0 on the same side.
     """
     signs = [_sign(difference) for difference in differences if difference is not None]
     if {-1, 1} <= set(signs):
         return "changes sign"
-    return "same sign everywhere" if len(signs) > 1 and 0 not in signs else "cannot tell"
+    return "same sign everywhere" if len(signs) > 1 and 0 not in signs else UNCLEAR
 
 
 def _sign(difference: Estimate) -> int:
-    """Return the side of 0 on which the interval lies; 0 with fewer seeds than a verdict needs."""
+    """Return -1 or 1 if the interval is below or above 0; otherwise, and with too few seeds for a verdict, 0."""
     return 0 if len(difference.per_seed) < FEWEST_SEEDS else difference.side()
 
 
 def _cell(difference: Estimate | None) -> str:
-    """Return a mean, with a star if it has a sign, and its interval below it."""
+    """Return a mean, with a star if its interval excludes 0, and the interval below it."""
     if difference is None:
         return MISSING
     star = "*" if _sign(difference) else ""

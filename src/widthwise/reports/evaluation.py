@@ -1,4 +1,4 @@
-"""The page of an evaluation of several models, with CSV and LaTeX."""
+"""The page of an evaluation of several models, with CSV and LaTeX tables."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,10 @@ from widthwise.reports.formats import MISSING, clean, fixed, sequence, signed, w
 from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.table import Table, csv_rows
 
-BETTER, WORSE = "*", "†"
+BETTER = "*"
+WORSE = "†"
 PARTS = ("value", "stderr", "difference", "p_value")
-"""Parts of a cell, in the order of the columns of `table.csv`."""
+"""Fields of a cell, in the order of the columns of `table.csv`."""
 
 
 class Shown(NamedTuple):
@@ -17,13 +18,13 @@ class Shown(NamedTuple):
 
     value: str
     mark: str = ""
-    """BETTER, WORSE or nothing."""
+    """BETTER, WORSE or ""."""
     details: str = ""
-    """The difference to the baseline, with its p."""
+    """The difference to the baseline and its p."""
 
 
 def shown(cell: TableCell, column: TableColumn, significance: float) -> Shown:
-    """Return shares in percent with one decimal, perplexities with two, as the paper prints them."""
+    """Return a cell as text: shares in percent with one decimal, losses and perplexities with two."""
     scale, n_decimals = (100, 1) if column.is_share else (1, 2)
     if cell.value is None:
         return Shown(MISSING)
@@ -40,17 +41,19 @@ def _mark(cell: TableCell, significance: float) -> str:
 
 
 def _cells(row: TableRow, table: EvaluationTable) -> list[Shown]:
-    return [shown(*each, table.significance) for each in zip(row.cells, table.columns)]
+    return [shown(cell, column, table.significance) for cell, column in zip(row.cells, table.columns)]
 
 
 def evaluation_page(table: EvaluationTable) -> Page:
-    """Return the page of texts and tasks that several models answered."""
+    """Return the page of the scores of several models on texts and tasks."""
     names = [clean(row.name) for row in table.rows]
     rows = [
         [name, *(f"{cell.value}{cell.mark}\n{cell.details}".rstrip() for cell in _cells(row, table))]
         for name, row in zip(names, table.rows)
     ]
-    asked = [[clean(each.name), clean(each.metric), _count(each.n_items), clean(each.source)] for each in table.columns]
+    questions = []
+    for column in table.columns:
+        questions.append([clean(column.name), clean(column.metric), _count(column.n_items), clean(column.source)])
     models = [
         [name, _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)]
         for name, row in zip(names, table.rows)
@@ -72,12 +75,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
             ),
             section(
                 "Questions",  # as Table 5 of the variable-width paper
-                Table(
-                    "What was asked",
-                    ["Task", "metric", "questions", "source"],
-                    asked,
-                    {"metric", "source"},
-                ),
+                Table("Texts and tasks", ["Task", "metric", "questions", "source"], questions, {"metric", "source"}),
             ),
             section(
                 "How to reproduce",
@@ -95,9 +93,9 @@ def _count(n: int | None) -> str:
 
 
 def answer(table: EvaluationTable) -> list[str]:
-    """Return on how many questions each model is better and worse than its baseline; pooled over seeds.
+    """Return sentences on how many tested numbers of each model, over all seeds, are better or worse than the baseline.
 
-    Without baselines: which model is best in most columns.
+    Without baselines, the sentence names the model that is best in most columns.
     """
     pooled: dict[tuple[str, str], list[str]] = {}
     for row in table.rows:
@@ -113,34 +111,35 @@ def answer(table: EvaluationTable) -> list[str]:
         ]
     best: list[str] = []
     for i, column in enumerate(table.columns):
-        known = [(cell.value, row.name) for row in table.rows if (cell := row.cells[i]).value is not None]
-        if len(known) > 1:
-            best.append((max if column.is_share else min)(known)[1])
+        scores = [(value, row.name) for row in table.rows if (value := row.cells[i].value) is not None]
+        if len(scores) > 1:
+            _, winner = max(scores) if column.is_share else min(scores)
+            best.append(winner)
     if not best:
         return []
     winner = max(dict.fromkeys(best), key=best.count)
-    return [f"{clean(winner)} is best in {best.count(winner)} of {len(best)} columns; nothing here was tested."]
+    return [f"{clean(winner)} is best in {best.count(winner)} of {len(best)} columns; no difference was tested."]
 
 
 def _tests(table: EvaluationTable) -> str:
-    """Explain the marks of models that are compared."""
+    """Return an explanation of the marks and tests of compared models."""
     compared = [row for row in table.rows if row.baseline is not None]
     pairs = "; ".join(f"{clean(row.name)} with {clean(row.baseline or '')}" for row in compared)
-    words = (
+    text = (
         f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, two-sided, over pairs of "
-        "answers to the same questions: McNemar's exact test where they are right or wrong, otherwise Student's t, for "
-        f"a perplexity of the loss. Compared are {pairs}. p-values are not corrected for the number of tests."
+        "answers to the same questions: McNemar's exact test for answers that are right or wrong, otherwise Student's "
+        f"t, for a perplexity on the loss. Compared: {pairs}. p-values are not corrected for the number of tests."
     )
     untested = [
         clean(column.name)
         for i, column in enumerate(table.columns)
         if all(row.cells[i].p_value is None for row in compared)
     ]
-    return words + (f" Not tested, for want of pairs: {', '.join(untested)}." if untested else "")
+    return text + (f" Not tested, because there are no pairs: {', '.join(untested)}." if untested else "")
 
 
 def csv_text(table: EvaluationTable) -> str:
-    """Return one row for each model, full precision, empty where a number is unknown."""
+    """Return a row for each model at full precision; unknown numbers are empty."""
     titles = [f"{column.name} {column.metric}" for column in table.columns]
     parts = [title if part == "value" else f"{title} {part}" for title in titles for part in PARTS]
     rows = ([row.name, row.baseline, *(cell[part] for cell in row.cells for part in PARTS)] for row in table.rows)

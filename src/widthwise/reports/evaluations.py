@@ -1,4 +1,4 @@
-"""Scores of checkpoints on texts and tasks, for a page and the terminal: side by side, over training, differences."""
+"""Scores of checkpoints on texts and tasks, for page and terminal: side by side, over training, and differences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,17 +32,17 @@ from widthwise.reports.table import Table
 NAME_LETTERS = 32
 NAMES = ("text or task", "metric")
 DRAWN = ("acc", "acc_norm", "bits_per_byte", "perplexity")
-"""Metrics with a figure; the other ones are functions of them and are in the tables."""
+"""Metrics with a figure. Other metrics are functions of these and are in tables only."""
 
 
 class Question(NamedTuple):
-    """A text or a task with its options; the scores on equal questions may share a row or a line."""
+    """A text or a task with its options. Scores on equal questions share a row or a line."""
 
     name: str
     options: tuple[tuple[str, object], ...] = ()
 
     def title(self, questions: "Iterable[Question]") -> str:
-        """Return its name, with the options in which it differs from questions of the same name."""
+        """Return the name, with the options that differ between questions of this name."""
         namesakes = [dict(question.options) for question in questions if question.name == self.name]
         differing = [
             f"{key} {str(value)[:8]}"
@@ -53,22 +53,22 @@ class Question(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The answers of a checkpoint to a question."""
+    """The scores of a checkpoint on a question."""
 
     metrics: Scores
     remarks: Sequence[str] = ()
     items: ItemAnswers | None = None
-    """Answers to the questions of a task one by one."""
+    """Answers to the single questions of a task."""
 
 
 Joined = Mapping[Question, Mapping[str, Answers]]
-"""Question -> the answers of each model that has any."""
-Course = Mapping[str, Mapping[tuple[int, float], Scores]]
-"""Run -> step and tokens of a checkpoint -> its scores on one text or task."""
+"""Question -> model -> answers."""
+ByCheckpoint = Mapping[str, Mapping[tuple[int, float], Scores]]
+"""Run -> step and tokens of a checkpoint -> scores on one text or task."""
 
 
 def score_cell(metric: str, score: Score | None) -> str:
-    """Return a value, in percent for an accuracy, with its standard error below it if it has one."""
+    """Return a value, in percent for shares, with its standard error, if known, below it."""
     if score is None or score.value is None:
         return MISSING
     scale, unit, n_decimals = _unit(metric)
@@ -77,7 +77,7 @@ def score_cell(metric: str, score: Score | None) -> str:
 
 
 def _unit(metric: str) -> tuple[float, str, int]:
-    """Return scale, unit and decimals."""
+    """Return the scale, unit and decimals of a metric."""
     return (100.0, "%", 2) if is_share(metric) else (1.0, "", 4)
 
 
@@ -86,13 +86,13 @@ def _metrics(every_scores: Iterable[Scores]) -> list[str]:
 
 
 def _tail(name: str) -> str:
-    """Return the end of a long name, because the end of a path says more than its beginning."""
+    """Return the end of a long name, because the end of a path distinguishes it best."""
     name = clean(name)
     return name if len(name) <= NAME_LETTERS else "…" + name[1 - NAME_LETTERS :]
 
 
 def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
-    """Yield each question of an evaluation with its answers."""
+    """Yield the questions of an evaluation with their answers."""
 
     def question(name: str, **options: object) -> Question:
         options |= {"max_length": evaluation.max_length, "precision": evaluation.precision}
@@ -123,11 +123,11 @@ def _task_answers(task: TaskResult, max_length: int | None, items: ItemAnswers |
 
 
 def _joined(models: Mapping[str, Iterable[tuple[Question, Answers]]]) -> Joined:
-    """Join the answers to equal questions; of several answers of a model the last count."""
+    """Join the answers to equal questions. Of several answers of a model, the last one counts."""
     joined: dict[Question, dict[str, Answers]] = {}
-    for model, answered in models.items():
-        for question, given in answered:
-            joined.setdefault(question, {})[model] = given
+    for model, pairs in models.items():
+        for question, answer in pairs:
+            joined.setdefault(question, {})[model] = answer
     return joined
 
 
@@ -136,41 +136,41 @@ def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
     rows = []
     for question, by_model in joined.items():
         name = question.title(joined)
-        for metric in _metrics(given.metrics for given in by_model.values()):
+        for metric in _metrics(answer.metrics for answer in by_model.values()):
             scores = [by_model[model].metrics.get(metric) if model in by_model else None for model in models]
             rows.append([name, clean(metric), *(score_cell(metric, score) for score in scores)])
             name = ""
-        remarks = dict.fromkeys(remark for given in by_model.values() for remark in given.remarks)
+        remarks = dict.fromkeys(remark for answer in by_model.values() for remark in answer.remarks)
         rows += [[f"  {remark}", "", *[""] * len(models)] for remark in remarks]
     return Table(caption, [*NAMES, *map(clean, models)], rows, words=NAMES, sortable=False)
 
 
 def final_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return the scores at the end of training on the texts and tasks that recipes name; None without any."""
+    """Return the scores at the end of training on the texts and tasks of the recipes; None without scores."""
 
-    def answered(result: RunResult) -> Iterator[tuple[Question, Answers]]:
+    def final_answers(result: RunResult) -> Iterator[tuple[Question, Answers]]:
         for name, text in (result.val_texts or {}).items():
             numbers = {"loss": text.loss, "perplexity": text.perplexity, "bits_per_byte": text.bits_per_byte}
             yield Question(name), Answers({metric: Score(value=value) for metric, value in numbers.items()})
         for name, task in (result.val_tasks or {}).items():
             yield Question(name), _task_answers(task, result.cost.seq_len)
 
-    joined = _joined({name: answered(result) for name, result in results.items()})
+    joined = _joined({name: final_answers(result) for name, result in results.items()})
     return _side_by_side("Texts and tasks at the end of training", list(results), joined) if joined else None
 
 
 def evaluation_tables(
     evaluations: Sequence[Evaluation], differences: Iterable[EvaluationDifferences] = ()
 ) -> list[Table]:
-    """Return the scores of models on the same questions, and their differences."""
+    """Return a table of the scores of models on the same questions, and tables of differences."""
     names = _names([evaluation.run for evaluation in evaluations])
     if len(evaluations) == 1 and evaluations[0].step is not None:
         names = {run: f"{name}, step {evaluations[0].step}" for run, name in names.items()}
     by_model = {names[evaluation.run]: evaluation for evaluation in evaluations}
-    # The request was the same, so options are omitted.
+    # All evaluations have the same request, so options are omitted.
     joined = _joined(
         {
-            model: [(Question(question.name), given) for question, given in answers(evaluation)]
+            model: [(Question(question.name), answer) for question, answer in answers(evaluation)]
             for model, evaluation in by_model.items()
         }
     )
@@ -179,7 +179,7 @@ def evaluation_tables(
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Return path -> the name of its folder if all of these differ, else the end of the path, else all of it."""
+    """Return path -> unique name: the name of the folder, else the end of the path, else the whole path."""
     for short in (lambda path: clean(Path(path).name), _tail):
         names = {path: short(path) for path in paths}
         if len(set(names.values())) == len(names):
@@ -188,9 +188,11 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def difference_table(name: str, baseline: str, differences: Iterable[Difference]) -> Table:
-    """Return the differences of one model to the baseline, with their intervals and the items that flipped."""
+    """Return the differences of one model from the baseline, with intervals and numbers of flipped items."""
     header = [*NAMES, "difference", f"{percentage(CONFIDENCE)} interval"]
-    rows, previous, definition = [], None, ""
+    rows: list[list[str]] = []
+    previous = None
+    definition = ""
     for difference in differences:
         row = ["" if difference.on == previous else _tail(difference.on)]
         rows.append(row)
@@ -203,7 +205,7 @@ def difference_table(name: str, baseline: str, differences: Iterable[Difference]
             MISSING if number is None else signed(scale * number, n_decimals) + unit
             for number in (difference.value, difference.low, difference.high)
         )
-        # Without any differing item the size of a difference is unknown.
+        # If no item differs, the interval is unknown.
         row += [difference.metric, value, f"{low} to {high}" if difference.stderr else ""]
         if (flips := difference.flips) is not None:
             definition = (
@@ -216,34 +218,40 @@ def difference_table(name: str, baseline: str, differences: Iterable[Difference]
     return Table(title, header, rows, words=NAMES, sortable=False, note=definition)
 
 
-def _courses(answered: Iterable[tuple[Question, str, tuple[int, float], Scores]], fewest: int = 1) -> dict[str, Course]:
-    """Return text or task -> its course, if a run has scores at `fewest` checkpoints or more.
+def _over_training(
+    scored: Iterable[tuple[Question, str, tuple[int, float], Scores]], n_fewest: int = 1
+) -> dict[str, ByCheckpoint]:
+    """Return the title of a text or task -> scores by run and checkpoint.
 
-    answered: question, run, step and tokens, scores.
+    scored: question, run, step and tokens, scores. n_fewest: texts and tasks without a run that was scored at this many
+    checkpoints are omitted.
     """
-    courses: dict[Question, dict[str, dict[tuple[int, float], Scores]]] = {}
-    for question, run, checkpoint, scores in answered:
-        courses.setdefault(question, {}).setdefault(run, {})[checkpoint] = scores
-    courses = {question: course for question, course in courses.items() if max(map(len, course.values())) >= fewest}
+    by_question: dict[Question, dict[str, dict[tuple[int, float], Scores]]] = {}
+    for question, run, checkpoint, scores in scored:
+        by_question.setdefault(question, {}).setdefault(run, {})[checkpoint] = scores
+    by_question = {
+        question: by_run for question, by_run in by_question.items() if max(map(len, by_run.values())) >= n_fewest
+    }
     return {
-        question.title(courses): {run: dict(sorted(by_checkpoint.items())) for run, by_checkpoint in course.items()}
-        for question, course in courses.items()
+        question.title(by_question): {run: dict(sorted(checkpoints.items())) for run, checkpoints in by_run.items()}
+        for question, by_run in by_question.items()
     }
 
 
-def _course_table(title: str, course: Course) -> Table:
-    metrics = _metrics(scores for by_checkpoint in course.values() for scores in by_checkpoint.values())
+def _checkpoint_table(title: str, by_run: ByCheckpoint) -> Table:
+    """Return a row for each checkpoint of each run."""
+    metrics = _metrics(scores for checkpoints in by_run.values() for scores in checkpoints.values())
     rows = []
-    for run, by_checkpoint in course.items():
-        for (step, tokens), scores in by_checkpoint.items():
+    for run, checkpoints in by_run.items():
+        for (step, tokens), scores in checkpoints.items():
             row = [clean(run), f"{step:,}", MISSING if np.isnan(tokens) else si(tokens)]
             rows.append(row + [score_cell(metric, scores.get(metric)) for metric in metrics])
     return Table(f"{title}, by checkpoint", ["Run", "step", "tokens", *metrics], rows)
 
 
-def course_parts(named: Mapping[str, Run], looks: Looks) -> list[Part | None]:
-    """Return curves and tables of each text and task with scores at two or more checkpoints of a run."""
-    answered = []
+def parts_over_training(named: Mapping[str, Run], looks: Looks) -> list[Part | None]:
+    """Return curves and tables of the texts and tasks with scores at two or more checkpoints of a run."""
+    scored = []
     for name, run in named.items():
         trained = by_step(run, "train", "tokens")
         for evaluation in run.evaluations:
@@ -251,47 +259,54 @@ def course_parts(named: Mapping[str, Run], looks: Looks) -> list[Part | None]:
             if tokens is None:
                 tokens = np.interp(evaluation.step or 0, [0.0, *trained.x], [0.0, *trained.y])
             checkpoint = (evaluation.step or 0, float(tokens))
-            answered += [(question, name, checkpoint, given.metrics) for question, given in answers(evaluation)]
-    courses = _courses(answered, fewest=2)
+            scored += [(question, name, checkpoint, answer.metrics) for question, answer in answers(evaluation)]
+    by_title = _over_training(scored, n_fewest=2)
     figures: list[Figure | None] = []
-    for i, (title, course) in enumerate(courses.items()):
-        for metric in _metrics(scores for by_checkpoint in course.values() for scores in by_checkpoint.values()):
+    for i, (title, by_run) in enumerate(by_title.items()):
+        for metric in _metrics(scores for checkpoints in by_run.values() for scores in checkpoints.values()):
             if metric in DRAWN:
                 curves = {}
-                for run, by_checkpoint in course.items():
-                    values = [scores[metric].value if metric in scores else None for scores in by_checkpoint.values()]
-                    tokens = np.array([tokens for _, tokens in by_checkpoint])
+                for run, checkpoints in by_run.items():
+                    values = [scores[metric].value if metric in scores else None for scores in checkpoints.values()]
+                    tokens = np.array([tokens for _, tokens in checkpoints])
                     curves[run] = Curve(tokens, np.array([finite(value) for value in values]))
                 label = f"{metric} of {shorten(title, 50)}"
                 figure = curve_figure(f"evaluation-{i}-{metric}", f"{title}: {metric}", curves, looks, "tokens", label)
                 figures.append(figure)
-    return [note("evaluations"), *figures, *(_course_table(*course).folded for course in courses.items())]
+    return [
+        note("evaluations"),
+        *figures,
+        *(_checkpoint_table(title, by_run).folded for title, by_run in by_title.items()),
+    ]
 
 
 def tables_by_checkpoint(
     evaluations: Sequence[Evaluation], differences: Iterable[EvaluationDifferences]
 ) -> list[Table]:
-    """Return a table for each text and task with a row for each checkpoint of each run, and for its differences."""
+    """Return a table for each text and task, and for its differences, with a row for each checkpoint of each run."""
     names = _names([evaluation.run for evaluation in evaluations])
-    checkpoints = {(each.run, each.step): (each.step or 0, finite(each.tokens)) for each in evaluations}
-    answered = [
-        (Question(on), names[evaluation.run], checkpoints[evaluation.run, evaluation.step], scores)
-        for evaluation in evaluations
-        for on, scores in evaluation.scores.items()
-    ]
+    checkpoints: dict[tuple[str, int | None], tuple[int, float]] = {}
+    scored: list[tuple[Question, str, tuple[int, float], Scores]] = []
+    for evaluation in evaluations:
+        checkpoint = (evaluation.step or 0, finite(evaluation.tokens))
+        checkpoints[evaluation.run, evaluation.step] = checkpoint
+        scored += [
+            (Question(on), names[evaluation.run], checkpoint, scores) for on, scores in evaluation.scores.items()
+        ]
     for pair in differences:
         by_question: dict[str, dict[str, Score]] = {}
         for difference in pair.differences:
             scores = by_question.setdefault(f"{difference.on}, differences", {})
-            if difference.metric is not None:  # the questions differ
+            if difference.metric is not None:  # None if the questions differ
                 scores[difference.metric] = Score(value=difference.value, stderr=difference.stderr)
-        name, checkpoint = f"{names[pair.run]} minus {names[pair.baseline]}", checkpoints[pair.run, pair.step]
-        answered += [(Question(on), name, checkpoint, scores) for on, scores in by_question.items()]
-    return [_course_table(*course) for course in _courses(answered).items()]
+        name = f"{names[pair.run]} minus {names[pair.baseline]}"
+        checkpoint = checkpoints[pair.run, pair.step]
+        scored += [(Question(on), name, checkpoint, scores) for on, scores in by_question.items()]
+    return [_checkpoint_table(title, by_run) for title, by_run in _over_training(scored).items()]
 
 
 def newest_tables(named: Mapping[str, Run]) -> list[Table]:
-    """Return the newest scores of each run, and differences where two answered the same questions of a task."""
+    """Return the newest scores of each run, and differences between runs on the same questions of a task."""
     joined = _joined(
         {name: [pair for evaluation in run.evaluations for pair in answers(evaluation)] for name, run in named.items()}
     )

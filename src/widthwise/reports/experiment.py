@@ -1,14 +1,14 @@
-"""An experiment of any kind, finished or not: the page and the answer that fit it."""
+"""The page and the answer of an experiment of any kind, finished or not."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns, Run
-from widthwise.reports import experiment_sections as shared
 from widthwise.reports.charts import styles
 from widthwise.reports.comparison_page import comparison_answer, comparison_page
 from widthwise.reports.curves import curve_figure, over_seeds
+from widthwise.reports.experiment_sections import LOSSES
 from widthwise.reports.family_page import family_answer, family_page
 from widthwise.reports.formats import counted
 from widthwise.reports.growth import growth_steps
@@ -18,27 +18,30 @@ from widthwise.reports.sweep_page import ladder_answer, ladder_page, sweep_answe
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import listed_run, planned_run
 
-_PAGES = {"comparison": comparison_page, "sweep": sweep_page, "ladder": ladder_page}
-_ANSWERS = {"comparison": comparison_answer, "sweep": sweep_answer, "ladder": ladder_answer}
+_KINDS = {
+    "comparison": (comparison_page, comparison_answer),
+    "sweep": (sweep_page, sweep_answer),
+    "ladder": (ladder_page, ladder_answer),
+    "family": (family_page, family_answer),
+}
+"""Kind of an experiment -> functions that return its page and its answer."""
 
 
 def experiment_page(folder: Path, outcome: Outcome) -> Page:
-    """Return the page of an experiment, as far as it has come. Raises UserError if a run is broken."""
-    if outcome.family is not None:
-        return family_page(folder, outcome, outcome.family)
-    return _PAGES[outcome.kind](folder, outcome)
+    """Return the page of the results of an experiment so far. Raises UserError if a run is broken."""
+    page, _ = _KINDS[outcome.kind]
+    return page(folder, outcome)
 
 
 def answer(outcome: Outcome) -> list[str]:
     """Return a few sentences that answer the question of an experiment."""
-    if outcome.family is not None:
-        return family_answer(outcome, outcome.family)
-    return _ANSWERS[outcome.kind](outcome)
+    _, kind_answer = _KINDS[outcome.kind]
+    return kind_answer(outcome)
 
 
 @dataclass(frozen=True)
 class ExperimentOnDisk:
-    """The records of an experiment in a folder, each None if it is missing."""
+    """The records of an experiment in a folder; None for missing ones."""
 
     folder: Path
     outcome: Outcome | None
@@ -53,7 +56,7 @@ class ExperimentOnDisk:
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether runs, points or the result are missing."""
+        """True if runs, points or the result are missing."""
         if self.outcome is not None and self.outcome.study is not None:
             return self.outcome.is_open
         if self.planned is None:
@@ -61,9 +64,9 @@ class ExperimentOnDisk:
         return self.outcome is None or not all(RunDir(self.folder / run.path).has_result for run in self.planned.runs)
 
     def live_page(self, refresh_seconds: int | None) -> Page:
-        """Return the page of an experiment in training: the progress of each run, and the page of finished points.
+        """Return the page of an unfinished experiment: the progress of each run, and the page of the results so far.
 
-        Without finished points, the curves of the runs.
+        Without results the page shows the curves of the runs.
         """
         planned = self.planned or PlannedRuns(title="", command="", runs=())
         listed = {}
@@ -84,15 +87,15 @@ class ExperimentOnDisk:
                 sections=[progress, *page.sections],
                 refresh_seconds=refresh_seconds,
             )
-        begun: dict[str, list[Run]] = {run.variant: [] for run in planned.runs}
+        runs: dict[str, list[Run]] = {run.variant: [] for run in planned.runs}
         for run in planned.runs:
             if RunDir(self.folder / run.path).exists:
-                begun[run.variant].append(read_run(self.folder / run.path, run.path))
-        looks = styles(begun, planned.baseline)
-        grown = growth_steps(run for seeds in begun.values() for run in seeds)
+                runs[run.variant].append(read_run(self.folder / run.path, run.path))
+        looks = styles(runs, planned.baseline)
+        grown = growth_steps(run for seeds in runs.values() for run in seeds)
         curves = []
-        for event, title in shared.LOSSES.items():
-            by_step = {name: over_seeds(seeds, event) for name, seeds in begun.items()}
+        for event, title in LOSSES.items():
+            by_step = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
             curves.append(curve_figure(f"{event}-loss", title, by_step, looks, "step", title.lower(), True, grown))
         return Page(
             "experiment, not finished",

@@ -1,4 +1,4 @@
-"""Figures of an experiment: differences, costs, losses over shapes and in the course of training."""
+"""Figures of an experiment: differences, costs, losses over shapes, and differences over training."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
-from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES
@@ -23,23 +22,24 @@ LOSS = "held-out loss"
 
 
 def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
-    """Return a forest plot: per variant the difference of each seed, its mean, and its interval where seeds suffice.
+    """Return a forest plot: for each variant the difference of each seed, the mean, and its interval with enough seeds.
 
-    None where nothing is compared.
+    None without differences.
     """
-    differences = {each.name: each.difference for each in outcome.variants if each.difference is not None}
+    differences = {variant.name: variant.difference for variant in outcome.variants if variant.difference is not None}
     if not differences:
         return None
     verdicts = {variant.name: variant.verdict for variant in outcome.variants}
     drawn = {name: looks[name] for name in differences}
     baseline = shorten(outcome.baseline_words or "its baseline", 30)
-    means = [{"name": clean(n), "verdict": verdicts[n], **charts.ends_of(each)} for n, each in differences.items()]
+    means = [{"name": clean(n), "verdict": verdicts[n], **charts.ends_of(d)} for n, d in differences.items()]
     seeds = [
         {"name": clean(name), "seed": seed, "difference": finite(value)}
         for name, difference in differences.items()
         for seed, value in zip(outcome.seeds, difference.per_seed)
     ]
-    up, colour = alt.Y("name:N", sort=None, title=None), charts.coloured(drawn)
+    up = alt.Y("name:N", sort=None, title=None)
+    colour = charts.coloured(drawn)
     title = [f"nats above {baseline}: left of 0 is better"]
     layers = [charts.line_at(0, "x")]
     if len(next(iter(differences.values())).per_seed) >= FEWEST_SEEDS:
@@ -56,17 +56,17 @@ def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
     layers.append(points.encode(x=across, y=up, tooltip=tip, **charts.coloured(drawn, "color", "shape")))
     numbers = {name: with_interval(difference, 4) for name, difference in differences.items()}
     label = charts.described(f"Difference in held-out loss to {baseline}:", numbers)
-    title, height = f"Held-out loss minus the loss of {baseline}", 40 + _ROW * len(differences)
-    return Figure("differences", title, label, alt.layer(*layers), drawn, height)
+    caption = f"Held-out loss minus the loss of {baseline}"
+    return Figure("differences", caption, label, alt.layer(*layers), drawn, 40 + _ROW * len(differences))
 
 
 def part_figure(variants: Sequence[Variant]) -> Figure:
-    """Return parameters by part of the model, one stacked bar per variant."""
+    """Return parameters by part of the model, a stacked bar for each variant."""
     names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
     looks = charts.areas([name for name in names if name not in ("total", "active", "dead")])
     rows = [
-        {"name": part, "variant": clean(each.name), "parameters": each.cost.params.get(part, 0.0), "order": i}
-        for each in variants
+        {"name": part, "variant": clean(variant.name), "parameters": variant.cost.params.get(part, 0.0), "order": i}
+        for variant in variants
         for i, part in enumerate(looks)
     ]
     bars = charts.chart(rows).mark_bar(stroke=charts.CARD, strokeWidth=0.7)
@@ -77,13 +77,13 @@ def part_figure(variants: Sequence[Variant]) -> Figure:
         tooltip=charts.tips(variant="", name="|part", parameters=",.0f"),
         **charts.coloured(looks, "fill"),
     )
-    totals = {each.name: si(each.cost.params["total"]) for each in variants}
+    totals = {variant.name: si(variant.cost.params["total"]) for variant in variants}
     label = charts.described("Parameters by part of the model. Totals:", totals)
     return Figure("parts", "Parameters by part", label, chart, looks, 40 + 26 * len(variants))
 
 
 def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
-    """Return costs relative to the baseline, one row per quantity; None if nothing is compared."""
+    """Return costs relative to the baseline, a row for each quantity; None without ratios."""
     rows: list[dict[str, Any]] = []
     for quantity in QUANTITIES:
         if quantity.has_ratio and quantity.name not in LOSSES:
@@ -115,14 +115,14 @@ def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
 
 
 class Point(NamedTuple):
-    """A mean with its interval at a place of the x axis."""
+    """A mean with its interval at a position of the x axis."""
 
     series: str
     name: str
     x: float | str
     loss: Estimate
     line: str | None = None
-    """Points of a series with the same line are joined; None: not joined."""
+    """Points of a series with the same line are joined; points with None are not."""
 
 
 def point_figure(
@@ -136,10 +136,10 @@ def point_figure(
 ) -> Figure:
     """Return means as markers with their intervals as upright lines.
 
-    axis_titles: of x and y. level: name and value of a dashed line across, the baseline.
+    axis_titles: titles of x and y. level: name and value of a dashed horizontal line for the baseline.
     """
     x_title, y_title = axis_titles
-    known = [point for point in points if point.loss.mean is not None]
+    with_loss = [point for point in points if point.loss.mean is not None]
     marks = [] if level is None else [level[1]]
     write = signed if level and level[1] == 0 else fixed
     rows: list[dict[str, Any]] = []
@@ -147,7 +147,7 @@ def point_figure(
         row = {"name": clean(point.series), "point": clean(point.name), "x": point.x, "line": point.line}
         rows.append(row | charts.ends_of(point.loss))
     tip = charts.tips(name="|series", point="", y=".4f|mean", low=".4f", high=".4f")
-    domain = limits_of([point.loss for point in points], marks) if known or marks else None
+    domain = limits_of([point.loss for point in points], marks) if with_loss or marks else None
     plot = Plot(across, y_title, looks, tip, domain)
     layers = [charts.line_at(mark, "y", BASELINE_STYLE.dash, MUTED) for mark in marks]
     joined = [row for row in rows if row["line"] is not None]
@@ -155,18 +155,18 @@ def point_figure(
         layers.append(plot.lines(joined, "line", strokeWidth=1.4))
     layers += [plot.bars(rows), plot.points(rows)]
     label = f"{capital(y_title)} over {x_title}, a marker for each of {counted(len(points), 'point')}."
-    if known:
-        best = min(known, key=lambda point: finite(point.loss.mean))
-        place = best.x if isinstance(best.x, str) else tick(round(best.x, 3))
+    if with_loss:
+        best = min(with_loss, key=lambda point: finite(point.loss.mean))
+        position = best.x if isinstance(best.x, str) else tick(round(best.x, 3))
         names = ", ".join(shorten(name, 40) for name in dict.fromkeys((best.name, best.series)))
-        label += f" The lowest is {write(best.loss.mean, 4)} at {place}, of {names}."
+        label += f" The lowest is {write(best.loss.mean, 4)} at {position}, of {names}."
     if level is not None:
         label += f" The dashed line is {shorten(level[0], 40)} at {write(level[1], 4)}."
     return Figure(key, title, label, alt.layer(*layers), looks)
 
 
 class Stack(NamedTuple):
-    """A model whose layers all have the same sizes, with its loss."""
+    """A model of equal layers, with its loss."""
 
     name: str
     n_blocks: int
@@ -174,13 +174,14 @@ class Stack(NamedTuple):
     d_model: int
     d_hidden: int
     loss: Estimate
-    """With a baseline its loss plus the difference to it, whose interval is the narrower."""
+    """With a baseline, the baseline's loss plus the difference, which has a narrower interval."""
 
 
 def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
-    """Return figures 3 and 4 of the hourglass paper, arXiv:2602.06471, of the variants `names`, which have one budget.
+    """Return figures 3 and 4 of the hourglass paper, arXiv:2602.06471, for the variants `names`, which have one budget.
 
-    The first joins models of one depth, the second the best of each depth. Figures without a line of two are omitted.
+    The first figure joins the models of one depth, the second the best models of all depths. Figures in which no line
+    joins two models are omitted.
     """
     baseline = outcome.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean
@@ -203,49 +204,51 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     ):
         lines = Counter((point.series, point.line) for point in points if point.line is not None)
         if max(lines.values(), default=0) > 1:
-            title, across = f"Held-out loss over {axis}", charts.x("x", axis)
-            figures.append(point_figure(key, title, points, looks, across, (axis, LOSS), level))
+            title = f"Held-out loss over {axis}"
+            figures.append(point_figure(key, title, points, looks, charts.x("x", axis), (axis, LOSS), level))
     return figures
 
 
 def _stack(variant: Variant, zero: float | None) -> Stack | None:
-    """Return None for a model of layers or blocks of different sizes, of experts, or without a loss."""
-    cost, loss = variant.cost, variant.val_loss
+    """Return a model of equal layers; None if layers or blocks differ, if it has experts, or without a loss.
+
+    zero: the baseline's loss.
+    """
+    cost = variant.cost
+    loss = variant.val_loss
     if zero is not None and variant.difference is not None:
-        loss = moved(variant.difference, zero)
+        loss = shifted(variant.difference, zero)
     hidden = {width for widths in cost.hidden_widths for width in widths}
     n_blocks = {len(widths) for widths in cost.hidden_widths}
-    if not cost.is_uniform or len(hidden) != 1 or len(n_blocks) != 1 or _has_experts(cost) or loss.mean is None:
+    if not cost.is_uniform or len(hidden) != 1 or len(n_blocks) != 1 or loss.mean is None:
+        return None
+    n_in_use = cost.params["total"] - cost.params.get("mtp", 0)
+    if cost.params.get("active", n_in_use) < n_in_use:  # experts: a token uses only some parameters
         return None
     return Stack(variant.name, n_blocks.pop(), len(cost.widths), cost.widths[0], hidden.pop(), loss)
 
 
-def _has_experts(cost: CostSummary) -> bool:
-    """Return whether a token leaves parameters unused."""
-    in_use = cost.params["total"] - cost.params.get("mtp", 0)
-    return cost.params.get("active", in_use) < in_use
-
-
-def moved(estimate: Estimate, by: float) -> Estimate:
-    """Return a mean and its interval, so much higher."""
+def shifted(estimate: Estimate, by: float) -> Estimate:
+    """Return a mean and its interval plus `by`."""
     mean, low, high = (None if end is None else end + by for end in (estimate.mean, estimate.low, estimate.high))
     return Estimate(mean=mean, low=low, high=high)
 
 
 def gap_figures(loss: str, variants: Sequence[Variant], looks: Looks, baseline: str) -> list[Figure | None]:
-    """Return figures over tokens: the gap of a held-out loss to the baseline's, and the ratio of tokens."""
-    title, baseline = OF_HELD_OUT[loss].title, shorten(baseline, 40)
+    """Return figures over tokens: a held-out loss minus the baseline's, and the ratio of tokens to equal loss."""
+    title = OF_HELD_OUT[loss].title
+    baseline = shorten(baseline, 40)
     gaps = {variant.name: variant.gap.get(loss) for variant in variants}
     ratios = {variant.name: variant.tokens_ratio.get(loss) for variant in variants}
     figures = []
     for key, measured, name, y_title, equal in (
         ("gap", gaps, f"{capital(title)} minus the loss of {baseline}", "difference in nats", 0),
-        ("tokens-ratio", ratios, f"Tokens to the {title} of {baseline}", f"times those of {baseline}", 1),
+        ("tokens-ratio", ratios, f"Tokens to the {title} of {baseline}", f"times the tokens of {baseline}", 1),
     ):
         curves: dict[str, Curve] = {}
         for variant, over in measured.items():
             if over is not None and len(over.tokens) > 1:
-                x, y, *ends = np.array([[*map(finite, each)] for each in (over.tokens, over.mean, over.low, over.high)])
-                curves[variant] = Curve(x, y, np.array(ends))
+                ends = np.array([[*map(finite, over.low)], [*map(finite, over.high)]])
+                curves[variant] = Curve(np.array(over.tokens), np.array([*map(finite, over.mean)]), ends)
         figures.append(curve_figure(f"{key}-{loss}", name, curves, looks, "tokens", y_title, True, level=equal))
     return figures

@@ -1,20 +1,39 @@
-"""Sections and sentences that the pages of all kinds of experiments share."""
+"""Sections, sentences and curves that pages of experiments share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
-from widthwise.records.estimate import FEWEST_SEEDS, Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, UNCLEAR, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import tables
-from widthwise.reports.charts import Looks
-from widthwise.reports.experiment_figures import gap_figures
-from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, sequence, shorten, si, signed
-from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, validated_table
-from widthwise.reports.page import Code, Part, Section, Text, note, resolved, section
+from widthwise.reports.charts import Figure, Looks
+from widthwise.reports.curves import Bundle, against_flops, over_seeds
+from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure
+from widthwise.reports.formats import (
+    MISSING,
+    clean,
+    counted,
+    fixed,
+    interval,
+    percentage,
+    sequence,
+    shorten,
+    si,
+    signed,
+)
+from widthwise.reports.main_table import (
+    csv_text,
+    latex_text,
+    main_tables,
+    settings_of,
+    shown_verdict,
+    validated_table,
+)
+from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
 from widthwise.reports.reading import read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
@@ -22,13 +41,13 @@ from widthwise.run_dir import RunDir
 LOSSES = {"validation": "Held-out loss", "train": "Training loss"}
 """Event of a record -> title of its loss."""
 MOST_SETTINGS = 5
-"""Settings that a sentence names; the table has all."""
+"""Number of settings that a sentence names; the table has all of them."""
 Runs = Mapping[str, Sequence[Run]]
-"""Variant -> its runs in this folder; other runs may be on another machine."""
+"""Variant -> its runs in this folder. Other runs may be on another machine."""
 
 
 def read_runs(folder: Path, outcome: Outcome) -> dict[str, list[Run]]:
-    """Return the runs of each variant that has any in this folder. Raises UserError if a run is broken."""
+    """Return the runs in this folder, by variant. Raises UserError if a run is broken."""
     runs: dict[str, list[Run]] = {}
     for variant in outcome.variants:
         paths = [path for path in variant.runs if RunDir(folder / path).exists]
@@ -38,7 +57,7 @@ def read_runs(folder: Path, outcome: Outcome) -> dict[str, list[Run]]:
 
 
 def first_results(runs: Runs) -> dict[str, RunResult]:
-    """Return variant -> the result of its first run, if that has finished."""
+    """Return variant -> the result of its first run. Unfinished runs are skipped."""
     return {name: seeds[0].result for name, seeds in runs.items() if seeds[0].result}
 
 
@@ -56,8 +75,53 @@ def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
     return trained, matched
 
 
+def experiment_page(
+    kind: str,
+    outcome: Outcome,
+    runs: Runs,
+    answer: Sequence[str],
+    question: str,
+    first: Sequence[Figure | None],
+    sections: Sequence[Section | None],
+    *reproduce: Part | None,
+    title: str = "Variant",
+) -> Page:
+    """Return the page of an experiment: `sections`, data and environment, and how to reproduce it.
+
+    reproduce: parts of the last section after the command. title: title of the names in tables.
+    """
+    badges = []
+    if len(outcome.seeds) < FEWEST_SEEDS:
+        badges.append("fewer than three seeds")
+    n_doubted = sum(bool(variant.doubts) for variant in outcome.variants)
+    if n_doubted:
+        badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss: see !")
+    if any(variant.shares_machine for variant in outcome.variants):
+        badges.append("shared machine: speeds not comparable")
+    data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
+    environment = tables.environment_table(outcome.environment)
+    files = {}
+    if outcome.variants:
+        files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome, title)}
+    return Page(
+        kind,
+        clean(outcome.title),
+        answer,
+        lead=question,
+        badges=badges,
+        first=first,
+        sections=[
+            *sections,
+            section("Data and environment", data, environment),
+            _reproduce_section(outcome, runs, *reproduce),
+        ],
+        made_from=f"{Outcome.file_name} of {outcome.created}",
+        files=files,
+    )
+
+
 def compared_question(names: Sequence[str], baseline: str, outcome: Outcome) -> str:
-    """Return the question whether all of `names` are better than the baseline."""
+    """Return the question of a page: whether `names` are better than the baseline."""
     trained, matched = seeds_and_match(outcome)
     if not names:
         return trained
@@ -65,21 +129,21 @@ def compared_question(names: Sequence[str], baseline: str, outcome: Outcome) -> 
     return f"{verb} {sequence(names)} reach a lower held-out loss than {baseline}{matched}? {trained}"
 
 
-def apart(difference: Estimate) -> str:
-    """Return `0.0123 nats below`."""
+def distance(difference: Estimate) -> str:
+    """Return a difference of losses as `0.0123 nats below`."""
     mean = finite(difference.mean)
     return f"{fixed(abs(mean), 4)} nats {'below' if mean < 0 else 'above'}"
 
 
-def listed(variants: Sequence[Variant]) -> str:
+def variant_names(variants: Sequence[Variant]) -> str:
     """Return the names of up to four variants, otherwise their number."""
-    return (
-        sequence([clean(variant.name) for variant in variants]) if len(variants) <= 4 else f"{len(variants)} variants"
-    )
+    if len(variants) > 4:
+        return f"{len(variants)} variants"
+    return sequence([clean(variant.name) for variant in variants])
 
 
 def setting_sentences(outcome: Outcome) -> Iterator[str]:
-    """Yield which variants differ from the baseline in more than the model; equal settings share a sentence."""
+    """Yield a sentence for each set of settings, other than the model's, in which variants differ from the baseline."""
     by_settings: dict[tuple[str, ...], list[Variant]] = {}
     for variant in outcome.variants:
         by_settings.setdefault(tuple(settings_of(variant)), []).append(variant)
@@ -90,24 +154,69 @@ def setting_sentences(outcome: Outcome) -> Iterator[str]:
                 rest = counted(len(settings) - MOST_SETTINGS, "further setting")
                 named = f"{', '.join(settings[:MOST_SETTINGS])} and {rest}"
             verb = "differs" if len(variants) == 1 else "differ"
-            yield f"{listed(variants)} {verb} from {clean(outcome.baseline_words or 'the baseline')} in {named}."
+            baseline = clean(outcome.baseline_words or "the baseline")
+            yield f"{variant_names(variants)} {verb} from {baseline} in {named}."
 
 
-def badges(outcome: Outcome) -> list[str]:
-    """Return what casts doubt on the answer, in a few words each."""
+def baseline_answer(outcome: Outcome) -> list[str]:
+    """Return sentences on which variants are better than the baseline, worse, equal or neither.
+
+    If the best variant needs significantly fewer tokens for the baseline's loss, the last sentence has the ratio.
+    """
+    compared = [variant for variant in outcome.variants if variant.difference is not None]
+    if not compared:
+        return _lowest_answer(outcome.variants)
+    by_verdict: dict[str, list[Variant]] = {}
+    for variant in sorted(compared, key=lambda variant: finite(variant.difference and variant.difference.mean)):
+        by_verdict.setdefault(shown_verdict(variant), []).append(variant)
+    baseline = clean(outcome.baseline_words or "")
+    seeds = counted(len(outcome.seeds), "seed")
+    if "no verdict" in by_verdict:
+        best = by_verdict["no verdict"][0]
+        lowest = "" if len(compared) == 1 else f" of {len(compared)} has the lowest held-out loss and"
+        above = distance(best.difference or Estimate(mean=None))
+        return [f"{clean(best.name)}{lowest} ends {above} {baseline}; with {seeds} there is no verdict."]
     lines = []
-    if len(outcome.seeds) < FEWEST_SEEDS:
-        lines.append("fewer than three seeds")
-    n_doubted = sum(bool(variant.doubts) for variant in outcome.variants)
-    if n_doubted:
-        lines.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss: see !")
-    if any(variant.shares_machine for variant in outcome.variants):
-        lines.append("shared machine: speeds not comparable")
+    if "better" not in by_verdict:
+        lines.append(f"No variant is better than {baseline}.")
+    for verdict, direction, extreme in (("better", "lower", 0), ("worse", "higher", -1)):
+        if variants := by_verdict.get(verdict):
+            first = variants[extreme]
+            difference = first.difference or Estimate(mean=None)
+            low, high = sorted(abs(finite(end)) for end in (difference.low, difference.high))
+            size = f"{fixed(abs(finite(difference.mean)), 4)} nats"
+            size += f" ({percentage(outcome.confidence)} CI {fixed(low, 4)} to {fixed(high, 4)})"
+            if len(variants) == 1:
+                lines.append(f"{clean(first.name)} is {verdict} than {baseline}: loss {direction} by {size}.")
+            else:
+                most = f"{clean(first.name)} the most, by {size}"
+                lines.append(f"{variant_names(variants)} are {verdict} than {baseline}: loss {direction}, {most}.")
+    if tied := by_verdict.get("tie"):
+        lines.append(f"Equal to {baseline} within {TIE_MARGIN:g} nats: {variant_names(tied)}.")
+    if unclear := by_verdict.get(UNCLEAR):
+        lines.append(f"No clear difference from {baseline}: {variant_names(unclear)} ({seeds}).")
+    better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
+    if better:
+        best = min(better, key=lambda variant: finite(variant.val_loss.mean))
+        tokens = best.at_equal_loss["val_loss"].tokens_ratio
+        if finite(tokens.high) < 1:
+            needs = f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {baseline}"
+            lines.append(f"{needs} for the same held-out loss.")
     return lines
 
 
+def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
+    """Return which variant has the lowest loss, for an experiment without a baseline."""
+    finished = [variant for variant in variants if variant.has_loss]
+    if not finished:
+        return []
+    best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
+    line = f"{clean(best.name)} ends at a held-out loss of {fixed(best.val_loss.mean, 4)}."
+    return [line if len(variants) == 1 else f"Of {len(variants)}, {line}"]
+
+
 def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> str:
-    """Return the caption of the main table, with the amount of held-out text if all results have the same."""
+    """Return the caption of the main table, with the amount of held-out text if all runs used the same."""
     amounts = set()
     for result in results.values():
         amount = ""
@@ -122,12 +231,12 @@ def results_section(
     outcome: Outcome, caption: str, looks: Looks, *more: Table | None, first: str = "Variant"
 ) -> Section | None:
     """Return the main tables, further texts and tasks, the tables `more`, and every seed. first: title of the names."""
-    tables = main_tables(outcome, caption, looks, first=first)
-    return section("Results", *tables, validated_table(outcome), *more, seed_table(outcome))
+    main = main_tables(outcome, caption, looks, first=first)
+    return section("Results", *main, validated_table(outcome), *more, seed_table(outcome))
 
 
 def seed_table(outcome: Outcome) -> Table | None:
-    """Return held-out loss and difference of every seed, folded; None without variants."""
+    """Return a folded table of the held-out loss and difference of every seed; None without variants."""
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
         losses = variant.val_loss.per_seed
@@ -140,17 +249,21 @@ def seed_table(outcome: Outcome) -> Table | None:
 
 
 def open_points_section(outcome: Outcome) -> Section | None:
-    rows = [[clean(p.name), p.state, shorten(p.reason or "", 300) or MISSING] for p in outcome.open_points]
+    """Return a table of the points without a result; None if there are none."""
+    rows = []
+    for point in outcome.open_points:
+        rows.append([clean(point.name), point.state, shorten(point.reason or "", 300) or MISSING])
     title = "Points without a result"
     return section(title, Table(title, ["Point", "State", "Reason"], rows, {"State", "Reason"})) if rows else None
 
 
 def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
-    """Return tokens and FLOPs to the baseline's loss; None without comparisons or validations.
+    """Return tokens and FLOPs to the baseline's loss; None without a baseline or validations.
 
-    looks: of the variants that are drawn; tables have all.
+    looks: styles of the variants in figures; tables have all variants.
     """
-    baseline, validations = outcome.baseline_words, outcome.validations
+    baseline = outcome.baseline_words
+    validations = outcome.validations
     compared = [variant for variant, _ in outcome.compared]
     if validations is None or baseline is None or not compared:
         return None
@@ -172,7 +285,7 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
 
 
 def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> Table | None:
-    """Return tokens and FLOPs of each variant, one row each; None if no variant has any for this loss."""
+    """Return a row of tokens and FLOPs for each variant; None if no variant has any for this loss."""
     rows = []
     for variant in compared:
         if (needed := variant.at_equal_loss.get(loss)) is not None:
@@ -187,30 +300,52 @@ def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> 
     return Table(f"To the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss", header, rows)
 
 
-def data_section(outcome: Outcome, runs: Runs) -> Section | None:
-    data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
-    return section("Data and environment", data, tables.environment_table(outcome.environment))
+def curves_over_flops(variants: Sequence[Variant], runs: Runs, event: str) -> dict[str, Bundle]:
+    """Return variant -> its losses over training FLOPs."""
+    curves = {}
+    for variant in variants:
+        if variant.name not in runs:
+            continue
+        seeds = runs[variant.name]
+        flops_per_token = variant.cost.flops_per_token.training
+        result = seeds[0].result
+        # The recorded training FLOPs count every pass over a token.
+        if result is not None and result.tokens and result.training_flops:
+            flops_per_token = result.training_flops / result.tokens
+        by_step = over_seeds(seeds, event)
+        over_flops = {}
+        for (name, curve), run in zip(by_step.seeds.items(), seeds):
+            over_flops[name] = against_flops(curve, run, flops_per_token)
+        curves[variant.name] = Bundle(over_flops, against_flops(by_step.mean, seeds[0], flops_per_token))
+    return curves
 
 
-def reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Section | None:
-    """Return command, recipes and files. parts: follow the command."""
+def curves_section(outcome: Outcome, curves: Sequence[Figure], table: Table | None = None) -> Section | None:
+    """Return the loss curves with their notes and a table."""
+    notes = ["seeds-and-means", "loss-curves"] if len(outcome.seeds) > 1 else ["loss-curves"]
+    return section("Loss curves", *curves, note(*notes), table)
+
+
+def cost_section(outcome: Outcome, looks: Looks) -> Section | None:
+    """Return parameters by part, costs relative to the baseline, all costs, and the layers of every variant."""
+    return section(
+        "Costs",
+        part_figure(outcome.variants),
+        ratio_figure(outcome, looks),
+        tables.cost_table({variant.name: variant for variant in outcome.variants}).folded,
+        *(tables.layer_table(variant.name, variant.cost).folded for variant in outcome.variants),
+    )
+
+
+def _reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Section | None:
+    """Return command, recipes and files. parts: shown after the command."""
     folders = [f"{clean(name)}: {', '.join(run.path for run in seeds)}" for name, seeds in runs.items()]
     files = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
     return section(
         "How to reproduce",
-        Text(
-            [
-                "Run this command with the versions above: with a seed, every variant reads the same data in the same "
-                "order."
-            ]
-        ),
+        Text(["Run this command with the versions above. Equal seeds give all variants the same data in equal order."]),
         Code(outcome.command),
         *parts,
         *(resolved(name, seeds[0]) for name, seeds in runs.items()),
         Code("\n".join(files), "Files"),
     )
-
-
-def table_files(outcome: Outcome, first: str = "Variant") -> dict[str, str]:
-    """Return the main table as CSV and LaTeX; no files without variants. first: title of the names."""
-    return {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome, first)} if outcome.variants else {}

@@ -1,4 +1,4 @@
-"""The page of a family: models of several sizes, grown from one run, and the same models trained alone."""
+"""The page of a family: models of several sizes grown from one run, and the same models trained alone."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,20 +6,13 @@ from pathlib import Path
 from widthwise.records.outcome import SIZE, Family, FamilyControl, Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run
-from widthwise.reports import experiment_sections as shared
+from widthwise.reports import experiment_sections
 from widthwise.reports.charts import Figure, Looks, styles
-from widthwise.reports.comparison_page import (
-    baseline_answer,
-    cost_section,
-    curves_over_flops,
-    equal_loss_answer,
-    loss_curves_note,
-)
 from widthwise.reports.curves import curve_figure
 from widthwise.reports.experiment_figures import difference_figure
 from widthwise.reports.formats import clean, sequence, shown, si
 from widthwise.reports.growth import growth_flops, growth_section
-from widthwise.reports.page import Page, section
+from widthwise.reports.page import Page
 from widthwise.reports.table import Table
 
 BRANCH_COLUMNS = {
@@ -30,64 +23,65 @@ BRANCH_COLUMNS = {
     "flops_alone": ("FLOPs alone", "training_flops"),
     "val_loss": ("held-out loss", "val_loss"),
 }
-"""Key of a member of a family -> its title, and the quantity that formats it."""
+"""Field of a member of a family -> title, and name of the quantity with its format."""
 _ALONE = {"tokens": " on as many tokens", "flops": " with as many training FLOPs"}
 
 
-def family_page(folder: Path, outcome: Outcome, family: Family) -> Page:
+def family_page(folder: Path, outcome: Outcome) -> Page:
     """Return the page of a family. Raises UserError if a run is broken."""
-    runs = shared.read_runs(folder, outcome)
-    results = shared.first_results(runs)
+    family = outcome.family
+    assert family is not None
+    runs = experiment_sections.read_runs(folder, outcome)
+    caption = experiment_sections.caption_of_results(outcome, experiment_sections.first_results(runs))
     of_groups = styles(outcome.groups)
     looks = {variant.name: of_groups[variant.group] for variant in outcome.variants}
     grown = [variant.name for variant in outcome.variants if variant.group != outcome.baseline_group]
     curves = _curves(outcome, runs, looks)
-    return Page(
+    return experiment_sections.experiment_page(
         "family",
-        clean(outcome.title),
-        family_answer(outcome, family),
-        lead=family_question(outcome, family),
-        badges=shared.badges(outcome),
-        first=[difference_figure(outcome, looks), *curves[:1]],
-        sections=[
-            shared.results_section(outcome, shared.caption_of_results(outcome, results), looks, branch_table(family)),
-            shared.equal_loss_section(outcome, styles(grown)),
+        outcome,
+        runs,
+        family_answer(outcome),
+        family_question(outcome, family),
+        [difference_figure(outcome, looks), *curves[:1]],
+        [
+            experiment_sections.results_section(outcome, caption, looks, branch_table(family)),
+            experiment_sections.equal_loss_section(outcome, styles(grown)),
             growth_section({name: runs[name] for name in grown if name in runs}, looks),
-            section("Loss curves", *curves, loss_curves_note(outcome)),
-            cost_section(outcome, looks),
-            shared.data_section(outcome, runs),
-            shared.reproduce_section(outcome, runs),
+            experiment_sections.curves_section(outcome, curves),
+            experiment_sections.cost_section(outcome, looks),
         ],
-        made_from=f"{Outcome.file_name} of {outcome.created}",
-        files=shared.table_files(outcome),
     )
 
 
 def family_question(outcome: Outcome, family: Family) -> str:
-    """Return the question that a family answers, and how it was trained."""
-    trained, _ = shared.seeds_and_match(outcome)
+    """Return the question that a family answers, and the seeds."""
+    trained, _ = experiment_sections.seeds_and_match(outcome)
     sizes = [clean(point.name) for point in outcome.points if point.group == "grown"]
     verb = "does" if len(sizes) == 1 else "do"
-    alone = f", beside the same trained alone{_ALONE[family.alone]}" if family.alone else ""
+    alone = ""
+    if family.alone:
+        models = "model" if len(sizes) == 1 else "models"
+        alone = f", compared with the same {models} trained alone{_ALONE[family.alone]}"
     return f"What {verb} {sequence(sizes)} cost and reach, grown from {clean(family.sources[0])}{alone}? {trained}"
 
 
-def family_answer(outcome: Outcome, family: Family) -> list[str]:
-    """Return what the family saved, and how the grown models compare with those trained alone."""
-    times = family.flops_alone / family.family_flops
-    saved = (
-        f"Trained from the start, over as many tokens, these models would take {times:.2f} times the training FLOPs."
-    )
-    return [saved, *baseline_answer(outcome), *equal_loss_answer(outcome), *shared.setting_sentences(outcome)]
+def family_answer(outcome: Outcome) -> list[str]:
+    """Return what the family saved, and how the grown models compare with models trained alone."""
+    assert outcome.family is not None
+    times = outcome.family.flops_alone / outcome.family.family_flops
+    saved = f"Trained from scratch on as many tokens, these models would take {times:.2f} times the training FLOPs."
+    compared = experiment_sections.baseline_answer(outcome)
+    return [saved, *compared, *experiment_sections.setting_sentences(outcome)]
 
 
 def branch_table(family: Family) -> Table:
-    """Return one row for each run of a family, the grown ones first."""
+    """Return a row for each run of a family, grown models first."""
     rows = [_branch_row(member, "") for member in family.members]
     rows += [_branch_row(control, ", alone") for control in family.controls]
     caption = (
-        f"Branched from {clean(family.sources[0])}: together {si(family.family_flops)} training FLOPs, the shared "
-        f"{si(family.shared_flops)} counted once; each from the start {si(family.flops_alone)}"
+        f"Branched from {clean(family.sources[0])}: {si(family.family_flops)} training FLOPs in all, with the shared "
+        f"{si(family.shared_flops)} counted once; {si(family.flops_alone)} if each is trained from scratch"
     )
     return Table(caption, ["Run", *(title for title, _ in BRANCH_COLUMNS.values())], rows)
 
@@ -98,14 +92,15 @@ def _branch_row(run: FamilyControl, mark: str) -> list[str]:
 
 
 def _curves(outcome: Outcome, runs: Mapping[str, Sequence[Run]], looks: Looks) -> list[Figure]:
-    """Return losses over training FLOPs, size by size."""
+    """Return the losses over training FLOPs of each size."""
     sizes = dict.fromkeys(variant.values[SIZE] for variant in outcome.variants if variant.name in runs)
     curves = []
     for number, size in enumerate(sizes):
-        variants = [each for each in outcome.variants if each.name in runs and each.values[SIZE] == size]
+        variants = [variant for variant in outcome.variants if variant.name in runs and variant.values[SIZE] == size]
         grown = growth_flops(run for variant in variants for run in runs[variant.name])
-        for event, title in shared.LOSSES.items():
-            key, name = f"{event}-flops-{number}", f"{clean(size)}: {title.lower()}"
-            by_flops = curves_over_flops(variants, runs, event)
-            curves.append(curve_figure(key, name, by_flops, looks, "training FLOPs", title.lower(), True, grown))
+        for event, title in experiment_sections.LOSSES.items():
+            key = f"{event}-flops-{number}"
+            caption = f"{clean(size)}: {title.lower()}"
+            by_flops = experiment_sections.curves_over_flops(variants, runs, event)
+            curves.append(curve_figure(key, caption, by_flops, looks, "training FLOPs", title.lower(), True, grown))
     return [figure for figure in curves if figure is not None]

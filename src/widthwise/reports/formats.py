@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, the same on the page, in LaTeX and on the terminal."""
+"""Formats of numbers and names, the same on the page, in LaTeX and on the terminal."""
 
 import math
 import re
@@ -12,21 +12,23 @@ if TYPE_CHECKING:
     from widthwise.records.estimate import Estimate
     from widthwise.records.quantities import Quantity
 
-MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+MISSING = "\N{EN DASH}"
 _DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
-"""Hours per unit, and the unit's name."""
+"""Hours per unit, and name of the unit."""
 _HUGE = 1e7
 _PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""All control characters but newline and tab, those that turn the direction of writing, and halves of surrogates."""
+"""Control characters except newline and tab, characters that change the direction of text, and surrogates."""
 
 
 def printable(text: str) -> str:
-    """Return text of any origin for a terminal or a page: control characters become replacement characters.
+    """Return text of any origin for a terminal or a page, with replacement characters for control characters.
 
-    Line ends of Windows become newlines, and form feeds spaces. Marks of direction in Arabic or Hebrew text stay.
+    Windows line ends become newlines, form feeds become spaces. Direction marks of Arabic or Hebrew text stay.
     """
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n").replace("\f", " "))
 
@@ -44,7 +46,7 @@ def shorten(text: str, n_letters: int) -> str:
 
 
 def capital(text: str) -> str:
-    """Return text with a capital letter at the start; names in it stay as they are."""
+    """Return text with a capital first letter; the rest is unchanged."""
     return text[:1].upper() + text[1:]
 
 
@@ -54,13 +56,13 @@ def percentage(confidence: float) -> str:
 
 
 def tick(value: float) -> str:
-    """Four significant digits with a decimal prefix and no trailing zeros, for a number that is about round."""
+    """Return up to four significant digits with a decimal prefix, without trailing zeros, for numbers on axes."""
     size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= size), (1, ""))
     return minus(f"{value / size:.4g}{prefix}")
 
 
 def si(value: float | None) -> str:
-    """Three significant digits with a decimal prefix: 1234567 -> 1.23M."""
+    """Return three significant digits with a decimal prefix: 1234567 -> 1.23M."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
@@ -72,7 +74,7 @@ def si(value: float | None) -> str:
 
 
 def amount(value: float | None) -> str:
-    """Parameters or tokens as `si`, but billions as B, as models are named: 2170000000 -> 2.17B."""
+    """Return parameters or tokens like `si`, with B for billions as in names of models: 2170000000 -> 2.17B."""
     return si(value).replace("G", "B")
 
 
@@ -82,10 +84,10 @@ def _three_digits(value: float) -> str:
 
 
 def duration(hours: float | None) -> str:
-    """Hours in the largest unit that gives at least one."""
+    """Return hours in the largest unit that is at most the duration."""
     if hours is None:
         return MISSING
-    size, unit = next((each for each in _DURATIONS if hours >= each[0]), _DURATIONS[-1])
+    size, unit = next((row for row in _DURATIONS if hours >= row[0]), _DURATIONS[-1])
     return f"{hours / size:,.3g} {unit}"
 
 
@@ -97,7 +99,7 @@ def clock(seconds: float) -> str:
 
 
 def fixed(value: float | None, n_decimals: int, sign: str = "") -> str:
-    """Return a number with `n_decimals` decimals, or with a power of ten if it would be too long to read.
+    """Return a number with `n_decimals` decimals, or with a power of ten if it is too long.
 
     sign: "+" also shows the sign of positive numbers.
     """
@@ -110,7 +112,7 @@ def fixed(value: float | None, n_decimals: int, sign: str = "") -> str:
 
 
 def signed(value: float | None, n_decimals: int) -> str:
-    """Return a difference, always with its sign."""
+    """Return a difference with its sign."""
     return fixed(value, n_decimals, "+")
 
 
@@ -123,7 +125,7 @@ def shown(value: float | None, quantity: "Quantity") -> str:
 
 
 def interval(estimate: "Estimate", n_decimals: int, with_sign: bool = False) -> str:
-    """`low to high`, or nothing if there is no interval."""
+    """Return an interval as `low to high`; "" without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     sign = "+" if with_sign else ""
@@ -131,25 +133,25 @@ def interval(estimate: "Estimate", n_decimals: int, with_sign: bool = False) -> 
 
 
 def with_interval(estimate: "Estimate", n_decimals: int) -> str:
-    """A difference, and its interval in parentheses if it has one."""
+    """Return a difference, followed by its interval in parentheses if known."""
     ends = interval(estimate, n_decimals, with_sign=True)
     return signed(estimate.mean, n_decimals) + (f" ({ends})" if ends else "")
 
 
 def ratio(value: float | None, sign: str = TIMES) -> str:
-    """A ratio to the baseline, or nothing if it is unknown."""
+    """Return a ratio to the baseline; "" if unknown."""
     return "" if value is None or not math.isfinite(value) else f"{value:.3f}{sign}"
 
 
 def hidden_widths(widths: Sequence[int]) -> str:
-    """Hidden widths of the gated maps of one feed-forward: 1536, 4×418, or 64+32 where they differ."""
+    """Return the hidden widths of the gated maps of a feed-forward: 1536, 4×418, or 64+32 if they differ."""
     if len(widths) > 1 and len(set(widths)) == 1:
         return f"{len(widths)}{TIMES}{widths[0]}"
     return "+".join(map(str, widths))
 
 
 def plain(value: Any) -> str:
-    """Any JSON value on one line; numbers of a list are taken for the sizes of axes."""
+    """Return any JSON value on one line. Lists of numbers are formatted as sizes of axes."""
     match value:
         case None:
             return MISSING
@@ -164,7 +166,7 @@ def plain(value: Any) -> str:
 
 
 def minus(text: str) -> str:
-    """Return text with a true minus sign."""
+    """Return text with minus signs for hyphens."""
     return text.replace("-", MINUS)
 
 
@@ -176,7 +178,7 @@ _SEED = re.compile(r"[-_ ,]*seed[-_ ]?\d+$")
 
 
 def without_seed(name: str) -> str:
-    """Return the name of a variant from the name of one of its runs: `x-seed2` -> `x`."""
+    """Return the name of a run without its seed: `x-seed2` -> `x`."""
     return _SEED.sub("", clean(name)) or clean(name)
 
 

@@ -1,4 +1,4 @@
-"""Growth of models on a page: question and answer, figures, and tables of the models before and after."""
+"""Growth of models on a page: question, answer, figures, and tables of the models before and after."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +17,9 @@ from widthwise.reports.page import Code, Section, note, section
 from widthwise.reports.table import Table
 
 SHARE_SHOWN = 0.1
-"""Share of a run's steps that a figure shows on each side of a growth."""
+"""Steps on each side of a growth in a figure, as a share of the steps of the run."""
 FEWEST_STEPS = 12
-"""Fewest steps shown on each side of a growth."""
+"""Fewest steps on each side of a growth in a figure."""
 
 
 class MeasuredGrowth(NamedTuple):
@@ -30,17 +30,8 @@ class MeasuredGrowth(NamedTuple):
     after: float
 
 
-def measured_growths(runs: Sequence[Run]) -> dict[int, list[MeasuredGrowth]]:
-    """Return step -> the growths at this step, one per run."""
-    growths: dict[int, list[MeasuredGrowth]] = {}
-    for run in runs:
-        for growth in run.growths:
-            growths.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
-    return growths
-
-
 def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
-    """Return held-out losses before and after; NaN if not measured. Commands measure none, but the source run may."""
+    """Return the held-out losses before and after a growth; NaN if unknown. `grow` measures neither loss."""
     if growth.event == "growth":
         return finite(growth.loss_before), finite(growth.loss_after)
     validated = by_step(run, "validation", "loss")
@@ -48,9 +39,14 @@ def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
 
 
 def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section | None:
-    """Return figures and tables; None if no model grew. runs: variant -> one run per seed."""
-    growths = {name: measured_growths(seeds) for name, seeds in runs.items()}
-    steps = sorted({step for seeds in growths.values() for step in seeds})
+    """Return figures and tables; None if no model grew. runs: variant -> a run for each seed."""
+    growths: dict[str, dict[int, list[MeasuredGrowth]]] = {}
+    for name, seeds in runs.items():
+        by_step = growths[name] = {}
+        for run in seeds:
+            for growth in run.growths:
+                by_step.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
+    steps = sorted({step for by_step in growths.values() for step in by_step})
     if not steps:
         return None
     return section(
@@ -73,7 +69,7 @@ def growth_steps(runs: Iterable[Run]) -> list[float]:
 
 
 def growth_flops(runs: Iterable[Run]) -> list[float]:
-    """Return the training FLOPs after which a model grew, once for each of them."""
+    """Return the training FLOPs after which a model grew."""
     return sorted({growth.training_flops for run in runs for growth in run.growths})
 
 
@@ -82,17 +78,17 @@ def growth_question(runs: Mapping[str, Run]) -> str:
     grown = [shorten(name, 60) for name, run in runs.items() if run.growths]
     if not grown:
         return ""
-    verb, its = ("Does", "its") if len(grown) == 1 else ("Do", "their")
-    return f"{verb} {sequence(grown)} compute after {its} growth what was computed before, and learn on?"
+    verb = "Does" if len(grown) == 1 else "Do"
+    return f"{verb} {sequence(grown)} compute the same function after growth, and learn further?"
 
 
 def growth_answers(runs: Mapping[str, Run]) -> list[str]:
     """Return a sentence for each certificate, one for each growth, and one for the final result."""
     grown = {name: run for name, run in runs.items() if run.growths}
     return [
-        text if len(grown) == 1 else f"{shorten(name, 60)}: {text}"
+        sentence if len(grown) == 1 else f"{shorten(name, 60)}: {sentence}"
         for name, run in grown.items()
-        for text in _answers(run)
+        for sentence in _answers(run)
     ]
 
 
@@ -126,15 +122,15 @@ def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
             for growth in grown:
                 by_event.setdefault((name, step, growth.record.event), []).append(growth)
     rows = []
-    for (name, _, _), same in by_event.items():
-        before, after = mean_losses(same)
-        change = max((growth.after - growth.before for growth in same), key=abs)
-        growth = same[0].record
+    for (name, _, _), growths_of_seeds in by_event.items():
+        before, after = mean_losses(growths_of_seeds)
+        change = max((growth.after - growth.before for growth in growths_of_seeds), key=abs)
+        growth = growths_of_seeds[0].record
         row = [clean(name), f"{growth.step:,}", growth.event, _sizes(growth), si(growth.training_flops)]
         largest = f"{change:+.1e}" if np.isfinite(change) else MISSING
         rows.append([*row, shown_loss(before), shown_loss(after), largest])
     header = ["Variant", "after step", "event", "parameters", "training FLOPs by then", "held-out before", "after"]
-    caption = "Growth, mean over seeds" if any(len(same) > 1 for same in by_event.values()) else "Growth"
+    caption = "Growth, mean over seeds" if any(len(seeds) > 1 for seeds in by_event.values()) else "Growth"
     return Table(caption, [*header, "largest change"], rows, words={"event"})
 
 
@@ -145,40 +141,42 @@ class _Line(NamedTuple):
     bundle: Bundle
     """Training loss by step."""
     losses: tuple[float, float] | None
-    """Held-out losses before and after, means over seeds; None if this variant did not grow there."""
+    """Mean held-out losses before and after; None if the variant did not grow at this step."""
 
 
 def _lines(
     step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
 ) -> list[_Line]:
-    """Return the variants that grew at a step, and those that kept the size they had before it."""
-    sizes = {growth.record.params_before for own in growths.values() for growth in own.get(step, ())}
+    """Return the variants that grew at a step, and the variants that stayed at the size before that step."""
+    sizes = {growth.record.params_before for by_step in growths.values() for growth in by_step.get(step, ())}
     lines = []
-    for name, own in runs.items():
+    for name, seeds in runs.items():
         grown = growths[name].get(step, [])
-        cost = own[0].cost
+        cost = seeds[0].cost
         if not grown and (growths[name] or cost is None or cost.params["total"] not in sizes):
             continue
-        curves = over_seeds(own, "train").seeds
+        curves = dict(over_seeds(seeds, "train").seeds)
         reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves.values()))
-        near = {seed: np.abs(curve.x - step) <= reach for seed, curve in curves.items()}
-        seeds = {seed: Curve(curve.x[near[seed]], curve.y[near[seed]]) for seed, curve in curves.items()}
-        # One command may follow another at the same step: the first event counts.
+        for seed, curve in curves.items():
+            is_near = np.abs(curve.x - step) <= reach
+            curves[seed] = Curve(curve.x[is_near], curve.y[is_near])
+        # Several commands may grow a run at the same step: the first event counts.
         first = [growth for growth in grown if growth.record.event == grown[0].record.event]
-        lines.append(_Line(name, Bundle(seeds), mean_losses(first) if first else None))
+        lines.append(_Line(name, Bundle(curves), mean_losses(first) if first else None))
     return lines
 
 
 def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     """Return mean losses before and after; NaN if a run has none."""
-    before, after = ([getattr(growth, name) for growth in growths] for name in ("before", "after"))
-    return float(np.mean(before)), float(np.mean(after))
+    before = np.mean([growth.before for growth in growths])
+    after = np.mean([growth.after for growth in growths])
+    return float(before), float(after)
 
 
 def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure]:
-    """Yield the losses; and, if a model with the same seeds did not grow, their difference to its losses."""
-    title, y_title = f"Loss across the growth after step {step:,}", "training loss; squares: held out"
-    yield from _figure(f"growth-{step}", title, step, lines, looks, y_title)
+    """Yield the losses and, if a model with the same seeds did not grow, their difference from its losses."""
+    title = f"Loss across the growth after step {step:,}"
+    yield from _figure(f"growth-{step}", title, step, lines, looks, "training loss; squares: held out")
     stayed = next((line for line in lines if line.losses is None), None)
     paired = [line for line in lines if stayed and [*line.bundle.seeds] == [*stayed.bundle.seeds]]
     if stayed is None or len(paired) == 1:
@@ -192,7 +190,7 @@ def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure
             seeds[seed] = Curve(
                 steps, curve.y[np.isin(curve.x, steps)] - stayed_curve.y[np.isin(stayed_curve.x, steps)]
             )
-        # Until it grew, a model was the one that stayed: both have the same held-out loss before.
+        # Before the growth, both models are the same and have the same held-out loss.
         change = losses and (0.0, losses[1] - losses[0])
         above.append(_Line(line_name, Bundle(seeds), change))
     name = shorten(stayed.name, 22)
@@ -201,7 +199,7 @@ def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure
 
 
 def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Looks, y_title: str) -> Iterator[Figure]:
-    """Yield the curves, with squares for the held-out losses; nothing if no curve has a value near the growth."""
+    """Yield the curves with squares for held-out losses; nothing if no curve has a value near the growth."""
     curves = {line.name: line.bundle for line in lines}
     figure = curve_figure(key, title, curves, looks, "step", y_title, growths=[step + 0.5])
     if figure is None:
@@ -225,5 +223,5 @@ def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Look
 
 
 def shown_loss(loss: float) -> str:
-    """Return a loss with four decimals, or as missing."""
+    """Return a loss with four decimals; MISSING if it is not finite."""
     return fixed(loss, 4) if np.isfinite(loss) else MISSING

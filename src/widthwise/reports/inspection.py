@@ -1,4 +1,4 @@
-"""An inspection as tables: what `inspect` prints and the explorer shows."""
+"""The tables of an inspection, which `inspect` prints and the explorer shows."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from widthwise.reports.table import Table
 
 SMALLEST_MISS = 0.001
 SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
-LAYER_COSTS = {"forward_flops" if each.name == "flops" else each.name: each for each in SHAPE_COSTS}
-"""Cost of a layer in an inspection -> its quantity; a row lacks costs of whole models."""
+LAYER_COSTS = {"forward_flops" if cost.name == "flops" else cost.name: cost for cost in SHAPE_COSTS}
+"""Key of a layer in an inspection -> quantity. Layers lack quantities of whole models."""
 
 
 def layer_table(summary: dict[str, Any]) -> Table:
-    """Return the sizes and costs of every layer, from an inspection."""
-    costs = {name: each for name, each in LAYER_COSTS.items() if name in summary["layers"][0]}
+    """Return the sizes and costs of every layer of an inspection."""
+    costs = {name: quantity for name, quantity in LAYER_COSTS.items() if name in summary["layers"][0]}
     rows = [
         [
             *(str(row[name]) for name in SIZES),
@@ -29,21 +29,24 @@ def layer_table(summary: dict[str, Any]) -> Table:
 
 
 def cost_table(summary: dict[str, Any]) -> Table:
-    """Return the whole model next to its baseline, from an inspection, without parts that no model has."""
+    """Return the costs of the model and its baseline in an inspection, without rows of zeros."""
     model = CostSummary.model_validate(summary)
     baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
     header = ["", f"model\n{_kind(model)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
     rows: list[list[str]] = []
     for quantity in OF_MODELS.values():
-        value, reference = quantity.read(model) or 0, (quantity.read(baseline) or 0) if baseline else 0
+        value = quantity.read(model) or 0
+        reference = (quantity.read(baseline) or 0) if baseline else 0
         if value or reference:
-            cells = [_exact(reference), f"{value / reference:.4f}" if reference else "-"] if baseline else []
-            rows.append([quantity.title, _exact(value), *cells])
+            row = [quantity.title, _exact(value)]
+            if baseline:
+                row += [_exact(reference), f"{value / reference:.4f}" if reference else "-"]
+            rows.append(row)
     return Table("costs", header, rows)
 
 
 def _kind(cost: CostSummary) -> str:
-    """Describe a model: its residual, its shape, its MTP heads."""
+    """Return residual, shape and MTP heads of a model, a line each."""
     lines = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
     if cost.n_mtp_depths:
         lines.append(f"mtp {cost.n_mtp_depths}")
@@ -55,13 +58,11 @@ def _exact(value: float) -> str:
 
 
 def budget_lines(summary: dict[str, Any]) -> list[str]:
-    """Return the distance of a designed model from its budget, and of a shape from the uniform model it matches if it
-    is more than SMALLEST_MISS, from an inspection."""
-    misses = [("budget", each) for each in [summary.get("budget")] if each]
-    misses += [
-        ("uniform model", each) for each in [summary.get("matched")] if each and abs(each["miss"]) > SMALLEST_MISS
-    ]
-    return [
-        f"{name}: {si(each['asked'])} {each['match']}, missed by {signed(100 * each['miss'], 2)}%"
-        for name, each in misses
-    ]
+    """Return lines on the distance of a model from its budget, and from the uniform model if above SMALLEST_MISS."""
+    budgets = {"budget": summary.get("budget"), "uniform model": summary.get("matched")}
+    lines = []
+    for name, budget in budgets.items():
+        if budget and (name == "budget" or abs(budget["miss"]) > SMALLEST_MISS):
+            miss = signed(100 * budget["miss"], 2)
+            lines.append(f"{name}: {si(budget['asked'])} {budget['match']}, missed by {miss}%")
+    return lines

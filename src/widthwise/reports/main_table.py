@@ -1,4 +1,4 @@
-"""The main table of an experiment as text cells, for page, terminal, CSV and LaTeX."""
+"""The main table of an experiment as text, for page, terminal, CSV and LaTeX."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 
 from widthwise.config_io import UserError, check_one_of
-from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
+from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, OfModel, Quantity
 from widthwise.reports.formats import (
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from widthwise.reports.charts import Looks
 
 JUDGED = "difference"
-"""The quantity that the verdict is about, which follows it."""
+"""The quantity that the verdict judges; the verdict is the next column."""
 VERDICT_NOTE = (
     f"Verdict. Better or worse: the interval of the difference excludes 0. Tie: all of it is within {TIE_MARGIN:g} "
-    f"nats of 0. Cannot tell: neither. {capital(NO_VERDICT)}."
+    f"nats of 0. {capital(UNCLEAR)}: neither. {capital(NO_VERDICT)}."
 )
 NO_INTERVALS_NOTE = "No intervals are shown: a single seed gives none."
 SHARED_NOTE = "*: other processes used the machine, not comparable"
 RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."
 DIFFERS = "Differs in"
 _IN_PAPERS = ("val_loss", "difference", "params", "flops", "kv_bytes")
-"""Columns of a LaTeX table, which fit a column of a paper; `--columns` chooses others."""
+"""Default columns of a LaTeX table, which fit a column of a paper."""
 _ON_TERMINALS = (
     "val_loss",
     "difference",
@@ -52,20 +52,20 @@ _ON_TERMINALS = (
     "kv_bytes",
     "tokens_per_second",
 )
-"""The columns of the main table that a terminal shows."""
+"""Columns of the main table on a terminal."""
 _OF_POINTS = ("val_loss", "difference", "params", "training_flops", "kv_bytes")
-"""The columns of a sweep on a terminal, whose many points have a line each."""
+"""Columns of a sweep on a terminal, with one line for each point."""
 
 
 class Cell(NamedTuple):
-    """The mean of a quantity as text, and below it its interval or its ratio to the baseline; "" without any."""
+    """The mean of a quantity as text, and below it the interval or the ratio to the baseline, or ""."""
 
     value: str
     below: str = ""
 
 
 def cell(quantity: Quantity, variant: Variant, outcome: Outcome, is_brief: bool = False) -> Cell:
-    """Return a cell. is_brief: for a narrow column of a terminal, with intervals of three decimals."""
+    """Return a cell. is_brief: for the narrow columns of a terminal, with intervals of three decimals."""
     estimate = quantity.of_variant(variant)
     if estimate is None:
         return Cell(shown(None, quantity))
@@ -76,8 +76,10 @@ def cell(quantity: Quantity, variant: Variant, outcome: Outcome, is_brief: bool 
         baseline = outcome.baseline_of(variant)
         if baseline is None or baseline.name == variant.name:
             return Cell(value)
-        times = ratio(quantity.ratio(variant, baseline), sign="" if is_brief else TIMES)
-        return Cell(value, f"({times})" if times and is_brief else times)
+        if is_brief:
+            times = ratio(quantity.ratio(variant, baseline), sign="")
+            return Cell(value, times and f"({times})")
+        return Cell(value, ratio(quantity.ratio(variant, baseline)))
     if quantity.n_decimals is None:
         return Cell(value)
     ends = interval(estimate, 3 if is_brief else quantity.n_decimals, quantity.is_signed)
@@ -94,9 +96,9 @@ def _table(
     is_brief: bool = False,
     is_one_line: bool = False,
 ) -> Table:
-    """Return a row for each variant, the verdict after the difference.
+    """Return a row for each variant, with the verdict after the difference.
 
-    first, verdict: titles of these columns. is_one_line: cells have one line, and no intervals of losses.
+    first, verdict: titles of these columns. is_one_line: cells have one line; intervals of losses are omitted.
     """
     header = [first]
     rows = [[marked(variant)] for variant in outcome.variants]
@@ -117,33 +119,33 @@ def _table(
 
 
 def marked(variant: Variant) -> str:
-    """Return the name of a variant, with a mark if one of its losses is doubtful."""
+    """Return the name of a variant, with "!" if one of its losses is doubtful."""
     return f"{clean(variant.name)} !" if variant.doubts else clean(variant.name)
 
 
 def shown_verdict(variant: Variant) -> str:
-    """Return the verdict; "cannot tell" without a baseline."""
-    return variant.verdict or "cannot tell"
+    """Return the verdict; UNCLEAR without a baseline."""
+    return variant.verdict or UNCLEAR
 
 
 def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
-    """Return the record with these quantities in the main table; None: as it is.
+    """Return the record with these quantities in the main table; None keeps the columns.
 
     Raises UserError for an unknown name, and for a quantity that no variant has.
     """
     if columns is None:
         return outcome
-    available = {each.name for each in QUANTITIES for variant in outcome.variants if each.value(variant) is not None}
+    available = {q.name for q in QUANTITIES if any(q.value(variant) is not None for variant in outcome.variants)}
     for name in columns:
         check_one_of("--columns", name, QUANTITY)
         if name not in available:
             allowed = ", ".join(sorted(available))
-            raise UserError(f"--columns: got {name!r}, which no variant has; those known are {allowed}")
+            raise UserError(f"--columns: got {name!r}, which no variant has; available are {allowed}")
     return outcome.with_changes(columns=list(columns))
 
 
 def main_columns(outcome: Outcome) -> list[Quantity]:
-    """Return the chosen columns; by default the main quantities that some variant has."""
+    """Return the chosen columns; by default the main quantities that any variant has."""
     if outcome.columns is not None:
         return [QUANTITY[name] for name in outcome.columns if name in QUANTITY]
     return [quantity for quantity in QUANTITIES if quantity.is_main and _is_known(quantity, outcome)]
@@ -152,17 +154,17 @@ def main_columns(outcome: Outcome) -> list[Quantity]:
 def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
     if quantity.name == JUDGED:
         return outcome.baseline_words is not None
-    return any(quantity.of_variant(variant) for variant in outcome.variants)
+    return any(map(quantity.of_variant, outcome.variants))
 
 
 def has_intervals(outcome: Outcome) -> bool:
-    """Return whether any variant has an interval; a single seed gives none."""
+    """Return whether any variant has an interval, which needs more than one seed."""
     estimates = [estimate for variant in outcome.variants for estimate in (variant.val_loss, variant.difference)]
     return any(estimate is not None and estimate.low is not None for estimate in estimates)
 
 
 def notes(outcome: Outcome) -> list[str]:
-    """Return the definition of each column, then of the verdict and the ratios."""
+    """Return the definitions of all columns, of the verdict and of ratios."""
     values = {"confidence": percentage(outcome.confidence), "baseline": clean(outcome.baseline_words or "")}
     definitions = yaml.safe_load(Path(__file__).with_name("quantities.yaml").read_text(encoding="utf-8"))
     lines = []
@@ -181,12 +183,12 @@ def notes(outcome: Outcome) -> list[str]:
 
 
 def doubts(outcome: Outcome) -> list[str]:
-    """Return the reasons to doubt the last loss of single runs, whose variants are marked."""
+    """Return the reasons to doubt the last loss of runs."""
     return [f"! {clean(variant.name)}, {doubt}." for variant in outcome.variants for doubt in variant.doubts]
 
 
 def settings_of(variant: Variant) -> list[str]:
-    """Return the settings, other than the model's, in which a variant differs from its baseline, with both values."""
+    """Return the settings, except of the model, in which a variant differs from its baseline, with both values."""
     settings = []
     for key, pair in variant.differs_in.items():
         if any(isinstance(value, Mapping) for value in pair):
@@ -198,7 +200,7 @@ def settings_of(variant: Variant) -> list[str]:
 
 
 def _with_settings(table: Table, outcome: Outcome) -> Table:
-    """Return the table with a column of the settings in which variants differ, if any does."""
+    """Return the table with a column of the settings that differ from the baseline, if any do."""
     cells = ["\n".join(settings_of(variant)) for variant in outcome.variants]
     if not any(cells):
         return table
@@ -207,36 +209,37 @@ def _with_settings(table: Table, outcome: Outcome) -> Table:
 
 
 def main_tables(outcome: Outcome, caption: str, looks: "Looks", first: str = "Variant") -> list[Table]:
-    """Return the chosen columns in one table; by default a table of losses and one of costs.
+    """Return the chosen columns in one table; by default a table of losses and a table of costs.
 
-    All of the usual columns in one table would be wider than most windows. looks: style of each variant. first: title
-    of the names. Empty without variants.
+    All default columns in one table would be wider than most windows. looks: style of each variant. first: title of
+    the names. Empty without variants.
     """
     columns = main_columns(outcome)
     losses = columns
     if outcome.columns is None:
-        losses = [each for each in columns if not isinstance(each, OfModel) and each.name not in (SPEED, *RUN_COSTS)]
-    costs = [each for each in columns if each not in losses]
+        losses = [q for q in columns if not isinstance(q, OfModel) and q.name not in (SPEED, *RUN_COSTS)]
+    costs = [quantity for quantity in columns if quantity not in losses]
     swatches = [looks[variant.name].swatch for variant in outcome.variants]
     if not swatches:
         return []
     tables = []
     for title, quantities in ((caption, losses), ("Costs", costs)):
         if quantities:
-            table = _table(outcome, title, quantities, [capital(each.title) for each in quantities], first=first)
-            tables.append(replace(table, swatches=swatches))
-    tables[:1] = [_with_settings(table, outcome) for table in tables[:1]]
-    tables[-1:] = [replace(table, notes=[*notes(outcome), *doubts(outcome)]) for table in tables[-1:]]
+            titles = [capital(quantity.title) for quantity in quantities]
+            tables.append(replace(_table(outcome, title, quantities, titles, first=first), swatches=swatches))
+    if tables:
+        tables[0] = _with_settings(tables[0], outcome)
+        tables[-1] = replace(tables[-1], notes=[*notes(outcome), *doubts(outcome)])
     return tables
 
 
 def validated_names(outcome: Outcome) -> list[str]:
-    """Return TEXT.loss, TASK.acc and so on, of all variants."""
+    """Return the names TEXT.loss, TASK.acc and so on of all variants."""
     return list(dict.fromkeys(name for variant in outcome.variants for name in variant.validated))
 
 
 def validated_table(outcome: Outcome) -> Table | None:
-    """Return one row per variant; differences to the baseline follow the means, with their intervals."""
+    """Return a row for each variant, with means, differences to the baseline and their intervals."""
     if not validated_names(outcome):
         return None
     cells: dict[str, dict[str, str]] = {}
@@ -252,7 +255,7 @@ def validated_table(outcome: Outcome) -> Table | None:
 
 
 def comparison_table(outcome: Outcome) -> Table:
-    """Return the table of a terminal: values, each with its interval or its ratio to the baseline."""
+    """Return the table for a terminal: values with their interval or their ratio to the baseline."""
     if outcome.axes:
         return _table_of_points(outcome)
     columns = [quantity for quantity in main_columns(outcome) if quantity.name in _ON_TERMINALS]
@@ -265,20 +268,20 @@ def comparison_table(outcome: Outcome) -> Table:
 
 
 def _table_of_points(outcome: Outcome) -> Table:
-    """Return a line for each point, those that have not finished last."""
+    """Return a line for each point, unfinished points last."""
     columns = [QUANTITY[name] for name in _OF_POINTS if _is_known(QUANTITY[name], outcome)]
     titles = [quantity.brief_title for quantity in columns]
     table = _table(outcome, clean(outcome.title), columns, titles, "point", "verdict", is_brief=True, is_one_line=True)
     level = percentage(outcome.confidence)
-    where = ""
+    explanation = ""
     if outcome.baseline_words:
         baseline = shorten(outcome.baseline_words, 30)
-        where = f"in parentheses: {level} interval of the difference, ratio to {baseline}"
-    return _on_terminal(table, outcome, {"point": where})
+        explanation = f"in parentheses: {level} interval of the difference, ratio to {baseline}"
+    return _on_terminal(table, outcome, {"point": explanation})
 
 
 def _on_terminal(table: Table, outcome: Outcome, *column_notes: Mapping[str, str]) -> Table:
-    """Return a table with short names, rows for open points, and notes on its columns."""
+    """Return the table with short names, rows for unfinished points, and notes on columns."""
     rows = [[shorten(name, 36), *row] for name, *row in table.rows]
     rows += [[clean(point.name), point.state] for point in outcome.open_points]
     lines = list(column_notes)
@@ -290,18 +293,14 @@ def _on_terminal(table: Table, outcome: Outcome, *column_notes: Mapping[str, str
 
 
 def csv_text(outcome: Outcome) -> str:
-    """Return one row per variant, full precision, empty where a number is unknown."""
-    measured = [
-        quantity
-        for quantity in QUANTITIES
-        if not isinstance(quantity, OfModel) and any(quantity.of_variant(variant) for variant in outcome.variants)
-    ]
+    """Return a row for each variant at full precision; unknown numbers are empty."""
+    measured = [q for q in QUANTITIES if not isinstance(q, OfModel) and any(map(q.of_variant, outcome.variants))]
     rows = [_csv_row(variant, outcome, measured) for variant in outcome.variants]
     return csv_rows(rows[0], (row.values() for row in rows))
 
 
 def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
-    """Return measured quantities with intervals, then counted ones, then the ratios of both to the baseline's."""
+    """Return measured quantities with intervals, counted quantities, and the ratios of both to the baseline."""
     row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
     if any(point.differs_in for point in outcome.variants):
         row["differs_in"] = "; ".join(settings_of(variant))
@@ -320,7 +319,7 @@ def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -
 
 
 def latex_text(outcome: Outcome, first: str = "Variant") -> str:
-    """Return the table of a paper. first: title of the names."""
+    """Return the table for a paper. first: title of the names."""
     columns = main_columns(outcome)
     titles = [capital(quantity.title) for quantity in columns]
     if outcome.columns is None:

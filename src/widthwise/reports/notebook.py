@@ -1,4 +1,4 @@
-"""A record in a notebook: the first screen of its page, with figures as pictures and without scripts."""
+"""Records in notebooks: the first screen of the page, with figures as images and without scripts."""
 
 from base64 import b64encode
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from widthwise.reports.table import Table
 from widthwise.reports.writing import PAGES
 
 N_TABLES = 2
-"""Tables that are shown: of a comparison losses and costs."""
+"""Number of tables; for a comparison these are losses and costs."""
 _PICTURE = Markup('<img alt="{}" src="data:image/svg+xml;base64,{}">')
 _TABLE = Markup("<table><caption>{}</caption><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
 _ALL = Markup('<div style="background: {}; color: {}"><p><b>{}</b></p>{}{}{}</div>')
@@ -24,7 +24,7 @@ _ALL = Markup('<div style="background: {}; color: {}"><p><b>{}</b></p>{}{}{}</di
 def html(record: StoredRecord, folder: Path) -> str | None:
     """Return the answer, the first figures and the main tables of the page of a record; None if it has no page.
 
-    folder: that holds the record. Raises UserError if it, or a run that the page shows, is missing or broken.
+    folder: folder of the record. Raises UserError if the folder or a run on the page is missing or broken.
     """
     if isinstance(record, RunResult):
         page = runs_page([folder])
@@ -33,13 +33,15 @@ def html(record: StoredRecord, folder: Path) -> str | None:
     else:
         return None
     figures = [part for part in page.first if isinstance(part, Figure)]
-    parts = [part for each in page.sections if each is not None for part in each.parts]
+    parts = [part for section in page.sections if section is not None for part in section.parts]
     tables = [part for part in parts if isinstance(part, Table) and not part.is_folded]
+    pictures = [_PICTURE.format(clean(figure.label), b64encode(figure.document("svg")).decode()) for figure in figures]
     shown = _ALL.format(
-        *(COLOURS[name][0] for name in ("card", "ink")),
+        COLOURS["card"][0],
+        COLOURS["ink"][0],
         clean(page.title),
         _joined("p", [*page.answer, *page.badges]),
-        Markup().join(_PICTURE.format(clean(each.label), b64encode(each.document("svg")).decode()) for each in figures),
+        Markup().join(pictures),
         Markup().join(map(_table, tables[:N_TABLES])),
     )
     return str(shown)
@@ -51,7 +53,7 @@ def _table(table: Table) -> Markup:
 
 
 def _joined(tag: str, texts: Iterable[str]) -> Markup:
-    """Return each text in an element, its lines below each other."""
+    """Return an element for each text, with line breaks."""
     element = Markup(f"<{tag}>{{}}</{tag}>")
     return Markup().join(element.format(Markup("<br>").join(text.split("\n"))) for text in texts)
 

@@ -1,5 +1,5 @@
-// What a reader can do with a page beyond reading it: see values, hide lines, enlarge figures, sort tables. All that
-// there is to read, but for the figures, is in the page without this.
+// Interaction with a page: show values, hide lines, zoom figures, sort tables. Without this script the page has all of
+// its text and tables, but no figures.
 "use strict";
 (() => {
 const PREFIXES = [[1e21, "Z"], [1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -12,13 +12,13 @@ const make = (tag, attributes, parent) => {
   return element;
 };
 
-// Data come as columns, which take a third of the place of rows.
+// Data are stored as columns, which take a third of the space of rows.
 function rowsOf(columns) {
   const names = Object.keys(columns);
   return columns[names[0]].map((_, i) => Object.fromEntries(names.map(name => [name, columns[name][i]])));
 }
 
-// A chart's view becomes a property of its element. `ast` makes Vega keep to a policy without eval.
+// The view of a chart is a property of its element. With `ast`, Vega needs no eval, which the content policy forbids.
 async function draw(element, look) {
   const spec = JSON.parse(element.querySelector("script").textContent);
   for (const name in spec.datasets) spec.datasets[name] = rowsOf(spec.datasets[name]);
@@ -28,7 +28,7 @@ async function draw(element, look) {
   element.addEventListener("keydown", event => press(event, view));
 }
 
-// + and - enlarge around the middle, arrows move by a quarter, Escape shows all.
+// + and - zoom around the middle, arrows pan by a quarter, Escape resets.
 function press(event, view) {
   const moved = { ArrowRight: [0.25, 0], ArrowLeft: [-0.25, 0], ArrowUp: [0, 0.25], ArrowDown: [0, -0.25] }[event.key];
   const factor = { "+": 0.5, "-": 2, Escape: null }[event.key];
@@ -44,7 +44,7 @@ function press(event, view) {
   view.signal("zoom", ranges).runAsync();
 }
 
-// The names in a legend hide what they name in all figures below it.
+// A name in a legend toggles its lines in all figures below.
 function toggles(list) {
   const charts = [...list.nextElementSibling.querySelectorAll(".chart")], hidden = new Set();
   for (const item of list.children) {
@@ -60,7 +60,7 @@ function toggles(list) {
   }
 }
 
-// A number with its unit; details behind it, in parentheses or smaller, do not count. Text that is no number as it is.
+// Returns the number of a cell, with its unit, without details in parentheses or small print; other text unchanged.
 function sortKey(cell) {
   const text = (cell?.firstChild?.textContent ?? "").trim().replaceAll("−", "-").replaceAll(",", "");
   if (["", "–", "not a number", "infinite"].includes(text)) return null;

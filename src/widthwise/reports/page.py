@@ -1,6 +1,6 @@
-"""Pages: lists of sections, each of text, tables and figures, laid out alike; one file that opens offline.
+"""Pages of sections with text, tables and figures; each page is one HTML file that opens offline.
 
-Text in the template is escaped. A page runs one script and Vega, which its content policy names by their hashes.
+The template escapes text. A page runs its script and Vega, which its content security policy names by hash.
 """
 
 import base64
@@ -27,7 +27,7 @@ from widthwise.reports.table import Table
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs; a quiet text explains the figures and tables next to it."""
+    """Paragraphs. Quiet text explains the figures and tables of its section."""
 
     lines: Sequence[str]
     is_quiet: bool = True
@@ -35,7 +35,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """Text of a file or a command line; one with a caption is folded."""
+    """Text of a file or a command; with a caption it is folded."""
 
     text: str
     caption: str = ""
@@ -43,7 +43,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to another page, by a path from the folder of this one."""
+    """A link to another page. The path is relative to the folder of this page."""
 
     text: str
     path: str
@@ -65,13 +65,13 @@ class Section:
 
     @property
     def groups(self) -> Iterator[tuple[str, list[Part]]]:
-        """Parts in one row: name of their class -> parts."""
+        """Consecutive parts of the same class, with the lower-case name of the class."""
         for name, parts in itertools.groupby(self.parts, lambda part: type(part).__name__.lower()):
             yield name, list(parts)
 
 
 def section(title: str, *parts: Part | None) -> Section | None:
-    """Return a section of the parts that there are; None if these are nothing but quiet text."""
+    """Return a section of the parts that are not None; None if these are only quiet text."""
     shown = [part for part in parts if part is not None]
     if all(isinstance(part, Text) and part.is_quiet for part in shown):
         return None
@@ -79,13 +79,13 @@ def section(title: str, *parts: Part | None) -> Section | None:
 
 
 def in_words(sentences: Iterable[str]) -> Text:
-    """Return the sentences of a record, below the tables that hold their numbers."""
-    return Text(["In words:", *sentences])
+    """Return the sentences of a record, which repeat numbers of tables."""
+    return Text(["Summary:", *sentences])
 
 
 def note(*names: str, **values: object) -> Text:
-    """Return the notes of these names from notes.yaml, with values put in; "" is left out."""
-    return Text([_NOTES[name].format(**values) for name in names if name])
+    """Return notes from notes.yaml, formatted with values."""
+    return Text([_NOTES[name].format(**values) for name in names])
 
 
 def resolved(name: str, run: Run) -> Code:
@@ -95,45 +95,45 @@ def resolved(name: str, run: Run) -> Code:
 
 @dataclass(frozen=True)
 class Page:
-    """A kind of page is the function that makes one of these."""
+    """The content of a report, and the files written with it."""
 
     kind: str
-    """Such as "comparison", above the title."""
+    """Shown above the title, such as "comparison"."""
     title: str
     answer: Sequence[str]
-    """Sentences that answer, on the first screen."""
+    """Sentences with the answer, on the first screen."""
     sections: Sequence[Section | None]
     lead: str = ""
-    """The question, or how far it has come."""
+    """The question, or the progress."""
     first: Sequence[Part | None] = ()
     """Figures and tables of the first screen."""
     badges: Sequence[str] = ()
-    """Doubts about all of it, in a few words each."""
+    """Short warnings about all results."""
     made_from: str = ""
-    """File that holds the numbers."""
+    """File with the numbers."""
     refresh_seconds: int | None = None
-    """After so long the page loads itself again; None: never."""
+    """Interval after which the page reloads; None: never."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the files next to it, by name."""
+    """Name -> text of files written with the page."""
     record: Callable[[Path], StoredRecord] | None = None
-    """Makes the record of a page that has none before, from the folder it is written into."""
+    """Returns a record to write with the page, for the folder of the page; None without a new record."""
 
     @property
     def shown(self) -> list[Section]:
-        """The first screen, and all sections that have something to show; each figure once, where it comes first."""
+        """The first screen and all sections that are not None; each figure is shown once."""
         seen: set[str] = set()
         sections = []
-        for each in (section("", *self.first), *self.sections):
-            if each is not None:
-                parts = [part for part in each.parts if not isinstance(part, Figure) or part.key not in seen]
+        for part_of_page in (section("", *self.first), *self.sections):
+            if part_of_page is not None:
+                parts = [part for part in part_of_page.parts if not isinstance(part, Figure) or part.key not in seen]
                 seen |= {part.key for part in parts if isinstance(part, Figure)}
-                sections.append(replace(each, parts=parts))
+                sections.append(replace(part_of_page, parts=parts))
         return sections
 
     @property
     def figures(self) -> Iterator[Figure]:
         """All figures in order."""
-        return (part for each in self.shown for part in each.parts if isinstance(part, Figure))
+        return (part for section in self.shown for part in section.parts if isinstance(part, Figure))
 
     def html(self) -> str:
         """Return the whole page."""
@@ -142,13 +142,13 @@ class Page:
         return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
 
     def write(self, out: Path, figures: FileKind | None = None) -> list[Path]:
-        """Write `report.html`, the files next to it, and each figure as a file of a kind into `figures/`.
+        """Write `report.html`, the files next to it, and with `figures` each figure as a file of that kind.
 
-        Return the paths written.
+        Returns the paths written.
         """
         files: dict[str, str | bytes] = {"report.html": self.html(), **self.files}
         if figures:
-            files |= {f"figures/{each.key}.{figures}": each.document(figures) for each in self.figures}
+            files |= {f"figures/{figure.key}.{figures}": figure.document(figures) for figure in self.figures}
         for name, content in files.items():
             write_atomic(out / name, content)
         records = [] if self.record is None else [self.record(out).write(out)]
@@ -157,7 +157,7 @@ class Page:
 
 @functools.cache
 def vega() -> str:
-    """Return the library that draws figures, as one script."""
+    """Return Vega as one script."""
     return vega_library().javascript_bundle()
 
 
@@ -166,7 +166,7 @@ def _hash(script: str) -> str:
 
 
 def as_json(value: object) -> Markup:
-    """Return JSON that is safe in a script element of a page."""
+    """Return JSON that is safe inside a script element."""
     return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 
@@ -187,5 +187,5 @@ _ENVIRONMENT.filters |= {
     "json": as_json,
     "hash": _hash,
     "raw": Markup,
-    "legend": lambda figures: {clean(name): each.swatch for own in figures for name, each in own.legend.items()},
+    "legend": lambda figures: {clean(n): style.swatch for figure in figures for n, style in figure.legend.items()},
 }

@@ -1,4 +1,4 @@
-"""Run directories as reports read them, and the progress of runs in training."""
+"""Readers of run directories for reports, and the progress of unfinished runs."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,11 +15,12 @@ from widthwise.run_dir import RunDir
 
 
 def read_run(path: Path, shown_as: str | None = None) -> Run:
-    """Read a run directory, finished or not. shown_as: replaces its path in the report. Raises UserError if broken."""
+    """Read a run directory, finished or not. shown_as: path in the report. Raises UserError if it is broken."""
     folder = RunDir(path)
     config_yaml = folder.config_yaml()
-    result, metrics = folder.result(), folder.metrics()
-    # A result lists the growths during the run; the metrics list all, finished or not.
+    result = folder.result()
+    metrics = folder.metrics()
+    # A result lists the growths during the run; the metrics list all growths, also of an unfinished run.
     events = ("grown",) if result else ("grown", "growth")
     growths = [
         parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
@@ -41,7 +42,7 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
 
 
 def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:
-    """Return the last records of each run as a table; None without a run, unless there is a caption."""
+    """Return a table with the last records of each run; None without runs and caption."""
     rows = [
         [
             clean(name),
@@ -63,24 +64,24 @@ def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) 
 
 
 def state_sentence(run: ListedRun) -> str:
-    """`It is running, at step 120 of 400.`"""
+    """Return the state of a run as `It is running, at step 120 of 400.`"""
     where = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
     if run.state == "ready":
-        return "It has not made a step yet; widthwise resume makes the first one."
+        return "It has no step yet; start it with widthwise resume."
     if run.state == "stopped":
-        return f"It has stopped{where}; widthwise resume goes on with it."
+        return f"It has stopped{where}; continue it with widthwise resume."
     reason = f": {clean(run.reason)}" if run.reason else ""
     return f"It {'is running' if run.state == 'running' else 'has failed'}{where}{reason}."
 
 
 def reload_sentence(refresh_seconds: int | None) -> str:
-    """Return a sentence if the page reloads itself."""
-    return (
-        "" if refresh_seconds is None else f" This page reloads itself every {refresh_seconds} s until training ends."
-    )
+    """Return a sentence on the reloading of a page; "" if it does not reload."""
+    if refresh_seconds is None:
+        return ""
+    return f" This page reloads itself every {refresh_seconds} s until training ends."
 
 
 def counted_states(runs: Sequence[ListedRun]) -> str:
-    """`3 finished, 1 running, 4 waiting`."""
+    """Return the number of runs in each state as `3 finished, 1 running, 4 waiting`."""
     states = [run.state for run in runs]
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))

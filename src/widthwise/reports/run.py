@@ -1,4 +1,4 @@
-"""The page of single runs, finished or not: one run, or several drawn into the same figures."""
+"""The page of one run, or of several runs in the same figures, finished or not."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure
-from widthwise.reports.evaluations import course_parts, final_table, newest_tables
+from widthwise.reports.evaluations import final_table, newest_tables, parts_over_training
 from widthwise.reports.formats import MISSING, clean, fixed, plain, shorten, shown
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
@@ -32,13 +32,13 @@ _CURVES = (
     ("train", "mfu", "Model FLOPs utilisation", False),
     ("train", "memory_bytes", "Memory in bytes", False),
 )
-"""Event and key of a record, title, and whether the steep first tenth may run off the frame."""
+"""Event and key of a record, title, and whether the steep first tenth may run off the top."""
 _BY_NAME = (
     ("val_texts", "loss", "Loss on {}"),
     ("val_tasks", "acc", "Accuracy on {}"),
     ("val_tasks", "bits_per_byte", "Bits per byte of the answers of {}"),
 )
-"""Key of a validation record, entry of a text or task there, and the title of its figure."""
+"""Key of a validation record, number of a text or task in it, and title of the figure."""
 _NORMS = {
     "grad_norms": "Gradient norm of layers",
     "weight_norms": "Weight norm of layers",
@@ -46,13 +46,13 @@ _NORMS = {
     "output_rms": "Output of layers, root mean square",
 }
 N_SHOWN = 6
-"""Samples of one prompt on the page, spread over the run; the file has all."""
+"""Number of samples of a prompt on the page, spread over the run; the file has all samples."""
 
 
 def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page:
-    """Return the page of runs. Raises UserError if one is broken.
+    """Return the page of runs. Raises UserError if a run is broken.
 
-    refresh_seconds: after so long the page of runs of which one has not finished loads itself again; None: never.
+    refresh_seconds: interval after which the page reloads while a run is unfinished; None: never.
     """
     runs = [read_run(Path(path)) for path in paths]
     named = _distinct_names(runs)
@@ -65,12 +65,21 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     cut = cut_section(named, looks)
     profiles = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
+    notes = list(_notes(results))
+    by_source = {name: dict(sorted((result.val_losses or {}).items())) for name, result in results.items()}
+    by_head = {}
+    for name, result in results.items():
+        by_head[name] = {f"{i} after the next": loss for i, loss in enumerate(result.val_mtp_losses or (), start=1)}
+    costs_section = None
+    if costs:
+        layer_tables = [tables.layer_table(name, cost).folded for name, cost in costs.items()]
+        costs_section = section("Costs", tables.cost_table(results), *layer_tables)
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         [*cut_answers(named), *growth_answers(named)] or _answers(results),
         lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {QUESTION if cut else growth_question(named)}",
-        badges=["doubtful last loss: see Results"] if any(each.doubts for each in results.values()) else [],
+        badges=["doubtful last loss: see Results"] if any(result.doubts for result in results.values()) else [],
         first=[*curves[:1], *profiles] if profiles else curves[:2],
         sections=(
             cut,
@@ -78,28 +87,22 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
                 "Results",
                 progress_table(listed),
                 _result_table(named),
-                Text(notes) if (notes := list(_notes(results))) else None,
+                Text(notes) if notes else None,
                 tables.data_table(named),
-                _source_table(results),
-                _mtp_table(results),
+                _loss_table("Held-out loss by source of the data", by_source),
+                _loss_table("Held-out loss of the MTP heads, by the token they predict", by_head),
                 final_table(results),
             ),
             section("Curves", *curves, note("curves")),
             section("Norms of layers", *_norm_figures(named), note("norms-of-layers")),
             section("Samples", *_samples(named)),
             section("Evaluated", *newest_tables(named), note("evaluated")),
-            section("Evaluations over training", *course_parts(named, looks)),
+            section("Evaluations over training", *parts_over_training(named, looks)),
             growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
-            section(
-                "Costs",
-                tables.cost_table(results),
-                *(tables.layer_table(name, cost).folded for name, cost in costs.items()),
-            )
-            if costs
-            else None,
+            costs_section,
             section("Environment", *_environments(named)),
             section(
                 "How to reproduce",
@@ -113,8 +116,8 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
 
 
 def _answers(results: Mapping[str, RunResult]) -> list[str]:
-    """Return the final held-out loss of a single run, or which of several ends lowest."""
-    ranked = sorted((each.val_loss, name) for name, each in results.items() if each.val_loss is not None)
+    """Return the final held-out loss of a single run, or of the best of several runs."""
+    ranked = sorted((result.val_loss, name) for name, result in results.items() if result.val_loss is not None)
     if not ranked:
         return []
     loss, name = ranked[0]
@@ -123,15 +126,17 @@ def _answers(results: Mapping[str, RunResult]) -> list[str]:
 
 
 def _notes(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield what a reader of the results should know, such as steps that were skipped."""
-    for name, each in results.items():
-        best = f"the best checkpoint, by held-out loss, is that of step {each.best_step}"
-        for line in (*(f"! {doubt}" for doubt in each.doubts), *([best] * (each.best_step is not None)), *each.notes):
+    """Yield notes on the results, such as doubts and skipped steps."""
+    for name, result in results.items():
+        lines = [f"! {doubt}" for doubt in result.doubts]
+        if result.best_step is not None:
+            lines.append(f"the checkpoint with the best held-out loss is at step {result.best_step}")
+        for line in [*lines, *result.notes]:
             yield line if len(results) == 1 else f"{name}: {line}"
 
 
 def _result_table(named: Mapping[str, Run]) -> Table:
-    """Return results, one row per run; an unfinished run shows only its number of steps."""
+    """Return a row for each run with its results; unfinished runs have only their number of steps."""
     measured = [quantity for name, quantity in OF_RUNS.items() if name == "val_loss" or name not in OF_HELD_OUT]
     quantities = [*measured, OF_MODELS["params"]]
     cells: dict[str, dict[str, str]] = {}
@@ -146,41 +151,29 @@ def _result_table(named: Mapping[str, Run]) -> Table:
     return by_row("Results", "Run", cells)
 
 
-def _source_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return held-out losses by source of the data, one row per run on a mixture."""
-    cells = {
-        name: {source: fixed(loss, 4) for source, loss in sorted(result.val_losses.items())}
-        for name, result in results.items()
-        if result.val_losses
-    }
-    return by_row("Held-out loss by source of the data", "Run", cells) if cells else None
-
-
-def _mtp_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return held-out losses of multi-token prediction, one row per run that has it."""
-    cells = {
-        name: {f"{k} after the next": fixed(loss, 4) for k, loss in enumerate(result.val_mtp_losses, 1)}
-        for name, result in results.items()
-        if result.val_mtp_losses
-    }
-    return by_row("Held-out loss of the further heads, by the token they predict", "Run", cells) if cells else None
+def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table | None:
+    """Return a row for each run with losses; None without such runs."""
+    cells = {name: {key: fixed(loss, 4) for key, loss in row.items()} for name, row in losses.items() if row}
+    return by_row(caption, "Run", cells) if cells else None
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return name -> run; runs that share a name get their path."""
+    """Return unique name -> run. Runs with the same name have their path in it."""
     names = [run.name for run in runs]
     named = {name if names.count(name) == 1 else f"{name} ({run.path})": run for name, run in zip(names, runs)}
     if len(named) < len(runs):
-        raise UserError("report: the same run was named twice")
+        raise UserError("report: the same run was passed twice")
     return named
 
 
 def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
-    where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs laid over each other"
+    where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs in the same figures"
     if not listed:
         return f"{where}."
-    state = f"{len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished."
-    state = state_sentence(*listed.values()) if len(runs) == 1 else state
+    if len(runs) == 1:
+        state = state_sentence(*listed.values())
+    else:
+        state = f"{len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished."
     return f"{where}. {state} Results and costs appear when training ends."
 
 
@@ -195,30 +188,30 @@ def _curves(named: Mapping[str, Run], looks: Looks) -> Iterator[Figure | None]:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
     heads = {name: by_place(run, "validation", "mtp_losses") for name, run in named.items()}
     for depth in range(1, 1 + max(map(len, heads.values()))):
-        own = {name: found[depth - 1] for name, found in heads.items() if len(found) >= depth}
-        yield over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", own)
+        losses = {name: curves[depth - 1] for name, curves in heads.items() if len(curves) >= depth}
+        yield over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", losses)
     for key, entry, title in _BY_NAME:
-        found: dict[str, dict[str, Curve]] = {}
+        by_subject: dict[str, dict[str, Curve]] = {}
         for name, run in named.items():
             for subject, curve in by_name(run, key, entry).items():
-                found.setdefault(clean(subject), {})[name] = curve
-        for subject, own in found.items():
-            yield over_steps(f"{key}-{entry}-{subject}".replace("_", "-"), title.format(subject), own)
+                by_subject.setdefault(clean(subject), {})[name] = curve
+        for subject, curves in by_subject.items():
+            yield over_steps(f"{key}-{entry}-{subject}".replace("_", "-"), title.format(subject), curves)
 
 
 def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
-    """Yield figures with a curve for each layer, or for some of many, of the runs that recorded norms."""
+    """Yield figures with a curve for each layer, or for some of many layers, for the runs that recorded norms."""
     for i, (name, run) in enumerate(named.items()):
         for key, title in _NORMS.items():
             layers = by_place(run, "norms", key)
             curves = {f"layer {n}": layers[n - 1] for n in (layer_ticks(len(layers)) if layers else ())}
-            shown, grown = title if len(named) == 1 else f"{name}: {title.lower()}", growth_steps([run])
+            caption = title if len(named) == 1 else f"{name}: {title.lower()}"
             key = f"{key.replace('_', '-')}-{i}"
-            yield curve_figure(key, shown, curves, styles(curves), "step", title.lower(), growths=grown)
+            yield curve_figure(key, caption, curves, styles(curves), "step", title.lower(), growths=growth_steps([run]))
 
 
 def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
-    """Yield the continuations of each prompt in the course of a run, the latest first."""
+    """Yield the continuations of each prompt during a run, latest first."""
     for name, run in named.items():
         for prompt in dict.fromkeys(record["prompt"] for record in run.samples):
             samples = [(record["step"], record["text"]) for record in run.samples if record["prompt"] == prompt]
@@ -230,9 +223,9 @@ def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
 
 
 def _environments(named: Mapping[str, Run]) -> list[Table]:
-    """Return one table if all runs share an environment, otherwise one per run."""
+    """Return one table if all runs share an environment, otherwise a table for each run."""
     environments = {name: run.environment for name, run in named.items()}
     first = next(iter(environments.values()))
-    if all(each == first for each in environments.values()):
+    if all(environment == first for environment in environments.values()):
         return [tables.environment_table(first)]
-    return [tables.environment_table(each, name) for name, each in environments.items()]
+    return [tables.environment_table(environment, name) for name, environment in environments.items()]

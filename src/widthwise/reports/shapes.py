@@ -1,4 +1,4 @@
-"""Pictures of shapes: the width of every layer, its hidden units, and the stream."""
+"""Figures of shapes: the width of every layer, its hidden units, and the stream."""
 
 import math
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from widthwise.reports.charts import GRID, MUTED, Figure, Looks, Style
 from widthwise.reports.formats import capital, clean, fixed, hidden_widths, shorten
 
 MOST_MAPS = 8
-"""Blocks of a feed-forward that are drawn; where one layer has more, such as many experts, one of them is drawn."""
+"""Largest number of feed-forward blocks to draw. Of more blocks in a layer, such as experts, only one is drawn."""
 
 
 def layer_ticks(n_layers: int) -> list[int]:
-    """Return the numbers of the layers that an axis names."""
+    """Return the layers with a label on an axis."""
     stride = max(1, math.ceil(n_layers / 8))
     return sorted({1, n_layers, *(layer for layer in range(stride, n_layers - stride // 2, stride) if layer > 1)})
 
 
 def width_figures(costs: Mapping[str, CostSummary], looks: Looks, results: Mapping[str, RunResult]) -> list[Figure]:
-    """Return the shape of each model, all on one scale. results: of those that let tokens choose their width."""
+    """Return the shape of each model, all on one scale. results: with the widths that tokens choose, if any."""
     sizes = [[_stream(cost), *(units for maps in cost.hidden_widths for units in maps)] for cost in costs.values()]
     widest = max(map(max, sizes), default=1)
     most = max((len(cost.widths) for cost in costs.values()), default=1)
@@ -39,7 +39,7 @@ def width_figures(costs: Mapping[str, CostSummary], looks: Looks, results: Mappi
 
 
 def _stream(cost: CostSummary) -> int:
-    """Return the width of the stream, which is omitted for models without slots."""
+    """Return the width of the stream, which costs of models without slots omit."""
     return cost.stream_width or max(cost.d_model, *cost.widths)
 
 
@@ -51,27 +51,38 @@ def _figure(
     key: str, name: str, cost: CostSummary, style: Style, widest: int, most: int, used: Mapping[int, float]
 ) -> Figure:
     """Return centred bars, layer 1 at the bottom. used: layer -> share of the hidden units that tokens choose."""
-    n_layers, stream = len(cost.widths), _stream(cost)
-    strong, light = [], []
+    n_layers = len(cost.widths)
+    stream = _stream(cost)
+    strong = []
+    light = []
     for layer, width in enumerate(cost.widths, start=1):
         heads = f", {cost.n_heads[layer - 1]} heads" if cost.n_heads else ""
         strong.append(_bar(width, layer - 0.4, 0.34, f"layer {layer}: width {width}{heads}"))
         maps = cost.hidden_widths[layer - 1] if cost.hidden_widths else ()
-        drawn, share = maps if len(maps) <= MOST_MAPS else maps[:1], used.get(layer)
-        chosen = "" if share is None else f"; tokens use {fixed(share, 3)} of them on average"
+        drawn = maps if len(maps) <= MOST_MAPS else maps[:1]
+        label = f"layer {layer}: hidden {hidden_widths(maps)}"
+        shares = [1.0]
+        if layer in used:
+            label += f"; tokens use {fixed(used[layer], 3)} of them on average"
+            shares.append(used[layer])
         for i, units in enumerate(drawn):
-            start, height = layer - 0.02 + i * 0.42 / len(drawn), 0.36 / len(drawn)
-            label = f"layer {layer}: hidden {hidden_widths(maps)}{chosen}"
-            light += [_bar(each * units, start, height, label) for each in (1, *([] if share is None else [share]))]
-    slots, thin = cost.n_slots or 1, 0.004 * widest
-    stream_words = f"stream {stream}" + (f": {slots} slots of {cost.slot_width}" if slots > 1 else "")
-    ground = [_bar(stream, 0.5, n_layers, stream_words)]
-    ends = [(slot / slots - 0.5) * stream for slot in range(1, slots)]
+            start = layer - 0.02 + i * 0.42 / len(drawn)
+            light += [_bar(share * units, start, 0.36 / len(drawn), label) for share in shares]
+    n_slots = cost.n_slots or 1
+    thin = 0.004 * widest
+    stream_label = f"stream {stream}"
+    if n_slots > 1:
+        stream_label += f": {n_slots} slots of {cost.slot_width}"
+    ground = [_bar(stream, 0.5, n_layers, stream_label)]
+    ends = [(slot / n_slots - 0.5) * stream for slot in range(1, n_slots)]
     edges = [_bar(thin, 0.5, n_layers, "") | {"left": end, "right": end + thin} for end in ends]
-    named = [
-        {"layer": n - 0.22, "width": cost.widths[n - 1], "at": 0.53 * widest} for n in _layers_to_label(cost.widths)
+    # Layers at which the width changes have a label; in deep models only the ends and the narrowest layer.
+    labelled = [
+        layer for layer in range(1, n_layers + 1) if layer == 1 or cost.widths[layer - 1] != cost.widths[layer - 2]
     ]
-
+    if n_layers > 20:
+        labelled = sorted({1, cost.widths.index(min(cost.widths)) + 1, n_layers})
+    named = [{"layer": layer - 0.22, "width": cost.widths[layer - 1], "at": 0.53 * widest} for layer in labelled]
     across = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[-0.52 * widest, 0.62 * widest], nice=False))
     ticks = alt.Axis(values=layer_ticks(n_layers), format="d", grid=False, title="layer (1 reads the tokens)")
     up = alt.Y("low:Q", axis=ticks, scale=alt.Scale(domain=[0.3, most + 0.7], nice=False))
@@ -92,10 +103,10 @@ def _figure(
     label = (
         f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
         f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}. {_hidden(cost)}"
-        f"{capital(stream_words)}."
+        f"{capital(stream_label)}."
     )
-    title, height = f"{clean(name)}, d_model {cost.d_model}", 60 + min(300, 22 * most)
-    return Figure(key, title, label, alt.layer(*layers), height=height, is_small=True)
+    title = f"{clean(name)}, d_model {cost.d_model}"
+    return Figure(key, title, label, alt.layer(*layers), height=60 + min(300, 22 * most), is_small=True)
 
 
 def _hidden(cost: CostSummary) -> str:
@@ -104,11 +115,3 @@ def _hidden(cost: CostSummary) -> str:
         return ""
     smallest, largest = (hidden_widths(cost.hidden_widths[totals.index(end)]) for end in (min(totals), max(totals)))
     return f"Hidden units: {smallest}. " if smallest == largest else f"Hidden units: from {smallest} to {largest}. "
-
-
-def _layers_to_label(widths: Any) -> list[int]:
-    """Return the layers whose width is written next to the bar: where it changes, or the extremes of a deep model."""
-    changes = [1] + [layer for layer in range(2, len(widths) + 1) if widths[layer - 1] != widths[layer - 2]]
-    if len(widths) <= 20:
-        return changes
-    return sorted({1, widths.index(min(widths)) + 1, len(widths)})

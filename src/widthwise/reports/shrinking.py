@@ -1,4 +1,4 @@
-"""A cut on the terminal and on the page of its run: what it cost and saved, and the sizes of every layer."""
+"""The loss, the savings and the sizes after a cut, on the terminal and on the page of the run."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,12 +17,12 @@ from widthwise.reports.table import Table
 SIZES = {"d_model": "d_model", "n_kv_heads": "KV heads", "n_hidden": "hidden units", "n_experts": "experts"}
 """Field of `LayerCut` -> its title."""
 BEFORE = "before the cut"
-"""Name of a line."""
+"""Name of the line of the original model."""
 QUESTION = "What did the cut cost, and what does training give back?"
 
 
 def shrinking_answer(cut: Shrinking) -> list[str]:
-    """Return what the cut saved and cost before any healing, a sentence each."""
+    """Return sentences on the FLOPs and the loss right after the cut."""
     share = cut.after.flops_per_token / cut.before.flops_per_token
     lines = [
         f"{clean(cut.source)} is cut to {share:.3f} of its FLOPs.",
@@ -35,21 +35,22 @@ def shrinking_answer(cut: Shrinking) -> list[str]:
 
 
 def cut_answers(runs: Mapping[str, Run]) -> list[str]:
-    """Return the sentences on every run that was cut, and how its loss has changed since."""
+    """Return sentences on the cut of every run and its healing."""
     lines = []
     for name, run in runs.items():
         if (cut := run.shrinking) is not None:
             start = "" if len(runs) == 1 else f"{shorten(name, 60)}: "
             lines += [start + line for line in shrinking_answer(cut)]
             if not (healing := by_step(run, "validation", "loss")).is_empty:
-                change, when = healing.last - cut.loss_before, "After healing" if run.result else "So far in healing"
-                end = f"{fixed(abs(change), 4)} nats {'below' if change < 0 else 'above'} that before the cut"
-                lines.append(f"{start}{when} it is {end}.")
+                change = healing.last - cut.loss_before
+                time = "After healing" if run.result else "So far in healing"
+                end = f"{fixed(abs(change), 4)} nats {'below' if change < 0 else 'above'} the loss before the cut"
+                lines.append(f"{start}{time} it is {end}.")
     return lines
 
 
 def cut_section(runs: Mapping[str, Run], looks: Looks) -> Section | None:
-    """Return figures and tables of every run that was cut; None if none was."""
+    """Return figures and tables of every run that was cut; None without a cut."""
     parts = (part for i, (name, run) in enumerate(runs.items()) for part in _parts(f"cut-{i}", name, run, looks))
     return section("Cut", note("cut"), *parts)
 
@@ -68,9 +69,10 @@ def _parts(key: str, name: str, run: Run, looks: Looks) -> Iterator[Part]:
 
 
 def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:
-    """Return the held-out loss of runs over the step, for runs that were cut from the loss right after the cut on.
+    """Return the held-out loss of runs by step; curves of runs that were cut start with the loss right after the cut.
 
-    If they have the same loss before the cut, the line BEFORE shows it."""
+    If all cuts have the same loss before, the curve BEFORE shows it.
+    """
     curves = {name: by_step(run, "validation", "loss") for name, run in runs.items()}
     cuts = {name: run.shrinking for name, run in runs.items() if run.shrinking and not curves[name].is_empty}
     for name, cut in cuts.items():
@@ -82,7 +84,7 @@ def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:
 
 
 def cut_table(cut: Shrinking, run: Run | None = None) -> Table:
-    """Return loss, agreement and costs before and after the cut. run: that was made, with the loss since."""
+    """Return loss, agreement and costs before and after the cut. run: adds the loss after healing."""
     losses = {"held-out loss": cut.loss_after}
     if run is not None and not (healing := by_step(run, "validation", "loss")).is_empty:
         losses[f"held-out loss after {healing.x[-1]:,.0f} steps of healing"] = healing.last
@@ -100,8 +102,8 @@ def cut_table(cut: Shrinking, run: Run | None = None) -> Table:
 
 
 def shrinking_table(cut: Shrinking) -> Table:
-    """Return the sizes of every layer before and after the cut, and what of each was lost."""
-    # Most models have one expert, and some one key-value head, in every layer.
+    """Return the sizes of every layer before and after the cut, with the energy kept and the score lost."""
+    # Sizes that are 1 in every layer, such as experts, are omitted.
     sizes = {size: title for size, title in SIZES.items() if any(layer[size][0] > 1 for layer in cut.layers)}
     rows = []
     for number, layer in enumerate(cut.layers, start=1):

@@ -1,4 +1,4 @@
-"""Figures of a sweep: losses over the values of its axes, as heat maps or lines, and over training compute."""
+"""Figures of a sweep: losses over the values of its axes, as heat maps or lines, and over training FLOPs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +12,17 @@ from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Variant
 from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, Figure, Looks
-from widthwise.reports.experiment_figures import LOSS, Point, moved, point_figure
+from widthwise.reports.experiment_figures import LOSS, Point, point_figure, shifted
 from widthwise.reports.formats import MISSING, clean, fixed, interval, plain, shorten, signed, tick
 
 _ALL_POINTS = "all points"
 """Name of points without a group."""
 _MOST_MEDIANS = 4.0
-"""Colours saturate at this many times the median distance, so that a point that diverged does not pale the others."""
+"""Colours saturate at this multiple of the median distance, so that one diverged point does not pale all others."""
 
 
 def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
-    """Return a heat map for a grid of two keys; for one key, a search and larger grids the losses over each key."""
+    """Return a heat map for each grid of two keys; otherwise the losses over each key."""
     keys = list(dict.fromkeys(key for axes in outcome.axes.values() for key in axes))
     ends = [key.rpartition(".")[2] for key in keys]
     titles = {key: clean(end if ends.count(end) == 1 else key) for key, end in zip(keys, ends)}
@@ -50,9 +50,9 @@ def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
 
 
 def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, looks: Looks) -> Figure | None:
-    """Return the loss over training compute, one marker per point; None if no point has finished.
+    """Return the loss over training FLOPs with a marker for each point; None without finished points.
 
-    flops: by point. Bars are the intervals of the differences, moved to the baseline's loss.
+    flops: training FLOPs by point. Bars are the intervals of the differences, shifted by the baseline's loss.
     """
     baseline = outcome.baseline_variant
     points = []
@@ -61,7 +61,7 @@ def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, l
             if point is not baseline:
                 loss = point.val_loss
                 if baseline is not None:
-                    loss = moved(_score(point, outcome), finite(baseline.val_loss.mean))
+                    loss = shifted(_score(point, outcome), finite(baseline.val_loss.mean))
                 points.append(Point(group or _ALL_POINTS, point.name, flops[point.name], loss))
     if not points:
         return None
@@ -77,7 +77,7 @@ def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, l
 
 
 def _score(point: Variant, outcome: Outcome) -> Estimate:
-    """Return the difference to its baseline, 0 for a baseline itself; its loss where nothing is compared."""
+    """Return the difference to the baseline, which is 0 for the baseline itself; the loss without a baseline."""
     if outcome.baseline_words is None:
         return point.val_loss
     return point.difference or Estimate(mean=0.0 if outcome.baseline_of(point) is point else None)
@@ -88,7 +88,7 @@ def _finished(outcome: Outcome, group: str) -> list[Variant]:
 
 
 def _tick(value: Any) -> str:
-    """Return a value as an axis labels it."""
+    """Return the label of a value on an axis."""
     return tick(value) if _is_number(value) else shorten(plain(value), 14)
 
 
@@ -101,28 +101,30 @@ def _losses_over(
 ) -> Figure:
     """Return points with their intervals over the values of one recipe key.
 
-    line: "" joins the points of each group, None joins none.
+    line: "" joins the points of each group; None joins no points.
     """
     axes = [outcome.axes[group][axis] for group in groups]
     search = axes[0] if isinstance(axes[0], SearchedRange) else None
     values: list[Any] = []
-    for each in axes:
-        values += (each.low, each.high) if isinstance(each, SearchedRange) else each
+    for axis_values in axes:
+        is_range = isinstance(axis_values, SearchedRange)
+        values += (axis_values.low, axis_values.high) if is_range else axis_values
     points = [(group, point) for group in groups for point in _finished(outcome, group) if axis in point.values]
     if all(map(_is_number, values)):
         is_log = search.log if search else min(values) > 0 and max(values) > 8 * min(values)
         ticks = sorted(set(values)) if len(set(values)) <= 9 and not search else alt.Undefined
         across = charts.x("x", title, None, is_log, values=ticks, format=".4~g")
         points = [(group, point) for group, point in points if _is_number(point.values[axis])]
-        place = float
+        position = float
     else:
         across = alt.X("x:N", title=title, sort=[_tick(value) for value in values], axis=alt.Axis(labelAngle=0))
-        place = _tick
+        position = _tick
     markers = [
-        Point(group or _ALL_POINTS, point.name, place(point.values[axis]), _score(point, outcome), line)
+        Point(group or _ALL_POINTS, point.name, position(point.values[axis]), _score(point, outcome), line)
         for group, point in points
     ]
-    y_title, level = LOSS, None
+    y_title = LOSS
+    level = None
     if outcome.baseline_words is not None:
         y_title = f"loss minus the loss of {shorten(outcome.baseline_words, 30)}"
         level = (outcome.baseline_words, 0.0)
@@ -136,19 +138,19 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     (down, rows), (across, columns) = sorted(grid.items(), key=lambda item: -len(item[1]))
     is_compared = outcome.baseline_words is not None
     write = signed if is_compared else fixed
-    inside = [p for p in outcome.of_group(group) if p.values.get(down) in rows and p.values.get(across) in columns]
-    means = {point.name: finite(_score(point, outcome).mean) for point in inside if isinstance(point, Variant)}
-    known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
-    best = min(known, key=known.__getitem__, default=None)
-    shade = _shades(list(known.values()), is_compared)
+    points = [p for p in outcome.of_group(group) if p.values.get(down) in rows and p.values.get(across) in columns]
+    means = {point.name: finite(_score(point, outcome).mean) for point in points if isinstance(point, Variant)}
+    means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    best = min(means, key=means.__getitem__, default=None)
+    shade = _shades(list(means.values()), is_compared)
     cells: list[dict[str, Any]] = []
-    for point in inside:
+    for point in points:
         cell = {"down": _tick(point.values[down]), "across": _tick(point.values[across]), "point": clean(point.name)}
-        cell |= {"shade": shade(known[point.name]) if point.name in known else None, "best": point.name == best}
+        cell |= {"shade": shade(means[point.name]) if point.name in means else None, "best": point.name == best}
         if isinstance(point, OpenPoint):
             cells.append(cell | {"score": point.state, "width": "", "interval": ""})
             continue
-        number = write(known[point.name], 3 if is_compared else 4) if point.name in known else MISSING
+        number = write(means[point.name], 3 if is_compared else 4) if point.name in means else MISSING
         if is_compared and point.verdict in ("better", "worse"):
             number += "*"
         width = tick(round(point.cost.average_width, 1))
@@ -171,16 +173,15 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     axes = f"{titles[down]} and {titles[across]}"
     label = f"{subject} of {shorten(group or _ALL_POINTS, 40)} over {axes}."
     if best is not None:
-        low, high = write(min(known.values()), 4), write(max(known.values()), 4)
-        label += f" From {low} to {high}; best: {shorten(best, 60)}."
+        label += f" From {write(means[best], 4)} to {write(max(means.values()), 4)}; best: {shorten(best, 60)}."
     title = f"{clean(group)}: {axes}" if group else axes
     return Figure(key, title, label, alt.layer(*layers), height=60 + 44 * len(rows))
 
 
 def _shades(scores: Sequence[float], is_compared: bool) -> Callable[[float], int]:
-    """Return a function from a score to its place in HEAT: blue below 0, orange above.
+    """Return a function from a score to its index in HEAT: blue below 0, orange above 0.
 
-    Without a baseline, the lower a loss, the deeper the blue.
+    Without a baseline, lower losses are deeper blue.
     """
     start = 0.0 if is_compared else min(scores, default=0.0)
     distances = [abs(score - start) for score in scores if score != start] or [1.0]

@@ -1,4 +1,4 @@
-"""The pages of a sweep, over values of recipe keys, and of a ladder, which compares groups size by size."""
+"""The pages of a sweep over values of recipe keys, and of a ladder, which compares groups at several sizes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 from widthwise.records.estimate import NO_VERDICT
 from widthwise.records.outcome import Outcome, SearchedRange, Study
 from widthwise.records.run import RunResult
-from widthwise.reports import experiment_sections as shared
-from widthwise.reports import tables
+from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.experiment_figures import difference_figure, shape_figures
@@ -19,7 +18,7 @@ from widthwise.reports.sweep_figures import axis_figures, compute_figure
 from widthwise.reports.table import Table, by_column
 
 SIZES = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "model.n_layers", "aspect"})
-"""Axes along which points lie on the curves of shapes."""
+"""Axes whose points are shapes of one budget."""
 
 
 def sweep_page(folder: Path, outcome: Outcome) -> Page:
@@ -35,7 +34,7 @@ def ladder_page(folder: Path, outcome: Outcome) -> Page:
     groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
     n_sizes = sum(point.group == outcome.baseline_group for point in outcome.points)
     baseline = f"{clean(outcome.baseline_group or '')} at each of {n_sizes} sizes"
-    question = shared.compared_question(groups, baseline, outcome)
+    question = experiment_sections.compared_question(groups, baseline, outcome)
     drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
     first = [difference_figure(outcome, _point_styles(outcome))]
     return _page(folder, outcome, "ladder", ladder_answer(outcome), question, drawn, first)
@@ -50,8 +49,8 @@ def _page(
     drawn: Looks,
     first: Sequence[Figure | None],
 ) -> Page:
-    """Return the page of points on axes. drawn: points whose loss is drawn minus their baseline's."""
-    runs = shared.read_runs(folder, outcome)
+    """Return the page of points on axes. drawn: styles of the points in figures of differences over tokens."""
+    runs = experiment_sections.read_runs(folder, outcome)
     looks = _point_styles(outcome)
     of_groups = styles(outcome.groups)
     axes = axis_figures(outcome, of_groups)
@@ -60,21 +59,21 @@ def _page(
     of_one_budget = []
     if outcome.matched not in (None, "none"):
         of_one_budget = [point.name for point in outcome.variants if not SIZES.isdisjoint(point.values)]
-    flops, flops_title = _training_flops(outcome, shared.first_results(runs))
+    flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
-    return Page(
+    return experiment_sections.experiment_page(
         kind,
-        clean(outcome.title),
+        outcome,
+        runs,
         answer,
-        lead=question,
-        badges=shared.badges(outcome),
-        first=[*first, *(axes[:2] or [curves])],
-        sections=[
-            shared.results_section(
+        question,
+        [*first, *(axes[:2] or [curves])],
+        [
+            experiment_sections.results_section(
                 outcome, f"Finished points by loss, mean over {n_seeds}", looks, _judged_table(outcome), first="Point"
             ),
-            shared.open_points_section(outcome),
+            experiment_sections.open_points_section(outcome),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
             section(
                 "Shapes at one budget",
@@ -84,26 +83,20 @@ def _page(
             section(
                 "Loss and compute", note("loss-and-compute"), compute_figure(outcome, flops, flops_title, of_groups)
             ),
-            shared.equal_loss_section(outcome, drawn),
+            experiment_sections.equal_loss_section(outcome, drawn),
             growth_section(runs, looks),
             section("Loss curves", curves, note("point-curves")),
             section("Costs", costs),
-            shared.data_section(outcome, runs),
-            shared.reproduce_section(
-                outcome,
-                runs,
-                None if outcome.study is None else _study_table(outcome.study),
-                note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
-            ),
         ],
-        made_from=f"{Outcome.file_name} of {outcome.created}",
-        files=shared.table_files(outcome, first="Point"),
+        None if outcome.study is None else _study_table(outcome.study),
+        note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
+        title="Point",
     )
 
 
 def sweep_question(outcome: Outcome) -> str:
-    """Return the question that a sweep answers, and how it was trained."""
-    trained, matched = shared.seeds_and_match(outcome)
+    """Return the question that a sweep answers, and the seeds."""
+    trained, matched = experiment_sections.seeds_and_match(outcome)
     assert outcome.study is not None
     keys = dict.fromkeys(key for axes in outcome.axes.values() for key in axes)
     varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
@@ -116,7 +109,7 @@ def sweep_question(outcome: Outcome) -> str:
 
 
 def sweep_answer(outcome: Outcome) -> list[str]:
-    """Return which point is best, how it compares with the baseline, and how whole groups do."""
+    """Return sentences on the best point, on whole groups, and on points without a result."""
     ranked = [point for point in outcome.variants if point.name != outcome.baseline and point.has_loss]
     lines = []
     if ranked:
@@ -125,7 +118,9 @@ def sweep_answer(outcome: Outcome) -> list[str]:
         if best.difference is None:
             lines.append(f"{lead}, {fixed(best.val_loss.mean, 4)}.")
         else:
-            lines.append(f"{lead}, {shared.apart(best.difference)} {clean(outcome.baseline_words or '')}.")
+            lines.append(
+                f"{lead}, {experiment_sections.distance(best.difference)} {clean(outcome.baseline_words or '')}."
+            )
         for judged in outcome.judged:
             is_clear = judged.verdict in ("better", "worse")
             baseline = clean(judged.beside)
@@ -135,28 +130,28 @@ def sweep_answer(outcome: Outcome) -> list[str]:
                 result = f"still {judged.verdict} than" if is_clear else "not significantly better than"
                 lines.append(f"Corrected for {judged.n_points} comparisons, the best point is {result} {baseline}.")
             elif judged.name != best.name and is_clear:
-                distance = shared.apart(judged.difference)
-                lines.append(f"On average the points of {clean(judged.name)} end {distance} {baseline}.")
+                above = experiment_sections.distance(judged.difference)
+                lines.append(f"On average the points of {clean(judged.name)} end {above} {baseline}.")
     if outcome.study and outcome.study.n_failed:
         lines.append(f"{counted(outcome.study.n_failed, 'point')} failed.")
     if outcome.study and outcome.study.n_open:
         lines.append(f"{counted(outcome.study.n_open, 'point')} without a result.")
-    return [*lines, *shared.setting_sentences(outcome)]
+    return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
 def ladder_answer(outcome: Outcome) -> list[str]:
-    """Return at how many sizes each group is better than the baseline's group."""
+    """Return a sentence for each group on its verdicts over sizes."""
     lines = []
     for group in outcome.groups:
         if group != outcome.baseline_group:
             verdicts = [shown_verdict(point) for point in outcome.variants if point.group == group]
             counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
             lines.append(f"{clean(group)} compared with {clean(outcome.baseline_group or '')}, by size: {counts}.")
-    return [*lines, *shared.setting_sentences(outcome)]
+    return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
 def _point_styles(outcome: Outcome) -> dict[str, Style]:
-    """Return point -> the style of its group; the baseline has the style of baselines."""
+    """Return point -> style of its group; BASELINE_STYLE for the baseline."""
     of_groups = styles(outcome.groups)
     return {
         point.name: BASELINE_STYLE if point.name == outcome.baseline else of_groups[point.group]
@@ -165,7 +160,7 @@ def _point_styles(outcome: Outcome) -> dict[str, Style]:
 
 
 def _judged_table(outcome: Outcome) -> Table | None:
-    """Return the best point as the best of many, with an interval widened for all, and groups on average."""
+    """Return the best point, with an interval widened for the number of points, and the mean of each group."""
     rows = []
     for judged in outcome.judged:
         is_best = judged.confidence > outcome.confidence
@@ -199,21 +194,22 @@ def _axis_table(outcome: Outcome) -> Table:
 
 
 def _training_flops(outcome: Outcome, results: Mapping[str, RunResult]) -> tuple[dict[str, float], str]:
-    """Return point -> training FLOPs, and their title: totals if every point has a run with them, else per token."""
+    """Return point -> training FLOPs, and their title: totals if they are known for all points, otherwise per token."""
     totals = {name: result.training_flops for name, result in results.items() if result.training_flops}
     if len(totals) == len(outcome.variants):
         return totals, "training FLOPs"
     return {point.name: point.cost.flops_per_token.training for point in outcome.variants}, "training FLOPs per token"
 
 
-def _curves(outcome: Outcome, runs: shared.Runs, of_groups: Looks) -> Figure | None:
-    """Return a thin line for each point of a group, a thick one for its best."""
+def _curves(outcome: Outcome, runs: experiment_sections.Runs, of_groups: Looks) -> Figure | None:
+    """Return a thin line for each point, and a thick line for the best point of each group."""
     bundles: dict[str, Bundle] = {}
     for group in outcome.groups:
-        names = [point.name for point in outcome.of_group(group) if point.name in runs]
-        if names:
-            means = {name: over_seeds(runs[name], "validation").mean for name in names}
-            bundles[group or "all points"] = Bundle(means, means[names[0]], names[0])
+        names = {point.name for point in outcome.of_group(group)}
+        ranked = [point.name for point in outcome.variants if point.name in names and point.name in runs]
+        if ranked:
+            means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
+            bundles[group or "all points"] = Bundle(means, means[ranked[0]], ranked[0])
     looks = {group or "all points": style for group, style in of_groups.items()}
     title = "Held-out loss by step"
     return curve_figure("points-step", title, bundles, looks, "step", "held-out loss", crop=True)

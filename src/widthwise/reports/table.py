@@ -1,4 +1,4 @@
-"""A table as text cells, which page, LaTeX and terminal only lay out; and the files of tables, which run nothing."""
+"""Tables of text cells, for pages, LaTeX, terminals and CSV files. No cell can run code."""
 
 import csv
 import io
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table; the first column names the row."""
+    """A table whose first column names the rows."""
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """Cells may be missing at the end of a row. Further lines of a cell are details of the first."""
+    """Rows may be shorter than the header. Further lines of a cell are details of its first line."""
     words: Collection[str] = ()
-    """Titles of columns of text, which is left-aligned; the first column is one anyway."""
+    """Titles of the columns of text, which are left-aligned. The first column always is."""
     _: KW_ONLY
     sortable: bool = True
-    """True if a reader of the page may sort the rows."""
+    """True if readers can sort the rows on a page."""
     note: str = ""
-    """Shown below the table, on a terminal only."""
+    """Text below the table, on a terminal only."""
     column_notes: Sequence[Mapping[str, str]] = ()
-    """Further lines there, each with notes on columns by title; notes on columns without room are omitted."""
+    """Further lines there: title of a column -> note. Notes on hidden columns are omitted."""
     n_essential: int | None = None
-    """Columns that a narrow terminal shows too; it omits as many of the other ones as it must. None: all."""
+    """Number of first columns that a narrow terminal must show; None: all."""
     swatches: Sequence[Markup] = ()
-    """Next to the name of each row, on a page only."""
+    """Samples of lines next to the names of the rows, on a page only."""
     notes: Sequence[str] = ()
     """Definitions of the columns, folded below the table of a page."""
     is_folded: bool = False
@@ -65,7 +65,7 @@ class Table:
 
 
 def _latex_row(row: Sequence[str]) -> str:
-    """Return the first lines of all cells as a line, and further lines of cells below it."""
+    """Return a row as LaTeX lines: the first lines of all cells, then their second lines, and so on."""
     lines = zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
     return "".join(f"    {' & '.join(map(latex_escape, cells))} \\\\\n" for cells in lines)
 
@@ -82,26 +82,26 @@ _LATEX = {
 
 
 def latex_escape(text: str) -> str:
-    """Text that LaTeX prints unchanged: no command, no comment, no alignment."""
+    """Return text that LaTeX prints unchanged, without commands, comments or alignment."""
     return "".join(_LATEX.get(letter, letter) for letter in clean(text))
 
 
 def by_row(caption: str, corner: str, cells: Mapping[str, Mapping[str, str]]) -> Table:
-    """Return a table of cells by row and column, whose titles are in the order in which they first appear."""
+    """Return a table of cells by row and column. Columns are in the order of their first appearance."""
     titles = list(dict.fromkeys(title for row in cells.values() for title in row))
     rows = [[clean(name), *(row.get(title, MISSING) for title in titles)] for name, row in cells.items()]
     return Table(caption, [corner, *map(clean, titles)], rows)
 
 
 def by_column(caption: str, columns: Mapping[str, Mapping[str, str]], corner: str = "Item") -> Table:
-    """Return a table of cells by column and row, where the rows are quantities of several kinds."""
+    """Return a table of cells by column and row, with rows of different kinds, which cannot be sorted."""
     titles = dict.fromkeys(title for column in columns.values() for title in column)
     cells = {title: {name: column.get(title, MISSING) for name, column in columns.items()} for title in titles}
     return replace(by_row(caption, corner, cells), sortable=False)
 
 
 def csv_rows(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Return rows below their header, texts as `csv_cell` gives them; None is an empty cell."""
+    """Return header and rows as CSV, with `csv_cell` for text. None is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for row in (header, *rows):
@@ -110,12 +110,12 @@ def csv_rows(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def csv_estimate(name: str, estimate: "Estimate | None") -> dict[str, float | None]:
-    """Cells of an estimate: its mean and the ends of its interval."""
+    """Return the columns of an estimate: its mean and the ends of its interval."""
     return {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "low", "high")}
 
 
 def csv_cell(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: such a cell gets a leading apostrophe, unless it is a number."""
+    """Return text that no spreadsheet reads as a formula: a leading apostrophe is added unless it is a number."""
     text = clean(text)
     if not text or unicodedata.normalize("NFKC", text[0]) not in ("=", "+", "-", "@"):
         return text

@@ -1,4 +1,4 @@
-"""The tables that several reports show: costs, layers, environments, and the text that runs have read."""
+"""Tables of several reports: costs, layers, environments, and data."""
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -14,7 +14,7 @@ from widthwise.reports.table import Table, by_column
 
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
-    """Return costs of models and their training: one row per known quantity, one column per model."""
+    """Return costs of models and their training: a row for each known quantity, a column for each model."""
     columns: dict[str, dict[str, str]] = {name: {} for name in models}
     for quantity in QUANTITIES:
         values = {name: quantity.value(model) for name, model in models.items()}
@@ -26,7 +26,7 @@ def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
 
 
 def layer_table(name: str, cost: CostSummary) -> Table:
-    """Return sizes per layer; neighbouring layers that are equal share a row."""
+    """Return sizes by layer. Equal consecutive layers share a row."""
     header = ["Layer", "width", "n_heads", "n_kv_heads", "head_dim", "FFN hidden"]
     hidden = [hidden_widths(widths) for widths in cost.hidden_widths]
     columns = [cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, hidden]
@@ -41,17 +41,17 @@ def layer_table(name: str, cost: CostSummary) -> Table:
 
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
-    """Return machine and versions. name: of the run, if runs differ."""
+    """Return machine and versions. name: name of the run, if runs differ."""
     return settings_table(f"Machine and versions of {clean(name)}" if name else "Machine and versions", environment)
 
 
 def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
-    """Return a row for each value of a mapping, which may be nested."""
+    """Return a row for each value of a possibly nested mapping."""
     return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(settings)}})
 
 
 def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested keys as `outer.inner`."""
+    """Yield keys and values; nested keys are `outer.inner`."""
     for key, value in mapping.items():
         if isinstance(value, dict):
             yield from _flattened(value, f"{prefix}{key}.")
@@ -60,7 +60,7 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def data_table(named: Mapping[str, Run]) -> Table | None:
-    """Return one column if all runs read the same data, otherwise one per run; None if nothing is recorded."""
+    """Return one column if all runs used the same data, otherwise a column for each run; None if unknown."""
     columns = {name: _data_of(run) for name, run in named.items()}
     if not any(columns.values()):
         return None
@@ -69,7 +69,7 @@ def data_table(named: Mapping[str, Run]) -> Table | None:
 
 
 def _data_of(run: Run) -> dict[str, str]:
-    """Return title -> what is known of the data of a run."""
+    """Return title -> property of the data of a run. Unknown properties are omitted."""
     column = {}
     if run.environment.get(KEY):
         rows = read_identity(run.environment, f"{run.path}/environment.json").rows()
@@ -85,8 +85,8 @@ def _data_of(run: Run) -> dict[str, str]:
         if data is not None:
             column["read in training"] += f", {result.tokens / data.n_train_tokens:.3g} times the training text"
     if data is not None:
-        n_tokens, n_bytes = data.n_held_out_tokens, data.n_held_out_bytes
-        column["held-out text"] = f"{counted(n_tokens, 'token')}, {counted(n_bytes, 'byte')}"
+        n_tokens = counted(data.n_held_out_tokens, "token")
+        column["held-out text"] = f"{n_tokens}, {counted(data.n_held_out_bytes, 'byte')}"
     if result.n_val_tokens:
         windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
         column["read for the held-out loss"] = f"{counted(result.n_val_tokens, 'token')}: {windows}"
@@ -94,12 +94,12 @@ def _data_of(run: Run) -> dict[str, str]:
 
 
 def text_words(environment: Mapping[str, Any]) -> str:
-    """Return the corpus and the tokenizer, of the environment of a run or comparison: `books, bpe-4096`."""
+    """Return corpus and tokenizer of the environment of a run or comparison: `books, bpe-4096`."""
     if not environment.get(KEY):
         return ""
     return ", ".join(map(clean, read_identity(environment, "environment").rows().values()))
 
 
 def text_key(environment: Mapping[str, Any]) -> str:
-    """Return a key that is equal for environments with the same text and tokenizer, for any names."""
+    """Return a key that is equal for the same text and tokenizer, independent of file names."""
     return read_identity(environment, "environment").content_key() if environment.get(KEY) else ""

@@ -1,4 +1,4 @@
-"""Widths that trained models use: those that tokens chose in dynamic-width layers, and the slots of a virtual width."""
+"""Widths used by trained models: widths chosen by tokens in dynamic-width layers, and slots of a virtual width."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,32 +23,42 @@ Models = Mapping[str, RunResult | AnalysedModel]
 
 
 def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
-    """Return figures and tables for the models that have dynamic-width layers; None if there is none."""
-    found = {name: model.token_widths for name, model in models.items() if model.token_widths}
-    if not found:
+    """Return figures and tables for models with dynamic-width layers; None without such models."""
+    by_model = {name: model.token_widths for name, model in models.items() if model.token_widths}
+    if not by_model:
         return None
+    histograms = [
+        _histograms(f"dynamic-width-{i}", name, widths, looks[name])
+        for i, (name, widths) in enumerate(by_model.items())
+    ]
+    numbers = ("mean", "sd", "min", "max", *_LAYER_COLUMNS, "gain", "bias", "temperature")
+    header = ["Layer", *(_LAYER_COLUMNS.get(number, number) for number in numbers)]
+    layers = []
+    for name, widths in by_model.items():
+        rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in numbers)] for layer in widths.layers]
+        layers.append(Table(f"Dynamic width of {clean(name)} by layer", header, rows, is_folded=True))
     quantities = {
         name: {
             "mean fraction of d_ff": fixed(widths.mean_fraction, 4),
             "share of the variance between tokens": fixed(widths.token_variance_share, 3),
             **{f"feed-forward FLOPs per token, {kind}": _flops(kind, widths) for kind in _FLOPS},
-            "held-out tokens looked at": si(widths.n_tokens),
+            "held-out tokens": si(widths.n_tokens),
         }
-        for name, widths in found.items()
+        for name, widths in by_model.items()
     }
     return section(
         "Dynamic width",
         note("dynamic-width"),
-        *(_histograms(f"dynamic-width-{i}", name, each, looks[name]) for i, (name, each) in enumerate(found.items())),
+        *histograms,
         note("dynamic-width-flops"),
         by_column("Dynamic width", quantities, "Quantity"),
-        *(_layer_table(name, widths).folded for name, widths in found.items()),
-        *(table.folded for table in _token_tables(found)),
+        *layers,
+        *(table.folded for table in _token_tables(by_model)),
     )
 
 
 def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figure:
-    """Return one row of bins per layer, layer 1 at the bottom."""
+    """Return a row of bins for each layer, layer 1 at the bottom."""
     bins = [
         {"layer": layer.layer, "low": i / n, "high": (i + 1) / n, "share": share, "shade": share / max(layer.histogram)}
         for layer in widths.layers
@@ -63,9 +73,9 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figur
     opacity = alt.Opacity("shade:Q", scale=alt.Scale(domain=[0, 1], range=[0.12, 1]), legend=None)
     bars = alt.Chart(charts.table_of(bins)).mark_bar(fill=style.colour, height=alt.RelativeBandSize(0.8))
     dots = alt.Chart(charts.table_of(means)).mark_point(fill=INK, stroke=CARD, size=34)
-    of_bins = charts.tips(layer="", low=".2f", high=".2f", share=".3f")
+    tip = charts.tips(layer="", low=".2f", high=".2f", share=".3f")
     layers = alt.layer(
-        bars.encode(x=across, x2="high:Q", y=up, opacity=opacity, tooltip=of_bins),
+        bars.encode(x=across, x2="high:Q", y=up, opacity=opacity, tooltip=tip),
         dots.encode(x="mean:Q", y=up, tooltip=charts.tips(layer="", mean=".3f|mean fraction of d_ff")),
     )
     shown = ", ".join(f"layer {layer.layer} {layer.mean:.2f}" for layer in widths.layers)
@@ -77,26 +87,24 @@ _FLOPS = ("full", "asked", "bucketed", "executed")
 
 
 def _flops(kind: str, widths: TokenWidths) -> str:
-    value, full = widths.flops_per_token.get(kind), widths.flops_per_token.get("full")
-    return MISSING if value is None else si(value) + (f" ({value / full:.3f})" if full and kind != "full" else "")
+    """Return FLOPs of a kind, and their ratio to the FLOPs of the full width."""
+    value = widths.flops_per_token.get(kind)
+    full = widths.flops_per_token.get("full")
+    if value is None:
+        return MISSING
+    return si(value) + (f" ({value / full:.3f})" if full and kind != "full" else "")
 
 
 _LAYER_COLUMNS = {"floor_share": "at floor", "ceiling_share": "at ceiling", "dead_share": "dead units"}
-"""Number of a layer -> its title, where that is not its name."""
-
-
-def _layer_table(name: str, widths: TokenWidths) -> Table:
-    numbers = ("mean", "sd", "min", "max", *_LAYER_COLUMNS, "gain", "bias", "temperature")
-    rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in numbers)] for layer in widths.layers]
-    header = ["Layer", *(_LAYER_COLUMNS.get(number, number) for number in numbers)]
-    return Table(f"Dynamic width of {clean(name)} by layer", header, rows)
+"""Field of `LayerWidths` -> title, if it is not the name of the field."""
 
 
 def _token_tables(models: Mapping[str, TokenWidths]) -> Iterator[Table]:
-    """Yield losses at forced widths, and mean widths by kind of token, of which there are any; one column per model."""
-    forced, kinds = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
+    """Yield losses at forced widths and mean widths by kind of token, if known; a column for each model."""
+    forced: dict[str, dict[str, str]] = {}
+    kinds: dict[str, dict[str, str]] = {}
     for name, widths in models.items():
-        forced[name] = {f"{fixed(each.fraction, 3)} of d_ff": fixed(each.loss, 4) for each in widths.forced}
+        forced[name] = {f"{fixed(width.fraction, 3)} of d_ff": fixed(width.loss, 4) for width in widths.forced}
         deciles = {f"frequency decile {i}": mean for i, mean in enumerate(widths.by_frequency_decile, start=1)}
         kinds[name] = {kind: fixed(mean, 4) for kind, mean in (deciles | dict(widths.by_token_class)).items()}
     for caption, corner, columns in (
@@ -108,34 +116,37 @@ def _token_tables(models: Mapping[str, TokenWidths]) -> Iterator[Table]:
 
 
 def virtual_width_section(models: Models, looks: Looks) -> Section | None:
-    """Return figures and tables for the models that have hyper-connections; None if there is none."""
-    found = {name: model.virtual_width for name, model in models.items() if model.virtual_width}
-    if not found:
+    """Return figures and tables for models with hyper-connections; None without such models."""
+    by_model = {name: model.virtual_width for name, model in models.items() if model.virtual_width}
+    if not by_model:
         return None
-    top = float(max(np.nanmax(_proportions(each)) for each in found.values()))
-    quantities = {name: _quantities(width) for name, width in found.items()}
-    even = {"equal weights": _curve("plain_distance", max(found.values(), key=lambda width: len(width.sites)))}
-    distances = even | {name: _curve("mean_distance", width) for name, width in found.items()}
+    top = float(max(np.nanmax(_proportions(width)) for width in by_model.values()))
+    quantities = {name: _quantities(width) for name, width in by_model.items()}
+    deepest = max(by_model.values(), key=lambda width: len(width.sites))
+    distances = {"equal weights": _curve("plain_distance", deepest)}
+    distances |= {name: _curve("mean_distance", width) for name, width in by_model.items()}
     of_distances = {"equal weights": BASELINE_STYLE, **looks}
-    title, up = "Distance over which sublayers read", "mean distance in layers"
+    title = "Distance over which sublayers read"
+    reads = []
+    slots = []
+    for i, (name, width) in enumerate(by_model.items()):
+        reads.append(_reach_figure(f"reach-{i}", name, width, looks[name], top))
+        slots += [_slot_figure(f"slots-{i}-{part}", name, width, looks[name], part) for part in _SLOT_MAPS]
+    reads.append(
+        curve_figure("reach-distance", title, distances, of_distances, "layer that reads", "mean distance in layers")
+    )
+    for key, number, title, y_title in _CARRIES:
+        curves = {name: _curve(number, width) for name, width in by_model.items()}
+        reads.append(curve_figure(key, title, curves, looks, "layer", y_title))
     return section(
         "Virtual width",
         note("virtual-width"),
-        *(_reach_figure(f"reach-{i}", name, each, looks[name], top) for i, (name, each) in enumerate(found.items())),
-        curve_figure("reach-distance", title, distances, of_distances, "layer that reads", up),
-        *(
-            curve_figure(key, title, {name: _curve(number, own) for name, own in found.items()}, looks, "layer", up)
-            for key, number, title, up in _CARRIES
-        ),
+        *reads,
         note("reach"),
         by_column("Use of the stream", quantities, "Quantity"),
         note("slots"),
-        *(
-            _slot_figure(f"slots-{i}-{part}", name, each, looks[name], part)
-            for i, (name, each) in enumerate(found.items())
-            for part in _SLOT_MAPS
-        ),
-        *(_site_table(name, each).folded for name, each in found.items()),
+        *slots,
+        *(_site_table(name, width).folded for name, width in by_model.items()),
     )
 
 
@@ -143,11 +154,11 @@ _CARRIES = (
     ("carry", "radius", "Carries of single sublayers", "spectral radius"),
     ("carry-product", "product_radius", "Carries of all sublayers so far", "spectral radius of the product"),
 )
-"""Key of a figure, number of a sublayer, title, title of the y axis."""
+"""Key of a figure, number of a sublayer, title, and title of the y axis."""
 
 
 def _quantities(width: VirtualWidth) -> dict[str, str]:
-    """Return title -> number of a whole model."""
+    """Return title -> number of the whole model."""
     of_last = (_of_site(width.sites[-1], number) for number in ("product_radius", "product_norm"))
     weights = sum(sum(site.reach) for site in width.sites)
     deviation = sum(sum(site.reach_sd) for site in width.sites)
@@ -163,14 +174,14 @@ def _quantities(width: VirtualWidth) -> dict[str, str]:
         "spectral radius of a carry, mean over sublayers": _mean("radius", width),
         "spectral radius, norm of the product of all carries": ", ".join(fixed(number, 3) for number in of_last),
         "standard deviation of a weight between tokens / its mean": fixed(deviation / weights if weights else None, 3),
-        "held-out tokens looked at": si(width.n_tokens),
+        "held-out tokens": si(width.n_tokens),
     }
 
 
 def _proportions(width: VirtualWidth) -> Grid:
-    """(sites, sources): weights over the mean weight of their row, of which a sublayer's norm leaves nothing else.
+    """Return weights divided by the mean of their row, (sites, sources). The norm of a sublayer removes that mean.
 
-    Sources are the embedding and the sites; NaN where the source is not before the site.
+    Sources are the embedding and the sites. Sources after a site are NaN.
     """
     grid = np.full((len(width.sites), len(width.sites)), np.nan)
     for row, site in enumerate(width.sites):
@@ -180,8 +191,9 @@ def _proportions(width: VirtualWidth) -> Grid:
 
 def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: float) -> Figure:
     grid = _proportions(width)
-    across, up = ["embedding", *_labels(width.sites[:-1])], _labels(width.sites)
-    # By roots: where one source outweighs the others by far, these still differ.
+    across = ["embedding", *_labels(width.sites[:-1])]
+    up = _labels(width.sites)
+    # A root scale keeps small weights distinguishable next to a very large one.
     scale = alt.Scale(type="sqrt", domain=[0, top], range=[0, 1])
     chart = _shade(grid, across, up, style, scale, "weight / mean of the row").encode(
         x=alt.X("across:O", sort=across, title="layer that wrote (0: embedding)", axis=_layer_axis(width, 1)),
@@ -200,27 +212,28 @@ def _labels(sites: Sequence[SiteSlots]) -> list[str]:
 
 
 def _layer_axis(width: VirtualWidth, n_before: int = 0) -> alt.Axis:
-    """Return an axis that numbers layers, from 1, at the first of their sublayers; 0 is the embedding before them."""
+    """Return an axis with the number of each layer at its first sublayer. n_before: 1 if 0, the embedding, is first."""
     firsts: dict[str, str] = {}
     for site in width.sites:
         firsts.setdefault(site.name.rpartition(".")[0], clean(site.name))
     numbers: dict[str, int] = {"embedding": 0} if n_before else {}
     for n, name in enumerate(firsts.values(), start=1):
-        if n in layer_ticks(len(firsts)) and not (n_before and n == 1):  # 1 would stand too close to 0
+        if n in layer_ticks(len(firsts)) and not (n_before and n == 1):  # 1 would overlap 0
             numbers[name] = n
     text = "".join(f"datum.value == {name!r} ? '{number}' : " for name, number in numbers.items()) + "''"
     return alt.Axis(values=list(numbers), labelExpr=text, labelAngle=0, grid=False)
 
 
 _SLOT_MAPS = {"read": "read from slots", "write": "written to slots", "carry": "moved between slots"}
-"""Table of a site -> what its map shows."""
+"""Table of a site -> title of its figure."""
 
 
 def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: str) -> Figure:
-    """Return one row per slot, slot 1 at the bottom; one column per sublayer."""
+    """Return a row for each slot, slot 1 at the bottom, and a column for each sublayer."""
     identity = np.eye(width.n_slots) if part == "carry" else 0.0
     grid = np.stack([np.linalg.norm(np.array(site[part]) - identity, axis=1) for site in width.sites], axis=1)
-    across, up = _labels(width.sites), [str(slot) for slot in range(1, len(grid) + 1)]
+    across = _labels(width.sites)
+    up = [str(slot) for slot in range(1, len(grid) + 1)]
     scale = alt.Scale(type="linear", domain=[0, float(grid.max()) or 1.0], range=[0, 1])
     ticks = list(map(str, layer_ticks(width.n_slots)))
     chart = _shade(grid, across, up, style, scale, "norm of the coefficients").encode(
@@ -235,7 +248,7 @@ def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: s
 def _shade(
     grid: Grid, across: Sequence[str], up: Sequence[str], style: Style, scale: alt.Scale, unit: str
 ) -> alt.Chart:
-    """Return one cell per number, from transparent to the full colour; NaN is left out."""
+    """Return a cell for each number, from transparent to the full colour. NaN is skipped."""
     cells = [
         {"across": across[column], "up": up[row], "value": float(value)}
         for (row, column), value in np.ndenumerate(grid)
@@ -250,7 +263,7 @@ _SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
 
 
 def _of_site(site: SiteSlots, number: str) -> float | None:
-    """Return a number of a sublayer, or of the spectrum of its carry; None if unknown."""
+    """Return a number of a sublayer or of the spectrum of its carry; None if unknown."""
     if number in _SPECTRUM:
         return None if site.spectrum is None else site.spectrum[number]
     return site[number]
@@ -283,6 +296,7 @@ def _site_table(name: str, width: VirtualWidth) -> Table:
         ]
         for site in width.sites
     ]
-    words = "weights of what they read; sd: of the slot that differs most between tokens"
-    carries = "; spectral radius and norm of their carries, how hard windows and gates are" * bool(numbers)
-    return Table(f"Sublayers of {clean(name)}: {words}{carries}", header, rows)
+    caption = f"Sublayers of {clean(name)}: weights of what they read; sd: of the slot that differs most between tokens"
+    if numbers:
+        caption += "; spectral radius and norm of their carries, how hard windows and gates are"
+    return Table(caption, header, rows)

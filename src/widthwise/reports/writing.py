@@ -1,4 +1,4 @@
-"""The report that fits what a folder holds: a page, and tables for spreadsheets and papers."""
+"""Reports of folders: a page, and tables for spreadsheets and papers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ PAGES: Mapping[str, Callable[[Path], Page]] = {
     ScalingLaws.file_name: lambda folder: scaling_page(ScalingLaws.read(folder)),
     EvaluationTable.file_name: lambda folder: evaluation_page(EvaluationTable.read(folder)),
 }
-"""File of a record -> the function that makes the page of its folder."""
+"""File of a record -> function that returns the page of its folder."""
 
 
 def write_report(
@@ -36,15 +36,16 @@ def write_report(
     columns: Sequence[str] | None = None,
     refresh_seconds: int | None = None,
 ) -> list[Path]:
-    """Write the report that fits what `paths` hold: one folder of PAGES, or several runs, comparisons or
-    searches. Several comparisons have a table as CSV, without a page.
+    """Write the report of one folder with a run or a file of PAGES, or of several runs, comparisons or searches.
 
-    `out` is the folder to write into; default: the folder that is described. Several need it. figures: also write each
-    figure of the page as a file of this kind, into `figures/` next to the page. columns: names of the quantities of the
-    main table of a comparison, sweep or family; by default the usual ones. refresh_seconds: a page of what has not
-    finished reloads itself after so long; None: never. Returns the files written, the page first. Raises UserError for
-    a path that is neither, or that is broken, for comparisons or searches that do not go together, and for unknown
-    columns.
+    Several comparisons get a CSV table and no page. Returns the written files, the page first. Raises UserError for
+    folders without a run or a file of PAGES, for broken files, for comparisons or searches that cannot be combined, and
+    for unknown columns.
+
+    out: folder to write into; by default the described folder. Required for several folders.
+    figures: also write each figure as a file of this kind into `figures/` next to the page.
+    columns: names of the quantities in the main table of a comparison, sweep or family; None: the default columns.
+    refresh_seconds: interval after which the page of an unfinished run or experiment reloads; None: never.
     """
     folders = listed(paths)
     out = None if out is None else Path(out)
@@ -57,9 +58,9 @@ def write_report(
 def write_effects(
     folders: Sequence[Path], out: Path | None, figures: FileKind | None = None, columns: Sequence[str] | None = None
 ) -> tuple[Effects, Path]:
-    """Write the table of several comparisons, and return its content and its path. Raises UserError."""
+    """Write the table of several comparisons; return its content and its path. Raises UserError as `write_report`."""
     if figures is not None or columns is not None:
-        raise UserError("report: several comparisons have one table; give --figures or --columns with one of them")
+        raise UserError("report: several comparisons have one table; pass --figures or --columns with a single one")
     effects = read_effects(folders)
     file = _common_folder(out, f"{len(folders)} comparisons", "table.csv") / "table.csv"
     write_atomic(file, effects.csv_text())
@@ -67,16 +68,16 @@ def write_effects(
 
 
 def check_kind(folder: Path, name: str) -> None:
-    """Raises UserError if a folder meant for `name`, one of PAGES, has a report of another kind, or is no folder."""
-    others = [other for other in ("config.yaml", *PAGES) if other != name and (folder / other).is_file()]
-    if others:
-        raise UserError(f"{folder}: holds {others[0]}, whose report would be replaced; choose another folder")
+    """Raise UserError if a folder for `name`, one of PAGES, has a report of another kind, or is no folder."""
+    for file_name in ("config.yaml", *PAGES):
+        if file_name != name and (folder / file_name).is_file():
+            raise UserError(f"{folder}: holds {file_name}, whose report would be replaced; choose another folder")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is not a folder")
 
 
 def is_at_work(paths: Sequence[Path]) -> bool:
-    """Return whether a run or an experiment among them has not finished, so that its page will change."""
+    """Return whether a run or an experiment is unfinished, so that its page will change."""
     for path in paths:
         run = RunDir(path)
         if ExperimentOnDisk.read(path).is_unfinished or (run.exists and not run.has_result):
@@ -90,14 +91,14 @@ def _page(paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None
         return _page_of_one(paths[0], names.get(paths[0]), columns, refresh_seconds)
     for path in paths:
         if path not in names and ExperimentOnDisk.read(path).is_unfinished:
-            raise UserError(f"{path}: has not finished; give it alone, or wait until it has")
+            raise UserError(f"{path}: has not finished; pass it alone, or wait until it has finished")
         _check_described(path, names.get(path))
     if columns is not None:
-        raise UserError(f"--columns: goes with one folder that has {Outcome.file_name}")
+        raise UserError(f"--columns: needs one folder with {Outcome.file_name}")
     if names:
-        other = next((name for name in names.values() if name != Outcome.file_name), Outcome.file_name)
+        name = next((name for name in names.values() if name != Outcome.file_name), Outcome.file_name)
         raise UserError(
-            f"report: got {len(paths)} paths, one with {other}; give that one alone, or only runs, or only comparisons"
+            f"report: got {len(paths)} paths, one with {name}; pass that one alone, or only runs, or only comparisons"
         )
     _common_folder(out, f"{len(paths)} runs")
     return runs_page(paths, refresh_seconds)
@@ -111,21 +112,21 @@ def _page_of_one(path: Path, name: str | None, columns: Sequence[str] | None, re
     if name == Outcome.file_name and experiment.outcome is not None:
         return experiment_page(path, with_columns(experiment.outcome, columns))
     if columns is not None:
-        raise UserError(f"--columns: goes with one folder that has {Outcome.file_name}")
+        raise UserError(f"--columns: needs one folder with {Outcome.file_name}")
     return runs_page([path], refresh_seconds) if name is None else PAGES[name](path)
 
 
 def _check_described(path: Path, name: str | None) -> None:
-    """Raise UserError for a folder that is no run and holds none of PAGES."""
+    """Raise UserError for a folder without a run and without a file of PAGES."""
     if name is None and not RunDir(path).exists:
         allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
         raise UserError(f"{path}: is not {allowed}")
 
 
 def _common_folder(out: Path | None, described: str, name: str | None = None) -> Path:
-    """Return the folder of a common report; raise UserError without one. name: file that is written into it."""
+    """Return the folder of a common report. Raises UserError if it is None. name: file that is written into it."""
     if out is None:
-        raise UserError(f"report: got {described}; name the folder for their common report with --out")
+        raise UserError(f"report: got {described}; pass the folder of their common report with --out")
     if name is not None:
         check_kind(out, name)
     return out
