@@ -61,9 +61,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for sweep, named in (
         ({"over": {"optimizer.lrr": [1]}}, r"^1: optimizer\.lrr: unknown key; did you mean 'lr'"),
         ({"over": {"model.attention.head_dim": [8, 7]}}, r"^7: "),
-        ({"over": {"optimizer.lr": [0.1, 0.1]}}, "each value may be given once"),
+        ({"over": {"optimizer.lr": [0.1, 0.1]}}, "values must be distinct"),
         ({"over": {"optimizer.lr": 0.1}}, r"got 0\.1; expected a list of values, or a range"),
-        ({"over": {"data": [{"corpus": "synthetic"}]}}, "make a group of it"),
+        ({"over": {"data": [{"corpus": "synthetic"}]}}, "use a group"),
         ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2}}}, "a grid needs a list of values"),
         (
             {"over": {f"model.{key}": [*range(2, 103)] for key in ("d_model", "n_layers")}},
@@ -71,7 +71,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ),
         ({"over": {"optimizer.lr": {"low": 0.2, "high": 0.1}}}, r"low: got 0\.2; must be less than high"),
         ({"over": {"optimizer.lr": {"low": 0, "high": 0.1, "log": True}}}, "a logarithmic scale needs values above 0"),
-        ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2, "step": 1}}}, "goes with whole low and high"),
+        ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2, "step": 1}}}, "needs whole low and high"),
         ({"over": {"train.seed": [1, 2]}}, r"over\.train\.seed: every point runs with all of sweep\.seeds"),
         ({"over": {}}, "got no key; name what to vary"),
         ({"over": one, "match": "params"}, "nothing can be matched without a baseline"),

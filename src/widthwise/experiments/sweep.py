@@ -22,7 +22,7 @@ from widthwise.experiments.matching import (
     check_same_windows,
     check_trainable,
     comparable,
-    match_asked,
+    match_with_options,
 )
 from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
@@ -309,7 +309,7 @@ def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str
         raise UserError("--over: every group of the recipe has axes of its own")
     changed = {**section, **{key: value for key, value in asked.items() if key != "adjust"}}
     if {"match", "adjust"} & asked.keys():
-        changed["match"] = match_asked(section.get("match"), asked.get("match"), asked.get("adjust"))
+        changed["match"] = match_with_options(section.get("match"), asked.get("match"), asked.get("adjust"))
     if asked.get("search") and isinstance(section.get("search"), dict):
         changed["search"] = section["search"] | asked["search"]
     return changed
