@@ -168,7 +168,11 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
     with _server(Answers(recipe, overrides or ()), options.port) as server:
         say(f"{server.url} (Ctrl-C ends it)")
         sys.stdout.flush()
-        if not options.no_browser and _has_screen():
+        # Without a screen, a text browser would take over the terminal.
+        has_screen = (
+            sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        )
+        if has_screen and not options.no_browser:
             webbrowser.open(server.url)
         try:
             server.serve_forever()
@@ -185,8 +189,3 @@ def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
         if port is None:
             return ExplorerServer(answers)
         raise UserError(f"--port: got {port}; {error.strerror}; 0 picks any free port") from None
-
-
-def _has_screen() -> bool:
-    """Return True if a browser would open a window instead of taking over the terminal, as a text browser does."""
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

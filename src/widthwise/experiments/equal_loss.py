@@ -92,20 +92,18 @@ def equal_losses(variant: LossCurves, baseline: LossCurves) -> dict[str, EqualLo
     """Return a dict from each held-out loss that all runs have to the tokens and FLOPs to equal loss."""
     equal = dict[str, EqualLoss]()
     for loss in _common_losses(variant, baseline):
-        tokens = list[float]()
         tokens_ratios = list[float]()
         flops_ratios = list[float]()
-        for run, base_run in zip(variant, baseline, strict=True):
-            target = float(base_run.losses[loss][-1])
-            tokens.append(run.tokens_at(loss, target))
+        targets = [float(base_run.losses[loss][-1]) for base_run in baseline]
+        tokens = [run.tokens_at(loss, target) for run, target in zip(variant, targets, strict=True)]
+        for run, base_run, target in zip(variant, baseline, targets, strict=True):
             level = max(target, float(run.losses[loss][-1]))
             run_tokens = run.tokens_at(loss, level)
             base_tokens = base_run.tokens_at(loss, level)
             tokens_ratios.append(run_tokens / base_tokens)
             flops_ratios.append(run.flops_at(run_tokens) / base_run.flops_at(base_tokens))
-        reached = [(run.losses[loss] <= base_run.losses[loss][-1]).any() for run, base_run in zip(variant, baseline)]
         equal[loss] = EqualLoss(
-            n_reached=sum(map(bool, reached)),
+            n_reached=sum(bool((run.losses[loss] <= target).any()) for run, target in zip(variant, targets)),
             tokens=seed_interval(tokens),
             training_flops=seed_interval([run.flops_at(n_tokens) for run, n_tokens in zip(variant, tokens)]),
             tokens_ratio=_geometric(tokens_ratios),

@@ -214,14 +214,8 @@ def _costs(point: Point) -> dict[str, Any]:
     recipe = point.recipe
     check_trainable(recipe, point.name)
     cost = cost_summary(recipe.final_model, recipe.seq_len)
-    return {
-        "name": point.name,
-        "group": point.group,
-        "values": dict(point.values),
-        **{key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS},
-        "steps": recipe.train.steps,
-        "tokens": recipe.n_tokens,
-        "training_flops": recipe.training_flops,
-        "pflops_days": recipe.pflops_days,
-        "adjusted": None if point.adjustment is None else asdict(point.adjustment),
-    }
+    costs = {key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS}
+    costs |= {"steps": recipe.train.steps, "tokens": recipe.n_tokens}
+    costs |= {"training_flops": recipe.training_flops, "pflops_days": recipe.pflops_days}
+    adjusted = None if point.adjustment is None else asdict(point.adjustment)
+    return {"name": point.name, "group": point.group, "values": dict(point.values), **costs, "adjusted": adjusted}
