@@ -10,6 +10,7 @@ import json
 import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
@@ -112,6 +113,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
     return docs
 
 
+@cache
 def _docs_in_source(cls: type) -> dict[str, str]:
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body

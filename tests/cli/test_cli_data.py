@@ -37,7 +37,7 @@ def test_a_tokenizer_that_changes_the_text_is_noted(tmp_path, books, succeeds):
     tokenizer.normalizer = normalizers.Replace("book", "b")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     said, _ = succeeds(*prepare, tmp_path / "other", "--tokenizer", tmp_path / "tokenizer.json")
-    assert "held-out tokens decode to 30 bytes, their text has 60" in " ".join(said.split())
+    assert "held-out tokens decode to 30 bytes, the text has 60" in " ".join(said.split())
 
 
 def test_every_option_reaches_the_preparation(tmp_path, succeeds):
@@ -59,7 +59,7 @@ def test_a_held_out_book_is_validated_on_and_listed(tmp_path, books, succeeds, a
     (tmp_path / "new.txt").write_text("unseen")
     kept = ("--held-out-from", books / "3.txt", "--held-out-from", tmp_path / "new.txt")
     said, _ = succeeds("data", "prepare", books, "--out", tmp_path / "out", "--tokenizer", "bytes", *kept)
-    assert "documents left out of training as equal to one: 1" in said
+    assert "equal documents dropped from training: 1" in said
     listed, _ = succeeds("data", "list", tmp_path / "out")
     assert "documents held out: 2, in" in listed
     assert [name in listed for name in ("3.txt", "new.txt", "4.txt")] == [True, True, False]

@@ -61,7 +61,7 @@ def test_further_runs_of_a_family_differ_in_their_seed_alone(small: str, deep: P
     succeeds("train", "base.yaml", "train.seed=5", "optimizer.lr=0.02", "--out", "faster")
     to = ("--to", deep, "train.steps=5")
     for also, message in (
-        (small, "--also: got runs of the seeds 0, 0; each must have another"),
+        (small, "--also: got runs with the seeds 0, 0; each must have a different seed"),
         ("faster", "--also: faster has another recipe than small; only the seed may differ"),
     ):
         assert refused("family", small, "--also", also, *to) == message

@@ -159,7 +159,7 @@ def _with_padded_heads(succeeds: Callable, refused: Callable) -> None:
     assert "pad_heads: got 12; allowed: multiples of 8" in refused("export", "run", "other", "--pad-heads", 12)
     assert not Path("other").exists()
     _, err = succeeds("export", "run", "out", "--pad-heads", 8)
-    assert "all heads have 8 coordinates; the cache takes 128 bytes a token, not 96" in err
+    assert "all heads are padded to 8 coordinates; the KV cache grows from 96 to 128 bytes per token" in err
     assert json.loads(Path("out/config.json").read_text())["rope_theta"] == pytest.approx(10000 ** (8 / 6))
 
 
@@ -362,7 +362,7 @@ def test_what_transformers_knows_of_a_tokenizer_survives_import_growth_cut_and_e
     succeeds, chat_model: Path
 ) -> None:
     _, error = succeeds("import", chat_model, "run")
-    assert "1 special tokens past the model's vocabulary, such as <past>, are ignored" in error
+    assert "ignored 1 special tokens past the vocabulary of the model, such as <past>" in error
     succeeds("grow", "run", "--d-ff", 48, "--out", "grown")
     data = (
         "seq_len=16",

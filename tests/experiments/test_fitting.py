@@ -155,7 +155,7 @@ def test_scaling_json_is_what_reports_read_and_holds_the_finished_points_of_a_sw
         assert (band.x[0], band.x[-1]) == pytest.approx((12 * SIZES[0] ** 2, 12 * SIZES[-1] ** 2))
         assert (np.array(band.low) < curve).all()
         assert (np.array(band.high) > curve).all()
-    assert "luck of runs" in read.sentence
+    assert "noise of runs" in read.sentence
     assert "x-512 (failed)" in read.sentence
     assert {group["chosen"] for group in scaling["groups"]} == {"power"}
     parameters = scaling["groups"][0]["fits"]["power"]["parameters"]

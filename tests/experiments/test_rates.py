@@ -103,13 +103,13 @@ def test_the_comparison_is_the_one_with_the_values_written_by_hand(rates: Path, 
 @pytest.mark.parametrize(
     ("compare", "overrides", "message"),
     [
-        ({"seeds": [3, 11]}, (), r"seed 11 is reported too; must have none of \[3, 11\]"),
+        ({"seeds": [3, 11]}, (), r"seed 11 is reported too; must use none of \[3, 11\]"),
         ({"variants": VARIANTS | {"new": {}}}, (), "has no group new; its groups: plain, slow; `widthwise sweep`"),
         ({}, ("model.n_layers=4",), r"plain: model\.\S+ is .* in the comparison; must be the same"),
         ({}, ("optimizer.weight_decay=0.3",), r"plain: optimizer\.weight_decay is 0\.1, but 0\.3 in the comparison"),
         ({}, ("train.batch_size=8",), r"plain: train\.batch_size is 4, but 8 in the comparison"),
         ({}, ("train.validation_tokens=480",), r"held-out text that is reported; sweep with .*_skip=480"),
-        ({}, ("train.validation_tokens=null",), r"held-out text that is reported; give train\.validation_tokens"),
+        ({}, ("train.validation_tokens=null",), r"held-out text that is reported; set train\.validation_tokens"),
     ],
 )
 def test_a_sweep_that_is_no_fair_choice_is_refused(rates: Path, tmp_path: Path, compare, overrides, message) -> None:
@@ -124,7 +124,7 @@ def grids(plain: Any, slow: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"axes": grids(RATES, RATES[:2])}, "slow has other values than plain; must be the same grid for all"),
+        ({"axes": grids(RATES, RATES[:2])}, "slow has other values than plain; the grid must be the same for all"),
         ({"axes": grids(*[{"low": 0.1, "high": 1.0}] * 2)}, r"optimizer\.lr is searched in a range; must be a grid"),
         ({"axes": {name: {"model.d_model": [1]} for name in VARIANTS}}, r"varies model\.d_model; must be a key of"),
         ({"axes": {}}, "holds a comparison; must be a finished sweep"),

@@ -53,7 +53,7 @@ def test_points_are_matched_with_the_baseline_unless_told_otherwise(tmp_path: Pa
     sweep = {"baseline": {}, "over": {"model.d_model": [16, 24]}}
     with pytest.raises(UserError, match=r"^24: params is 1\.\d+ of baseline's.*match: none under sweep"):
         read_sweep(recipe_file(tmp_path, sweep))
-    assert list(read_sweep(recipe_file(tmp_path, sweep), asked={"match": "none"}).points) == ["baseline", "16", "24"]
+    assert list(read_sweep(recipe_file(tmp_path, sweep), options={"match": "none"}).points) == ["baseline", "16", "24"]
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for sweep, named in (
         ({"over": {"optimizer.lrr": [1]}}, r"^1: optimizer\.lrr: unknown key; did you mean 'lr'"),
         ({"over": {"model.attention.head_dim": [8, 7]}}, r"^7: "),
-        ({"over": {"optimizer.lr": [0.1, 0.1]}}, "each value may be given once"),
+        ({"over": {"optimizer.lr": [0.1, 0.1]}}, "values must be distinct"),
         ({"over": {"optimizer.lr": 0.1}}, r"got 0\.1; expected a list of values, or a range"),
-        ({"over": {"data": [{"corpus": "synthetic"}]}}, "make a group of it"),
+        ({"over": {"data": [{"corpus": "synthetic"}]}}, "use a group"),
         ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2}}}, "a grid needs a list of values"),
         (
             {"over": {f"model.{key}": [*range(2, 103)] for key in ("d_model", "n_layers")}},
@@ -71,7 +71,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ),
         ({"over": {"optimizer.lr": {"low": 0.2, "high": 0.1}}}, r"low: got 0\.2; must be less than high"),
         ({"over": {"optimizer.lr": {"low": 0, "high": 0.1, "log": True}}}, "a logarithmic scale needs values above 0"),
-        ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2, "step": 1}}}, "goes with whole low and high"),
+        ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2, "step": 1}}}, "needs whole low and high"),
         ({"over": {"train.seed": [1, 2]}}, r"over\.train\.seed: every point runs with all of sweep\.seeds"),
         ({"over": {}}, "got no key; name what to vary"),
         ({"over": one, "match": "params"}, "nothing can be matched without a baseline"),
@@ -86,12 +86,12 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_what_is_asked_for_replaces_keys_of_the_section(tmp_path: Path) -> None:
     sweep = {"over": {"optimizer.lr": [1]}, "seeds": [1], "search": {"sampler": "random", "n_trials": 4}}
     asked = {"over": {"train.steps": [2, 3]}, "seeds": [5, 6], "search": {"n_trials": 9}}
-    config = read_sweep(recipe_file(tmp_path, sweep), asked=asked).space.config
+    config = read_sweep(recipe_file(tmp_path, sweep), options=asked).space.config
     assert (config.seeds, list(config.over)) == ((5, 6), ["train.steps"])
     assert (config.search.sampler, config.search.n_trials) == ("random", 9)
     own = {"groups": {"a": {"over": {"optimizer.lr": [1]}}}}
-    with pytest.raises(UserError, match="every group of the recipe has axes of its own"):
-        read_sweep(recipe_file(tmp_path, own), asked={"over": {"train.steps": [2]}})
+    with pytest.raises(UserError, match="every group of the recipe defines its axes"):
+        read_sweep(recipe_file(tmp_path, own), options={"over": {"train.steps": [2]}})
 
 
 def test_an_axis_can_be_written_on_the_command_line() -> None:
@@ -195,8 +195,8 @@ def test_mistakes_of_solved_sizes_are_named(tmp_path: Path) -> None:
     ratio = {"model.ffn.ratio": [0.4]}
     for over, sweep, named in (
         ({"aspect": [30]}, {"match": "layer_params"}, r"groups\.hg\.over\.aspect: needs match: \{adjust: d_model\}"),
-        ({"aspect": [30], "model.n_layers": [3]}, {}, r"over\.model\.n_layers: is solved for from the budget"),
-        ({"model.d_model": [48]}, {}, r"groups\.hg\.over\.model\.d_model: is solved for from the budget"),
+        ({"aspect": [30], "model.n_layers": [3]}, {}, r"over\.model\.n_layers: is solved from the budget"),
+        ({"model.d_model": [48]}, {}, r"groups\.hg\.over\.model\.d_model: is solved from the budget"),
         (ratio, {"match": {"adjust": {"gh": "ffn"}}}, r"match\.adjust: got 'gh'; allowed: hg"),
         ({"model.ffn.ratio": [0.4, 0.4001]}, {}, r"hg-0\.4 and hg-0\.4001 become the same model \(model\.d_model"),
         ({"aspect": [0]}, {}, "hg-0: aspect: got 0; d_model / n_layers must be above 0"),

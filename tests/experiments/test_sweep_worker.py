@@ -223,7 +223,7 @@ def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impo
         assert point["state"] == ("failed" if width % 8 else "finished")
         assert ("head_dim" in point["reason"]) if width % 8 else ("reason" not in point)
     assert {point["group"] for point in found["points"]} == {"", "slow", "wide"}
-    longer = read_sweep(recipe_file(tmp_path, SEARCH, train={"steps": 2}), asked={"search": {"n_trials": 8}})
+    longer = read_sweep(recipe_file(tmp_path, SEARCH, train={"steps": 2}), options={"search": {"n_trials": 8}})
     again = run_experiment(longer, tmp_path / "a", COMMAND)
     assert [point["name"] for point in again["points"]][: len(names)] == names
     assert again["study"]["n_points"] == 9

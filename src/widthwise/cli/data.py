@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from widthwise.data.manifest import Manifest
 
 FEW_TOKENS = 1000
-"""Fewer held-out tokens say little of a model."""
+"""Fewer held-out tokens measure a loss too roughly."""
 
 data_app = typer.Typer(
     name="data",
@@ -34,7 +34,7 @@ class NewFolder(Config):
     """The folder of prepared data."""
 
     out: Path
-    """The folder to write; it must be new or empty."""
+    """Folder to write; must be new or empty."""
 
 
 class PrepareOptions(NewFolder):
@@ -43,18 +43,18 @@ class PrepareOptions(NewFolder):
     tokenizer: str = "bpe-4096"
     """bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."""
     held_out: str | None = None
-    """Fraction of documents kept for validation; default: 0.05."""
+    """Fraction of documents held out for validation; default: 0.05."""
     held_out_from: tuple[str, ...] = ()
-    """Keep all documents of this source for validation, in place of a fraction, and leave those equal to one out of
+    """Hold out all documents of this source for validation, in place of a fraction, and drop equal documents from
     training; repeat for several."""
     field: str = "text"
     """The field or column that holds the text."""
     document_bytes: int | None = None
-    """Split longer texts at line ends into documents of about this size."""
+    """Split longer texts at line ends into documents of about this many bytes."""
     max_tokens: int | None = None
-    """Stop before the document that would make more training tokens than this."""
+    """Stop before the document that would exceed this number of training tokens."""
     workers: int | None = None
-    """Encode with so many processes; default: one process, with threads."""
+    """Number of processes that encode; default: one process, with threads."""
 
 
 @data_app.command("prepare", cls=Command)
@@ -71,9 +71,10 @@ def prepare_command(
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
-    held_out, held_out_from = options.held_out, options.held_out_from
+    held_out = options.held_out
+    held_out_from = options.held_out_from
     if held_out is not None and held_out_from:
-        raise UserError(f"--held-out: got {held_out}; conflicts with --held-out-from; give one of them")
+        raise UserError(f"--held-out: got {held_out}; conflicts with --held-out-from; use one of them")
     try:
         fraction = 0.05 if held_out is None else float(held_out)
     except ValueError:
@@ -100,14 +101,14 @@ def prepare_command(
 
 
 class AdoptOptions(NewFolder):
-    """The shards that are adopted."""
+    """The shards to adopt."""
 
     train: Path
     """Shards to train on: the PREFIX of PREFIX.bin and PREFIX.idx, or a folder of shards, which are joined."""
     held_out: Path
-    """Shards kept for validation: a PREFIX or a folder."""
+    """Shards held out for validation: a PREFIX or a folder."""
     tokenizer: str
-    """Their tokenizer: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes."""
+    """Tokenizer of the shards: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes."""
 
 
 @data_app.command("adopt", cls=Command)
@@ -146,11 +147,11 @@ def verify_command(
 @data_app.command("list")
 def list_command(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by prepare, or its URL.")],
-    split: Annotated[str, typer.Option(metavar="held-out|train", help="Which documents to list.")] = "held-out",
-    n: Annotated[int, typer.Option("--n", min=1, help="How many at most; --json prints all.")] = 100,
+    split: Annotated[str, typer.Option(metavar="held-out|train", help="Documents to list.")] = "held-out",
+    n: Annotated[int, typer.Option("--n", min=1, help="Largest number of documents; --json prints all.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """List the documents of a prepared folder by name, with their tokens: those held out, or those trained on.
+    """List the held-out or the training documents of a prepared folder by name, with their numbers of tokens.
 
     Example: `widthwise data list data/books --split train`
     """
@@ -173,7 +174,7 @@ def list_command(
 
 
 def _check_held_out_from(paths: Sequence[str], source: str) -> None:
-    """Raises UserError for the name of a document of `source`, as `data list` shows it, in place of a path."""
+    """Raises UserError for the name of a document in `source`, as `data list` prints it, in place of a path."""
     folder = source if os.path.isdir(source) else os.path.dirname(source)
     for path in paths:
         file = os.path.join(folder, re.split("[#:]", path)[0])
@@ -182,7 +183,8 @@ def _check_held_out_from(paths: Sequence[str], source: str) -> None:
 
 
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
-    tokenizer, splits = manifest.tokenizer, manifest.splits
+    tokenizer = manifest.tokenizer
+    splits = manifest.splits
     title = f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)"
     rows = []
     for name, split in (("train", splits.train), ("held out", splits.held_out)):
@@ -198,7 +200,9 @@ def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
     if splits.held_out.n_bytes != splits.held_out.n_token_bytes and not as_json:
         say(
             f"note: the tokenizer changes the text: held-out tokens decode to {splits.held_out.n_token_bytes:,} bytes, "
-            f"their text has {splits.held_out.n_bytes:,}; bits per byte count the bytes of the text"
+            f"the text has {splits.held_out.n_bytes:,}; bits per byte use the bytes of the text"
         )
-    if (kept := manifest.held_out_from) is not None and not as_json:
-        say(f"held out: {', '.join(kept.sources)}; documents left out of training as equal to one: {kept.n_left_out:,}")
+    held_out = manifest.held_out_from
+    if held_out is not None and not as_json:
+        sources = ", ".join(held_out.sources)
+        say(f"held out: {sources}; equal documents dropped from training: {held_out.n_left_out:,}")

@@ -1,4 +1,4 @@
-"""Verbs before training: recipes to start from, what their models cost, and shapes for a budget."""
+"""Verbs before training: recipes to start from, the costs of models, and shapes for a budget."""
 
 import os
 import sys
@@ -29,11 +29,11 @@ COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", 
 
 def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs"),
-    everything: Annotated[bool, typer.Option("--all", help="Copy those of papers and results too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also copy the recipes of papers and results.")] = False,
 ) -> None:
     """Copy recipes to start from into a folder.
 
-    Every command takes all recipes that come with the package by name without this too: `widthwise inspect x_200m`.
+    Commands also accept the names of bundled recipes, without a copy: `widthwise inspect x_200m`.
 
     Example: `widthwise init && widthwise compare configs/quickstart.yaml`
     """
@@ -49,7 +49,7 @@ def init(
 
 
 def schema() -> None:
-    """Print the JSON schema of recipes, with which editors complete keys, explain them and mark mistakes.
+    """Print the JSON schema of recipes. With it, editors complete keys, explain them and mark mistakes.
 
     Example: `widthwise schema > recipe.schema.json`, then `# yaml-language-server: $schema=recipe.schema.json` as the
     first line of a recipe.
@@ -68,9 +68,9 @@ def inspect(
 ) -> None:
     """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
 
-    For a shape the baseline is the uniform model it is matched to; for a uniform model, the same layers with a plain
-    residual and without multi-token prediction. Changes are made in the recipe of --against too. A recipe with a
-    compare or sweep section gives a table of all its variants or points.
+    The baseline of a shape is the uniform model it is matched to; the baseline of a uniform model has the same layers,
+    a plain residual and no multi-token prediction. Changes also apply to the recipe of --against. For a recipe with a
+    compare or sweep section, a table shows all variants or points.
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """
@@ -85,43 +85,45 @@ def inspect(
 
         plan, refusal = read_all(recipe, changes)
         work = plan.workload(n_runs=1) | {"refusal": refusal}
-        drawn = [f"{work['n_drawn']} further points are drawn when the sweep runs"] * bool(work["n_drawn"])
-        refused = [] if refusal is None else [f"compare refuses this: {clean(refusal)}"]
-        notes = [*plan.adjustment_lines, *drawn, *refused]
+        notes = plan.adjustment_lines
+        if work["n_drawn"]:
+            notes.append(f"{work['n_drawn']} further points are drawn when the sweep runs")
+        if refusal is not None:
+            notes.append(f"compare refuses this: {clean(refusal)}")
         say_result(work, as_json, (), [_costs_table(work)], notes=notes)
         return
-    other = None if against is None else load_recipe(against, changes)
+    baseline = None if against is None else load_recipe(against, changes)
     if variant is None:
-        one = parse_recipe(data, str(recipe))
+        inspected = parse_recipe(data, str(recipe))
     else:
         from widthwise.experiments.recipes import read_one
 
-        one = read_one(recipe, changes, variant)
-    summary = inspect_recipe(one, other)
+        inspected = read_one(recipe, changes, variant)
+    summary = inspect_recipe(inspected, baseline)
     notes = []
     if "chosen_flops" in summary:
         at = ", ".join(f"{name} {flops:,.0f}" for name, flops in summary["chosen_flops"].items())
         notes.append(f"forward FLOPs per token at the widths that tokens can choose: {at}")
     for phase in summary.get("growth", ()):
-        size, compute = f"{phase['params']:,} parameters", f"{phase['pflops_days']:.4g} PFLOP/s-days"
-        notes.append(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
-    chosen = ", in the precision that is faster where it starts" if one.train.precision == "auto" else ""
-    notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")
+        compute = f"{phase['n_tokens']:,} tokens, {phase['pflops_days']:.4g} PFLOP/s-days"
+        notes.append(f"after step {phase['step']:,}: {phase['params']:,} parameters for {compute}")
+    precision = ", in the precision that is faster on its machine" if inspected.train.precision == "auto" else ""
+    notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{precision}")
     say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)], notes=notes)
 
 
 def _costs_table(work: dict[str, Any]) -> Table:
-    """A row for each point, and below every quantity its ratio to the baseline's. work: of `Plan.workload`."""
+    """Return a row for each point, with every quantity above its ratio to the baseline. work: of `Plan.workload`."""
     rows = []
     for row in work["points"]:
-        cells = [shown(row[each.name], each) for each in COSTS]
+        cells = [shown(row[cost.name], cost) for cost in COSTS]
         if row["ratio"] is not None:
-            cells = [f"{cell}\n{fixed(row['ratio'][each.name], 4)}" for cell, each in zip(cells, COSTS)]
+            cells = [f"{cell}\n{fixed(row['ratio'][cost.name], 4)}" for cell, cost in zip(cells, COSTS)]
         rows.append([clean(row["name"]), *cells])
     note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
     if work["baseline"] is not None:
         note += f"\nbelow: ratio to {clean(work['baseline'])}"
-    header = [each.brief_title for each in COSTS]
+    header = [cost.brief_title for cost in COSTS]
     return Table(clean(work["title"]), ["", *header], rows, note=note)
 
 
@@ -132,7 +134,7 @@ def design(
     out: Annotated[Path | None, typer.Option(help="Where to write the recipe; default: print it.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Solve a shape whose cost equals the uniform model's, and write it as a recipe that extends the base.
+    """Solve a shape with the cost of the uniform model, and write it as a recipe that extends the base.
 
     Example: `widthwise design configs/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3 --out mine.yaml`
     """
@@ -151,19 +153,19 @@ def design(
 
 
 class ExploreOptions(Config):
-    """The options with which `explore` serves its page."""
+    """The options of the page of `explore`."""
 
     port: Annotated[int, Field(ge=0, lt=2**16)] | None = None
     """Port on this machine, 0 for any; default: 8520, or any if it is taken."""
     no_browser: bool = False
-    """Print the address, open nothing."""
+    """Print the address, and open no browser."""
 
 
 def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes = None) -> None:
     """Explore a shape on a local page with sliders: widths, costs and memory follow.
 
-    The numbers are those of `inspect`, `design` and `plan`. The page is served to this machine alone, until Ctrl-C.
-    What was set is in its address, and a button gives the recipe.
+    The page shows the numbers of `inspect`, `design` and `plan`. Only this machine can open it, until Ctrl-C. The
+    address contains the settings, and a button shows the recipe.
 
     Example: `widthwise explore configs/x_200m.yaml`
     """
@@ -172,7 +174,11 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
     with _server(Answers(recipe, overrides or ()), options.port) as server:
         say(f"{server.url} (Ctrl-C ends it)")
         sys.stdout.flush()
-        if not options.no_browser and _has_screen():
+        # Without a screen, a text browser would take over the terminal.
+        has_screen = (
+            sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        )
+        if has_screen and not options.no_browser:
             webbrowser.open(server.url)
         try:
             server.serve_forever()
@@ -189,8 +195,3 @@ def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
         if port is None:
             return ExplorerServer(answers)
         raise UserError(f"--port: got {port}; {error.strerror}; 0 picks any free port") from None
-
-
-def _has_screen() -> bool:
-    """Return True if a browser would open a window instead of taking over the terminal, as a text browser does."""
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

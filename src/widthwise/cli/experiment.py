@@ -1,5 +1,5 @@
-"""Verbs that train many runs and compare them, `compare` and `family`, and what others share with them: options,
-planned work and results on the terminal."""
+"""Verbs that train many runs and compare them, `compare` and `family`; options, planned work and results that other
+verbs share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,13 +30,13 @@ class TrainingOptions(Config):
     """The options of training many runs."""
 
     jobs: str = "auto"
-    """Runs trained at the same time on this machine; auto: as many as it has cores, or GPUs, for."""
+    """Runs trained at the same time on this machine; auto: as many as fit on its cores or GPUs."""
     track: tuple[TrackerName, ...] = ()
-    """Also send the records of runs there; repeat for several."""
+    """Tracker that also gets the records of runs; repeat for several."""
 
     @property
     def n_jobs(self) -> int | None:
-        """The number that was given; None: auto. Raises UserError."""
+        """The number of jobs; None for auto. Raises UserError."""
         if self.jobs == "auto":
             return None
         if not self.jobs.isdecimal() or int(self.jobs) < 1:
@@ -45,10 +45,10 @@ class TrainingOptions(Config):
 
 
 class WorkerOptions(TrainingOptions):
-    """The options of training runs that several workers divide."""
+    """The options of training runs, divided among workers."""
 
     worker: bool = False
-    """Do not wait for runs that other workers hold: end when there is nothing left to begin."""
+    """End when no run is left to begin, without waiting for the runs of other workers."""
 
 
 class ExperimentOptions(Config):
@@ -59,19 +59,19 @@ class ExperimentOptions(Config):
     seeds: Seeds = ()
     """Seed, repeat for several; default: the recipe's, or 1, 2 and 3."""
     match: str | None = None
-    """Quantity that must match the baseline's: params, layer_params (attention and feed-forward), active_params, flops,
+    """Quantity that must match the baseline: params, layer_params (attention and feed-forward), active_params, flops,
     flops_causal, kv_bytes, training_flops, none."""
     adjust: str | None = None
-    """Parts of all others that are changed until it matches: ffn, d_model or shape; in turn: d_model,ffn."""
+    """Parts of all variants that are changed to match: ffn, d_model or shape, or several in order: d_model,ffn."""
     dry_run: bool = False
-    """Show the planned work, and train nothing."""
+    """Show the planned work without training."""
 
 
 class CompareOptions(ExperimentOptions):
     """Options of a comparison."""
 
     rates_from: Path | None = None
-    """Folder of a finished sweep of these variants: each gets the values of its best point."""
+    """Folder of a finished sweep of these variants; each variant gets the values of its best point."""
 
 
 def compare(
@@ -82,10 +82,10 @@ def compare(
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
 
-    They are several recipes, or one with a compare section.
+    Pass several recipes (baseline first), or one with a compare section.
 
-    Finished runs are not repeated: the same command continues an interrupted comparison. Started several times, on one
-    machine or on several that share the folder, it divides the runs.
+    Finished runs are not repeated: the same command continues an interrupted comparison. Several processes of the same
+    command, on machines that share the folder, divide the runs.
 
     Example: `widthwise compare configs/uniform_200m.yaml configs/x_200m.yaml train.steps=2000`
     """
@@ -94,7 +94,7 @@ def compare(
     overrides = [argument for argument in recipes if is_change(argument)]
     paths = [Path(argument) for argument in recipes if not is_change(argument)]
     if not paths:
-        raise UserError("compare: got no recipe; name one with a compare section, or several")
+        raise UserError("compare: got no recipe; pass several, or one with a compare section")
     plan = read_plan(paths, overrides, options.seeds, options.match, options.adjust, rates_from=options.rates_from)
     if options.dry_run:
         show_workload(plan, as_json)
@@ -103,14 +103,14 @@ def compare(
 
 
 class FamilyOptions(Config):
-    """The models that a run is grown into."""
+    """The options of a family."""
 
     to: tuple[Path, ...] = ()
     """Recipe of a larger model; repeat for several."""
     also: tuple[Path, ...] = ()
-    """Run of the same recipe with another seed, grown too; repeat for several."""
+    """Run of the same recipe with another seed, which is grown too; repeat for several."""
     alone: Literal["tokens", "flops"] | None = None
-    """Train each model from scratch too, on as many tokens or with as many training FLOPs."""
+    """Also train each model from scratch, on equal tokens or with equal training FLOPs."""
     out: Path | None = None
     """Folder of the new runs; default: RUN-family."""
 
@@ -122,11 +122,9 @@ def family(
     overrides: Changes = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
+    """Grow one run into several sizes without changing its function, and train each to the end of its recipe.
 
-    Changes are made in all recipes.
-
-    Finished branches are not trained again: the same command continues an interrupted family.
+    Changes apply to all recipes. Finished runs are not repeated: the same command continues an interrupted family.
 
     Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
     """
@@ -135,7 +133,7 @@ def family(
     from widthwise.runs.trained import RunCheckpoint
 
     if not options.to:
-        raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
+        raise UserError("--to: is required; pass the recipe of a larger model, repeated for several")
     folder = options.out or run.with_name(f"{run.name}-family")
     check_kind(folder, Outcome.file_name)
     parents = [RunCheckpoint.of(parent) for parent in (run, *options.also)]
@@ -152,7 +150,7 @@ def run_and_report(
 ) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    waits: until others have finished the runs they hold. Raises RunFailed if all points failed.
+    waits: wait for the runs of other workers. Raises RunFailed if all points failed.
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
@@ -161,41 +159,42 @@ def run_and_report(
     from widthwise.reports.family_page import branch_table
     from widthwise.reports.writing import write_report
 
-    at_a_time = jobs_of(plan, training.n_jobs)
+    jobs = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
         amount = plan.in_words
-        if plan.is_timed and (seconds := expected_seconds(plan, folder, at_a_time)):
-            amount += f"; about {duration(seconds / 3600)} here, by a measured step of each variant"
+        seconds = expected_seconds(plan, folder, jobs) if plan.is_timed else None
+        if seconds:
+            amount += f"; about {duration(seconds / 3600)} on this machine, from a measured step of each variant"
         for line in (amount, *plan.adjustment_lines):
             observer.message(line)
         try:
-            found = run_experiment(plan, folder, command_line(), observer, at_a_time, waits)
-        except HeldElsewhere as left:
-            observer.message(str(left))
+            outcome = run_experiment(plan, folder, command_line(), observer, jobs, waits)
+        except HeldElsewhere as error:
+            observer.message(str(error))
             return
     if is_silent():
         return
     files = reversed(write_report([folder]))
-    failed = [point for point in found.open_points if point.state == "failed"]
+    failed = [point for point in outcome.open_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-    branches = branch_table(found.family) if found.family is not None else None
-    tables = [comparison_table(found), branches, tuning_table(found.tuning)]
-    say_result(found, as_json, [*answer(found), *reasons], tables, files)
-    if found.study is not None and not found.study.n_finished:
-        raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
+    branches = branch_table(outcome.family) if outcome.family is not None else None
+    tables = [comparison_table(outcome), branches, tuning_table(outcome.tuning)]
+    say_result(outcome, as_json, [*answer(outcome), *reasons], tables, files)
+    if outcome.study is not None and not outcome.study.n_finished:
+        raise RunFailed(f"{folder}: all {outcome.study.n_failed} points failed")
 
 
 def show_workload(plan: "Plan", as_json: bool) -> None:
-    """Print a table of the planned work and what was adjusted, or JSON."""
+    """Print a table of the planned work and the adjustments, or JSON."""
     work = plan.workload()
     notes = ["tokens and FLOPs of all seeds"]
     if work["match"]:
         notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
-    header = [plan.row, *(each.brief_title for each in WORKLOAD)]
-    rows = [[clean(each["name"]), *(shown(each[cost.name], cost) for cost in WORKLOAD)] for each in work["points"]]
+    header = [plan.row, *(cost.brief_title for cost in WORKLOAD)]
+    rows = [[clean(point["name"]), *(shown(point[cost.name], cost) for cost in WORKLOAD)] for point in work["points"]]
     if work["match"]:
         header.append("difference")
-        for cells, each in zip(rows, work["points"]):
-            cells.append("" if each["miss"] is None else f"{signed(100 * each['miss'], 3)}%")
+        for cells, point in zip(rows, work["points"]):
+            cells.append("" if point["miss"] is None else f"{signed(100 * point['miss'], 3)}%")
     table = Table(clean(plan.title), header, rows, note="\n".join(notes))
     say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])

@@ -1,4 +1,4 @@
-"""Verbs that look at what was trained: its losses and answers, activations, texts, pages."""
+"""Verbs that look at trained models: losses, tasks, activations, generated texts, reports."""
 
 import json
 import time
@@ -23,8 +23,8 @@ from widthwise.runs.environment import command_line
 from widthwise.runs.scoring import EvaluationConfig
 
 
-def _check_there(models: Sequence[Path]) -> None:
-    """Raise UserError for a path without a model, before the seconds that it takes to import torch."""
+def _check_models(models: Sequence[Path]) -> None:
+    """Raise UserError for a path without a model, before the slow import of torch."""
     for model in models:
         if not (model / "config.json").is_file():
             RunDir(model).config_yaml()
@@ -41,19 +41,19 @@ class CheckpointOptions(Config):
     @model_validator(mode="after")
     def _check(self) -> "CheckpointOptions":
         if self.every_checkpoint and self.step is not None:
-            raise ValueError(f"step: got {self.step}; conflicts with --every-checkpoint; give one of them")
+            raise ValueError(f"step: got {self.step}; conflicts with --every-checkpoint; use one of them")
         return self
 
 
 class EvalOptions(CheckpointOptions):
-    """The checkpoints that are evaluated, what each is compared with, and where the answers go."""
+    """The evaluated checkpoints, their baselines, and the folders of the results."""
 
     out: Path | None = None
-    """One JSON file for all, instead of one in each run's evaluations/; of folders nothing else is kept."""
+    """One JSON file for all runs, in place of a file in evaluations/ of each run."""
     report: Path | None = None
-    """Folder for a page, CSV and LaTeX with a row for each run, and what is significantly better marked."""
+    """Folder for a page, CSV and LaTeX with a row for each run; significantly better values are marked."""
     baselines: tuple[str, ...] = ()
-    """Model that a run is compared with, as RUN=BASELINE; default: the first; repeat for several."""
+    """Baseline of a run, as RUN=BASELINE; default: the first run; repeat for several."""
 
 
 def eval_(
@@ -62,13 +62,13 @@ def eval_(
     options: EvalOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Perplexity and bits per byte of texts, and accuracy on tasks; by default on the run's held-out text.
+    """Measure perplexity and bits per byte of texts, and accuracy on tasks; by default on the run's held-out text.
 
-    Of several runs, each is compared with the first, or with its --baseline.
+    With several runs, each is compared with the first, or with its --baseline.
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
-    _check_there(runs)
+    _check_models(runs)
     from widthwise.evaluation.differences import all_differences, baselines_of
     from widthwise.evaluation.models_table import models_table
     from widthwise.reports.evaluation import answer
@@ -77,24 +77,33 @@ def eval_(
     from widthwise.runs.evaluate import evaluate_run, save_evaluation
     from widthwise.runs.trained import kept_steps
 
-    step, every_checkpoint, out, report = options.step, options.every_checkpoint, options.out, options.report
-    if wrong := [each for each in options.baselines if not all(each.rpartition("="))]:
-        raise UserError(f"--baseline: got {wrong[0]!r}; expected RUN=BASELINE")
-    given = {each.rpartition("=")[0]: each.rpartition("=")[2] for each in options.baselines}
-    beside = baselines_of([str(run) for run in runs], given)
+    every_checkpoint = options.every_checkpoint
+    out = options.out
+    report = options.report
+    baseline_of_run = dict[str, str]()
+    for pair in options.baselines:
+        run_name, equals, baseline = pair.rpartition("=")
+        if not (run_name and equals and baseline):
+            raise UserError(f"--baseline: got {pair!r}; expected RUN=BASELINE")
+        baseline_of_run[run_name] = baseline
+    baselines = baselines_of([str(run) for run in runs], baseline_of_run)
     if report is not None:
         check_kind(report, EvaluationTable.file_name)
-    evaluations, files, answers, console = [], [], [], progress_console()
-    # The harness shows bars, which would tear ours.
+    evaluations = []
+    files = []
+    answers = []
+    console = progress_console()
+    # The bars of the evaluation harness would break our bars.
     with nullcontext(LineObserver(console)) if config.tasks else shown_progress(console) as observer:
         for run in runs:
-            for each in kept_steps(run, observer.message) if every_checkpoint else (step,):
-                evaluations.append(evaluate_run(run, config, observer, each))
-                if out is None and report is None and evaluations[-1].step is not None:
-                    files.append(save_evaluation(evaluations[-1]))
-    differences = all_differences(evaluations, beside, by_step=every_checkpoint)
-    compared = [each.to_data() for each in differences]
-    whole = {"runs": [each.to_data() for each in evaluations], "differences": compared}
+            for step in kept_steps(run, observer.message) if every_checkpoint else (options.step,):
+                evaluation = evaluate_run(run, config, observer, step)
+                evaluations.append(evaluation)
+                if out is None and report is None and evaluation.step is not None:
+                    files.append(save_evaluation(evaluation))
+    differences = all_differences(evaluations, baselines, by_step=every_checkpoint)
+    compared = [difference.to_data() for difference in differences]
+    whole = {"runs": [evaluation.to_data() for evaluation in evaluations], "differences": compared}
     if out is not None:
         write_atomic(out, json.dumps(whole, indent=2) + "\n")
         files.append(out)
@@ -103,20 +112,20 @@ def eval_(
         SealedFile(report / table.file_name).write(table.to_data() | whole)
         files += [report / table.file_name, *reversed(write_report(report))]
         answers = answer(table)
-    shown = {"runs": [each.totals() for each in evaluations], "differences": compared}
+    shown = {"runs": [evaluation.totals() for evaluation in evaluations], "differences": compared}
     tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(evaluations, differences)
     say_result(shown, as_json, answers, tables, files)
 
 
 class AnalyzeOptions(CheckpointOptions):
-    """The text that models read for an analysis, the checkpoints that read it, and the folder it is written to."""
+    """The text of an analysis, the analysed checkpoints, and the folder of the result."""
 
     text: Path | None = None
-    """Text to read: .txt, .jsonl, .parquet, or a folder; default: the first run's held-out documents."""
+    """Text to read: .txt, .jsonl, .parquet, or a folder; default: the held-out documents of the first run."""
     tokens: PositiveInt = 2**16
     """Amount of text, in tokens of the first model; all models read the same text."""
     seq_len: int | None = Field(default=None, ge=2)
-    """Tokens per window; default: the first run's seq_len."""
+    """Tokens per window; default: seq_len of the first run."""
     batch_size: PositiveInt | None = None
     """Windows per pass; default: 4096 tokens."""
     out: Path | None = None
@@ -126,19 +135,21 @@ class AnalyzeOptions(CheckpointOptions):
 
 
 def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption = False) -> None:
-    """Look inside trained models as they read a text: activations, entropy of the stream, logit lens, attention sinks.
+    """Measure trained models on a text: activations, entropy of the stream, logit lens, attention sinks.
 
-    Several are overlaid.
+    Several models share each figure.
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
-    _check_there(models)
+    _check_models(models)
     from widthwise.analysis.rows import check_parquet, write_parquet
     from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.analyse import analyse, write_analysis
 
-    step, every_checkpoint, out = options.step, options.every_checkpoint, options.out
+    step = options.step
+    every_checkpoint = options.every_checkpoint
+    out = options.out
     if options.parquet:
         check_parquet()
     if out is not None:
@@ -148,8 +159,11 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
             models, options.text, options.tokens, options.seq_len, options.batch_size, observer, step, every_checkpoint
         )
     if out is None:
-        kind = "-of-checkpoints" if every_checkpoint else "" if step is None else f"-step-{step}"
-        name = f"analysis{kind}"
+        name = "analysis"
+        if every_checkpoint:
+            name += "-of-checkpoints"
+        elif step is not None:
+            name += f"-step-{step}"
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
         out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
     files = [write_analysis(analysis, out)]
@@ -161,14 +175,14 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
 
 
 class GenerateOptions(Config):
-    """The options of continuing texts."""
+    """The options of generating text."""
 
     prompts: tuple[str, ...] = ()
     """Text to continue; repeat for a batch."""
     max_new_tokens: int = Field(default=128, ge=1, lt=2**31)
-    """Tokens to add."""
+    """Tokens to generate."""
     temperature: NonNegativeFloat | None = None
-    """0 takes the most probable token; default: 0.8, or 0 with speculative decoding."""
+    """0 selects the most probable token; default: 0.8, or 0 with speculative decoding."""
     top_k: PositiveInt | None = None
     """Sample from the k most probable tokens."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -178,15 +192,15 @@ class GenerateOptions(Config):
     speculative: bool = False
     """Decode greedily with drafts from the heads of multi-token prediction (`model.mtp`)."""
     no_bos: bool = False
-    """Leave out the beginning-of-text token that the tokenizer of an imported model puts before a text."""
+    """Omit the beginning-of-text token that the tokenizer of an imported model adds."""
 
 
 def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None, as_json: JsonOption = False) -> None:
-    """Continue texts with the model of a run or Hugging Face folder; without a prompt, start a new document.
+    """Continue texts with the model of a run or a Hugging Face folder; without a prompt, begin a new document.
 
     Example: `widthwise generate runs/quickstart/runs/x-seed1 --prompt "def main("`
     """
-    _check_there([run])
+    _check_models([run])
     from widthwise.model.generate import SamplingConfig, generate_drafted
     from widthwise.model.generate import generate as continue_prompts
     from widthwise.runs.open import open_model
@@ -196,14 +210,15 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         temperature = 0.0 if options.speculative else 0.8
     if options.speculative and temperature != 0:
         raise UserError(
-            f"--speculative: got --temperature {temperature:g}; drafts are checked greedily, so it must be 0"
+            f"--speculative: got --temperature {temperature:g}; drafts are verified greedily, so it must be 0"
         )
     sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
     trained = open_model(run, step=step, as_decoder=True)
     drafting = {}
     for damage in trained.damages:
         remark(str(damage))
-    tokenizer, texts = trained.tokenizer, options.prompts or [""]
+    tokenizer = trained.tokenizer
+    texts = options.prompts or [""]
     for text in texts:
         try:
             text.encode()
@@ -228,13 +243,13 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         return
     say_text("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
     for counts in drafting.values():
-        rate, n_tokens, speed = (counts[key] for key in ("accept_rate", "tokens_per_pass", "tokens_per_second"))
+        rate = counts["accept_rate"]
         accepted = "no drafts" if rate is None else f"{rate:.1%} of the drafts accepted"
-        remark(f"{accepted}, {n_tokens:.2f} tokens a pass, {speed:,.1f} tokens/s")
+        remark(f"{accepted}, {counts['tokens_per_pass']:.2f} tokens/pass, {counts['tokens_per_second']:,.1f} tokens/s")
 
 
 class ReportOptions(Config):
-    """Where a report is written, and what it has besides its page."""
+    """The folder of a report, and its additional files."""
 
     out: Path | None = None
     """Folder to write into; required for several runs or comparisons."""
@@ -243,7 +258,7 @@ class ReportOptions(Config):
     columns: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     """Quantities of the main table of a comparison, sweep or family, such as val_loss,layer_params."""
     watch: PositiveInt | None = None
-    """Rewrite the page every N seconds until training ends; the browser reloads it."""
+    """Update the page every N seconds until training ends; the browser reloads it."""
 
 
 def report(
@@ -253,8 +268,8 @@ def report(
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
 
-    DIR is one folder of a comparison, sweep, family, fit, analysis or evaluation. Several run directories have one
-    report, and several comparisons have a table of the effects that change sign.
+    DIR is the folder of a comparison, sweep, family, fit, analysis or evaluation. Several run directories give a
+    common report; several comparisons give a table of the effects that change sign.
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """
@@ -277,7 +292,7 @@ def report(
 
 
 def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:
-    """Write a page every few seconds until what it shows has finished. Ctrl-C leaves a page that does not reload."""
+    """Write a page every few seconds until its runs have finished. After Ctrl-C, the page does not reload any more."""
     from widthwise.reports.writing import is_at_work
 
     if not is_at_work(paths):
@@ -287,7 +302,7 @@ def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -
     try:
         while is_at_work(paths):
             time.sleep(seconds)
-            with suppress(UserError):  # files that belong together may just be written
+            with suppress(UserError):  # files may be incomplete while runs write them
                 write(refresh_seconds=seconds)
     except BaseException:
         write()

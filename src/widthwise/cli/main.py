@@ -1,4 +1,4 @@
-"""The list of verbs, and how their errors are reported."""
+"""The list of verbs, and the reporting of their errors."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ from widthwise.reports.formats import printable
 from widthwise.training.launch import Interrupted, is_silent, n_launched
 
 ON_SEVERAL_PROCESSES = ("train", "resume", "compare", "sweep")
-"""Verbs that work under torchrun, where every process runs the same command."""
+"""Verbs that may run under torchrun, where every process runs the same command."""
 
 VERBS = {
     "Design": (
@@ -38,7 +38,7 @@ VERBS = {
     "Look": ("look.eval_", "look.analyze", "look.generate", "look.report"),
     "Ship": ("convert.export", "convert.import_"),
 }
-"""Title of a panel of the help -> its verbs: a module in this folder, and a function or an app with verbs in it."""
+"""Title of a panel of the help -> its verbs, as MODULE.FUNCTION, or as MODULE.APP for a group of verbs."""
 PLACES = {
     place.partition(".")[2].removesuffix("_app").removesuffix("_"): (place, panel)
     for panel, places in VERBS.items()
@@ -47,19 +47,22 @@ PLACES = {
 
 
 class LazyVerbs(Mapping[str, Any]):
-    """The commands by name. A module is imported when a verb in it is used, because all take longer than an answer."""
+    """The commands by name. The module of a verb is imported on use, because importing all modules is slow."""
 
     def __getitem__(self, name: str) -> Any:
-        from widthwise.cli.options import Command, with_options  # imports pydantic, which no help of all verbs needs
+        from widthwise.cli.options import (
+            Command,
+            with_options,
+        )  # imports pydantic, which the list of verbs does not need
 
         place, panel = PLACES[name]
         module, _, attribute = place.partition(".")
         verb = getattr(import_module(f"widthwise.cli.{module}"), attribute)
         if isinstance(verb, typer.Typer):
             return typer.main.get_group(verb)
-        alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        alone.command(name, cls=Command, rich_help_panel=panel)(with_options(verb))
-        return typer.main.get_command(alone)
+        single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        single.command(name, cls=Command, rich_help_panel=panel)(with_options(verb))
+        return typer.main.get_command(single)
 
     def __iter__(self) -> Iterator[str]:
         return iter(PLACES)
@@ -69,7 +72,7 @@ class LazyVerbs(Mapping[str, Any]):
 
 
 class Verbs(TyperGroup):
-    """The group of all verbs. Its help reads the first lines of their docstrings from the source, without imports."""
+    """The group of all verbs. Its help reads the docstrings from the source, without imports."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -113,8 +116,9 @@ def check_processes(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Refuses other verbs under torchrun."""
-    n_processes, verb = n_launched(), context.invoked_subcommand
+    """Refuse verbs that do not work under torchrun."""
+    n_processes = n_launched()
+    verb = context.invoked_subcommand
     if n_processes > 1 and verb not in ON_SEVERAL_PROCESSES:
         allowed = ", ".join(ON_SEVERAL_PROCESSES)
         raise UserError(
@@ -124,9 +128,9 @@ def check_processes(
 
 
 def main() -> None:
-    """Exit code 0, or one line of error and 1 (failed run), 2 (user mistake), 130 or 143 (signal)."""
-    # Read when torch is first imported. Threads that spin while they wait lose to any other process on the machine: two
-    # threads on two busy cores were measured 2.5 times slower spinning than sleeping, and no faster on idle cores.
+    """Run the command line. Exit codes: 0, or with an error line 1 (failed run), 2 (mistake), 130 or 143 (signal)."""
+    # Read when torch is first imported. Threads that spin while waiting slow down when other processes need the cores:
+    # two threads on two busy cores were 2.5 times slower spinning than sleeping, and no faster on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     warnings.formatwarning = lambda message, *where: printable(f"warning: {message}\n")
     stop_by_exception()
@@ -135,7 +139,7 @@ def main() -> None:
     except UserError as error:
         _leave(error, 2)
     except typer.TyperException as error:
-        # A mistake in the arguments; without a message the help has been printed in its place.
+        # A mistake in the arguments. Without a message, typer has printed the help instead.
         option = getattr(error, "option_name", None)
         message = error.format_message().replace("Value error, ", "")
         name = option or message.removeprefix("No such command '").partition("'")[0]
@@ -147,13 +151,13 @@ def main() -> None:
     except Interrupted as error:
         _leave(error, error.exit_code)
     except BrokenPipeError:
-        # The reader of our output went away, as `| head` does.
+        # The reader closed the pipe, as in `| head`.
         sys.stderr.close()
         raise SystemExit(1) from None
     except OSError as error:
         if error.filename is None:
             raise
-        # Where a folder may not be entered, even the question whether a file exists fails.
+        # In a folder without permission, even checking that a file exists fails.
         _leave(UserError(f"{error.filename}: {error.strerror}"), 2)
 
 

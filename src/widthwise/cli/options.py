@@ -1,4 +1,4 @@
-"""Options of verbs: one for each field of a config class, and those that many verbs share."""
+"""Options of verbs: one for each field of a config class, and options that many verbs share."""
 
 import inspect
 import os
@@ -35,12 +35,13 @@ Seeds = Annotated[tuple[int, ...], typer.Option("--seed")]
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Return a typer command with an option for each field of the verb's config parameters.
 
-    A field gives name, type, default, allowed values and, by its docstring, help; `typer.Option` in its annotation adds
-    to these. A field of several texts, paths or Enum values, or whose `typer.Option` has a name, becomes a repeated
-    option in the singular; other values are lists such as `2,4` or `8..16`, limits are `0.3..0.8`.
-    `Annotated[SomeConfig, "Title"]` puts the options under a title.
+    The field determines name, type, default, allowed values and, with its docstring, the help; a `typer.Option` in the
+    annotation changes these. A field of several texts, paths or Enum values, or with a name in its `typer.Option`,
+    becomes a repeated option in the singular. Other tuples are lists such as `2,4` or `8..16`, or limits such as
+    `0.3..0.8`. `Annotated[SomeConfig, "Title"]` groups the options under a title.
     """
-    parameters, configs = [], {}
+    parameters = []
+    configs = {}
     for parameter in inspect.signature(verb).parameters.values():
         config, *title = get_args(parameter.annotation) or [parameter.annotation]
         if isinstance(config, type) and issubclass(config, Config):
@@ -50,27 +51,29 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(verb)
-    def command(**given: Any) -> None:
+    def command(**arguments: Any) -> None:
         for name, config in configs.items():
-            given[name] = _read(config, {field: given.pop(field) for field in config.model_fields})
-        verb(**given)
+            arguments[name] = _read(config, {field: arguments.pop(field) for field in config.model_fields})
+        verb(**arguments)
 
     vars(command).update(__signature__=inspect.Signature(parameters), configs=[*configs.values()])
     return command
 
 
 class Command(TyperCommand):
-    """A command that reads the docstrings of its fields only for its help, which takes longer than most answers."""
+    """A command that reads the docstrings of fields only for the help, because this is slow."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.describe()
         super().format_help(ctx, formatter)
 
     def describe(self) -> None:
-        """Give the option of each field the field's docstring as its help, and a number its bounds."""
+        """Set the help of each option to the docstring of its field, and add bounds to the metavar of a number."""
         for config in vars(self.callback).get("configs", ()):
             fields = config.model_json_schema()["properties"]
-            for param in (each for each in self.params if isinstance(each, TyperOption) and each.name in fields):
+            for param in self.params:
+                if not isinstance(param, TyperOption) or param.name not in fields:
+                    continue
                 field = fields[param.name]
                 kinds = (field, *field.get("anyOf", ()))
                 bounds = [f"x{sign}{kind[key]:.10g}" for kind in kinds for key, sign in BOUNDS.items() if key in kind]
@@ -80,7 +83,7 @@ class Command(TyperCommand):
 
 
 def is_change(argument: str) -> bool:
-    """Return True for a change to a recipe, `a.b=c`. An existing path is a path, even with a = in its name."""
+    """Return True for a change to a recipe, `a.b=c`. An existing path is no change, even with a = in its name."""
     return "=" in argument and not os.path.exists(argument)
 
 
@@ -100,9 +103,9 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def _kind(annotation: Any) -> Any:
-    """The type of values that are not None, without what bounds them."""
+    """Return the type of values that are not None, without bounds."""
     while get_origin(annotation) in (Union, UnionType, Annotated):
-        kinds = [each for each in get_args(annotation) if each is not NoneType]
+        kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
         if get_origin(annotation) is not Annotated and len(kinds) > 1:
             break
         annotation = kinds[0]
@@ -112,49 +115,50 @@ def _kind(annotation: Any) -> Any:
 def _option(name: str, info: FieldInfo) -> tuple[OptionInfo, str, bool]:
     """Return the option of a field, its name, as `--bottleneck-layer`, and True if it is repeated."""
     kind = _kind(info.annotation)
-    option = copy(next((each for each in info.metadata if isinstance(each, OptionInfo)), None) or typer.Option())
-    # typer keeps the first name as the default.
-    names = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
+    option = copy(next((data for data in info.metadata if isinstance(data, OptionInfo)), None) or typer.Option())
+    # typer stores the first name as the default.
+    names = [name for name in (option.default, *(option.param_decls or ())) if isinstance(name, str)]
     item = get_args(kind)[0] if get_origin(kind) is tuple else None
     is_text = item in (str, Path) or (isinstance(item, type) and issubclass(item, Enum))
     is_repeated = item is not None and (bool(names) or is_text)
     names = names or [f"--{(name.removesuffix('s') if is_repeated else name).replace('_', '-')}"]
-    option.default, option.param_decls = ..., names
+    option.default = ...
+    option.param_decls = names
     return option, names[0], is_repeated
 
 
 def _parameter(name: str, info: FieldInfo, title: str | None = None) -> inspect.Parameter:
     """Return the annotation from which typer makes the option of a field."""
-    kind, (option, _, is_repeated) = _kind(info.annotation), _option(name, info)
+    kind = _kind(info.annotation)
+    option, _, is_repeated = _option(name, info)
     option.rich_help_panel = title
     default = inspect.Parameter.empty if info.is_required() else info.default
     if is_repeated:
-        kind, default = list[get_args(kind)[0]], default or None
+        kind = list[get_args(kind)[0]]
+        default = default or None
     elif kind not in (bool, str, Path):
-        option.metavar, values = _metavar(kind), get_args(kind)
-        option.autocompletion = (lambda: values) if get_origin(kind) is Literal else None
-        kind, default = str, ",".join(map(str, default)) or None if isinstance(default, tuple) else default
+        values = get_args(kind)
+        option.metavar = {int: "<int>", float: "<float>"}.get(kind, "<value>")
+        if get_origin(kind) is Literal:
+            option.metavar = f"<{'|'.join(map(str, values))}>"
+            option.autocompletion = lambda: values
+        elif get_origin(kind) is tuple:
+            option.metavar = "<list>" if ... in values else "<low..high>"
+        kind = str
+        if isinstance(default, tuple):
+            default = ",".join(map(str, default)) or None
     annotation = Annotated[kind if kind is bool else kind | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"<{'|'.join(map(str, get_args(kind)))}>"
-    if get_origin(kind) is tuple:
-        return "<list>" if ... in get_args(kind) else "<low..high>"
-    return {int: "<int>", float: "<float>"}.get(kind, "<value>")
-
-
-def _read(config: type[ConfigT], given: dict[str, Any]) -> ConfigT:
-    """The config of what was given. Raises UserError `--option: ...`."""
+def _read(config: type[ConfigT], values: dict[str, Any]) -> ConfigT:
+    """Return a config with the values of options. Raises UserError `--option: ...`."""
     fields = config.model_fields
     options = {name: _option(name, info)[1] for name, info in fields.items()}
-    data = {
-        name: _data(_kind(fields[name].annotation), value, options[name])
-        for name, value in given.items()
-        if value is not None
-    }
+    data = dict[str, Any]()
+    for name, value in values.items():
+        if value is not None:
+            data[name] = _data(_kind(fields[name].annotation), value, options[name])
     try:
         with mistakes_at("options"):
             return config.model_validate(data)
@@ -163,24 +167,24 @@ def _read(config: type[ConfigT], given: dict[str, Any]) -> ConfigT:
         raise UserError(f"{options.get(path.partition('.')[0], path)}{colon}{rest}") from None
 
 
-def _data(kind: Any, given: Any, option: str) -> Any:
+def _data(kind: Any, value: Any, option: str) -> Any:
     """Return the value of an option as plain data."""
-    if not isinstance(given, str) or kind is str or get_origin(kind) is Literal:
-        return given
+    if not isinstance(value, str) or kind is str or get_origin(kind) is Literal:
+        return value
     if get_origin(kind) is not tuple:
-        return _word(given)
-    first, *others = get_args(kind)
-    if others == [...]:
-        is_whole = first is int or (get_origin(first) is Annotated and get_args(first)[0] is int)
-        return whole_numbers(option, given) if is_whole else [_word(word.strip()) for word in given.split(",")]
-    words = given.split("..")
-    if len(words) <= len(others):
-        raise UserError(f"{option}: got {given!r}; expected two numbers such as 0.4..0.8")
-    return [_word(word) for word in words]
+        return _parsed(value)
+    kinds = get_args(kind)
+    if kinds[1:] == (...,):
+        is_whole = kinds[0] is int or (get_origin(kinds[0]) is Annotated and get_args(kinds[0])[0] is int)
+        return whole_numbers(option, value) if is_whole else [_parsed(item.strip()) for item in value.split(",")]
+    limits = value.split("..")
+    if len(limits) < len(kinds):
+        raise UserError(f"{option}: got {value!r}; expected two numbers such as 0.4..0.8")
+    return [_parsed(limit) for limit in limits]
 
 
-def _word(text: str) -> float | str | None:
-    """ "2" -> 2, "0.5" -> 0.5, "30M" -> 3e7; "null" -> None; other words stay."""
+def _parsed(text: str) -> float | str | None:
+    """Parse "2" as 2, "0.5" as 0.5, "30M" as 3e7 and "null" as None; other texts stay."""
     for read in (int, float):
         with suppress(ValueError):
             return read(text)

@@ -1,4 +1,4 @@
-"""`widthwise plan`: what fits on devices, how long a run takes, and what could be trained there."""
+"""`widthwise plan`: the memory and time of a run on devices, and recipes for a device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from widthwise.cli.options import JsonOption, VariantOption, is_change
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
 from widthwise.config_io import Config, UserError
 from widthwise.files import write_atomic
-from widthwise.records.cost import Deployment, Plan, Setup, StepTraffic
+from widthwise.records.cost import Deployment, Plan, StepTraffic
 from widthwise.reports.formats import TIMES, amount, counted, duration, si
 from widthwise.reports.table import Table
 from widthwise.training.devices import OPTIONS, Device, needs_speed
@@ -33,7 +33,7 @@ MEMORY = {
     "parameters": "parameter_bytes",
     "gradients": "gradient_bytes",
     "optimizer state": "optimizer_bytes",
-    "gathered: what is in no layer": "root_bytes",
+    "gathered: parameters outside layers": "root_bytes",
     "weights in bf16": "cast_weight_bytes",
     "activations": "activation_bytes",
     "buffers of layers or loss": "buffer_bytes",
@@ -46,43 +46,43 @@ HOURS: Mapping[str, tuple[str, float]] = {
     "communication of a step": ("communication_seconds", 1 / 3600),
     "time of the run": ("run_hours", 1),
 }
-"""Row -> its field, and the hours of one unit of it."""
+"""Row -> its field, and the hours of one unit."""
 
 
 class DeviceOptions(Config):
     """The devices of a plan."""
 
     devices: tuple[PositiveInt, ...] = (1,)
-    """Numbers of them that train together, such as 1,8,64."""
+    """Numbers of devices that train together, such as 1,8,64."""
     device: str | None = None
-    """A name, such as rtx4090, or a memory, such as 24GB."""
+    """Name, such as rtx4090, or memory, such as 24GB."""
     days: PositiveFloat | None = None
-    """Days that the run may take."""
+    """Largest duration of the run in days."""
     mfu: float | None = None
     """Share of the peak that training uses; default: 0.4."""
     memory: str | None = None
-    """Memory of any other device, such as 24GB."""
+    """Memory of an unlisted device, such as 24GB."""
     tflops: float | None = None
-    """Its dense bf16 peak, in 10^12 FLOP/s."""
+    """Dense bf16 peak of the device, in 10^12 FLOP/s."""
     memory_bandwidth: str | None = None
-    """Between it and its memory, such as 1TB/s."""
+    """Bandwidth of the device's memory, such as 1TB/s."""
     node_bandwidth: str | None = None
-    """That it sends within a node of eight, such as 450GB/s."""
+    """Bandwidth of a device within a node of eight, such as 450GB/s."""
     network_bandwidth: str | None = None
-    """That it sends to other nodes, such as 50GB/s."""
+    """Bandwidth of a device to other nodes, such as 50GB/s."""
 
 
 class ProposalOptions(Config):
-    """Properties of a recipe that is proposed."""
+    """Properties of a proposed recipe."""
 
     shape: str | None = None
     """x, diamond, growing, narrowing or uniform; default: uniform."""
     params: str | None = None
-    """Parameters, such as 350M; default: what the law says."""
+    """Parameters, such as 350M; default: from the law."""
     tokens_per_param: PositiveFloat | None = None
-    """Tokens of the law; default: 20."""
+    """Tokens per parameter of the law; default: 20."""
     out: Path | None = None
-    """Where to write the recipe that is proposed."""
+    """File for the proposed recipe."""
 
 
 def plan(
@@ -92,7 +92,7 @@ def plan(
     variant: VariantOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict memory, what fits, hours, traffic and data of a recipe on devices; or propose a recipe for a device.
+    """Predict memory, fit, hours, traffic and data of a recipe on devices; or propose a recipe for a device.
 
     Examples: `widthwise plan configs/x_200m.yaml --device h100 --devices 1,8,64`;
     `widthwise plan --params 350M --device 24GB`
@@ -119,7 +119,7 @@ def _plan_recipe(
     from widthwise.runs.plan import plan as plan_recipe
 
     if is_quantity(str(path)) and not recipe_path(str(path)).exists():
-        raise UserError(f"{path}: no such recipe; for a model of that size, give --params {path}")
+        raise UserError(f"{path}: no such recipe; for a model of this size, use --params {path}")
     device = None
     if devices.device is not None or devices.memory is not None:
         device = _device(devices)
@@ -128,10 +128,10 @@ def _plan_recipe(
     else:
         for name in ("days", "mfu", *OPTIONS):
             if getattr(devices, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')}: got {getattr(devices, name)}; it needs a --device")
+                raise UserError(f"--{name.replace('_', '-')}: got {getattr(devices, name)}; needs --device")
     for name, value in wanted:
         if value is not None:
-            raise UserError(f"--{name.replace('_', '-')}: conflicts with a recipe; leave one of the two out")
+            raise UserError(f"--{name.replace('_', '-')}: conflicts with a recipe; use one of them")
     recipe = read_one(path, overrides, variant)
     plan = plan_recipe(recipe, devices.devices, device, devices.days)
     show_plan(plan, as_json)
@@ -184,16 +184,17 @@ def _say_next(
     elif path is None:
         say_next_with_out("RECIPE")
     else:
-        first, program = plan.deployments[0], ["widthwise"]
+        first = plan.deployments[0]
+        program = ["widthwise"]
         if first.n_devices > 1:
             program = ["torchrun", "--standalone", f"--nproc-per-node={first.n_devices}", "-m", "widthwise"]
         say_next(*program, "train", path, *overrides, *(first.remedy or "").split(), *options)
 
 
 def show_plan(plan: Plan, as_json: bool) -> None:
-    """Print a plan: fit, the table, data and remarks; or JSON.
+    """Print a plan: fit, table, data and remarks; or JSON.
 
-    Raises UserError, after printing, if not even one sequence fits, whatever the number of devices.
+    Raises UserError, after printing, if a single sequence does not fit on any number of devices.
     """
     if as_json:
         say_json(plan)
@@ -216,7 +217,7 @@ def show_plan(plan: Plan, as_json: bool) -> None:
 
 
 def _verdict(plan: Plan, run: Deployment) -> str:
-    """Return in one line if it fits on a number of devices."""
+    """Return a line on the fit on a number of devices."""
     line = f"{'fits' if run.fits else 'does not fit'} on {counted(run.n_devices, 'device')}: a model of "
     line += f"{amount(plan.params)} parameters needs {bytes_of(run.memory.total_bytes)} of memory with passes of "
     line += f"{counted(run.micro_batch_size, 'sequence')}; {plan.device} has {bytes_of(plan.device_memory_bytes or 0)}"
@@ -226,7 +227,7 @@ def _verdict(plan: Plan, run: Deployment) -> str:
 
 
 def _table(plan: Plan) -> Table:
-    """Return memory, traffic and time of one device and the largest passes: a column for each number of devices."""
+    """Return memory, traffic and time per device, and the largest passes, with a column for each number of devices."""
     runs = plan.deployments
     rows = [[title, *map(read, runs)] for title, read in DIVISION.items()]
     memory = {title: [getattr(run.memory, field) for run in runs] for title, field in MEMORY.items()}
@@ -245,20 +246,20 @@ def _table(plan: Plan) -> Table:
             tokens = [plan.asked_hours / (run.run_hours or 1) * plan.tokens for run in runs]
             rows.append([f"tokens that {duration(plan.asked_hours)} allow", *map(amount, tokens)])
         rows.append([])
-        for i, setup in enumerate(runs[0].setups):
-            largest = [_largest_pass(run.setups[i]) for run in runs]
-            rows.append([f"largest pass, checkpointing {setup.activation_checkpointing}", *largest])
+        for setups in zip(*(run.setups for run in runs)):
+            row = [f"largest pass, checkpointing {setups[0].activation_checkpointing}"]
+            for setup in setups:
+                memory_used = bytes_of(setup.memory.total_bytes)
+                if setup.micro_batch_size is None:
+                    row.append(f"none, one needs {memory_used}")
+                else:
+                    row.append(f"{setup.micro_batch_size}: {memory_used}, {duration(setup.run_hours)}")
+            rows.append(row)
     title = f"predicted, not measured: {amount(plan.params)} parameters"
     header = ["of a device and a step", *(counted(run.n_devices, "device") for run in runs)]
     return Table(title, header, rows, note=f"assumed: {plan.assumptions}")
 
 
-def _largest_pass(setup: Setup) -> str:
-    if setup.micro_batch_size is None:
-        return f"none, one needs {bytes_of(setup.memory.total_bytes)}"
-    return f"{setup.micro_batch_size}: {bytes_of(setup.memory.total_bytes)}, {duration(setup.run_hours)}"
-
-
 def bytes_of(n_bytes: int) -> str:
-    """As `1.50GB`."""
+    """Return a number of bytes as `1.50GB`."""
     return f"{si(n_bytes)}B" if n_bytes else "0"

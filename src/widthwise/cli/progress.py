@@ -1,4 +1,4 @@
-"""Progress of whatever takes long: a bar on a terminal, plain lines elsewhere. Records of runs go to trackers too."""
+"""Progress of long work: bars on a terminal, plain lines elsewhere. Trackers also get the records of runs."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,11 +21,11 @@ from widthwise.training.observer import Observer
 
 SECONDS_BETWEEN_LINES = 5.0
 WIDE = 100
-"""Columns from which on bars and names have more room."""
+"""Smallest number of columns for long bars and names."""
 
 
 class TrackerName(StrEnum):
-    """Trackers that take records; the keys of `training.tracked.TRACKERS`."""
+    """Trackers of records; the keys of `training.tracked.TRACKERS`."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -33,15 +33,15 @@ class TrackerName(StrEnum):
 
 TrackOption = Annotated[
     list[TrackerName] | None,
-    typer.Option("--track", help="Also send the records of runs there; repeat for several.", show_default=False),
+    typer.Option("--track", help="Tracker that also gets the records of runs; repeat for several.", show_default=False),
 ]
 
 
 @contextmanager
 def training_progress(track: Sequence[TrackerName] | None = None) -> Iterator[Observer]:
-    """An observer of training that shows progress on standard error or in a notebook, and sends records to trackers.
+    """Yield an observer that shows progress on standard error or in a notebook, and sends records to trackers.
 
-    Raises UserError where the extra of a tracker is not installed.
+    Raises UserError if the extra of a tracker is not installed.
     """
     from widthwise.training.tracked import tracked
 
@@ -51,7 +51,7 @@ def training_progress(track: Sequence[TrackerName] | None = None) -> Iterator[Ob
 
 @contextmanager
 def shown_progress(console: Console) -> Iterator[Observer]:
-    """An observer that shows preparations, runs and other work, one after the other, on a console."""
+    """Yield an observer that shows preparations, runs and other work, one after the other, on a console."""
     can_redraw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
     if not can_redraw or console.is_dumb_terminal or is_silent():
         yield LineObserver(console)
@@ -61,41 +61,54 @@ def shown_progress(console: Console) -> Iterator[Observer]:
 
 
 class _Pace:
-    """The rate of a stage of some work since its first report."""
+    """The rate of a stage of work since its first report."""
 
     def __init__(self, stage: str = "", n_done: int = 0, unit: str = ""):
-        """unit: what is counted, in the plural; `B` for bytes, which are shown in MB."""
-        self.stage, self._is_bytes, self._name = stage, unit == "B", "MB" if unit == "B" else unit
-        self._n_before, self._began = n_done, time.monotonic()
+        """unit: the counted unit in the plural; `B` for bytes, which are shown in MB."""
+        self.stage = stage
+        self._is_bytes = unit == "B"
+        self._unit = "MB" if unit == "B" else unit
+        self._n_before = n_done
+        self._began = time.monotonic()
 
-    def said(self, n_done: int, n_total: int | None, of: str) -> tuple[str, str, str]:
+    def texts(self, n_done: int, n_total: int | None, separator: str) -> tuple[str, str, str]:
         """Return the progress as `1.5 of 2.0 MB`, the rate as `1.5 MB/s` and the time as `0:01:30 left`.
 
-        Each is "" where nothing is counted, nothing was done yet, or the end is reached or not known. of: word between
+        A text is "" if nothing is counted, nothing was done yet, or the end is reached or unknown. separator: between
         the numbers.
         """
-        done, rate, left = "", "", ""
-        seconds, n_new = time.monotonic() - self._began, n_done - self._n_before
+        progress = ""
+        rate = ""
+        time_left = ""
         if n_done or n_total is not None:
-            done = of.join(f"{n / 1e6:.1f}" if self._is_bytes else f"{n:,}" for n in (n_done, n_total) if n is not None)
-            done += f" {self._name}"
-        if n_new > 0 and seconds > 0:
-            speed = n_new / seconds
-            shown = f"{speed / 1e6:.1f}" if self._is_bytes else f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
-            rate = f"{shown} {self._name}/s"
-            left = f"{clock((n_total - n_done) / speed)} left" if n_total and n_done < n_total else ""
-        return done, rate, left
+            counts = [n for n in (n_done, n_total) if n is not None]
+            progress = separator.join(f"{n / 1e6:.1f}" if self._is_bytes else f"{n:,}" for n in counts)
+            progress += f" {self._unit}"
+        seconds = time.monotonic() - self._began
+        if n_done > self._n_before and seconds > 0:
+            speed = (n_done - self._n_before) / seconds
+            if self._is_bytes:
+                number = f"{speed / 1e6:.1f}"
+            else:
+                number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+            rate = f"{number} {self._unit}/s"
+            if n_total and n_done < n_total:
+                time_left = f"{clock((n_total - n_done) / speed)} left"
+        return progress, rate, time_left
 
 
 class LineObserver(Observer):
-    """One line per record. Other work has one every few seconds and at its end, if it takes longer than that."""
+    """One line per record. Longer work has a line every few seconds and at its end."""
 
     def __init__(self, console: Console):
         self._console = console
-        self._pace, self._shown_at = _Pace(), 0.0
+        self._pace = _Pace()
+        self._shown_at = 0.0
         self._is_open = False
-        """True while the stage has a line, and none of its end."""
-        self._name, self._n_steps, self._remaining = "", 0, ""
+        """True if the stage has a line, but no line of its end."""
+        self._name = ""
+        self._n_steps = 0
+        self._remaining = ""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         self.working(stage, n_bytes, n_bytes_total, "B")
@@ -103,33 +116,38 @@ class LineObserver(Observer):
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         now = time.monotonic()
         if stage != self._pace.stage:
-            self._pace, self._shown_at, self._is_open = _Pace(stage, n_done, unit), now, False
+            self._pace = _Pace(stage, n_done, unit)
+            self._shown_at = now
+            self._is_open = False
             if not n_done and n_total is None:
                 self.message(stage)
             return
         is_end = n_done == n_total and self._is_open
         if now - self._shown_at < SECONDS_BETWEEN_LINES and not is_end:
             return
-        self._shown_at, self._is_open = now, not is_end
-        done, *others = self._pace.said(n_done, n_total, " of ")
-        self.message("  ".join(filter(None, [f"{stage}: {done}", *others])))
+        self._shown_at = now
+        self._is_open = not is_end
+        progress, rate, time_left = self._pace.texts(n_done, n_total, " of ")
+        self.message("  ".join(filter(None, [f"{stage}: {progress}", rate, time_left])))
 
     def busy(self, what: str) -> None:
         self.message(f"{self._name}: {what}")
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._name, self._n_steps, self._remaining = name, n_steps, ""
+        self._name = name
+        self._n_steps = n_steps
+        self._remaining = ""
         self._pace = _Pace()
 
     def record(self, record: dict[str, Any]) -> None:
         event = record["event"]
         if event == "train":
             self._trained(record)
-        elif event not in ("stopped", "norms"):  # the first is said by the error that ends the run, the others are many
+        elif event not in ("stopped", "norms"):  # the error that ends a run reports a stop; norms are many
             self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_event(record)}")
 
     def remaining(self, seconds: float) -> None:
-        """Show the time left for all runs, and the hour at which they end."""
+        """Show the time left for all runs, and the date and time of their end."""
         end = datetime.now().astimezone() + timedelta(seconds=seconds)
         self._remaining = f"all runs: {clock(seconds)} left, until {end:%a %d %b %H:%M}"
 
@@ -147,9 +165,9 @@ class LineObserver(Observer):
 
 
 class Bars(Progress):
-    """A line for each work: its name, a bar, then what is done, the rate, the time left and the loss.
+    """A line for each task: name, bar, progress, rate, time left and loss.
 
-    `footer` is a line below all of them.
+    `footer` is a line below all tasks.
     """
 
     footer = ""
@@ -164,7 +182,7 @@ class Bars(Progress):
         super().__init__(*columns, console=console)
 
     def begin(self, name: str, n_total: int | None = None, is_shown: bool = True) -> TaskID:
-        """A further line. name: is shortened, to leave room for the rest."""
+        """Add a line. name: shortened to leave room for the rest."""
         short = shorten(name, 40 if self._is_wide else 26)
         return self.add_task(short, total=n_total, visible=is_shown, done="", rate="", loss="")
 
@@ -175,40 +193,42 @@ class Bars(Progress):
 
 
 class _Rest(ProgressColumn):
-    """Return the text behind the bar: the time left, or the time passed until that is known."""
+    """The text after the bar, with the time left, or the elapsed time while that is unknown."""
 
     def render(self, task: Task) -> Text:
-        fields, left = task.fields, task.time_remaining
-        time = clock(task.elapsed or 0) if left is None else f"{clock(left)} left"
+        fields = task.fields
+        time = clock(task.elapsed or 0) if task.time_remaining is None else f"{clock(task.time_remaining)} left"
         return Text("  ".join(filter(None, [fields["done"], fields["rate"], time, fields["loss"]])))
 
 
 class BarObserver(LineObserver):
-    """One bar for each preparation, each run and each other work; lines above for what else there is to say."""
+    """One bar for each preparation, run or other work; messages are lines above the bars."""
 
     def __init__(self, bars: Bars):
         super().__init__(bars.console)
-        self._bars, self._is_run = bars, False
+        self._bars = bars
+        self._is_run = False
         self._task = bars.begin("", is_shown=False)
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         if stage != self._pace.stage or self._is_run:
             self._begin(stage, n_total)
-            self._pace, self._is_run = _Pace(stage, n_done, unit), False
-        done, rate, _ = self._pace.said(n_done, n_total, "/")
-        self._bars.update(self._task, total=n_total, completed=n_done, done=done, rate=rate)
+            self._pace = _Pace(stage, n_done, unit)
+            self._is_run = False
+        progress, rate, _ = self._pace.texts(n_done, n_total, "/")
+        self._bars.update(self._task, total=n_total, completed=n_done, done=progress, rate=rate)
 
     def busy(self, what: str) -> None:
-        self._go_on()
+        self._show_run()
         self._bars.update(self._task, done=what)
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         super().starting(name, step, n_steps)
-        self._go_on(is_new=True)
-        self.step_done(step)  # from here on, so that the steps of an earlier process do not enter the rate
+        self._show_run(is_new=True)
+        self.step_done(step)  # the rate excludes the steps of an earlier process
 
     def step_done(self, step: int) -> None:
-        self._go_on()
+        self._show_run()
         self._bars.update(self._task, completed=step, done=f"{step:,}/{self._n_steps:,}")
 
     def remaining(self, seconds: float) -> None:
@@ -221,8 +241,8 @@ class BarObserver(LineObserver):
     def _trained(self, record: dict[str, Any]) -> None:
         self._bars.update(self._task, rate=f"{record['tokens_per_second']:,.0f} tokens/s", loss=_loss(record))
 
-    def _go_on(self, is_new: bool = False) -> None:
-        """Begin a bar for the run, if other work has the present one."""
+    def _show_run(self, is_new: bool = False) -> None:
+        """Begin a bar for the run if the current bar shows other work, or if `is_new`."""
         if is_new or not self._is_run:
             self._is_run = True
             self._begin(self._name, self._n_steps)
@@ -233,13 +253,15 @@ class BarObserver(LineObserver):
 
 
 def _loss(record: dict[str, Any]) -> str:
-    """The loss of the next token, followed by the losses of the heads of multi-token prediction."""
-    later = "".join(f" {loss:.4f}" for loss in record.get("mtp_losses", ()))
-    return f"loss {record['loss']:.4f}" + (f"  mtp{later}" if later else "")
+    """Return the loss of the next token, followed by the losses of the MTP heads."""
+    text = f"loss {record['loss']:.4f}"
+    if record.get("mtp_losses"):
+        text += "  mtp" + "".join(f" {loss:.4f}" for loss in record["mtp_losses"])
+    return text
 
 
 def _event(record: dict[str, Any]) -> str:
-    """An event other than a step, as text."""
+    """Return an event other than a step as text."""
     if record["event"] == "growth":
         params = f"{record['params_before']:,} to {record['params_after']:,} parameters"
         return f"growth from {params}, validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"

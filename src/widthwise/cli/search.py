@@ -24,11 +24,11 @@ SIZES = {
     "d/L": lambda row: fixed(row["aspect"], 0),
     "ratio": lambda row: fixed(row["ratio"], 3),
 }
-"""Title -> how a candidate's cell is read."""
+"""Title -> function that returns the cell of a candidate."""
 
 
 class SearchOptions(Config):
-    """Numbers of shapes that are shown, written and trained."""
+    """Numbers of shapes to show, write and train."""
 
     top: PositiveInt = 20
     """Number of shapes to show and write."""
@@ -50,9 +50,9 @@ def search(
 ) -> None:
     """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
 
-    Costs say nothing about the loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost,
-    `--per n_blocks,ratio --train 20` how the loss depends on the ratio. Changes are made in the base and in all recipes
-    found; with --train, --json prints the comparison.
+    Costs do not determine the loss: `--train 3 train.steps=500` shows which of the first three is worth its cost, and
+    `--per n_blocks,ratio --train 20` shows the loss over the ratio. Changes apply to the base and to all recipes; with
+    --train, --json prints the comparison.
 
     Example: `widthwise search conventional_113m --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
@@ -75,22 +75,27 @@ def search(
 
 
 def _search_table(summary: dict[str, Any], base: str) -> Table:
-    """The baseline and, below it, the candidates of a `SearchResult.summary` with the Pareto front marked."""
-    n_found, n_kept, n_shown = summary["n_found"], summary["n_kept"], len(summary["candidates"])
-    kept = f", the best of each {' and '.join(summary['per'])}: {n_kept}" if summary["per"] else ""
-    budget = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%"
-    base_row, rows = summary["baseline"], []
-    for row in (base_row, *summary["candidates"]):
-        first, sizes, miss = "base", [""] * len(SIZES), ""
-        if row is not base_row:
-            first, sizes = "*" * row["is_pareto"], [read(row) for read in SIZES.values()]
-            miss = f"{signed(100 * row['miss'], 2)}%"
-        costs = [shown(row[each.name], each) for each in SHAPE_COSTS]
+    """Return the baseline, then the candidates of a `SearchResult.summary`, with the Pareto front marked."""
+    n_shown = len(summary["candidates"])
+    title = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%: "
+    title += f"{summary['n_found']:,} found"
+    if summary["per"]:
+        title += f", the best of each {' and '.join(summary['per'])}: {summary['n_kept']}"
+    if n_shown < summary["n_kept"]:
+        title += f", the first {n_shown}"
+    rows = []
+    for row in (summary["baseline"], *summary["candidates"]):
+        if row is summary["baseline"]:
+            cells = ["base", *[""] * len(SIZES), ""]
+        else:
+            mark = "*" if row["is_pareto"] else ""
+            cells = [mark, *(read(row) for read in SIZES.values()), f"{signed(100 * row['miss'], 2)}%"]
+        costs = [shown(row[cost.name], cost) for cost in SHAPE_COSTS]
         share = fixed(row["attention_params"] / row["layer_params"], 2)
-        rows.append([first, *sizes, miss, share, *costs, str(row["n_residual_additions"])])
+        rows.append([*cells, share, *costs, str(row["n_residual_additions"])])
     return Table(
-        f"{budget}: {n_found:,} found{kept}" + (f", the first {n_shown}" if n_shown < n_kept else ""),
-        ["", *SIZES, "miss", "att.\nshare", *(each.brief_title for each in SHAPE_COSTS), "res.\nadds"],
+        title,
+        ["", *SIZES, "miss", "att.\nshare", *(cost.brief_title for cost in SHAPE_COSTS), "res.\nadds"],
         rows,
         note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"
         f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 outside of training steps (during training, the current step is finished first)."""
+"""Ctrl-C, SIGTERM and SIGUSR1 outside of training steps (during training, the current step finishes first)."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ Handler = Callable[[int, FrameType | None], NoReturn]
 
 
 def leave_at_once() -> None:
-    """Let a signal end the process with one line from now on: for start-up and exit, when no work is in progress."""
+    """Install handlers with which a signal ends the process with one line: for start-up and exit, without work."""
     _handle_with(_leave)
 
 
 def stop_by_exception() -> None:
-    """Let a signal raise Interrupted from now on, so that half-written folders are removed."""
+    """Install handlers with which a signal raises Interrupted, so that incomplete folders are removed."""
     _handle_with(_stop)
 
 
@@ -31,7 +31,7 @@ def _handle_with(handler: Handler) -> None:
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     with suppress(Exception):  # the signal may have interrupted a write
         sys.stdout.flush()
-    if os.environ.get("RANK", "0") == "0":  # one of several launched processes prints
+    if os.environ.get("RANK", "0") == "0":  # only one of several launched processes prints
         os.write(2, b"error: stopped by a signal; what has finished is kept\n")
     os._exit(128 + number)
 
@@ -45,7 +45,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return True while a module is being imported: libraries then swallow an exception or turn it into another."""
+    """Return True while a module is being imported: libraries may suppress or replace an exception then."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

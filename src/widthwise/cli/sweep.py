@@ -1,5 +1,5 @@
-"""`widthwise sweep`: a grid, or a search, over keys of a recipe, with several sizes if it has rungs; and
-`widthwise fit`: scaling laws through what was trained, with intervals."""
+"""`widthwise sweep`, a grid or a search over keys of a recipe, or sizes with rungs; and `widthwise fit`, scaling laws
+through trained models, with intervals."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,7 +35,7 @@ class SearchOptions(Config):
     sampler: Literal["grid", "tpe", "random"] | None = None
     """Sampler of the points; default: grid, or tpe with --trials."""
     trials: PositiveInt | None = None
-    """Points of a search, not counting the baseline."""
+    """Points of a search, without the baseline."""
 
 
 def sweep(
@@ -46,12 +46,12 @@ def sweep(
     overrides: Changes = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train every combination of values, or those a sampler chooses, with several seeds, and rank the points.
+    """Train every combination of values, or the points of a sampler, with several seeds, and rank the points.
 
-    Changes are made in the recipe, and so in every point.
+    Changes apply to the recipe, and so to every point.
 
-    The same command continues an interrupted sweep; started several times, on one machine or on several that share the
-    folder, it divides the runs. Failed points are kept with the reason.
+    The same command continues an interrupted sweep; several processes of the command, on machines that share the
+    folder, divide the runs. Failed points are recorded with the reason.
 
     Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
     optimizer.lr=0.002,0.004`
@@ -75,12 +75,12 @@ def sweep(
     from widthwise.reports.writing import check_kind  # imports torch, which a dry run does not need
 
     folder = options.out or Path("runs") / plan.title
-    check_kind(folder, Outcome.file_name)  # a comparison may share the folder of a run, a sweep may not
+    check_kind(folder, Outcome.file_name)  # unlike a comparison, a sweep must not share the folder of a run
     run_and_report(plan, folder, as_json, training, not training.worker)
 
 
 class FitOptions(Config):
-    """Axes and groups of a fit, and where it is written."""
+    """The axes, groups, law and folder of a fit."""
 
     x: str = "training_flops"
     """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
@@ -91,10 +91,10 @@ class FitOptions(Config):
     group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
     """One curve for each value of this column or recipe key."""
     baseline: str | None = None
-    """The group that others are compared with; default: the baseline of the comparisons."""
+    """Group with which the rest are compared; default: the baseline of the comparisons."""
     law: str | None = None
-    """power, power_irreducible or log_linear; default: the one that predicts left-out points best. Or parabola, one for
-    each compute budget of --group (isoFLOP), or chinchilla, of two variables."""
+    """power, power_irreducible or log_linear; default: the law that predicts left-out points best. Or parabola, one for
+    each compute budget of --group (isoFLOP), or chinchilla, with two variables."""
     out: Path | None = None
     """Folder; default: runs/fit-NAMES-Y-X."""
 
@@ -104,7 +104,7 @@ def fit(
     options: FitOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit the loss as a function of compute, parameters or width, with intervals; say what a group saves at equal loss.
+    """Fit the loss as a function of compute, parameters or width, with intervals, and the savings at equal loss.
 
     Example: `widthwise fit runs/ladder_small --x training_flops --y val_loss --baseline uniform`
     """

@@ -1,8 +1,8 @@
-"""The border to the terminal: whatever a verb prints goes through here, and no control character reaches a screen.
-Where several processes do the same, only the first prints. All tables look alike; their cells each verb says as text.
+"""Output on the terminal: all verbs print through these functions, which remove control characters. Of several launched
+processes only the first prints. All tables have one style; verbs pass their cells as text.
 
-Names of files and runs, columns of tables and generated text come from anywhere; an escape code among them could
-repaint the screen or rename its window.
+Names of files and runs, columns of tables and generated text are untrusted: an escape code in them could repaint the
+screen or rename its window.
 """
 
 import json
@@ -26,81 +26,82 @@ from widthwise.reports.table import Table
 from widthwise.training.launch import is_silent
 
 USUAL_WIDTH = 80
-"""Columns of what is printed where there is no terminal to fit it to."""
+"""Columns of output without a terminal."""
 TITLE_WIDTH = 8
-"""A title longer than this is broken between words, if its column does not need the room anyway."""
+"""A longer title is broken between words, unless its column is as wide."""
 WORD_WIDTH = 9
-"""Columns that a narrow terminal leaves of names or words."""
+"""Smallest width of names or words on a narrow terminal."""
 N_LOOSE_COLUMNS = 8
-"""A table with more columns than this has one space between them instead of two."""
+"""A table with more columns has one space between columns instead of two."""
 _STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
-"""Word -> the style of a cell that holds it, in columns of words."""
+"""Text of a cell -> its style, in columns of words."""
 
 
 class _PrintableConsole(Console):
-    """A console whose text is printed as it is: square brackets are no markup, numbers get no colour."""
+    """A console that prints plain text: square brackets are no markup, numbers have no colour."""
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, highlight=False, emoji=False, quiet=is_silent(), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Without control characters, but for those with which Rich moves the cursor."""
+        """Render without control characters, except those with which Rich moves the cursor."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def table_console() -> Console:
-    """Standard output."""
+    """Return a console on standard output."""
     return _PrintableConsole() if sys.stdout.isatty() else _PrintableConsole(width=USUAL_WIDTH)
 
 
 def progress_console() -> Console:
-    """Standard error, where progress is shown, so that standard output holds the answer alone."""
+    """Return a console on standard error, for progress, so that standard output has only the result."""
     return _PrintableConsole(stderr=True)
 
 
 def say(*lines: str) -> None:
-    """Lines on standard output, as long as they are."""
+    """Print lines on standard output, without wrapping."""
     if not is_silent():
         print(*map(printable, lines), sep="\n")
 
 
-def say_next(*words: object) -> None:
-    """The command that usually comes next, for a shell; a word in capitals is to be filled in."""
-    say(f"next: {shlex.join(map(str, words))}")
+def say_next(*arguments: object) -> None:
+    """Print the usual next command, for a shell; arguments in capitals are placeholders."""
+    say(f"next: {shlex.join(map(str, arguments))}")
 
 
-def say_next_with_out(place: str) -> None:
-    """The command just given as one that writes; `place` stands for where to, unless it was said."""
-    words = [word for word in sys.argv[1:] if word != "--plan-only"]
-    is_said = any(word.partition("=")[0] == "--out" for word in words)
-    say_next("widthwise", *words, *(() if is_said else ("--out", place)))
+def say_next_with_out(placeholder: str) -> None:
+    """Print the current command with an --out option; `placeholder` is its value unless the command has one."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--plan-only"]
+    if not any(argument.partition("=")[0] == "--out" for argument in arguments):
+        arguments += ["--out", placeholder]
+    say_next("widthwise", *arguments)
 
 
 def say_text(text: str) -> None:
-    """Generated text on standard output: without control characters on a terminal, as it is in a file or pipe."""
+    """Print generated text: without control characters on a terminal, unchanged in a file or pipe."""
     print(printable(text) if sys.stdout.isatty() else text)
 
 
 def remark(*lines: str) -> None:
-    """Lines on standard error."""
+    """Print lines on standard error."""
     print(*map(printable, lines), sep="\n", file=sys.stderr)
 
 
 def say_json(data: Any) -> None:
-    """The answer to --json, a record as its file has it. JSON writes control characters as escapes."""
+    """Print the result of --json, a record as in its file. JSON escapes control characters."""
     if not is_silent():
         print(json.dumps(data, indent=2, default=lambda record: record.to_data()))
 
 
 def say_sentences(*sentences: str) -> None:
-    """Sentences on standard output, broken between words."""
+    """Print sentences on standard output, broken between words."""
     if sentences:
         table_console().print("\n".join(sentences))
 
 
 def say_tables(*tables: Table | None) -> None:
-    """Tables on standard output, with an empty line between two; None is none."""
+    """Print tables on standard output, separated by empty lines; None is skipped."""
     console = table_console()
     for i, part in enumerate(part for table in tables if table for part in fitted(table, console)):
         if i:
@@ -116,7 +117,7 @@ def say_result(
     files: Iterable[Path] = (),
     notes: Iterable[str] = (),
 ) -> None:
-    """The end of a verb: the answer, the tables, notes on them and the files that were written; or the result as JSON.
+    """Print the result of a verb: answer, tables, notes and written files; or the result as JSON.
 
     answer, notes: sentences.
     """
@@ -131,16 +132,17 @@ def say_result(
 
 
 def fitted(table: Table, console: Console) -> Iterator[Table]:
-    """The table without the last columns that are not essential, as far as a line has no room for them; where it has
-    none for the others, in parts that each begin with the columns that name a row."""
-    unbounded, half = Console(width=1000), console.width // 2
+    """Yield a table without the last optional columns that do not fit into a line. If the essential columns do not fit
+    either, yield parts that each begin with the columns of names."""
+    unbounded = Console(width=1000)
+    half = console.width // 2
 
     def part(columns: list[int], **changes: str) -> Table:
         rows = [[row[i] for i in columns if i < len(row)] for row in table.rows]
         return replace(table, header=[table.header[i] for i in columns], rows=rows, **changes)
 
     def fits(columns: list[int]) -> bool:
-        """Return True if the columns fit with names of at most half a line; longer ones are broken."""
+        """Return True if the columns fit, with names broken at half a line."""
         drawn = part(columns, caption="", note="")
         drawn = replace(drawn, rows=[[*(name[:half] for name in row[:1]), *row[1:]] for row in drawn.rows])
         return unbounded.measure(laid_out(drawn)).maximum <= console.width
@@ -149,20 +151,22 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
     while n_columns > (table.n_essential or n_columns) and not fits([*range(n_columns)]):
         n_columns -= 1
     n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.words), n_columns - 1)
-    first, names, kept = n_names, [*range(n_names)], table.header[:n_columns]
-    lines = ["; ".join(text for title, text in line.items() if title in kept) for line in table.column_notes]
+    first = n_names
+    names = [*range(n_names)]
+    titles = table.header[:n_columns]
+    lines = ["; ".join(text for title, text in line.items() if title in titles) for line in table.column_notes]
     note = "\n".join(filter(None, [table.note, *lines]))
     while first < n_columns:
         last = n_columns
         while last > first + 1 and not fits([*names, *range(first, last)]):
             last -= 1
-        is_first, is_last = first == n_names, last == n_columns
-        yield part([*names, *range(first, last)], caption=table.caption * is_first, note=note * is_last)
+        caption = table.caption if first == n_names else ""
+        yield part([*names, *range(first, last)], caption=caption, note=note if last == n_columns else "")
         first = last
 
 
 def laid_out(table: Table) -> RichTable:
-    """The table for Rich: words to the left, numbers to the right and in one piece, an empty row as an empty line."""
+    """Return the table for Rich: words to the left, numbers to the right and unbroken, an empty row as a blank line."""
     drawn = RichTable(
         title=Text(table.caption),
         caption=Text(table.note) if table.note else None,
@@ -170,7 +174,7 @@ def laid_out(table: Table) -> RichTable:
         padding=(0, int(len(table.header) <= N_LOOSE_COLUMNS), 0, 0),
         pad_edge=False,
         show_edge=False,
-        min_width=max(_width(table.caption), _width(table.note)),  # Rich breaks what is wider than the table.
+        min_width=max(_width(table.caption), _width(table.note)),  # Rich breaks texts wider than the table
     )
     for i, title in enumerate(table.header):
         width = _width("\n".join(row[i] for row in table.rows if i < len(row)))
@@ -188,7 +192,7 @@ def laid_out(table: Table) -> RichTable:
 
 
 def _width(text: str) -> int:
-    """In columns of the terminal, of the longest line."""
+    """Return the width of the longest line in columns of the terminal."""
     return max(map(cell_len, text.splitlines()), default=0)
 
 

@@ -50,8 +50,8 @@ def train(
 def resume(run: RunArgument, overrides: Changes = None, track: TrackOption = None, as_json: JsonOption = False) -> None:
     """Continue an interrupted or killed run from its last good checkpoint, or a finished one to more steps.
 
-    How long a run is, what it records and which checkpoints it keeps may change: train.steps, train.log_every,
-    train.validate_every, train.checkpoint_every and a few more. The rest of the recipe stays.
+    Only the length, records and checkpoints of a run may change: train.steps, train.log_every, train.validate_every,
+    train.checkpoint_every and a few more.
 
     Example: `widthwise resume runs/x_200m train.steps=4000 train.log_every=50`
     """
@@ -63,7 +63,7 @@ def resume(run: RunArgument, overrides: Changes = None, track: TrackOption = Non
 
 
 def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
-    """Print the result of a run, as JSON or in a few lines."""
+    """Print the result of a run, as JSON or as a few lines."""
     if as_json:
         say_json(result)
         return
@@ -84,7 +84,7 @@ def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
 
 
 def _validated(result: RunResult) -> Iterator[str]:
-    """Yield a line for each source, further text, task and head that was validated."""
+    """Yield a line for each validated source, additional text and task, and one for the MTP heads."""
     if result.val_losses:
         yield "  by source     " + ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items())
     for name, text in (result.val_texts or {}).items():
@@ -93,8 +93,8 @@ def _validated(result: RunResult) -> Iterator[str]:
     for name, task in (result.val_tasks or {}).items():
         yield f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items"
     if result.val_mtp_losses:
-        places = enumerate(result.val_mtp_losses, start=2)
-        yield "  further heads " + ", ".join(f"next-{place} {loss:.4f}" for place, loss in places)
+        depths = enumerate(result.val_mtp_losses, start=2)
+        yield "  MTP heads     " + ", ".join(f"next-{depth} {loss:.4f}" for depth, loss in depths)
 
 
 def runs(

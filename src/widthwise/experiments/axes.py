@@ -16,27 +16,25 @@ if TYPE_CHECKING:
 
 SIGNIFICANT_DIGITS = 6
 """Precision of a value drawn from a range, so that the name of its point states it in full."""
-
-
 LONGEST_NAME = 150
 """Characters; file systems allow names of 255 bytes, and the seed is appended."""
 
 
-def word(value: Any) -> str:
-    """Return a value as part of a name, in characters that names may have. Raises ValueError for a mapping."""
+def name_part(value: Any) -> str:
+    """Return a value as part of a name, in the characters allowed there. Raises ValueError for a mapping."""
     if isinstance(value, Mapping):
-        raise ValueError(f"got {json.dumps(value)}; a mapping has no short name: make a group of it")
+        raise ValueError(f"got {json.dumps(value)}; a mapping has no short name; use a group")
     if isinstance(value, (list, tuple)):
-        return "+".join(map(word, value))
+        return "+".join(map(name_part, value))
     text = value if isinstance(value, str) else json.dumps(value)
     return "".join(letter if letter in ALLOWED_IN_NAMES else "_" for letter in text)
 
 
 def point_name(group: str, values: Mapping[str, Any]) -> str:
     """Return the name of a point, "x-0.25-0.3" in group x. Raises UserError if it is too long for a folder."""
-    name = "-".join(filter(None, [group, *map(word, values.values())]))
+    name = "-".join(filter(None, [group, *map(name_part, values.values())]))
     if len(name) > LONGEST_NAME:
-        raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; make a group of it")
+        raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; use a group")
     return name
 
 
@@ -47,18 +45,17 @@ class Values(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "Values":
-        words = [word(item) for item in self.items]
-        if len(set(words)) < len(words):
-            raise ValueError(f"got {list(self.items)}; each value may be given once, and names must tell them apart")
+        if len(set(map(name_part, self.items))) < len(self.items):
+            raise ValueError(f"got {list(self.items)}; values must be distinct, also as parts of a name")
         return self
 
     def grid(self, path: str) -> tuple[Any, ...]:
         return self.items
 
     def drawn(self, trial: "Trial", name: str) -> Any:
-        """Return the value that a search's sampler chooses for a trial."""
-        words = {word(item): item for item in self.items}
-        return words[trial.suggest_categorical(name, list(words))]
+        """Return the value that the sampler of a search chooses for a trial."""
+        by_name = {name_part(item): item for item in self.items}
+        return by_name[trial.suggest_categorical(name, list(by_name))]
 
     def as_data(self) -> Any:
         return list(self.items)
@@ -81,7 +78,7 @@ class Range(Config):
         if self.log and self.low <= 0:
             raise ValueError(f"low: got {self.low}; a logarithmic scale needs values above 0")
         if self.step is not None and (self.log or not self._is_whole):
-            raise ValueError(f"step: got {self.step}; goes with whole low and high, and without log")
+            raise ValueError(f"step: got {self.step}; needs whole low and high, and no log")
         return self
 
     @property
@@ -92,7 +89,7 @@ class Range(Config):
         raise UserError(f"sweep: {path}: got a range; a grid needs a list of values, or add search: {{n_trials: ...}}")
 
     def drawn(self, trial: "Trial", name: str) -> Any:
-        """Return the value that a search's sampler chooses for a trial."""
+        """Return the value that the sampler of a search chooses for a trial."""
         if self._is_whole:
             return trial.suggest_int(name, int(self.low), int(self.high), step=self.step or 1, log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
@@ -116,13 +113,13 @@ def _as_mapping(data: Any) -> Any:
     raise ValueError(f"got {data!r}; expected a list of values, or a range {{low: ..., high: ..., log: true}}")
 
 
-def _which(data: Any) -> str:
-    return "values" if isinstance(data, Values) or (isinstance(data, Mapping) and "items" in data) else "range"
-
-
 Axis = Annotated[
     Annotated[Values, pydantic.Tag("values")] | Annotated[Range, pydantic.Tag("range")],
-    pydantic.Discriminator(_which),
+    pydantic.Discriminator(
+        lambda data: (
+            "values" if isinstance(data, Values) or (isinstance(data, Mapping) and "items" in data) else "range"
+        )
+    ),
     pydantic.BeforeValidator(_as_mapping, json_schema_input_type=list[Any] | Range),
 ]
 """A list or a range, as written in a recipe."""

@@ -16,7 +16,7 @@ from widthwise.experiments.matching import (
     adjusted,
     check_matched,
     check_trainable,
-    match_asked,
+    match_with_options,
     matched_ratio,
 )
 from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name
@@ -36,8 +36,8 @@ class CompareConfig(Config):
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
-    """The quantity that all variants must match within one percent, and what is adjusted to that end. Where not given,
-    the parameters, and of a variant that misses them the feed-forward, if it can be adjusted."""
+    """Quantity that all variants must match within one percent, and the parts adjusted to reach it. Default: params,
+    with the feed-forward of a variant that misses it adjusted where possible."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":
@@ -52,9 +52,9 @@ class CompareConfig(Config):
         return "params" if self.match is None else self.match.quantity
 
     def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
-        """Return a variant, adjusted as `match` says. Raises UserError if that does not bring it near the baseline.
+        """Return a variant, adjusted to the baseline as `match` requires. Raises UserError if it still misses.
 
-        Without a `match` section, a variant that cannot be adjusted stays as it is.
+        Without a `match` section, a variant that cannot be adjusted stays unchanged.
         """
         adjustment = None
         if self.match is None:
@@ -76,15 +76,19 @@ def read_plan(
     only: str | None = None,
     rates_from: Path | str | None = None,
 ) -> Comparison:
-    """Return the comparison of one recipe's `compare:` section, or of several recipes, the first being the baseline.
+    """Return the comparison of the `compare:` section of one recipe, or of several recipes with the baseline first.
 
-    seeds, match, adjust: replace the section's. tolerance: largest relative difference of the matched quantity
-    to the baseline's; None: without `check_fair`. only: the variant that is adjusted; default: all.
+    seeds, match, adjust: replace those keys of the section. tolerance: largest relative difference of the matched
+    quantity to the baseline; None skips `check_fair`. only: the variant that is adjusted; default: all.
     rates_from: folder of a sweep with the values of each variant. Raises UserError.
     """
-    files, data, recipes, where = listed(paths), dict[str, Any](), dict[str, Recipe](), "compare"
+    files = listed(paths)
+    data = dict[str, Any]()
+    recipes = dict[str, Recipe]()
+    where = "compare"
     if len(files) == 1:
-        data, where = read_recipe(files[0], overrides), f"{files[0]}: compare"
+        data = read_recipe(files[0], overrides)
+        where = f"{files[0]}: compare"
         if "compare" not in data:
             raise UserError(f"{files[0]}: has no compare section; give several recipes, or name variants under compare")
         section = data.pop("compare")
@@ -92,16 +96,18 @@ def read_plan(
         recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in files}
         if len(recipes) < len(files):
             names = ", ".join(map(str, files))
-            raise UserError(f"{names}: two recipes have the same name; names tell the variants apart")
+            raise UserError(f"{names}: two recipes have the same name, which names the variant; rename one")
         section = {"variants": {name: {} for name in recipes}}
     if isinstance(section, dict):
-        asked = {"seeds": list(seeds), "match": match_asked(section.get("match"), match, adjust)}
-        section = section | {key: value for key, value in asked.items() if value}
+        options = {"seeds": list(seeds), "match": match_with_options(section.get("match"), match, adjust)}
+        section = section | {key: value for key, value in options.items() if value}
     config = parse(CompareConfig, section, where)
     recipes = recipes or {
         name: parse(Recipe, merge(data, change), f"{where}.variants.{name}") for name, change in config.variants.items()
     }
-    baseline, points, refused = next(iter(recipes)), {}, {}
+    baseline = next(iter(recipes))
+    points = dict[str, Point]()
+    refused = dict[str, str]()
     for name, recipe in recipes.items():
         points[name] = Point(name, recipe)
         try:
@@ -131,7 +137,7 @@ def check_fair(plan: Comparison, tolerance: float = LARGEST_MISMATCH) -> None:
     for name, recipe in recipes.items():
         check_trainable(recipe, name)
     advice = (
-        "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or say match: none "
+        "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or set match: none "
         "under compare, or --match none"
     )
     base = next(iter(recipes))
@@ -141,11 +147,12 @@ def check_fair(plan: Comparison, tolerance: float = LARGEST_MISMATCH) -> None:
 def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Comparison:
     """Return the comparison of the shapes that `widthwise search` found with its base.
 
-    summary: of a `shape.search.SearchResult`. recipes: the base, and some of those written for its candidates. They are
-    matched in the quantity of the search, within its tolerance, but at least within the one percent of other
-    comparisons. Where its budget is not the base's, nothing is matched: only the candidates match each other.
+    summary: of a `shape.search.SearchResult`. recipes: the base, then recipes written for candidates. They are matched
+    in the quantity of the search, to its tolerance or one percent: the larger. Nothing is matched if the budget differs
+    from the cost of the base: then only the candidates match each other.
     """
-    match, tolerance = summary["match"], max(summary["tolerance"], LARGEST_MISMATCH)
+    match = summary["match"]
+    tolerance = max(summary["tolerance"], LARGEST_MISMATCH)
     miss_of_base = abs(summary["baseline"][match] / summary["budget"] - 1)
     if miss_of_base > LARGEST_MISMATCH:
         return read_plan(recipes, seeds=seeds, match="none")

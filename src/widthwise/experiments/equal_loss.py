@@ -1,10 +1,10 @@
 """Tokens and training FLOPs at which two variants have the same held-out loss, from the validations of their runs.
 
-A run reaches a loss where the line through its validations first comes down to it, over the logarithm of tokens, over
-which a loss falls almost straight. Two runs of a seed are compared at the higher of their final losses, which both
-reach (`records.estimate`): so the ratio always has a value, that of the baseline to the variant is its inverse, and
-nothing is extrapolated. Ratios are averaged over seeds by their logarithms. The virtual-width paper (arXiv:2511.11238,
-Fig. 1) states the inverse of the ratio, the variable-width paper's savings are 1 minus it.
+Losses are interpolated linearly over the logarithm of tokens, where a loss curve is nearly straight. Two runs of a seed
+are compared at the higher of their final losses, which both reach (`records.estimate`). So the ratio always has a
+value, exchanging baseline and variant inverts it, and nothing is extrapolated. Ratios are averaged over seeds by their
+logarithms. The virtual-width paper (arXiv:2511.11238, Fig. 1) states the inverse of the ratio; the savings of the
+variable-width paper are 1 minus the ratio.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,44 +19,46 @@ from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 
 FEWEST_VALIDATIONS = 5
-"""Fewer points do not draw a curve."""
+"""Fewer points do not determine a curve."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The held-out losses in the course of one run; arrays with one entry per validation, in order of time."""
+    """The held-out losses of one run over training; arrays have one entry per validation, in order of steps."""
 
     tokens: np.ndarray
     training_flops: np.ndarray
     losses: Mapping[str, np.ndarray]
-    """Name of a loss -> its values, for those that every validation has."""
+    """Dict from loss to its values, for the losses that every validation has."""
     final_lr_share: float = float("nan")
-    """Learning rate of the last step over the highest."""
+    """Learning rate of the last step over the highest one."""
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> "LossCurve":
         """Read the records of metrics.jsonl."""
         records = list(records)
-        by_step = {each["step"]: each for each in records if each["event"] == "validation"}
+        by_step = {record["step"]: record for record in records if record["event"] == "validation"}
         validations = [by_step[step] for step in sorted(by_step)]
-        values = {
-            name: np.array([finite(loss.at_depth(each["loss"], each.get("mtp_losses"))) for each in validations])
-            for name, loss in OF_HELD_OUT.items()
-        }
-        rates = [finite(each.get("lr")) for each in records if each["event"] == "train"]
+        losses = dict[str, np.ndarray]()
+        for name, loss in OF_HELD_OUT.items():
+            values = np.array([finite(loss.at_depth(row["loss"], row.get("mtp_losses"))) for row in validations])
+            if len(values) and np.isfinite(values).all():
+                losses[name] = values
+        rates = [finite(record.get("lr")) for record in records if record["event"] == "train"]
         return cls(
-            np.array([finite(each["tokens"]) for each in validations]),
-            np.array([finite(each["training_flops"]) for each in validations]),
-            {name: own for name, own in values.items() if len(own) and np.isfinite(own).all()},
+            np.array([finite(validation["tokens"]) for validation in validations]),
+            np.array([finite(validation["training_flops"]) for validation in validations]),
+            losses,
             rates[-1] / max(rates) if rates and max(rates) > 0 else float("nan"),
         )
 
     def tokens_at(self, loss: str, level: float) -> float:
-        """Return the tokens at which a loss first comes down to a level.
+        """Return the tokens at which a loss first falls to a level.
 
-        NaN if that is unknown: the run never comes down to it, or was below it at its first validation.
+        NaN if unknown: the run never reaches the level, or was below it at its first validation.
         """
-        values, positions = self.losses[loss], np.log(self.tokens)
+        values = self.losses[loss]
+        positions = np.log(self.tokens)
         reached = np.flatnonzero(values <= level)
         if not len(reached) or (reached[0] == 0 and values[0] < level):
             return float("nan")
@@ -67,7 +69,7 @@ class LossCurve:
         return float(np.exp(positions[i - 1] + share * (positions[i] - positions[i - 1])))
 
     def flops_at(self, tokens: float) -> float:
-        """Return the training FLOPs after so many tokens. Between two validations they are in proportion to tokens."""
+        """Return the training FLOPs after a number of tokens, interpolated linearly between validations."""
         return float(np.interp(tokens, self.tokens, self.training_flops))
 
 
@@ -86,60 +88,66 @@ def validations_of(curves: Iterable[LossCurve]) -> Validations:
     )
 
 
-def equal_losses(own: LossCurves, baseline: LossCurves) -> dict[str, EqualLoss]:
-    """Return name of a held-out loss -> tokens and FLOPs that both need for it, for the losses that both have."""
-    found: dict[str, EqualLoss] = {}
-    for loss in _common(own, baseline):
-        tokens, flops, tokens_ratios, flops_ratios, n_reached = [], [], [], [], 0
-        for mine, other in zip(own, baseline, strict=True):
-            target, end = float(other.losses[loss][-1]), float(mine.losses[loss][-1])
-            n_reached += bool((mine.losses[loss] <= target).any())
-            tokens.append(mine.tokens_at(loss, target))
-            flops.append(mine.flops_at(tokens[-1]))
-            at = [curve.tokens_at(loss, max(target, end)) for curve in (mine, other)]
-            tokens_ratios.append(at[0] / at[1])
-            flops_ratios.append(mine.flops_at(at[0]) / other.flops_at(at[1]))
-        found[loss] = EqualLoss(
-            n_reached=n_reached,
+def equal_losses(variant: LossCurves, baseline: LossCurves) -> dict[str, EqualLoss]:
+    """Return a dict from each held-out loss that all runs have to the tokens and FLOPs to equal loss."""
+    equal = dict[str, EqualLoss]()
+    for loss in _common_losses(variant, baseline):
+        tokens_ratios = list[float]()
+        flops_ratios = list[float]()
+        targets = [float(base_run.losses[loss][-1]) for base_run in baseline]
+        tokens = [run.tokens_at(loss, target) for run, target in zip(variant, targets, strict=True)]
+        for run, base_run, target in zip(variant, baseline, targets, strict=True):
+            level = max(target, float(run.losses[loss][-1]))
+            run_tokens = run.tokens_at(loss, level)
+            base_tokens = base_run.tokens_at(loss, level)
+            tokens_ratios.append(run_tokens / base_tokens)
+            flops_ratios.append(run.flops_at(run_tokens) / base_run.flops_at(base_tokens))
+        equal[loss] = EqualLoss(
+            n_reached=sum(bool((run.losses[loss] <= target).any()) for run, target in zip(variant, targets)),
             tokens=seed_interval(tokens),
-            training_flops=seed_interval(flops),
+            training_flops=seed_interval([run.flops_at(n_tokens) for run, n_tokens in zip(variant, tokens)]),
             tokens_ratio=_geometric(tokens_ratios),
             training_flops_ratio=_geometric(flops_ratios),
         )
-    return found
+    return equal
 
 
-def tokens_ratios(own: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
-    """Return name of a held-out loss -> tokens to the baseline's loss over the baseline's tokens, at each of its
-    validations; for the losses that both have."""
+def tokens_ratios(variant: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
+    """Return a dict from each held-out loss that all runs have to the ratio of tokens to equal loss over training.
 
-    def ratios(loss: str, mine: LossCurve, other: LossCurve) -> dict[float, float]:
-        levels = zip(other.tokens.tolist(), other.losses[loss].tolist())
-        found = {at: mine.tokens_at(loss, level) / other.tokens_at(loss, level) for at, level in levels}
-        return {at: ratio for at, ratio in found.items() if np.isfinite(ratio)}
-
-    return _over_tokens(own, baseline, ratios, _geometric)
-
-
-def gaps(own: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
-    """Return name of a held-out loss -> its difference to the baseline's over tokens, for the losses that both have.
-
-    At the variant's validations that every seed has, within the range of the baseline's, which is interpolated over the
-    logarithm of tokens.
+    At each validation of the baseline, the ratio is the variant's tokens to the baseline's loss over the baseline's.
     """
 
-    def gap(loss: str, mine: LossCurve, other: LossCurve) -> dict[float, float]:
-        inside = (mine.tokens >= other.tokens[0]) & (mine.tokens <= other.tokens[-1])
-        at = mine.tokens[inside]
-        gap = mine.losses[loss][inside] - np.interp(np.log(at), np.log(other.tokens), other.losses[loss])
-        return dict(zip(at.tolist(), gap.tolist()))
+    def ratios(loss: str, run: LossCurve, base_run: LossCurve) -> dict[float, float]:
+        by_tokens = dict[float, float]()
+        for tokens, level in zip(base_run.tokens.tolist(), base_run.losses[loss].tolist()):
+            ratio = run.tokens_at(loss, level) / base_run.tokens_at(loss, level)
+            if np.isfinite(ratio):
+                by_tokens[tokens] = ratio
+        return by_tokens
 
-    return _over_tokens(own, baseline, gap, seed_interval)
+    return _over_tokens(variant, baseline, ratios, _geometric)
 
 
-def _common(own: LossCurves, baseline: LossCurves) -> list[str]:
+def gaps(variant: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
+    """Return a dict from each held-out loss that all runs have to its difference to the baseline over tokens.
+
+    The difference is taken at the variant's validations that every seed has, inside the range of the baseline's tokens;
+    the baseline is interpolated over the logarithm of tokens.
+    """
+
+    def gap(loss: str, run: LossCurve, base_run: LossCurve) -> dict[float, float]:
+        is_inside = (run.tokens >= base_run.tokens[0]) & (run.tokens <= base_run.tokens[-1])
+        tokens = run.tokens[is_inside]
+        baseline_loss = np.interp(np.log(tokens), np.log(base_run.tokens), base_run.losses[loss])
+        return dict(zip(tokens.tolist(), (run.losses[loss][is_inside] - baseline_loss).tolist()))
+
+    return _over_tokens(variant, baseline, gap, seed_interval)
+
+
+def _common_losses(variant: LossCurves, baseline: LossCurves) -> list[str]:
     """Return the losses that all runs have; none without runs."""
-    curves = (*own, *baseline)
+    curves = (*variant, *baseline)
     return [name for name in OF_HELD_OUT if curves and all(name in curve.losses for curve in curves)]
 
 
@@ -151,24 +159,24 @@ def _geometric(ratios: Sequence[float]) -> Estimate:
 
 
 def _over_tokens(
-    own: LossCurves,
+    variant: LossCurves,
     baseline: LossCurves,
     values: Callable[[str, LossCurve, LossCurve], Mapping[float, float]],
     estimate: Callable[[list[float]], Estimate],
 ) -> dict[str, OverTokens]:
-    """Return name of a loss -> estimates at the tokens where every seed has a value.
+    """Return a dict from each common loss to estimates at the tokens where every seed has a value.
 
-    values: of a loss in the two runs of a seed, tokens -> value.
+    values: function of a loss and the two runs of a seed that returns a dict from tokens to value.
     """
-    found: dict[str, OverTokens] = {}
-    for loss in _common(own, baseline):
-        of_seeds = [values(loss, mine, other) for mine, other in zip(own, baseline, strict=True)]
-        if tokens := sorted(set(of_seeds[0]).intersection(*of_seeds[1:])):
-            estimates = [estimate([each[at] for each in of_seeds]) for at in tokens]
-            found[loss] = OverTokens(
+    over_tokens = dict[str, OverTokens]()
+    for loss in _common_losses(variant, baseline):
+        by_seed = [values(loss, run, base_run) for run, base_run in zip(variant, baseline, strict=True)]
+        if tokens := sorted(set(by_seed[0]).intersection(*by_seed[1:])):
+            estimates = [estimate([value[at] for value in by_seed]) for at in tokens]
+            over_tokens[loss] = OverTokens(
                 tokens=tokens,
-                mean=[each.mean for each in estimates],
-                low=[each.low for each in estimates],
-                high=[each.high for each in estimates],
+                mean=[point.mean for point in estimates],
+                low=[point.low for point in estimates],
+                high=[point.high for point in estimates],
             )
-    return found
+    return over_tokens

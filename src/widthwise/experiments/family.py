@@ -1,4 +1,4 @@
-"""Several sizes grown from one run, or one for each seed, and the same models trained alone."""
+"""Several sizes grown from one run per seed, and the same models trained alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,21 +21,23 @@ from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.state import inherited
 from widthwise.yaml_io import recipe_name
 
-GROWN, ALONE = "grown", "alone"
-"""Groups of the points: sizes grown from another run, and the same models trained from scratch."""
+GROWN = "grown"
+"""Group of the sizes grown from another run."""
+ALONE = "alone"
+"""Group of the same models trained from scratch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyPlan(Plan):
-    """Sizes with a parent run for each seed, each compared with the same model trained alone."""
+    """Sizes grown from one parent run per seed, each compared with the same model trained alone."""
 
     kind = "family"
     parents: Mapping[int, RunCheckpoint]
-    """Seed -> the run that all sizes of this seed are grown from."""
+    """Dict from seed to the run from which all sizes of this seed are grown."""
     growth: Mapping[tuple[str, int], Intention]
-    """Name and seed of a grown run -> its growth."""
+    """Dict from name and seed of a grown run to its growth."""
     alone: Alone | None
-    """The quantity in which a model trained alone equals the grown one; None to train none."""
+    """Quantity in which a model trained alone equals the grown one; None trains no such models."""
 
     @property
     def order(self) -> list[tuple[str, int]]:
@@ -55,21 +57,21 @@ def plan_family(
 ) -> FamilyPlan:
     """Return the sizes that runs are grown into, named after their recipes.
 
-    parents: runs that differ in their seed alone, which a size and its control share. Raises UserError if one cannot
-    be grown.
+    parents: runs that differ only in the seed. A size and its control use the seed of their parent. Raises UserError if
+    a parent cannot be grown.
     """
-    first, *others = parents
-    for other in others:
-        if _without_seed(other) != _without_seed(first):
+    first = parents[0]
+    for parent in parents[1:]:
+        if _without_seed(parent) != _without_seed(first):
             raise UserError(
-                f"--also: {other.run.path} has another recipe than {first.run.path}; only the seed may differ"
+                f"--also: {parent.run.path} has another recipe than {first.run.path}; only the seed may differ"
             )
-        if other.step != first.step:
-            raise UserError(f"--also: {other.run.path} is at step {other.step}, and {first.run.path} at {first.step}")
+        if parent.step != first.step:
+            raise UserError(f"--also: {parent.run.path} is at step {parent.step}, and {first.run.path} at {first.step}")
     by_seed = {parent.recipe.train.seed: parent for parent in parents}
     if len(by_seed) < len(parents):
         seeds = ", ".join(str(parent.recipe.train.seed) for parent in parents)
-        raise UserError(f"--also: got runs of the seeds {seeds}; each must have another")
+        raise UserError(f"--also: got runs with the seeds {seeds}; each must have a different seed")
     growth = dict[tuple[str, int], Intention]()
     points = list[Point]()
     for path in recipes:
@@ -77,10 +79,15 @@ def plan_family(
         with mistakes_of(str(path)):
             wanted = [seeded(wanted_recipe(parent, path, overrides), seed) for seed, parent in by_seed.items()]
             for (seed, parent), recipe in zip(by_seed.items(), wanted):
-                growth[name, seed] = growth_intended(parent, recipe, GrowOptions(seed=seed if others else 0))
+                growth[name, seed] = growth_intended(parent, recipe, GrowOptions(seed=seed if len(parents) > 1 else 0))
             points.append(Point(name, growth[name, first.recipe.train.seed].recipe, GROWN, {SIZE: name}))
             if alone is not None:
-                recipe = wanted[0] if alone == "tokens" else _of_equal_flops(wanted[0], first)
+                recipe = wanted[0]
+                if alone == "flops":
+                    remaining = recipe.training_flops - recipe.training_flops_until(first.step)
+                    budget = FlopBudget(training_flops=first.spent.training_flops + remaining)
+                    train = recipe.train.model_copy(update={"steps": recipe.steps_within(budget)})
+                    recipe = checked_copy(recipe, "recipe", train=train)
                 points.append(Point(f"{name}-alone", recipe, ALONE, {SIZE: name}))
     names = [point.name for point in points]
     for name in names:
@@ -100,18 +107,11 @@ def _without_seed(parent: RunCheckpoint) -> Recipe:
     return parent.recipe.model_copy(update={"train": seeded(parent.recipe, 0).train})
 
 
-def _of_equal_flops(wanted: Recipe, parent: RunCheckpoint) -> Recipe:
-    """Return the recipe of a run from scratch that spends the FLOPs of the parent and of the steps after it."""
-    follows = wanted.training_flops - wanted.training_flops_until(parent.step)
-    budget = FlopBudget(training_flops=parent.spent.training_flops + follows)
-    return checked_copy(wanted, "recipe", train=wanted.train.model_copy(update={"steps": wanted.steps_within(budget)}))
-
-
 class FamilyResults(Results[FamilyPlan]):
-    """The costs of a family; a run that fails stops it."""
+    """The results and costs of a family; a run that fails stops it."""
 
     def begin(self) -> list[Run]:
-        """Grow the runs that do not exist, and begin. Raises UserError if a folder holds the run of another recipe."""
+        """Grow the missing runs, and begin. Raises UserError if a folder holds the run of another recipe."""
         for (name, seed), growth in self.plan.growth.items():
             run = self._run(self.plan.points[name], seed)
             if not RunDir(run.path).exists:
@@ -127,13 +127,13 @@ class FamilyResults(Results[FamilyPlan]):
         return run if point.group == ALONE else replace(run, grown_at=self.plan.parents[seed].step)
 
     def _check_data(self, run: RunDir, first: RunDir) -> None:
-        """Accept the record of a grown run, which names the data of its parent too."""
+        """Accept any data: the record of a grown run also names the data of its parent."""
 
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
         return super()._record(points, baseline_group=self.plan.alone and ALONE, family=self._family(), **fields)
 
     def _family(self) -> Family:
-        """Return the members with their costs over all steps; shared steps count once in the sums."""
+        """Return the members with their costs over all steps. The sums count shared steps once."""
         members = list[FamilyMember]()
         controls = list[FamilyControl]()
         shared = dict[int, float]()

@@ -1,24 +1,24 @@
-"""One law fitted to one group of models, the uncertainty of its parameters, and what the group saves over a baseline.
+"""One law fitted to one group of models, the uncertainty of its parameters, and the savings over a baseline.
 
-**What is resampled.** If every point has at least two seeds: the noise of each run, from the deviations of all runs of
-the group from the means of their points; within a single point, two seeds say too little about their own spread.
-Otherwise the residuals of the fit, added to its curve at any point. Whole points are not resampled, because most
-resamples of four sizes would contain only three or two of them.
+**Resampling.** If every point has at least two seeds, resamples draw the noise of runs: the deviations of all runs of
+the group from the means of their points, because the seeds of one point are too few to estimate a spread. Otherwise
+they draw residuals of the fit and add them to its curve. Whole points are not resampled, because most resamples of four
+sizes would contain only two or three of them.
 
-Groups with the same layout, such as the variants of a ladder, are resampled together: what the models of a size have
-in common, such as data order or a bend that the law lacks, moves both curves and cancels in their ratio.
+Groups with the same layout, such as the variants of a ladder, are resampled together. Effects that the models of a size
+share, such as data order or a bend that the law lacks, then move both curves and cancel in their ratio.
 
-**The interval** is Student's t times the standard error of the resampled fits, as everywhere here (`statistics`). Few
-residuals understate the spread: they are widened by sqrt(n / n_free), with n_free = n - n_symbols, or n_runs - n_points
-for runs, and t has n_free degrees of freedom. For parameters that are factors, the interval is of the logarithm.
+**The interval** is Student's t times the standard error of the resampled fits, as in `statistics`. Few residuals
+understate the spread: they are widened by sqrt(n / n_free), with n_free = n - n_symbols, or n_runs - n_points for runs,
+and t has n_free degrees of freedom. The interval of a factor is computed for its logarithm.
 
-**Savings**: with how much of a baseline's compute, or width, a group reaches the same loss. Curve against curve: the
-target loss is that of the baseline's curve at its largest model, so the noise of one model counts little. Point against
-curve: the target loss is the one that the baseline's largest model has. The two together show how much depends on that
+**Savings** are the share of a baseline's compute, or width, with which a group reaches the same loss. Curve against
+curve: the target is the loss of the baseline's curve at its largest model, so the noise of one model counts little.
+Point against curve: the target is the measured loss of the largest model. The difference shows how much depends on that
 one model: 77.6% and 74.4% of the FLOPs for the variable-width paper's Table 2.
 
-**Laws on request.** `chinchilla`, of two variables, resamples whole points, as Besiroglu et al. 2024 do. `parabola` is
-fitted to each group, which is one compute budget; a power law then goes through the minima.
+**Laws on request.** `chinchilla`, with two variables, resamples whole points, as Besiroglu et al. 2024 do. `parabola`
+is fitted to each group, which is one compute budget; a power law then goes through the minima.
 """
 
 import math
@@ -46,7 +46,7 @@ N_BAND = 33
 MOST_POINTS = 2000
 """Points of a group: memory grows with their square."""
 SMALLEST_P = 0.05
-"""Level of the F test of lack of fit: below it the points miss the curve by more than the luck of runs explains."""
+"""Level of the F test of lack of fit: below it the points miss the curve by more than the noise of runs explains."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,20 @@ class Fit:
     drawn_parameters: np.ndarray
     """(n_draws, n_symbols) the values fitted to each resample."""
     noise: np.ndarray
-    """(n_draws, n_points) the move of each point in a resample, on the law's residual scale."""
+    """(n_draws, n_points) the shift of each point in a resample, on the law's residual scale."""
     degrees_of_freedom: int
     has_lack_of_fit: bool
-    """True if means over seeds are farther off the curve than the noise of runs explains. The intervals do not include
+    """True if means over seeds are farther from the curve than the noise of runs explains. The intervals do not include
     such a miss."""
     resampled: str
-    """The unit that resamples draw, for a sentence."""
+    """The unit that resamples draw, as part of a sentence."""
 
     def record(self) -> FittedLaw:
         """Return the parameters with their intervals, the quality of the fit, and, for a law of one variable, the
         confidence band of the curve at N_BAND values of x over the points."""
-        law, x, y = self.law, self.law.variables(self.group), self.group.y
+        law = self.law
+        x = law.variables(self.group)
+        y = self.group.y
         mean_square = np.square(y - law.y(self.parameters, x)).mean()
         values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
         return FittedLaw(
@@ -98,66 +100,79 @@ class Fit:
 
 
 def _u_shape(group: CurveGroup) -> str | None:
-    """Return a warning if both ends of the points are above their lowest by more than their noise about a parabola."""
-    x, y, n_free = group.x, group.y, len(set(group.x)) - len(PARABOLA.symbols)
+    """Return a warning if both ends of the points exceed the lowest by more than the noise around a parabola."""
+    x = group.x
+    y = group.y
+    n_free = len(set(x)) - len(PARABOLA.symbols)
     if n_free < 1:
         return None
     noise = np.sqrt(np.square(y - PARABOLA.y(PARABOLA.fit(x, y), x)).sum() / n_free)
     lowest = y.argmin()
     if min(y[0], y[-1]) - y[lowest] <= students_t(n_free) * np.sqrt(2) * noise:
         return None
-    return f"the points fall and rise again, lowest at {x[lowest]:.4g}, which a monotone law cannot; see --law parabola"
+    return f"the points fall and rise again, lowest at {x[lowest]:.4g}: a monotone law cannot fit; see --law parabola"
 
 
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
-    """Fit a law without an objection to a group. seed: of the resampling."""
-    x, y, n_runs, scale = law.variables(group), group.y, np.array(group.layout), law.residual_scale
-    parameters, random = law.fit(x, y), np.random.default_rng([seed, *group.layout])
+    """Fit a law that has no objection to the group. seed: of the resampling."""
+    x = law.variables(group)
+    y = group.y
+    n_runs = np.array(group.layout)
+    scale = law.residual_scale
+    parameters = law.fit(x, y)
+    random = np.random.default_rng([seed, *group.layout])
+    n_free = len(y) - len(law.symbols)
     if isinstance(law, ChinchillaLaw):
         rows = random.integers(len(y), size=(N_REFITS, len(y)))
         drawn = np.array([law.fit(x[i], y[i], start=parameters) for i in rows])
-        noise, n_free = np.zeros((0, len(y))), len(y) - len(law.symbols)
-        return Fit(law, group, parameters, drawn, noise, n_free, False, "whole points")
-    on_curve, n_free, has_lack_of_fit = scale(law.y(parameters, x)), len(x) - len(law.symbols), False
-    off_curve = scale(y) - on_curve
+        return Fit(law, group, parameters, drawn, np.zeros((0, len(y))), n_free, False, "whole points")
+    centre = scale(law.y(parameters, x))
+    residuals = scale(y) - centre
+    has_lack_of_fit = False
     if group.has_seeds:
-        points = [scale(np.array(point.per_seed)) - scale(np.array(point.y)) for point in group.points]
-        centre, residuals, n_luck = scale(y), np.concatenate(points), n_runs.sum() - len(x)
-        ratio = ((n_runs * off_curve**2).sum() / n_free) / (np.square(residuals).sum() / n_luck)
-        has_lack_of_fit, n_free = bool(stats.f.sf(ratio, n_free, n_luck) < SMALLEST_P), int(n_luck)
+        lack_of_fit = (n_runs * residuals**2).sum() / n_free
+        residuals = np.concatenate([scale(np.array(p.per_seed)) - scale(np.array(p.y)) for p in group.points])
+        n_free_runs = int(n_runs.sum() - len(x))
+        ratio = lack_of_fit / (np.square(residuals).sum() / n_free_runs)
+        has_lack_of_fit = bool(stats.f.sf(ratio, n_free, n_free_runs) < SMALLEST_P)
+        n_free = n_free_runs
+        centre = scale(y)
     else:
-        centre, residuals, n_runs = on_curve, off_curve, np.ones_like(n_runs)
+        n_runs = np.ones_like(n_runs)
     widened = (residuals - residuals.mean()) * np.sqrt(len(residuals) / n_free)
     runs = widened[random.integers(len(residuals), size=(N_RESAMPLES, n_runs.sum()))]
     noise = np.add.reduceat(runs, np.cumsum([0, *n_runs[:-1]]), axis=1) / n_runs
     drawn = law.fit(x, law.from_residual_scale(centre + noise))
-    resampled = "the luck of runs" if group.has_seeds else "residuals"
+    resampled = "the noise of runs" if group.has_seeds else "residuals"
     return Fit(law, group, parameters, drawn, noise, n_free, has_lack_of_fit, resampled)
 
 
 def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
     """Yield the savings curve against curve and point against curve. Both fits are of the same law.
 
-    Intervals are of the ratio's logarithm. Resamples are paired if the groups have the same layout; otherwise Welch
-    and Satterthwaite's degrees of freedom apply, for the sum of two independent errors.
+    Intervals are computed for the logarithm of the ratio. Resamples are paired if the groups have the same layout;
+    otherwise the degrees of freedom are Welch and Satterthwaite's, for the sum of two independent errors.
     """
-    law, points = LAWS[baseline.law.kind], baseline.group.points
+    law = LAWS[baseline.law.kind]
+    points = baseline.group.points
     largest = min(range(len(points)), key=lambda i: (-points[i].x, points[i].y))
     point = points[largest]
-    at_point, y_point = np.array(point.x), np.array(point.y)
+    at_point = np.array(point.x)
+    y_point = np.array(point.y)
     drawn_point = law.from_residual_scale(law.residual_scale(y_point) + baseline.noise[:, largest])
     targets: dict[Literal["curve", "point"], tuple[np.ndarray, np.ndarray]] = {
         "curve": (law.y(baseline.parameters, at_point), law.y(baseline.drawn_parameters, at_point)),
         "point": (y_point, drawn_point),
     }
     for kind, (y, y_drawn) in targets.items():
-        x, n_free = float(law.x(group.parameters, y)), float(group.degrees_of_freedom)
+        x = float(law.x(group.parameters, y))
+        n_free = float(group.degrees_of_freedom)
         if group.group.layout != baseline.group.layout:
             errors = law.x(group.drawn_parameters, y), law.x(group.parameters, y_drawn)
-            variances = np.array([np.log(each / x).var() for each in errors])
-            both_free = np.array([group.degrees_of_freedom, baseline.degrees_of_freedom])
-            weighted = (variances**2 / both_free).sum()
-            n_free = float(variances.sum() ** 2 / weighted if weighted > 0 else both_free.sum())
+            variances = np.array([np.log(drawn_x / x).var() for drawn_x in errors])
+            free = np.array([group.degrees_of_freedom, baseline.degrees_of_freedom])
+            weighted = (variances**2 / free).sum()
+            n_free = float(variances.sum() ** 2 / weighted if weighted > 0 else free.sum())
         drawn = law.x(group.drawn_parameters, y_drawn)
         yield Saving(
             group=group.group.name,
@@ -171,75 +186,76 @@ def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
 
 
 def _t_interval(value: float, drawn: np.ndarray, degrees_of_freedom: float, as_factor: bool) -> Estimate:
-    """Return Student's t times the standard error of the resampled values; no interval if one of them is nan.
+    """Return a value with an interval of Student's t times the standard error of the resampled values.
 
-    as_factor: for positive values, of their logarithms.
+    There is no interval if a resampled value is nan. as_factor: for positive values, use their logarithms.
     """
     if as_factor and (value <= 0 or (drawn <= 0).any()):
         return Estimate(mean=value, low=None, high=None)
-    centre, spread = (np.log(value), np.log(drawn).std()) if as_factor else (value, drawn.std())
-    estimate = SampleEstimate(float(centre), float(spread), degrees_of_freedom).with_interval()
     if not as_factor:
-        return estimate
+        return SampleEstimate(value, float(drawn.std()), degrees_of_freedom).with_interval()
+    spread = float(np.log(drawn).std())
+    estimate = SampleEstimate(float(np.log(value)), spread, degrees_of_freedom).with_interval()
     with np.errstate(over="ignore"):
         low, high = np.exp(np.array([estimate.low, estimate.high], dtype=np.float64)).tolist()
     return Estimate(mean=value, low=low, high=high)
 
 
 Fits = dict[LawName, dict[str, Fit]]
-"""Kind of law -> group -> fit, if the group has enough points for one."""
+"""Kind of law -> group -> fit, for groups with enough points."""
 
 
 def fit_groups(
     data: FitData, title: str, command: str, law: str | None = None, observer: Observer | None = None
 ) -> ScalingLaws:
-    """Return all laws of all groups, the savings by each, and the answer as text: the content of scaling.json.
+    """Fit all laws to all groups. Return the content of scaling.json: fits, savings, and the answer as text.
 
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. `parabola` and
     `chinchilla` are fitted alone, and without savings. Raises UserError if no law can be fitted to a group.
     """
-    axes, groups, baseline = data.axes, data.groups, data.baseline
+    axes = data.axes
+    groups = data.groups
+    baseline = data.baseline
     if law is not None:
         check_one_of("--law", law, ALL_LAWS)
     laws: dict[LawName, Law] = {**LAWS}
     if law is not None and law not in LAWS:
-        laws = {kind: each for kind, each in ALL_LAWS.items() if kind == law}
+        laws = {kind: form for kind, form in ALL_LAWS.items() if kind == law}
         baseline = None
-    if any(each.n_variables != len(axes.variables) for each in laws.values()):
+    if any(form.n_variables != len(axes.variables) for form in laws.values()):
         raise UserError(
             "--law chinchilla: needs two variables, as in --x params --x2 tokens; other laws take --x alone"
         )
     for group in groups:
         if len(group.points) > MOST_POINTS:
             raise UserError(f"fit: {group.name} has {len(group.points):,} points; a law takes at most {MOST_POINTS:,}")
-        reasons = [each.objection(group) for each in laws.values()]
+        reasons = [form.objection(group) for form in laws.values()]
         if all(reasons):
             raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
-    possible = [(each, group) for each in laws.values() for group in groups if each.objection(group) is None]
+    possible = [(form, group) for form in laws.values() for group in groups if form.objection(group) is None]
     fits: Fits = {kind: {} for kind in laws}
-    for n_done, (each, group) in enumerate(possible):
+    for n_done, (form, group) in enumerate(possible):
         (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
-        fits[each.kind][group.name] = fit_law(each, group)
+        fits[form.kind][group.name] = fit_law(form, group)
     chosen, why = _choice(groups, fits, law)
     recorded = [_recorded(group, fits, chosen) for group in groups]
-    saved = [
-        saving
-        for own in fits.values()
-        if baseline in own
-        for name, fit in own.items()
-        if name != baseline
-        for saving in savings(fit, own[baseline])
-    ]
+    saved = list[Saving]()
+    for by_group in fits.values():
+        for name, fit in by_group.items():
+            if baseline in by_group and name != baseline:
+                saved += savings(fit, by_group[baseline])
     drawn = sorted({fit.resampled for fit in fits[chosen].values()})
     n_drawn = len(next(iter(fits[chosen].values())).drawn_parameters)
     optima = _optima(fits, axes.group_by)
-    sentences = [
-        *(_saving_sentence(saved, name, chosen, axes.x) for name in dict.fromkeys(saving.group for saving in saved)),
-        *(_optimum_sentence(name, optimum, axes.x) for name, optimum in optima.items()),
-        *(_law_sentence(fits[chosen][group.name], group, axes) for group in recorded),
-        f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {n_drawn:,} times.",
-        *(f"Left out: {each}." for each in data.left_out),
-    ]
+    saving_groups = dict.fromkeys(saving.group for saving in saved)
+    sentences = [_saving_sentence(saved, name, chosen, axes.x) for name in saving_groups]
+    for name, optimum in optima.items():
+        b = optimum.parameters["b"]
+        formula = f"{optimum.parameters['a'].mean:.4g}*compute^{b.mean:.4g}"
+        sentences.append(f"{name}: best {axes.x} = {formula} (exponent: {_ends(b, '{:.4g}')}).")
+    sentences += [_law_sentence(fits[chosen][group.name], group, axes) for group in recorded]
+    sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {n_drawn:,} times.")
+    sentences += [f"Left out: {points}." for points in data.left_out]
     return ScalingLaws(
         title=title,
         command=command,
@@ -257,12 +273,14 @@ def fit_groups(
 
 
 def _optima(fits: Fits, group_by: str | None) -> dict[str, FittedLaw]:
-    """Return the best x as a power of compute, by curve.
+    """Return a dict from curve to the best x as a power of compute.
 
-    By `chinchilla` it follows from each group's parameters, for a compute of 6*x*x2. By `parabola` a power law goes
+    `chinchilla` gives it from the parameters of each group, for a compute of 6*x*x2. With `parabola`, a power law goes
     through the minima of the groups, whose names are their budgets. Raises UserError if a name is no positive number.
     """
-    form, optima, minima = "x = a*compute^b", dict[str, FittedLaw](), list[Point]()
+    form = "x = a*compute^b"
+    optima = dict[str, FittedLaw]()
+    minima = list[Point]()
     for name, fit in fits.get(CHINCHILLA.kind, {}).items():
         _, a, b, alpha, beta = np.vstack([fit.parameters, fit.drawn_parameters]).T
         with np.errstate(all="ignore"):
@@ -277,31 +295,31 @@ def _optima(fits: Fits, group_by: str | None) -> dict[str, FittedLaw]:
             minima.append(Point.of_seeds(name, positive(name, group_by, "--group"), [float(fit.parameters[0])]))
     group = CurveGroup("minima", tuple(sorted(minima, key=lambda point: point.x)))
     if len(set(group.x)) >= LAWS["power"].fewest_points:
-        found = fit_law(LAWS["power"], group).record()
-        a, b = found.parameters["a"], found.parameters["b"]
+        falling = fit_law(LAWS["power"], group).record()
+        b = falling.parameters["b"]
         ends = (None if end is None else -end for end in (b.mean, b.high, b.low))
-        rising = Estimate(**dict(zip(("mean", "low", "high"), ends)))
-        optima["minima"] = found.model_copy(update={"form": form, "parameters": {"a": a, "b": rising}})
+        parameters = {"a": falling.parameters["a"], "b": Estimate(**dict(zip(("mean", "low", "high"), ends)))}
+        optima["minima"] = falling.model_copy(update={"form": form, "parameters": parameters})
     return optima
 
 
 def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
-    """Return one law for all groups, so that their curves are comparable, and the reason for it."""
+    """Return one law for all groups, which makes their curves comparable, and the reason for the choice."""
     if wanted is not None:
         law = next(law for law in ALL_LAWS.values() if law.kind == wanted)
         if reasons := [reason for group in groups if (reason := law.objection(group))]:
             raise UserError(f"--law: got {wanted}, which {reasons[0]}")
-        return law.kind, "as asked"
-    errors: dict[LawName, float] = {
-        kind: error
-        for kind, law in LAWS.items()
-        if math.isfinite(error := _left_out_rms(law, groups))
-        and not any(law.warning(fit.parameters, fit.group.x) for fit in fits[kind].values())
-    }
+        return law.kind, "as requested"
+    errors = dict[LawName, float]()
+    for kind, law in LAWS.items():
+        error = _left_out_rms(law, groups)
+        has_warning = any(law.warning(fit.parameters, fit.group.x) for fit in fits[kind].values())
+        if math.isfinite(error) and not has_warning:
+            errors[kind] = error
     if not errors:
-        return next(iter(LAWS)), "since the points are too few to choose by"
+        return next(iter(LAWS)), "because the points are too few for a choice"
     shown = ", ".join(f"{kind} {error:.2g}" for kind, error in errors.items())
-    return min(errors, key=lambda kind: errors[kind]), f"which errs least at a point left out ({shown})"
+    return min(errors, key=lambda kind: errors[kind]), f"with the smallest error at left-out points ({shown})"
 
 
 def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
@@ -312,51 +330,48 @@ def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
 
 def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
     unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
-    laws: dict[LawName, FittedLaw] = {
-        kind: own[group.name].record()
-        if group.name in (own := fits[kind])
-        else FittedLaw(form=law.form, parameters={}, reason=law.objection(group), **unknown)
-        for kind, law in ALL_LAWS.items()
-        if kind in fits
-    }
+    laws = dict[LawName, FittedLaw]()
+    for kind, by_group in fits.items():
+        law = ALL_LAWS[kind]
+        if group.name in by_group:
+            laws[kind] = by_group[group.name].record()
+        else:
+            laws[kind] = FittedLaw(form=law.form, parameters={}, reason=law.objection(group), **unknown)
     if chosen in LAWS and laws[chosen].reason is None:
         laws[chosen] = laws[chosen].model_copy(update={"reason": _u_shape(group)})
     return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
 
-def _optimum_sentence(name: str, optimum: FittedLaw, x: str) -> str:
-    a, b = optimum.parameters["a"], optimum.parameters["b"]
-    return f"{name}: best {x} = {a.mean:.4g}*compute^{b.mean:.4g} (exponent: {_ends(b, '{:.4g}')})."
-
-
 def _law_sentence(fit: Fit, group: ScalingGroup, axes: Axes) -> str:
-    law, found = fit.law, group.chosen_fit
+    law = fit.law
+    record = group.chosen_fit
     numbers = dict(zip(law.symbols, fit.parameters))
     formula = law.formula.format(x=axes.x, x2=axes.x2, y=axes.y, minus_b=-fit.parameters[-1], **numbers)
-    quality = "all points are equal" if found.r_squared is None else f"R² {found.r_squared:.4f}"
-    warning = "" if found.reason is None else f"; {found.reason}"
+    quality = "all points are equal" if record.r_squared is None else f"R² {record.r_squared:.4f}"
+    warning = "" if record.reason is None else f"; {record.reason}"
     if fit.has_lack_of_fit:
-        warning += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
-    ends = _ends(found.parameters[law.steepness], "{:.4g}")
+        warning += "; the points miss the curve by more than the noise of runs, which the intervals do not include"
+    ends = _ends(record.parameters[law.steepness], "{:.4g}")
     return f"{group.name}: {formula} ({law.steepness}: {ends}; {quality}){warning}."
 
 
 def _saving_sentence(saved: Sequence[Saving], group: str, law: str, x: str) -> str:
-    """Return the savings of a group by one law, curve against curve and point against curve, and by the other laws."""
-    own = {(each.fit, each.kind): each for each in saved if each.group == group}
+    """Return a sentence on the savings of a group: both kinds for one law, curve against curve for the others."""
+    by_law = {(saving.fit, saving.kind): saving for saving in saved if saving.group == group}
 
     def reached(saving: Saving, loss: str) -> str:
         if saving.ratio.mean is None:
             return f"never reaches {loss}"
-        outside = ", outside its own models" if saving.is_extrapolated else ""
+        outside = ", outside its models" if saving.is_extrapolated else ""
         return f"reaches {loss} with {_share(saving)} ({_ends(saving.ratio, '{:.1%}')}{outside}) of the {x}"
 
-    curve, point = own[law, "curve"], own[law, "point"]
+    curve = by_law[law, "curve"]
+    point = by_law[law, "point"]
     by_curves = reached(curve, f"{curve.baseline}'s fitted loss of {curve.at.y:.4g}")
     by_point = reached(point, f"the measured loss of {point.at.name} ({point.at.y:.4g})")
-    others = [f"{kind} {_share(each)}" for (kind, how), each in own.items() if how == "curve" and kind != law]
-    also = f" Curve against curve by other laws: {', '.join(others)}." if others else ""
-    return f"{group} {by_curves}, by the two fitted curves; it {by_point}, by its curve and that point.{also}"
+    shares = [f"{kind} {_share(s)}" for (kind, target), s in by_law.items() if target == "curve" and kind != law]
+    more = f" Curve against curve with other laws: {', '.join(shares)}." if shares else ""
+    return f"{group} {by_curves}, by the two fitted curves; it {by_point}, by its curve and that point.{more}"
 
 
 def _share(saving: Saving) -> str:

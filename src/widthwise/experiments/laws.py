@@ -1,15 +1,15 @@
 """The laws by which a loss falls with compute, parameters or width.
 
     power              y = a*x^-b                    a line in ln y over ln x
-    power_irreducible  y = e + a*x^-b                the same above a loss that nothing takes away
+    power_irreducible  y = e + a*x^-b                the same above an irreducible loss
     log_linear         y = slope*log2(x)+intercept   a line in y over log2 x
     parabola           y = y_min + c*ln(x/x_min)^2   models of one compute budget (isoFLOP)
     chinchilla         y = E + A*x^-alpha + B*x2^-beta
 
-The first is what the variable-width paper fits (arXiv:2606.18246, Fig. 4), the second the usual form with an
-irreducible loss (arXiv:2203.15556), the third the virtual-width paper's (arXiv:2511.11238, Fig. 8), and the last two
-are approaches 2 and 3 of arXiv:2203.15556. A law fits many data sets at once: x and y are (..., n_points), parameters
-(..., n_symbols), so that a bootstrap is one call.
+The variable-width paper fits the first (arXiv:2606.18246, Fig. 4); the second is the usual form with an irreducible
+loss (arXiv:2203.15556), the third the virtual-width paper's (arXiv:2511.11238, Fig. 8). The last two are approaches 2
+and 3 of arXiv:2203.15556. A law fits many data sets at once: x and y are (..., n_points), parameters (..., n_symbols),
+so that a bootstrap is one call.
 """
 
 import itertools
@@ -25,20 +25,21 @@ from widthwise.records.scaling import SYMBOLS, LawName
 if TYPE_CHECKING:
     from widthwise.experiments.scaling_points import CurveGroup
 
-SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.005, 10.0
-"""Bounds of the exponent above an irreducible loss."""
+SMALLEST_EXPONENT = 0.005
+LARGEST_EXPONENT = 10.0
+"""Bounds of the exponent of a law with an irreducible loss."""
 FLATTEST = 1e-9
-"""A curve that falls by a smaller part of y for each e-fold of x, or doubling, is level but for rounding."""
+"""A curve that falls by a smaller share of y per e-fold of x, or doubling, is level except for rounding."""
 N_EXPONENTS = 80
 N_GOLDEN_STEPS = 55
-"""Each narrows the bracket of the exponent to 0.618 of itself; two neighbours of the grid are a fifth apart."""
+"""Each step narrows the bracket of the exponent to 0.618; neighbours on the grid differ by a fifth."""
 LARGEST_POWER = 600.0
 """Bound of |b ln x|, which keeps x^b below the largest float."""
 HUBER_DELTA = 1e-3
 LARGEST_CORRELATION = 0.99
 """Largest correlation of the logarithms of two variables whose exponents can be separated."""
 N_STARTS = 60
-"""Starts of the grid from which the joint law is fitted, the ones of the lowest objective."""
+"""Number of grid points, those with the lowest objective, from which the joint law is fitted."""
 
 
 class Law(ABC):
@@ -54,7 +55,7 @@ class Law(ABC):
     """The parameter that measures how fast y falls."""
     n_variables: ClassVar[int] = 1
     residual_scale: ClassVar[np.ufunc] = np.positive
-    """y on the scale of the fit: residuals are differences of these values."""
+    """Maps y to the scale on which residuals are differences."""
     from_residual_scale: ClassVar[np.ufunc] = np.positive
     """The inverse of `residual_scale`."""
 
@@ -64,7 +65,7 @@ class Law(ABC):
 
     @property
     def fewest_points(self) -> int:
-        """One more than the number of symbols: fewer leave nothing to judge the fit by."""
+        """One more than the number of symbols, so that a degree of freedom remains."""
         return len(self.symbols) + 1
 
     def variables(self, group: "CurveGroup") -> np.ndarray:
@@ -79,13 +80,13 @@ class Law(ABC):
         return f"needs points at {self.fewest_points} or more different x, and {group.name} has {n_different}"
 
     def leave_one_out_errors(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return (n_points,) y of each point minus the curve through the others.
+        """Return (n_points,) y of each point minus the curve through the remaining points.
 
-        nan if the others have fewer different x than the law needs: a curve through as many points as it has symbols
-        goes through any.
+        nan if the remaining points have fewer different x than the law needs: a curve with as many symbols as points
+        goes through all of them.
         """
         rest = np.array([np.delete(np.arange(len(x)), i) for i in range(len(x))])
-        if min(len(set(x[others])) for others in rest) < self.fewest_points:
+        if min(len(set(x[i])) for i in rest) < self.fewest_points:
             return np.full(len(x), np.nan)
         return y - self.y(self.fit(x[rest], y[rest]), x)
 
@@ -95,15 +96,15 @@ class Law(ABC):
 
     @abstractmethod
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return the curve at x; one parameter set for each x, or a single one of either."""
+        """Return the curve at x; one parameter set for each x, or a single x or parameter set."""
 
     def warning(self, parameters: np.ndarray, x: np.ndarray) -> str | None:
-        """Return why the parameters of one fit, to points at x, are unreliable; None if they are not."""
+        """Return why the parameters of one fit to points at x are unreliable; None if they are reliable."""
         return None
 
 
 class MonotoneLaw(Law):
-    """A law whose curve reaches a value of y at one x."""
+    """A law whose curve reaches each value of y at most once."""
 
     @abstractmethod
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -138,9 +139,9 @@ class PowerLaw(MonotoneLaw):
 class IrreduciblePowerLaw(MonotoneLaw):
     """y = e + a*x^-b with e >= 0 and a >= 0, by least squares in y.
 
-    Variable projection (Golub and Pereyra 1973): of a given b the best e and a follow from a line, so that b alone is
-    sought, on a grid and then by golden sections around the best of the grid. There are no starting values, and no
-    local minimum between two values of the grid is taken for the lowest.
+    Variable projection (Golub and Pereyra 1973): for a given b, a linear fit gives the best e and a. So only b is
+    searched, on a grid and then by golden sections around its best value. This needs no starting values, and avoids
+    local minima farther apart than the grid.
     """
 
     kind = "power_irreducible"
@@ -152,7 +153,7 @@ class IrreduciblePowerLaw(MonotoneLaw):
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         x, y = np.broadcast_arrays(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
         log_x = np.log(x)
-        centre = log_x.mean(axis=-1)  # powers of x over its geometric mean stay near 1
+        centre = log_x.mean(axis=-1)  # powers of x relative to its geometric mean stay near 1
 
         def fit_at(exponent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             """Return the best parameters for a given b (...), and their squared error."""
@@ -166,12 +167,15 @@ class IrreduciblePowerLaw(MonotoneLaw):
         largest = min(LARGEST_EXPONENT, LARGEST_POWER / np.abs(log_x).max())
         log_exponents = np.linspace(np.log(SMALLEST_EXPONENT), np.log(largest), N_EXPONENTS)
         best = np.argmin([fit_at(np.full(x.shape[:-1], b))[1] for b in np.exp(log_exponents)], axis=0)
-        low, high = log_exponents[np.maximum(best - 1, 0)], log_exponents[np.minimum(best + 1, N_EXPONENTS - 1)]
+        low = log_exponents[np.maximum(best - 1, 0)]
+        high = log_exponents[np.minimum(best + 1, N_EXPONENTS - 1)]
         for _ in range(N_GOLDEN_STEPS):
             step = (high - low) * (np.sqrt(5) - 1) / 2
-            left, right = high - step, low + step
-            is_left = fit_at(np.exp(left))[1] <= fit_at(np.exp(right))[1]
-            low, high = np.where(is_left, low, left), np.where(is_left, right, high)
+            lower = high - step
+            upper = low + step
+            is_lower = fit_at(np.exp(lower))[1] <= fit_at(np.exp(upper))[1]
+            low = np.where(is_lower, low, lower)
+            high = np.where(is_lower, upper, high)
         return fit_at(np.exp((low + high) / 2))[0]
 
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -184,9 +188,9 @@ class IrreduciblePowerLaw(MonotoneLaw):
     def warning(self, parameters: np.ndarray, x: np.ndarray) -> str | None:
         e, a, b = parameters
         if a <= 0:
-            return "the points do not fall, so no power of x is in them"
+            return "the points do not fall, so they determine no power of x"
         if e <= 0:
-            return "e is at its bound 0: the points do not bend as an irreducible loss makes them"
+            return "e is at its bound 0: the points show no irreducible loss"
         if b < 1.01 * SMALLEST_EXPONENT or b > LARGEST_EXPONENT / 1.01:
             return f"b is at its bound {b:.3g}: the points do not determine it"
         return None
@@ -266,7 +270,7 @@ class ChinchillaLaw(Law):
         return super().objection(group) or problem
 
     def fit(self, x: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
-        """Fit one data set. start: parameters to begin from instead of the grid."""
+        """Fit one data set. start: initial parameters, in place of the grid."""
         centre = np.append(0, np.log(x).mean(axis=0))  # decouples the factors from the exponents
         log_x = np.insert(np.log(x), 0, 0, axis=-1) - centre
         log_y = np.log(y)
@@ -281,7 +285,8 @@ class ChinchillaLaw(Law):
             return value, np.concatenate([by_term, -by_term[:, 1:] * log_x[:, 1:]], axis=-1).sum(axis=0)
 
         if start is None:
-            factors, exponents = np.arange(0, 30, 5), np.arange(0, 2.5, 0.5)
+            factors = np.arange(0, 30, 5)
+            exponents = np.arange(0, 2.5, 0.5)
             grid = itertools.product(np.arange(-1, 1.5, 0.5), factors, factors, exponents, exponents)
             starts = np.array(list(grid))
         else:
@@ -303,21 +308,23 @@ class ChinchillaLaw(Law):
 
 
 LAWS: dict[LawName, MonotoneLaw] = {law.kind: law for law in (PowerLaw(), IrreduciblePowerLaw(), LogLinearLaw())}
-"""Kind -> law; of laws with equal errors the first is chosen."""
-PARABOLA, CHINCHILLA = Parabola(), ChinchillaLaw()
+"""Kind -> law; among laws with equal errors the first is chosen."""
+PARABOLA = Parabola()
+CHINCHILLA = ChinchillaLaw()
 ALL_LAWS: dict[LawName, Law] = {**LAWS, PARABOLA.kind: PARABOLA, CHINCHILLA.kind: CHINCHILLA}
-"""All laws, those included that are fitted only on request."""
+"""All laws, including those fitted only on request."""
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return slope and intercept of least squares over the last axis; slope 0 if x does not vary."""
+    """Return slope and intercept of a least-squares line over the last axis; slope 0 if x does not vary."""
     x, y = np.broadcast_arrays(x, y)
-    x_mean, y_mean = x.mean(axis=-1, keepdims=True), y.mean(axis=-1, keepdims=True)
+    x_mean = x.mean(axis=-1, keepdims=True)
+    y_mean = y.mean(axis=-1, keepdims=True)
     spread = np.square(x - x_mean).sum(axis=-1)
     slope = ((x - x_mean) * (y - y_mean)).sum(axis=-1) / np.where(spread > 0, spread, 1)
     return slope, y_mean[..., 0] - slope * x_mean[..., 0]
 
 
 def _finite(x: np.ndarray, is_determined: np.ndarray) -> np.ndarray:
-    """Return x, or nan where it is not determined, as by a level curve, or no number above 0."""
+    """Return x, or nan where it is not determined, as on a level curve, or not a number above 0."""
     return np.where(is_determined & np.isfinite(x) & (x > 0), x, np.nan)

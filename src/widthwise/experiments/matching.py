@@ -1,7 +1,7 @@
-"""Fair comparisons: settings that recipes must share, costs that must be equal, and variants resized until they are."""
+"""Fair comparisons: settings that recipes must share, costs that must be equal, and resizing to equal cost."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args
@@ -19,28 +19,28 @@ from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
 
 Matched = Literal[Match, "training_flops", "none"]
-"""The quantity that recipes can be required to match. training_flops: the compute of the whole run, so that they may
-train for different numbers of steps; if a model grows, each phase counts with its own steps."""
+"""Quantity that recipes can be required to match. training_flops: the compute of the whole run, so that the numbers of
+steps may differ; if a model grows, each phase counts with its steps."""
 
 LARGEST_MISMATCH = 0.01
 """Largest allowed relative difference of a variant's matched quantity to the baseline's."""
 
 HELD_OUT = ("data", "seq_len", "validation", "train.validation_tokens", "train.validation_skip")
-"""Settings that determine the held-out windows, and the further texts and tasks."""
+"""Settings that determine the held-out windows, and the additional texts and tasks."""
 SHARED = (*HELD_OUT, "train.steps", "train.batch_size", "train.precision")
-"""Settings that all runs of a comparison share."""
+"""Settings that are equal in all runs of a comparison."""
 
 
 def check_trainable(recipe: Recipe, name: str) -> None:
-    """Raises UserError, with the name of the recipe, if its parts do not fit together."""
+    """Raises UserError, with the name of the recipe, if its parts are incompatible."""
     with mistakes_of(name):
         recipe.check()
 
 
-def check_same_windows(name: str, recipe: Recipe, other_name: str, other: Recipe) -> None:
+def check_same_windows(name: str, recipe: Recipe, reference_name: str, reference: Recipe) -> None:
     """Raises UserError if two recipes are not judged on the same held-out text."""
-    if found := _differences(name, recipe, other_name, other, HELD_OUT):
-        raise UserError(f"{'; '.join(found)}; not comparable")
+    if differing := [*_differences(name, recipe, reference_name, reference, HELD_OUT)]:
+        raise UserError(f"{'; '.join(differing)}; not comparable")
 
 
 def check_matched(
@@ -52,40 +52,42 @@ def check_matched(
     tolerance: float = LARGEST_MISMATCH,
     refused: Iterable[str] = (),
 ) -> None:
-    """Raises UserError, with all that differs, if some recipes are not comparable with the baseline.
+    """Raises UserError, with all differences, if a recipe is not comparable with the baseline.
 
-    Recipes are comparable if data and tokens agree, and the matched quantity to within the tolerance. If that is the
-    compute of training, the tokens follow from it; the runs of a seed see the same ones as far as they go. advice: how
-    to adjust, or to turn matching off; refused: what is wrong with others.
+    Recipes are comparable if data and tokens are equal, and the matched quantity within the tolerance. With
+    training_flops, the numbers of tokens may differ; the runs of a seed still see the same tokens first. advice: how to
+    adjust, or to disable matching. refused: errors of other variants, which are added to the message.
     """
-    shared = [what for what in SHARED if (what, match) != ("train.steps", "training_flops")]
-    unfair, missed = [], []
+    shared = [key for key in SHARED if (key, match) != ("train.steps", "training_flops")]
+    unfair = list[str]()
+    missed = list[str]()
     for name, recipe in recipes.items():
         unfair += _differences(name, recipe, baseline_name, baseline, shared)
         ratio = matched_ratio(recipe, baseline, match)
         if abs(ratio - 1) > tolerance:
             missed.append(f"{name}: {match} is {ratio:.4f} of {baseline_name}'s{_steps_to_match(recipe, ratio, match)}")
-    found = [*refused]
+    errors = [*refused]
     if unfair:
-        found.append(f"{'; '.join(unfair)}; not comparable")
+        errors.append(f"{'; '.join(unfair)}; not comparable")
     if missed:
-        found.append(f"{'; '.join(missed)}, and a matched comparison allows {tolerance:.0%}; {advice}")
-    if found:
-        raise UserError("; ".join(found))
+        errors.append(f"{'; '.join(missed)}, and a matched comparison allows {tolerance:.0%}; {advice}")
+    if errors:
+        raise UserError("; ".join(errors))
 
 
-def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: Iterable[str]) -> list[str]:
-    found = []
-    for what in shared:
-        pair = [attrgetter(what)(each) for each in (recipe, other)]
+def _differences(
+    name: str, recipe: Recipe, reference_name: str, reference: Recipe, shared: Iterable[str]
+) -> Iterator[str]:
+    for section in shared:
+        pair = [attrgetter(section)(r) for r in (recipe, reference)]
         if pair[0] != pair[1]:
-            own, expected = (to_data(each) if isinstance(each, Config) else each for each in pair)
-            found += differences(own, expected, what)
-    return [f"{name}: {key} is {shortened(own)}, but {shortened(value)} in {other_name}" for key, own, value in found]
+            data = [to_data(value) if isinstance(value, Config) else value for value in pair]
+            for key, value, expected in differences(data[0], data[1], section):
+                yield f"{name}: {key} is {shortened(value)}, but {shortened(expected)} in {reference_name}"
 
 
 def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
-    """Return the matched quantity of the final model over the baseline's; 1 if nothing is matched."""
+    """Return the matched quantity of the final model relative to the baseline; 1 if nothing is matched."""
     return 1.0 if match == "none" else matched_quantity(recipe, match) / matched_quantity(baseline, match)
 
 
@@ -110,10 +112,10 @@ def _in_turn(parts: Any) -> Any:
         parts = [part.strip() for part in parts.split(",")]
     if not isinstance(parts, (list, tuple)):
         return parts
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part not in get_args(Adjust):
             raise ValueError(f"got {part!r}; allowed: {', '.join(get_args(Adjust))}")
-        if part in parts[:place]:
+        if part in parts[:index]:
             raise ValueError(f"got {part!r} twice; each part is adjusted once")
     return tuple(parts)
 
@@ -123,7 +125,7 @@ Parts = Annotated[
     pydantic.Field(min_length=1),
     pydantic.BeforeValidator(_in_turn, json_schema_input_type=str | list[Adjust]),
 ]
-"""Adjusted parts, one after the other: the later ones refine what the first did roughly."""
+"""Adjusted parts, in order: later parts refine the result of the first."""
 
 
 class MatchConfig(Config):
@@ -134,24 +136,24 @@ class MatchConfig(Config):
         Annotated[Parts, Tag("all")] | Annotated[dict[str, Parts], Tag("by name")],
         Discriminator(lambda adjust: "by name" if isinstance(adjust, Mapping) else "all"),
     ] = pydantic.Field(default_factory=dict)
-    """The part of every variant but the baseline, or several in turn, or variant -> its parts; the others must match as
-    they are."""
+    """Part of every variant except the baseline, or several parts in order, or a dict from variant to parts; variants
+    without an entry must match unchanged."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "MatchConfig":
         if self.quantity == "none" and self.adjust:
-            raise ValueError("quantity: got 'none' beside adjust; name the quantity to which parts are adjusted")
+            raise ValueError("quantity: got 'none' with adjust; name the quantity to which parts are adjusted")
         return self
 
     def parts_of(self, name: str) -> tuple[Adjust, ...]:
-        """Return the parts of a variant that are adjusted, in turn."""
+        """Return the adjusted parts of a variant, in order."""
         return self.adjust.get(name, ()) if isinstance(self.adjust, Mapping) else self.adjust
 
     def check_names(self, names: Iterable[str], baseline: str | None = None) -> None:
-        """Raises ValueError if `adjust` names an unknown variant, or the one to which the others are adjusted."""
+        """Raises ValueError if `adjust` names an unknown variant, or the baseline."""
         for name in self.adjust if isinstance(self.adjust, Mapping) else ():
             if name == baseline:
-                raise ValueError(f"match.adjust: got {name!r}, the baseline, to which the others are adjusted")
+                raise ValueError(f"match.adjust: got {name!r}, the baseline, which is never adjusted")
             check_one_of("match.adjust", name, set(names) - {baseline})
 
 
@@ -162,15 +164,17 @@ MatchSection = Annotated[
         json_schema_input_type=Matched | MatchConfig,
     ),
 ]
-"""A quantity, or with what is adjusted, as written in a recipe."""
+"""A quantity, or a mapping with the adjusted parts, as written in a recipe."""
 
 
-def match_asked(own: Any, quantity: str | None, adjust: str | None) -> Any:
-    """Return a section's match, as data, with the changes of the command line; `none` also ends adjusting."""
+def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
+    """Return the `match` of a section, as data, changed by --match and --adjust; `none` also disables adjusting."""
     if quantity == "none" and adjust is None:
         return quantity
-    asked = {key: value for key, value in (("quantity", quantity), ("adjust", adjust)) if value is not None}
-    return {**(own if isinstance(own, Mapping) else {"quantity": own or "params"}), **asked} if asked else own
+    options = {key: value for key, value in (("quantity", quantity), ("adjust", adjust)) if value is not None}
+    if not options:
+        return match
+    return {**(match if isinstance(match, Mapping) else {"quantity": match or "params"}), **options}
 
 
 @dataclass(frozen=True)
@@ -178,23 +182,24 @@ class Change:
     """A change of one number of a variant."""
 
     key: str
-    """Its key in the recipe."""
+    """Key in the recipe."""
     before: float
     after: float
 
     def __str__(self) -> str:
-        before, after = f"{self.before:.7g}", f"{self.after:.7g}"
+        before = f"{self.before:.7g}"
+        after = f"{self.after:.7g}"
         return f"{self.key} stays {after}" if before == after else f"{self.key} {before} -> {after}"
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """The changes of a variant, and how far it still misses."""
+    """The changes of a variant, and its remaining miss."""
 
     changes: tuple[Change, ...]
     match: Matched
     miss: float
-    """The quantity of the variant over the baseline's, minus 1."""
+    """Quantity of the variant relative to the baseline, minus 1."""
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.changes))}, {self.match} missed by {self.miss:+.3%}"
@@ -203,11 +208,10 @@ class Adjustment:
 def adjusted(
     name: str, recipe: Recipe, baseline: Recipe, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
 ) -> tuple[Recipe, Adjustment]:
-    """Return the variant with one number of each part changed, in turn, so that it comes as near as possible to the
-    baseline.
+    """Return the variant with one number of each part changed, in order, to match the baseline as nearly as possible.
 
-    aspect: d_model / n_layers; its depth is found first. Raises UserError if a part has no such
-    number, or if the nearest misses by more than a comparison allows.
+    aspect: d_model / n_layers, for which the depth is solved first. Raises UserError if a part has no adjustable
+    number, or if the nearest value misses by more than LARGEST_MISMATCH.
     """
     changes: list[Change] = []
     with mistakes_of(name):
@@ -237,20 +241,20 @@ def comparable(
     section: str,
     aspect: float | None = None,
 ) -> tuple[Recipe, Adjustment | None]:
-    """Return a point of a section, `adjusted` to its baseline, which has a name, if that is asked of its group.
+    """Return a point of a section, `adjusted` to its baseline if `match` adjusts its group.
 
-    Raises UserError if it cannot be trained, or compared with the baseline.
+    baseline: name and recipe. Raises UserError if the point cannot be trained, or compared with the baseline.
     """
     adjustment = None
     if parts := match.parts_of(group):
         recipe, adjustment = adjusted(name, recipe, baseline[1], match.quantity, parts, aspect)
     check_trainable(recipe, name)
-    check_matched({name: recipe}, *baseline, match.quantity, f"resize it, or say match: none under {section}")
+    check_matched({name: recipe}, *baseline, match.quantity, f"resize it, or set match: none under {section}")
     return recipe, adjustment
 
 
 def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
-    """Return the recipe with the number of one part at which it is nearest to the budget."""
+    """Return the recipe with the number of one part changed to the value nearest to the budget, and the change."""
     knob = Knob.of(_template(recipe), part, recipe.seq_len)
 
     def sized(n_steps: int) -> Recipe:
@@ -260,18 +264,19 @@ def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tup
         return matched_quantity(sized(n_steps), match) / budget - 1
 
     try:
-        asked = abs(matched_quantity(recipe, match) / budget - 1)
+        unchanged_miss = abs(matched_quantity(recipe, match) / budget - 1)
     except UserError:  # for example a width that is no multiple of its heads
-        asked = math.inf
-    nearest = knob.nearest(miss) if asked else knob.start
+        unchanged_miss = math.inf
+    nearest = knob.nearest(miss) if unchanged_miss else knob.start
     value = knob.adjustable.value
-    if abs(miss(nearest)) < asked:
+    if abs(miss(nearest)) < unchanged_miss:
         return sized(nearest), Change(knob.path, value, knob.value(nearest))
-    return recipe, Change(knob.path, value, value)  # the number itself, which may lie between two steps
+    return recipe, Change(knob.path, value, value)  # may be between two steps
 
 
 def _at_depth(recipe: Recipe, budget: float, match: Matched, aspect: float) -> tuple[Recipe, Change]:
-    """Return the recipe with the depth at which a d_model of `aspect` times that is nearest to the budget."""
+    """Return the recipe with the depth for which d_model = aspect * n_layers is nearest to the budget, and the
+    change."""
     template = _template(recipe)
     if not aspect > 0:
         raise UserError(f"aspect: got {aspect!r}; d_model / n_layers must be above 0")
@@ -286,7 +291,9 @@ def _at_depth(recipe: Recipe, budget: float, match: Matched, aspect: float) -> t
 
 def _template(recipe: Recipe) -> ModelTemplate:
     if not isinstance(recipe.model, ModelTemplate):
-        raise UserError("model.layers: every layer is written out; only a model with d_model and n_layers is adjusted")
+        raise UserError("model.layers: lists every layer; only a model with d_model and n_layers can be adjusted")
     if recipe.growth:
-        raise UserError("growth: a model that grows in its run is not adjusted; match training_flops by train.steps")
+        raise UserError(
+            "growth: a model that grows during its run cannot be adjusted; match training_flops with train.steps"
+        )
     return recipe.model

@@ -24,13 +24,13 @@ from widthwise.runs.environment import is_shared
 from widthwise.yaml_io import parse_yaml
 
 ARRIVAL_SECONDS = 60.0
-"""Longest time that a result written by another machine may take to appear on a network file system."""
+"""Longest delay until a result of another machine appears on a network file system."""
 SETTINGS = ("optimizer", "schedule", "train", "data")
-"""Sections of a recipe, other than the model, in which a variant may differ from its baseline."""
+"""Sections of a recipe, apart from the model, in which a variant may differ from its baseline."""
 OF_TASKS = ("acc", "acc_norm", "bits_per_byte")
 """Metrics of a task that are compared, if it has them."""
 
-Results = Sequence[RunResult]
+SeedResults = Sequence[RunResult]
 """One result per seed, in the order of the seeds."""
 
 
@@ -39,12 +39,12 @@ class SeedRuns:
     """The finished runs of one recipe, one for each seed."""
 
     paths: Sequence[str]
-    """Inside the folder of the experiment."""
-    results: Results
+    """Relative to the folder of the experiment."""
+    results: SeedResults
     curves: LossCurves = ()
     """The validations of these runs; empty to leave out statements on equal loss."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The sections SETTINGS of their resolved recipe, as plain data without the seed."""
+    """Sections SETTINGS of the resolved recipe, as plain data without the seed."""
 
     @classmethod
     def read(cls, folder: Path, paths: Sequence[str]) -> "SeedRuns":
@@ -57,16 +57,16 @@ class SeedRuns:
 
 
 def load_result(run: RunDir) -> RunResult:
-    """Return the result of a finished run, perhaps of another machine, whose files arrive one by one.
+    """Return the result of a finished run. The files of a run on another machine may arrive one by one.
 
-    Raises UserError if it is not whole after ARRIVAL_SECONDS.
+    Raises UserError if the result is still incomplete after ARRIVAL_SECONDS.
     """
     deadline = time.monotonic() + ARRIVAL_SECONDS
     while True:
         try:
             if (result := run.result()) is not None:
                 return result
-            missing = UserError(f"{run.path}: has finished, but its folder holds no result.json")
+            missing = UserError(f"{run.path}: has finished, but its folder has no result.json")
         except UserError as error:
             missing = error
         if time.monotonic() > deadline:
@@ -75,103 +75,114 @@ def load_result(run: RunDir) -> RunResult:
 
 
 def check_same_data(run: RunDir, first: RunDir) -> None:
-    """Raises UserError if two runs saw different data, as after an upgrade of Python."""
+    """Raises UserError if two runs read different data, for example after an upgrade of Python."""
     check_data_of_run(run, recorded_identity(first), str(first.path), "; compare in a new folder")
-    texts = [each.environment().get(VALIDATION_KEY) for each in (run, first)]
-    if texts[0] != texts[1]:
+    if run.environment().get(VALIDATION_KEY) != first.environment().get(VALIDATION_KEY):
         raise UserError(f"{run.path}: was validated on other texts or tasks than {first.path}; compare in a new folder")
 
 
-def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
-    """Return (n_seeds, n_windows) held-out losses; (n_seeds, 0) if a run lacks this one. loss: one of OF_HELD_OUT."""
-    found = [OF_HELD_OUT[loss].windows(result) for result in results]
-    return np.array(found if all(found) else [[]] * len(found), dtype=np.float64)
+def windows(results: SeedResults, loss: str = "val_loss") -> np.ndarray:
+    """Return (n_seeds, n_windows) held-out losses; (n_seeds, 0) if a run lacks the loss. loss: one of OF_HELD_OUT."""
+    losses = [OF_HELD_OUT[loss].windows(result) for result in results]
+    return np.array(losses if all(losses) else [[]] * len(losses), dtype=np.float64)
 
 
-def variant_of(name: str, own: SeedRuns, baseline: SeedRuns | None) -> Variant:
-    """Return the runs of one recipe over its seeds as one record, compared with a baseline's if there is one.
+def variant_of(name: str, runs: SeedRuns, baseline: SeedRuns | None) -> Variant:
+    """Return the runs of one recipe over its seeds as one record, compared with a baseline if there is one.
 
     The comparison consists of the paired differences of the losses, the verdict on the held-out loss, the
     ratios of the costs and, from the loss curves, the tokens and FLOPs to equal loss. The baseline itself has no
     differences, and the verdict "baseline".
     """
-    results, other = own.results, None if baseline is None else baseline.results
-    estimates = {name: seed_interval(each.over_seeds(results)) for name, each in OF_RUNS.items()}
-    fields: dict[str, Any] = {name: each for name, each in estimates.items() if name in Variant.model_fields}
-    of_losses = {} if other is None or own is baseline else _differences(results, other)
-    difference = of_losses.pop("val_loss", None)
-    unlike = () if baseline is None else differences(baseline.settings, own.settings)
-    pair = (own.curves, () if baseline is None else baseline.curves)
-    suffice = bool(own.curves) and validations_of([*pair[0], *pair[1]]).suffice
-    judged: Verdict | None = "baseline"
-    if own is not baseline:
-        judged = verdict(difference) if difference else "cannot tell" if baseline else None
+    results = runs.results
+    estimates = {quantity.name: seed_interval(quantity.over_seeds(results)) for quantity in OF_RUNS.values()}
+    fields: dict[str, Any] = {key: estimate for key, estimate in estimates.items() if key in Variant.model_fields}
+    loss_differences = dict[str, Estimate]()
+    difference = None
+    judged: Verdict | None = None
+    if baseline is not None:
+        fields["ratio"] = _ratios(results, baseline.results)
+        unequal = differences(baseline.settings, runs.settings)
+        fields["differs_in"] = {key: [value, expected] for key, expected, value in unequal}
+        judged = "baseline"
+    if baseline is not None and runs is not baseline:
+        loss_differences = _differences(results, baseline.results)
+        difference = loss_differences.pop("val_loss", None)
+        judged = "cannot tell" if difference is None else verdict(difference)
+    if baseline is not None and difference is not None:
+        fields["gap"] = gaps(runs.curves, baseline.curves)
+        if runs.curves and validations_of([*runs.curves, *baseline.curves]).suffice:
+            fields["tokens_ratio"] = tokens_ratios(runs.curves, baseline.curves)
+            fields["at_equal_loss"] = equal_losses(runs.curves, baseline.curves)
     return Variant(
         name=name,
         state="finished",
-        runs=own.paths,
-        **fields,
+        runs=runs.paths,
         shares_machine=any(is_shared(result.other_cpu_share) for result in results),
         doubts=[f"seed {result.seed}: {doubt}" for result in results for doubt in result.doubts],
         difference=difference,
-        differences=of_losses,
-        differs_in={key: [value, expected] for key, expected, value in unlike},
-        gap=gaps(*pair) if difference else {},
-        tokens_ratio=tokens_ratios(*pair) if difference and suffice else {},
-        at_equal_loss=equal_losses(*pair) if difference and suffice else {},
-        validated=_validated(results, None if own is baseline else other),
+        differences=loss_differences,
+        validated=_validated(results, None if runs is baseline or baseline is None else baseline.results),
         verdict=judged,
         cost=results[0].cost,
-        ratio={} if other is None else _ratios(results, other),
-        measured={name: each for name, each in estimates.items() if name not in fields and each.mean is not None},
+        measured={key: value for key, value in estimates.items() if key not in fields and value.mean is not None},
+        **{"ratio": {}, **fields},
     )
 
 
-def _differences(results: Results, baseline: Results) -> dict[str, Estimate]:
-    """Return name of a loss that both have -> its paired difference; the training loss has no windows, only seeds."""
-    pairs = {name: (windows(results, name), windows(baseline, name)) for name in OF_HELD_OUT}
-    found = {name: paired_mean(own - other) for name, (own, other) in pairs.items() if own.size and other.size}
-    own, other = (np.array(OF_RUNS["train_loss"].over_seeds(each)) for each in (results, baseline))
-    by_seed = (own - other).tolist()
-    return found | ({"train_loss": seed_interval(by_seed)} if np.isfinite(by_seed).all() else {})
+def _differences(results: SeedResults, baseline: SeedResults) -> dict[str, Estimate]:
+    """Return a dict from loss to its paired difference. The training loss has no windows and is paired by seed."""
+    by_loss = dict[str, Estimate]()
+    for name in OF_HELD_OUT:
+        losses = windows(results, name)
+        baseline_losses = windows(baseline, name)
+        if losses.size and baseline_losses.size:
+            by_loss[name] = paired_mean(losses - baseline_losses)
+    train_loss = OF_RUNS["train_loss"]
+    by_seed = (np.array(train_loss.over_seeds(results)) - np.array(train_loss.over_seeds(baseline))).tolist()
+    if np.isfinite(by_seed).all():
+        by_loss["train_loss"] = seed_interval(by_seed)
+    return by_loss
 
 
-def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
-    """Return costs and measured quantities, each divided by the baseline's."""
-    ratio: dict[str, float | None] = dict(ratios(results[0].cost, baseline[0].cost))
+def _ratios(results: SeedResults, baseline: SeedResults) -> dict[str, float | None]:
+    """Return costs and measured quantities, divided by the baseline's."""
+    by_quantity: dict[str, float | None] = dict(ratios(results[0].cost, baseline[0].cost))
     for quantity in OF_RUNS.values():
-        own, other = (float(np.mean(quantity.over_seeds(each))) for each in (results, baseline))
-        if quantity.has_ratio and math.isfinite(own / other):
-            ratio[quantity.name] = own / other
-    return ratio
+        ratio = float(np.mean(quantity.over_seeds(results))) / float(np.mean(quantity.over_seeds(baseline)))
+        if quantity.has_ratio and math.isfinite(ratio):
+            by_quantity[quantity.name] = ratio
+    return by_quantity
 
 
-def _validated(results: Results, baseline: Results | None) -> dict[str, ValidationScore]:
-    """Return TEXT.loss and TASK.METRIC -> mean over seeds and difference to the baseline, of what every run has.
+def _validated(results: SeedResults, baseline: SeedResults | None) -> dict[str, ValidationScore]:
+    """Return a dict from TEXT.loss and TASK.METRIC to the mean over seeds and the difference to the baseline.
 
-    Losses are paired by seed and window, scores by seed alone. baseline: None of the baseline itself.
+    Only texts and tasks of all runs are included. Losses are paired by seed and window, scores by seed. baseline: None
+    for the baseline itself.
     """
-    found, both, is_baseline = {}, (results, baseline or ()), baseline is None
-    for name in _common_names([result.val_texts or {} for each in both for result in each]):
-        own, other = (
-            np.array([(result.val_texts or {})[name].window_losses for result in each], dtype=np.float64)
-            for each in both
+    scores = dict[str, ValidationScore]()
+    pair = (results, baseline or ())
+    for name in _common_names([result.val_texts or {} for seeds in pair for result in seeds]):
+        losses, baseline_losses = (
+            np.array([(result.val_texts or {})[name].window_losses for result in seeds], dtype=np.float64)
+            for seeds in pair
         )  # (n_seeds, n_windows)
-        if own.size and (is_baseline or other.size):  # files that another program wrote may lack the windows
-            difference = None if is_baseline else paired_mean(own - other)
-            value = seed_interval(own.mean(axis=1).tolist())
-            found[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
-    for name in _common_names([result.val_tasks or {} for each in both for result in each]):
+        if losses.size and (baseline is None or baseline_losses.size):  # files of other programs may lack windows
+            difference = None if baseline is None else paired_mean(losses - baseline_losses)
+            value = seed_interval(losses.mean(axis=1).tolist())
+            scores[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
+    for name in _common_names([result.val_tasks or {} for seeds in pair for result in seeds]):
         for metric in OF_TASKS:
-            scores = [[(result.val_tasks or {})[name].metrics.get(metric) for result in each] for each in both]
-            own, other = ([finite(score and score.value) for score in each] for each in scores)
-            if np.isfinite([*own, *other]).all():
-                by_seed = [] if is_baseline else [a - b for a, b in zip(own, other, strict=True)]
-                difference = seed_interval(by_seed) if by_seed else None
-                found[f"{name}.{metric}"] = ValidationScore(value=seed_interval(own), difference=difference)
-    return found
+            metrics = [[(result.val_tasks or {})[name].metrics.get(metric) for result in seeds] for seeds in pair]
+            values, baseline_values = ([finite(score and score.value) for score in seeds] for seeds in metrics)
+            if np.isfinite([*values, *baseline_values]).all():
+                difference = None
+                if baseline is not None:
+                    difference = seed_interval([a - b for a, b in zip(values, baseline_values, strict=True)])
+                scores[f"{name}.{metric}"] = ValidationScore(value=seed_interval(values), difference=difference)
+    return scores
 
 
-def _common_names(found: Sequence[Mapping[str, object]]) -> list[str]:
-    first, *others = found
-    return [name for name in first if all(name in other for other in others)]
+def _common_names(scores: Sequence[Mapping[str, object]]) -> list[str]:
+    return [name for name in scores[0] if all(name in run_scores for run_scores in scores[1:])]

@@ -1,4 +1,4 @@
-"""A plan of an experiment: points, each a recipe that is trained with every seed, and what they are compared with."""
+"""A plan of an experiment: points, each a recipe that is trained with every seed, and their baselines."""
 
 import string
 from abc import ABC, abstractmethod
@@ -16,18 +16,18 @@ from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
 
 MOST_POINTS = 1000
-"""Largest number of variants or points that are given, rather than drawn: each is built before the first is trained."""
+"""Largest number of listed variants or points: all of them are built before the first is trained."""
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
 
 def check_name(key: str, name: str) -> None:
-    """Raises ValueError for a name that a folder should not have. key: path of the name in the section."""
+    """Raises ValueError for a name unsuitable for a folder. key: path of the name in the section."""
     if not name or not set(name) <= ALLOWED_IN_NAMES:
         raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
-    """Return the recipe of one run. The seed sets initial weights and data order: one seed sees one order of text."""
+    """Return the recipe of one run. The seed determines the initial weights and the order of the text."""
     return checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", seed=seed))
 
 
@@ -44,9 +44,9 @@ class Point:
     recipe: Recipe
     group: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Recipe key -> value, where the point is one of axes."""
+    """Recipe key -> value, for a point on axes."""
     adjustment: Adjustment | None = None
-    """Changes that make it match its baseline."""
+    """Changes that match it to its baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +63,25 @@ class Plan(ABC):
     page_title: str | None = None
     """Title of its page; default: the name of its folder."""
     points: Mapping[str, Point]
-    """By name, in order, as far as they are known before the experiment is run."""
+    """Points by name, in order, without those that a sampler draws during the experiment."""
     seeds: tuple[int, ...]
     match: Matched = "none"
-    """Quantity in which compared points match."""
+    """Quantity that is equal in compared points."""
     baseline: str | None = None
-    """The point with which all others are compared."""
+    """Name of the point with which all others are compared."""
 
     @property
     @abstractmethod
     def order(self) -> list[tuple[str, int]]:
-        """Point and seed of the runs of known points, in the order of training."""
+        """Point and seed of the runs of listed points, in the order of training."""
 
     def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
-        """Return the name of the point that a point is compared with: itself for a baseline, None if there is none."""
+        """Return the name of the baseline of a point; the baseline is its own. None if there is none."""
         return self.baseline
 
     @property
     def reference(self) -> Recipe:
-        """The recipe whose held-out text judges all points."""
+        """The recipe whose held-out text all points are judged on."""
         return next(iter(self.points.values())).recipe
 
     @property
@@ -90,7 +90,7 @@ class Plan(ABC):
 
     @property
     def n_points(self) -> int:
-        """Number of points to train, the baseline and those to be drawn included."""
+        """Number of points to train, including the baseline and points to be drawn."""
         return len(self.points)
 
     @property
@@ -100,12 +100,12 @@ class Plan(ABC):
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """Text on the changes and the miss of each adjusted point."""
+        """A line for each adjusted point: its changes and its miss."""
         return [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
 
     @property
     def in_words(self) -> str:
-        """The amount of work."""
+        """A sentence on the amount of work."""
         work = self.workload(n_runs=1)
         counts = ({row[key] for row in work["points"]} for key in ("steps", "tokens"))
         steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(count), max(count)})) for count in counts)
@@ -119,8 +119,8 @@ class Plan(ABC):
     def workload(self, n_runs: int | None = None) -> dict[str, Any]:
         """Return the costs of every point and the work of all runs, as plain data.
 
-        Points that are not drawn yet count as the mean of the known ones, or as the reference if none is known.
-        n_runs: runs of a point whose tokens and training FLOPs its row has; by default all seeds. Raises
+        Points to be drawn count as the mean of the listed points, or as the reference if there are none.
+        n_runs: number of runs whose tokens and training FLOPs the row of a point sums; by default all seeds. Raises
         UserError for an impossible model.
         """
         n_seeds = len(self.seeds)
@@ -149,13 +149,13 @@ class Plan(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Plan):
-    """Variants given by name, trained seed by seed, so that all have a first result early."""
+    """Named variants, trained seed by seed, so that all have a first result early."""
 
     kind = "comparison"
     is_timed = True
     row = "variant"
     tuning: Tuning | None = None
-    """Values of its variants that a sweep chose."""
+    """Values of the variants that a sweep chose."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Variant -> why it could not be adjusted."""
 
@@ -165,19 +165,19 @@ class Comparison(Plan):
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """Text on each adjusted variant, on values that a sweep chose, and on dead parameters."""
+        """Lines on adjusted variants, on values that a sweep chose, and on parameters without gradient."""
         lines = super().adjustment_lines
         if self.tuning is not None:
-            lines += [f"{each.name}: {each.in_words} (of {self.tuning.sweep})" for each in self.tuning.variants]
-        dead = {name: recipe.final_model.n_dead_params for name, recipe in self.recipes.items()}
-        return lines + [
-            f"{name}: {n:,} of its parameters never learn, as its shape has it" for name, n in dead.items() if n
-        ]
+            lines += [f"{choice.name}: {choice.in_words} (of {self.tuning.sweep})" for choice in self.tuning.variants]
+        for name, recipe in self.recipes.items():
+            if n := recipe.final_model.n_dead_params:
+                lines.append(f"{name}: {n:,} parameters receive no gradient because of the shape")
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Plan):
-    """All combinations of the values of axes, trained point by point, so that a point is known soon."""
+    """All combinations of the values of axes, trained point by point, so that a first point finishes early."""
 
     kind = "sweep"
     sampler: str = "grid"
@@ -198,24 +198,24 @@ class Ladder(Sweep):
 
     kind = "ladder"
     baseline_group: str
-    """The group with whose point of the same values the others are compared."""
+    """Group whose point of the same values is the baseline."""
 
     def baseline_of(self, group: str, values: Mapping[str, Any]) -> str:
-        place = self.baseline_group, values
-        return next(point.name for point in self.points.values() if (point.group, point.values) == place)
+        key = (self.baseline_group, values)
+        return next(point.name for point in self.points.values() if (point.group, point.values) == key)
 
 
-RATIOS = (*(name for name, each in OF_MODELS.items() if each.has_ratio), "tokens", "training_flops")
-"""Costs whose ratio to the baseline's a workload has."""
+RATIOS = (*(name for name, cost in OF_MODELS.items() if cost.has_ratio), "tokens", "training_flops")
+"""Costs whose ratio to the baseline is part of a workload."""
 
 
 def _costs(point: Point) -> dict[str, Any]:
-    """Return a point with the costs of one run of it."""
-    recipe, adjustment = point.recipe, point.adjustment
+    """Return a point with the costs of one run."""
+    recipe = point.recipe
     check_trainable(recipe, point.name)
     cost = cost_summary(recipe.final_model, recipe.seq_len)
-    place = {"name": point.name, "group": point.group, "values": dict(point.values)}
-    counted = {key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS}
-    steps = {"steps": recipe.train.steps, "tokens": recipe.n_tokens}
-    flops = {"training_flops": recipe.training_flops, "pflops_days": recipe.pflops_days}
-    return {**place, **counted, **steps, **flops, "adjusted": None if adjustment is None else asdict(adjustment)}
+    costs = {key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS}
+    costs |= {"steps": recipe.train.steps, "tokens": recipe.n_tokens}
+    costs |= {"training_flops": recipe.training_flops, "pflops_days": recipe.pflops_days}
+    adjusted = None if point.adjustment is None else asdict(point.adjustment)
+    return {"name": point.name, "group": point.group, "values": dict(point.values), **costs, "adjusted": adjusted}

@@ -1,7 +1,7 @@
 """Learning rates, and other values of training, that a comparison reads from a sweep of its variants.
 
 Each variant gets the values of its best point. The choice is fair if all variants had the same grid and the same share
-of their steps, on seeds and held-out text that the comparison does not report.
+of their steps, with seeds and held-out text that the comparison does not report.
 """
 
 import json
@@ -22,9 +22,9 @@ from widthwise.runs.listing import stop_message
 from widthwise.yaml_io import apply_overrides
 
 SECTIONS = ("optimizer.", "schedule.", "train.")
-"""Beginnings of the keys whose values are read: all others change the model, or the text that it is judged on."""
+"""Prefixes of the keys whose values are read: other keys change the model or the held-out text."""
 SHARED = ("model", "seq_len", "optimizer", "schedule", "growth", "train.batch_size")
-"""Beginnings of the keys that are the same in the sweep and in the comparison."""
+"""Prefixes of the keys that must be equal in the sweep and in the comparison."""
 SHORTENED = ("schedule.warmup_steps", "schedule.decay_steps")
 """Shared keys that may differ in a sweep of fewer steps."""
 
@@ -41,9 +41,12 @@ def with_rates(plan: Comparison, folder: Path) -> Comparison:
 
     Raises UserError if the sweep has not finished, lacks a variant, or is not a fair choice.
     """
-    sweep, where = Outcome.read(folder), f"--rates-from {folder}"
+    sweep = Outcome.read(folder)
+    where = f"--rates-from {folder}"
     _check_grids(plan, sweep, where)
-    points, variants, shares = dict(plan.points), list[TunedVariant](), dict[str, float]()
+    points = dict(plan.points)
+    variants = list[TunedVariant]()
+    shares = dict[str, float]()
     for name, point in plan.points.items():
         best = _best(name, sweep, folder, where)
         recipe = with_values(point.recipe, best.values, name)
@@ -63,8 +66,8 @@ def with_rates(plan: Comparison, folder: Path) -> Comparison:
     for name, share in shares.items():
         if not math.isclose(share, shares[first], rel_tol=0.02):
             raise UserError(
-                f"{where}: {name} was trained for {share:.3g} of its steps, {first} for {shares[first]:.3g}; must be "
-                "the same share for all"
+                f"{where}: {name} was trained for {share:.3g} of its steps, {first} for {shares[first]:.3g}; the share "
+                "must be equal for all"
             )
     tuning = Tuning(
         sweep=str(folder),
@@ -83,7 +86,7 @@ def _check_grids(plan: Comparison, sweep: Outcome, where: str) -> None:
         raise UserError(f"{where}: holds {state}; must be a finished sweep")
     shared_seeds = sorted({*plan.seeds} & {*sweep.seeds})
     if shared_seeds:
-        raise UserError(f"{where}: seed {shared_seeds[0]} is reported too; must have none of {list(plan.seeds)}")
+        raise UserError(f"{where}: seed {shared_seeds[0]} is reported too; must use none of {list(plan.seeds)}")
     first = next(iter(plan.points))
     for name in plan.points:
         if name not in sweep.axes:
@@ -93,17 +96,17 @@ def _check_grids(plan: Comparison, sweep: Outcome, where: str) -> None:
                 "makes one for each variant"
             )
         if sweep.axes[name] != sweep.axes[first]:
-            raise UserError(f"{where}: {name} has other values than {first}; must be the same grid for all")
+            raise UserError(f"{where}: {name} has other values than {first}; the grid must be the same for all")
     for key, values in sweep.axes[first].items():
         if not isinstance(values, Sequence):
-            raise UserError(f"{where}: {key} is searched in a range; must be a grid, the same for all")
+            raise UserError(f"{where}: {key} is searched in a range; must be a grid")
         if not key.startswith(SECTIONS):
             sections = ", ".join(section.rstrip(".") for section in SECTIONS)
             raise UserError(f"{where}: varies {key}; must be a key of {sections}")
 
 
 def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
-    """Return a variant's point of the lowest loss; a point that diverged counts as the worst.
+    """Return the point of a variant with the lowest loss; a diverged point counts as the worst.
 
     Raises UserError if all diverged, or if one failed for another reason.
     """
@@ -120,7 +123,7 @@ def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
 
 
 def _check_recipe(name: str, recipe: Recipe, tried: Recipe, where: str) -> None:
-    """Raise UserError unless a run of the sweep trained the variant, and was judged on other held-out text.
+    """Raise UserError unless a run of the sweep trained the variant, and was judged on different held-out text.
 
     recipe: the variant with its values.
     """
@@ -136,14 +139,14 @@ def _check_recipe(name: str, recipe: Recipe, tried: Recipe, where: str) -> None:
     judged = _held_out(tried)
     if judged[0] < reported[1] and reported[0] < judged[1]:
         if reported[1] == math.inf:
-            advice = "give train.validation_tokens, at most half of it, and sweep the rest"
+            advice = "set train.validation_tokens, at most half of the text, and sweep the rest"
         else:
             advice = f"sweep with train.validation_skip={reported[1]}"
         raise UserError(f"{where}: {name} was judged on held-out text that is reported; {advice}")
 
 
 def _held_out(recipe: Recipe) -> tuple[float, float]:
-    """Return the first token of the held-out text that judges a run, and the first after it."""
+    """Return the indices of the first token of the held-out text of a run, and of the first after it."""
     start = recipe.train.validation_skip
     n_tokens = recipe.train.validation_tokens
     return start, math.inf if n_tokens is None else start + n_tokens

@@ -1,4 +1,4 @@
-"""Recipe files that describe several runs: all of these, one of them alone, and the JSON schema of recipe files."""
+"""Recipe files that describe several runs: reading all runs or one, and the JSON schema of recipe files."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from widthwise.yaml_io import read_recipe
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 EXTENDS = {
     "type": "string",
-    "description": "Recipe that this one changes: a path from here, or the name of a bundled one.",
+    "description": "Recipe that this one changes: a path relative to this file, or the name of a bundled recipe.",
 }
 SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig}
 """Section of a file that describes several runs -> its config."""
@@ -25,7 +25,7 @@ CHANGES = "Changes"
 
 
 def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str | None]:
-    """Return the experiment of a recipe of several runs, adjusted as `compare` would, and why `compare` would refuse
+    """Return the experiment of a recipe of several runs, adjusted as in `compare`, and the reason why `compare` refuses
     it, or None. Raises UserError."""
     sections = read_recipe(path, overrides)
     if "compare" not in sections:
@@ -39,8 +39,10 @@ def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str | Non
 
 
 def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
-    """Return one run: a recipe, or a variant or point of one that describes several, as its experiment would train it
-    but with the recipe's seed. Raises UserError."""
+    """Return the recipe of one run: of a plain recipe, or of a variant or point of a recipe that describes several.
+
+    A variant is adjusted as in its experiment, and has the seed of the recipe. Raises UserError.
+    """
     if variant is None:
         return load_recipe(path, overrides)
     data = read_recipe(path, overrides)
@@ -59,12 +61,12 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the schema, components of installed plugins included.
+    """Return the schema, including components of installed plugins.
 
-    No key is required, as a recipe may extend another one. The schema does not check that sizes fit together.
+    No key is required, because a recipe may extend another one. The schema does not check that sizes are compatible.
     """
-    _, found = models_json_schema([(config, "validation") for config in (Recipe, *SECTIONS.values())])
-    definitions = _changed(found["$defs"], _loosened)
+    _, schemas = models_json_schema([(config, "validation") for config in (Recipe, *SECTIONS.values())])
+    definitions = _changed(schemas["$defs"], _loosened)
     recipe = definitions.pop(Recipe.__name__)
     for config in (*SECTIONS.values(), SweepGroup):
         definitions[config.__name__] = _changed(definitions[config.__name__], _with_changes)
@@ -79,21 +81,21 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a schema with a change to each of its mappings, the innermost first."""
+    """Return a schema with a change applied to each of its mappings, innermost first."""
     if isinstance(schema, list):
         return [_changed(item, change) for item in schema]
-    return (
-        change({key: _changed(value, change) for key, value in schema.items()}) if isinstance(schema, dict) else schema
-    )
+    if isinstance(schema, dict):
+        return change({key: _changed(value, change) for key, value in schema.items()})
+    return schema
 
 
 def _loosened(schema: dict[str, Any]) -> dict[str, Any]:
-    """Drop required keys and their numbers: a `kind` may be left out too, so that several alternatives may fit."""
-    left_out = ("discriminator", "required", "minProperties") if schema.keys() & {"type", "oneOf"} else ()
-    return {"anyOf" if key == "oneOf" else key: value for key, value in schema.items() if key not in left_out}
+    """Make all keys optional, including `kind`, so that several alternatives may match."""
+    dropped = ("discriminator", "required", "minProperties") if schema.keys() & {"type", "oneOf"} else ()
+    return {"anyOf" if key == "oneOf" else key: value for key, value in schema.items() if key not in dropped}
 
 
 def _with_changes(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace a free mapping of an experiment's section by changes to the recipe."""
+    """Replace a mapping without fixed keys, in the section of an experiment, by changes to the recipe."""
     is_free = schema.get("type") == "object" and schema.get("additionalProperties") is True
     return {"$ref": f"#/$defs/{CHANGES}"} if is_free else schema

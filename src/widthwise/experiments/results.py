@@ -1,4 +1,4 @@
-"""The results of an experiment, read from its folder as runs finish, and what a failed run means for it.
+"""The results of an experiment, read from its folder as runs finish, and the effect of a failed run.
 
 There is a class for each kind of plan.
 """
@@ -30,18 +30,18 @@ PRECISION = "precision"
 
 
 class Results(RunPolicy, Generic[P]):
-    """The results of any experiment. The context closes what was opened."""
+    """The results of an experiment. The context releases its resources."""
 
     def __init__(self, plan: P, folder: Path, command: str, observer: Observer):
         self.plan = plan
         self.folder = folder
         self.command = command
         self.observer = observer
-        self.precision = cache(partial(_one_precision, folder, observer))
+        self.precision = cache(partial(_shared_precision, folder, observer))
         self._trained: dict[str, SeedRuns] = {}
         """Name of a finished point -> its runs."""
         self._variants: dict[tuple[str, bool], Variant] = {}
-        """Name of a point, True if its baseline has finished -> the point."""
+        """Name of a point and True if its baseline has finished -> the point."""
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +50,7 @@ class Results(RunPolicy, Generic[P]):
         pass
 
     def begin(self) -> list[Run]:
-        """Write planned.json, and return the runs of the known points, in the order of training."""
+        """Write planned.json, and return the runs of the listed points, in the order of training."""
         runs = [self._run(self.plan.points[name], seed) for name, seed in self.plan.order]
         planned = [
             PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=run.recipe.train.steps)
@@ -69,16 +69,16 @@ class Results(RunPolicy, Generic[P]):
         return Run(self.folder / run_path(point.name, seed), recipe, point.name)
 
     def write(self) -> Outcome:
-        """Return the results so far, and write their file.
+        """Write the results so far, and return them.
 
-        Raises UserError if runs saw different data, and if a result of a comparison is missing.
+        Raises UserError if runs read different data, or if a result of a comparison is missing.
         """
         outcome = self._outcome()
         outcome.write(self.folder)
         return outcome
 
     def _outcome(self) -> Outcome:
-        """Return the record of all points, which have finished."""
+        """Return the record of all points; all have finished."""
         for name in self.plan.points:
             self._read(name)
         return self._record(
@@ -107,10 +107,10 @@ class Results(RunPolicy, Generic[P]):
         return [RunDir(self.folder / run_path(name, seed)) for seed in self.plan.seeds]
 
     def _read(self, name: str) -> None:
-        """Read the runs of a finished point, once. Raises UserError if they saw other data than the first."""
+        """Read the runs of a finished point, once. Raises UserError if they read other data than the first run."""
         if name not in self._trained:
-            trained = SeedRuns.read(self.folder, [str(run_path(name, seed)) for seed in self.plan.seeds])
             runs = self._runs_of(name)
+            trained = SeedRuns.read(self.folder, [str(run_path(name, seed)) for seed in self.plan.seeds])
             for run in runs:
                 self._check_data(run, self._first_run or runs[0])
             self._trained[name] = trained
@@ -123,25 +123,25 @@ class Results(RunPolicy, Generic[P]):
         return next((RunDir(self.folder / runs.paths[0]) for runs in self._trained.values()), None)
 
     def _variant(self, name: str, group: str, values: Mapping[str, Any]) -> Variant:
-        """Return a finished point, compared with its baseline if that has finished too."""
+        """Return a finished point, compared with its baseline if the baseline has finished too."""
         baseline = self._trained.get(self.plan.baseline_of(group, values) or "")
         key = (name, baseline is not None)
         if key not in self._variants:
             variant = variant_of(name, self._trained[name], baseline)
             axes = tuple(f"{axis}." for axis in values)
-            unlike = {key: pair for key, pair in variant.differs_in.items() if not f"{key}.".startswith(axes)}
-            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=unlike)
+            unequal = {key: pair for key, pair in variant.differs_in.items() if not f"{key}.".startswith(axes)}
+            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=unequal)
         return self._variants[key]
 
 
-def _one_precision(folder: Path, observer: Observer) -> Precision:
-    """Return the precision of all runs of an experiment, on all machines: the first worker chooses."""
+def _shared_precision(folder: Path, observer: Observer) -> Precision:
+    """Return the precision of all runs of an experiment on all machines, which the first worker chooses."""
     folder.mkdir(parents=True, exist_ok=True)
     return cast(Precision, write_first(folder / PRECISION, chosen_precision(folder, observer) + "\n").strip())
 
 
 class ComparisonResults(Results[Comparison]):
-    """A run that fails stops a comparison, which is recorded when all runs have finished."""
+    """The results of a comparison. A run that fails stops it; it is recorded when all runs have finished."""
 
     def finished(self, run: Run, is_last: bool) -> None:
         first = RunDir(self.folder / run_path(*self.plan.order[0]))

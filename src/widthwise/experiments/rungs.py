@@ -1,4 +1,4 @@
-"""The sizes of a sweep: every group at several sizes, each trained on tokens in proportion to its size, for a law."""
+"""The sizes of a sweep: every group at several sizes, trained on tokens in proportion to the size, for a law."""
 
 import copy
 from collections.abc import Mapping
@@ -19,25 +19,27 @@ from widthwise.yaml_io import merge
 RUNG = "rung"
 """Name of the axis of sizes."""
 FEWEST_RUNGS = 3
-"""A law fits any two."""
+"""Two points determine a law and leave nothing to test it."""
 
 
 class RungsConfig(Config):
     """The keys of a sweep over sizes."""
 
     rungs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Name -> changes to the recipe that make a size, at which every group is trained. On a rung the others must match
-    the first group, and are compared with it."""
+    """Name of a size -> changes to the recipe. Every group is trained at every size, must match the first group there,
+    and is compared with it."""
     tokens_per_param: pydantic.PositiveFloat | None = None
-    """Tokens of a rung per parameter of its first group, rounded to whole steps; by default the recipe and its rungs
-    give the steps."""
+    """Tokens of a rung per parameter of its first group, rounded to whole steps; default: the steps of the recipe and
+    its rungs."""
     count: Literal["params", "layer_params"] = "params"
-    """Parameters that count: all, or those without embedding, head and norms."""
+    """Counted parameters: all, or without embedding, head and norms."""
 
     @pydantic.model_validator(mode="after")
     def _check_rungs(self) -> "RungsConfig":
         if self.rungs and len(self.rungs) < FEWEST_RUNGS:
-            raise ValueError(f"rungs: got {len(self.rungs)}; must be at least {FEWEST_RUNGS}: a law fits any two")
+            raise ValueError(
+                f"rungs: got {len(self.rungs)}; must be at least {FEWEST_RUNGS}, because a law fits any two"
+            )
         if self.tokens_per_param is not None and not self.rungs:
             raise ValueError("tokens_per_param: needs rungs")
         return self
@@ -48,7 +50,8 @@ def rung_points(
 ) -> dict[str, Point]:
     """Return every group at every size, each checked.
 
-    groups: name -> changes on top of those of the rung. data: the recipe without its sweep section. Raises UserError.
+    groups: name -> changes, applied after the changes of the rung. data: the recipe without its sweep section. Raises
+    UserError.
     """
     first = next(iter(groups))
     points: dict[str, Point] = {}

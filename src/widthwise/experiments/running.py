@@ -1,4 +1,4 @@
-"""Running an experiment: its remaining runs are trained, by all workers that share the folder, and summarised."""
+"""Running an experiment: all workers that share the folder train its remaining runs, and summarise them."""
 
 import math
 from collections import Counter
@@ -35,7 +35,7 @@ RESULTS: dict[type[Plan], type[Results[Any]]] = {
 }
 """Kind of plan -> its results."""
 TRIED_FLOPS = 5e10
-"""FLOPs of a step that is short enough to be tried before an experiment begins."""
+"""Largest FLOPs of a step that is measured before an experiment begins."""
 
 
 def run_experiment(
@@ -46,21 +46,20 @@ def run_experiment(
     jobs: Jobs | None = None,
     waits: bool = True,
 ) -> Outcome:
-    """Train the runs that have not finished, and write outcome.json: of a sweep after each point.
+    """Train the runs that have not finished, write outcome.json, and return the record.
 
-    command: repeats the experiment, for the report; default: the command line of this process. jobs: how many runs are
-    trained here at a time. Several processes, also on other machines, may call this for one folder: they divide the
-    runs. waits: for the runs of others; else HeldElsewhere is raised if some remain when there is nothing more to
-    begin.
+    command: repeats the experiment, for the report; default: the command line of this process. jobs: number of runs
+    trained by this process at a time. Several processes, also on other machines, may call this for one folder: they
+    divide the runs. waits: wait for the runs of other workers; otherwise HeldElsewhere is raised if only these remain.
 
-    Returns the record. A run that fails stops a comparison, and is recorded with the reason in a sweep; finished runs
-    are not repeated. Raises UserError for a mistake, also if finished runs saw different data from the present, as
-    after an upgrade of Python, and Interrupted after Ctrl-C or SIGTERM. Under torchrun all processes call this, and
+    A failed run stops a comparison; a sweep records it with the reason, and writes outcome.json after each point.
+    Finished runs are not repeated. Raises UserError for a mistake, or if finished runs read other data, for example
+    after an upgrade of Python; raises Interrupted after Ctrl-C or SIGTERM. Under torchrun all processes call this, and
     train each run together.
     """
     folder = Path(folder)
     kind = plan.kind
-    with suppress(UserError):  # without an outcome, or with a broken one, it is written again
+    with suppress(UserError):  # a missing or broken outcome is written again
         kind = Outcome.read(folder).kind
     if kind != plan.kind:
         raise UserError(f"{folder}: holds the outcome of a {kind}; choose another folder for a {plan.kind}")
@@ -74,27 +73,30 @@ def run_experiment(
 
 
 def _train(results: Results[Plan], group: ProcessGroup, jobs: Jobs, waits: bool) -> Outcome:
-    """Train the remaining runs, and return the record. Only in the first process of the group."""
+    """Train the remaining runs, and return the record. Runs in the first process of the group."""
     plan = results.plan
     n_runs = plan.n_points * len(plan.seeds)
     if sum(RunDir(results.folder / run_path(*key)).has_result for key in plan.order) < n_runs:
-        group.check_data(plan.reference.settled(results.precision), results.observer)
+        reference = plan.reference.settled(results.precision)
+        data = group.data_cache.open(reference.data, results.observer.preparing)
+        reference.held_out(data).check()
+        group.data_cache.check(reference.data, results.observer.preparing)
     with results:
         runs = results.begin()
-        to_draw = [plan.reference.training_flops] * (n_runs - len(runs))
-        train_all(Schedule(runs, results.observer, results, to_draw), group, jobs, plan.kind, waits)
+        undrawn_flops = [plan.reference.training_flops] * (n_runs - len(runs))
+        train_all(Schedule(runs, results.observer, results, undrawn_flops), group, jobs, plan.kind, waits)
         return results.write()
 
 
 def jobs_of(plan: Plan, n: int | None) -> Jobs:
-    """Return as many jobs as the machine has room for, or n."""
+    """Return n jobs, or as many as fit on this machine."""
     return Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), n)
 
 
 def expected_seconds(plan: Plan, folder: Path, jobs: Jobs) -> float | None:
-    """Return the seconds of training that the unfinished runs take here, from a measured step of each variant.
+    """Return the expected seconds of the unfinished runs on this machine, from a measured step of each variant.
 
-    None if nothing remains, if steps are too long to be tried, on a GPU and under torchrun.
+    None if no run remains, if steps are too long to be measured, on a GPU, and under torchrun.
     """
     remaining = [key for key in plan.order if not RunDir(folder / run_path(*key)).has_result]
     points = [(plan.points[name], n_runs) for name, n_runs in Counter(name for name, _ in remaining).items()]
@@ -105,7 +107,8 @@ def expected_seconds(plan: Plan, folder: Path, jobs: Jobs) -> float | None:
     with jobs.threads():
         seconds = 0.0
         for point, n_runs in points:
-            recipe, train = point.recipe, point.recipe.train
+            recipe = point.recipe
+            train = recipe.train
             n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
             # A forward pass takes a third of a step.
             n_steps = train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3

@@ -22,22 +22,22 @@ from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
 
 X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*LOSSES, "val_perplexity")]
-"""All quantities that do not measure how good a model is."""
+"""All quantities that are not losses."""
 BY_FOLDER = "folder"
-"""Value of --group-by that groups models by their folder instead of a recipe key."""
+"""Value of --group-by that groups models by folder, in place of a recipe key."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """The quantities on both axes, and which models one curve should go through."""
+    """The quantities on both axes, and the grouping of models into curves."""
 
     x: str
     y: str
     group_by: str | None = None
-    """A column of a table; for runs, a dotted key of their recipes or "folder".
-    None: the variant of a comparison, the group of a sweep, the stem of a table; all run directories are one group."""
+    """A column of a table; for runs, a dotted key of their recipes or "folder". None: the variant of a comparison, the
+    group of a sweep, the stem of a table; all run directories are one group."""
     x2: str | None = None
-    """The second variable of a law of two."""
+    """Second variable of a law with two."""
 
     @property
     def variables(self) -> list[str]:
@@ -45,20 +45,21 @@ class Axes:
 
 
 class Point(ScalingPoint):
-    """One model of a group, with the y of each of its runs, which are not recorded; x and y are above 0."""
+    """One model of a group, with the y of each run, which is not recorded. x and y are above 0."""
 
     per_seed: tuple[float, ...]
 
     @classmethod
     def of_seeds(cls, name: str, x: float, per_seed: Sequence[float], x2: float | None = None) -> "Point":
-        y, n_seeds = float(np.mean(per_seed)), len(per_seed)
+        n_seeds = len(per_seed)
         y_sd = float(np.std(per_seed, ddof=1)) if n_seeds > 1 else None
+        y = float(np.mean(per_seed))
         return cls(name=name, x=x, x2=x2, y=y, y_sd=y_sd, n_seeds=n_seeds, per_seed=tuple(per_seed))
 
 
 @dataclass(frozen=True)
 class CurveGroup:
-    """Models that one curve should go through, in increasing order of x."""
+    """Models of one curve, in increasing order of x."""
 
     name: str
     points: tuple[Point, ...]
@@ -83,7 +84,7 @@ class CurveGroup:
 
     @property
     def has_seeds(self) -> bool:
-        """True if every point has several runs that differ, so that they show the noise between runs."""
+        """True if every point has several runs, which differ in some point, and so show the noise between runs."""
         return min(self.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in self.points)
 
 
@@ -95,48 +96,48 @@ class FitData:
     groups: tuple[CurveGroup, ...]
     """In order of first appearance."""
     baseline: str | None
-    """One of the groups; None: no savings are computed."""
+    """One of the groups; None computes no savings."""
     left_out: tuple[str, ...] = ()
-    """Text on the unfinished points that the paths contain."""
+    """Texts on unfinished points in the paths."""
 
 
 def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> FitData:
     """Collect every model in the paths: .csv files, run directories, or folders of comparisons or sweeps.
 
-    baseline: a group; by default the one that all comparisons call their baseline, if it is a group. Raises UserError
-    if a path is none of these, or a number is missing or has no logarithm.
+    baseline: a group; by default the common baseline of all comparisons, if it is a group. Raises UserError if a path
+    is none of these, or a number is missing or has no logarithm.
     """
-    if twice := [str(path) for path, times in Counter(path.resolve() for path in paths).items() if times > 1]:
-        raise UserError(f"{twice[0]}: is given twice; a model counts once")
+    for path, n_times in Counter(path.resolve() for path in paths).items():
+        if n_times > 1:
+            raise UserError(f"{path}: is given twice; a model counts once")
     tables = [path for path in paths if path.is_file()]
-    found = [row for path in tables for row in _table_points(path, axes)]
+    tabulated = [row for path in tables for row in _table_points(path, axes)]
     measured, baselines, left_out = _measured([path for path in paths if path not in tables], axes)
     groups: dict[str, list[Point]] = {}
-    for group, point in [*found, *measured]:
+    for group, point in [*tabulated, *measured]:
         groups.setdefault(group, []).append(point)
     if not groups:
-        raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
+        raise UserError(f"fit: got no finished model; {'; '.join(left_out)}")
     if baseline is not None:
         check_one_of("--baseline", baseline, groups)
     elif len(baselines) == 1:
         baseline = next((name for name in groups if name in baselines), None)
-    curves = (CurveGroup(name, tuple(sorted(own, key=lambda point: point.x))) for name, own in groups.items())
+    curves = [CurveGroup(name, tuple(sorted(group, key=lambda point: point.x))) for name, group in groups.items()]
     return FitData(axes, tuple(curves), baseline, tuple(left_out))
 
 
 def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
-    """Yield the points of a table with a header, each with its group; empty lines and those that begin with # do not
-    count.
+    """Yield the points of a table with a header, with their groups. Empty lines and comments (#) are skipped.
 
-    Rows that agree in group, x and the column `name`, if there is one, are seeds of one point. Without a column to
-    group by, one curve goes through all. Raises UserError naming the line of a mistake.
+    Rows with equal group, x and `name`, if the table has this column, are seeds of one point. Without a column to group
+    by, all rows are one group. Raises UserError that names the line of a mistake.
     """
     lines = list[tuple[str, list[str]]]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.strip() and not line.startswith("#"):
             try:
                 cells = [cell.strip() for cell in next(csv.reader([line]))]
-            except csv.Error as error:  # a cell is longer than any number or name
+            except csv.Error as error:  # a cell is too long
                 raise UserError(f"{path}: line {number}: cannot be read ({error})") from None
             lines.append((f"line {number}", cells))
     if not lines:
@@ -162,7 +163,7 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
 
 
 def positive(text: str | float, name: str, where: str) -> float:
-    """Return the number. Raises UserError if it is none, or has no logarithm."""
+    """Return the number in a text. Raises UserError if there is none, or it has no logarithm."""
     try:
         value = float(text)
     except ValueError:
@@ -173,7 +174,7 @@ def positive(text: str | float, name: str, where: str) -> float:
 
 
 def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> tuple[str, Point]:
-    """Return the group and the point of a variant. folder: that to which the paths of its runs are relative."""
+    """Return the group and the point of a variant. folder: base of the relative paths of its runs."""
     key = axes.group_by
     values = dict[str, list[float]]()
     for name in (*axes.variables, axes.y):
@@ -192,47 +193,50 @@ def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder
         return str(variant.values[key]), point
     run = RunDir(folder / variant.runs[0])
     if not run.exists:
-        raise UserError(f"{where}: --group-by {key} is only in the run itself, and {run.path} is missing")
+        raise UserError(f"{where}: --group-by {key} is read from the run, and {run.path} is missing")
     return str(_value_at(run, key)), point
 
 
 def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Point]], set[str | None], list[str]]:
-    """Return the points of run directories, comparisons and sweeps, each with its group; the names of their baselines;
-    text on the unfinished points of sweeps. Raises UserError for any other folder."""
+    """Return the points of run directories, comparisons and sweeps with their groups, the names of their baselines, and
+    texts on unfinished points of sweeps. Raises UserError for any other folder."""
     if folders:
         for option, name in zip(("--x", "--x2"), axes.variables):
             check_one_of(option, name, X_QUANTITIES)
         check_one_of("--y", axes.y, LOSSES)
-    points, baselines, left_out = list[tuple[str, Point]](), set[str | None](), list[str]()
-    alike: dict[str, list[RunDir]] = {}
+    points = list[tuple[str, Point]]()
+    baselines = set[str | None]()
+    left_out = list[str]()
+    runs_of_recipe: dict[str, list[RunDir]] = {}
     for path in folders:
         if (path / Outcome.file_name).is_file():
-            found = Outcome.read(path)
-            baselines |= {found.baseline, found.baseline_group}
-            if missing := [f"{point.name} ({point.state})" for point in found.open_points]:
+            outcome = Outcome.read(path)
+            baselines |= {outcome.baseline, outcome.baseline_group}
+            if missing := [f"{point.name} ({point.state})" for point in outcome.open_points]:
                 left_out.append(f"{path} without {', '.join(missing)}")
-            for each in (point for point in found.points if isinstance(point, Variant)):
-                group = (each.group or path.name) if found.axes else each.name
-                points.append(_placed(each, axes, f"{path}: {each.name}", group, path))
+            for variant in outcome.points:
+                if not isinstance(variant, Variant):
+                    continue
+                group = (variant.group or path.name) if outcome.axes else variant.name
+                points.append(_placed(variant, axes, f"{path}: {variant.name}", group, path))
         elif RunDir(path).exists:
             recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
             recipe.get("train", {}).pop("seed", None)
-            alike.setdefault(repr(recipe), []).append(RunDir(path))
+            runs_of_recipe.setdefault(repr(recipe), []).append(RunDir(path))
         else:
             allowed = "a .csv file, a run directory (config.yaml), or a folder with outcome.json"
             raise UserError(f"{path}: is not {allowed}")
-    for runs in alike.values():  # which differ only in the seed
+    for runs in runs_of_recipe.values():  # which differ only in the seed
         first = runs[0].path
-        variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], [*map(_result, runs)]), None)
+        results = list[RunResult]()
+        for run in runs:
+            result = run.result()
+            if result is None:
+                raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
+            results.append(result)
+        variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], results), None)
         points.append(_placed(variant, axes, str(first), "runs", first.resolve().parent))
     return points, baselines - {None}, left_out
-
-
-def _result(run: RunDir) -> RunResult:
-    result = run.result()
-    if result is None:
-        raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
-    return result
 
 
 def _value_at(run: RunDir, key: str) -> Any:
@@ -245,5 +249,5 @@ def _value_at(run: RunDir, key: str) -> Any:
             node = node[part]
         else:
             allowed = nearest_hint(part, node) if isinstance(node, dict) else f"it has no keys here, but {node!r}"
-            raise UserError(f"--group-by: got {key!r}; {run.path}/config.yaml has no {part!r} there; {allowed}")
+            raise UserError(f"--group-by: got {key!r}; {run.path}/config.yaml has no {part!r}; {allowed}")
     return node

@@ -1,8 +1,7 @@
-"""The scheduler: which run of an experiment is trained next, here or on another machine that sees the folder, and the
-time left.
+"""The scheduler: the order of the runs of an experiment on all machines that share its folder, and the time left.
 
-A worker claims a run by the lock that every run folder has. A run that another process holds is left to it; when its
-holder dies the lock is free, and whoever sees it resumes the run from its last checkpoint.
+A worker claims a run by the lock in its folder, and skips runs that other processes hold. The lock of a dead process is
+free: the next worker that finds it resumes the run from its last checkpoint.
 """
 
 import signal
@@ -21,26 +20,26 @@ from widthwise.training.observer import ForwardingObserver, Observer
 
 
 class Eta:
-    """The place of each run among all, and the time left for all, at the mean rate of the steps made here.
+    """The number of each run, and the time left for all runs, at the mean rate of the steps of this worker.
 
     Every step of a model that grows counts as the mean of its steps.
     """
 
     def __init__(self, flops: Mapping[str, float], further: Sequence[float] = ()):
-        """flops: run -> its training FLOPs, in order, done or not. further: of runs that are not known yet."""
+        """flops: run -> training FLOPs, in order, finished or not. further: FLOPs of runs that are not drawn yet."""
         self._flops = dict(flops)
         self._further = list(further)
         self._n_runs = len(flops) + len(further)
         self._shared = 0.0
         self._n_elsewhere = 0
         self.flops_left: dict[str, float] = {}
-        """Run that is trained here -> its remaining FLOPs."""
+        """Run of this worker -> its remaining FLOPs."""
         self.flops_done = 0.0
         self.seconds = 0.0
-        """Time of the steps made here, summed over runs."""
+        """Time of the steps of this worker, summed over runs."""
 
     def add(self, run: str, flops: float) -> None:
-        """Add a run, in place of a further one."""
+        """Add a run, in place of one that was not drawn yet."""
         self._further = self._further[1:]
         self._flops[run] = flops
 
@@ -48,42 +47,42 @@ class Eta:
     def at_work_on(
         self, run: str, flops_per_step: float, observer: Observer, waiting: Iterable[str], elsewhere: Sequence[str]
     ) -> Iterator[Observer]:
-        """Yield the observer of a run that is trained in the block; several runs may be at work at the same time.
+        """Yield the observer of a run that is trained in the block; blocks of several runs may overlap.
 
-        observer: shows this run. waiting: the runs that no worker has begun. elsewhere: those that other workers have
-        claimed, half of which is expected to be done.
+        observer: shows this run. waiting: runs that no worker has begun. elsewhere: runs that other workers have
+        claimed, of which half is expected to be done.
         """
         self._shared = sum(self._flops[name] for name in waiting) + sum(self._flops[name] for name in elsewhere) / 2
         self._n_elsewhere = len(elsewhere)
         self.flops_left[run] = self._flops[run]
-        place = list(self._flops).index(run) + 1
+        number = list(self._flops).index(run) + 1
         try:
-            yield _RunObserver(self, run, flops_per_step, f"run {place} of {self._n_runs}", observer)
+            yield _RunObserver(self, run, flops_per_step, f"run {number} of {self._n_runs}", observer)
         finally:
             del self.flops_left[run]
 
     def seconds_left(self) -> float:
-        """Return the time until the end of all runs, if as many run at a time as now. Needs one finished step."""
+        """Return the time until all runs end, with as many at a time as now. Needs one finished step."""
         n_flops = sum(self.flops_left.values()) + self._shared + sum(self._further)
         n_at_once = len(self.flops_left) + self._n_elsewhere
         return max(*self.flops_left.values(), n_flops / n_at_once) * self.seconds / self.flops_done
 
 
 class _RunObserver(ForwardingObserver):
-    """The observer of one run at work: adds its steps to the rate."""
+    """The observer of one run, which adds its steps to the rate."""
 
-    def __init__(self, eta: Eta, run: str, flops_per_step: float, place: str, observer: Observer):
+    def __init__(self, eta: Eta, run: str, flops_per_step: float, label: str, observer: Observer):
         super().__init__(observer)
         self._eta = eta
         self._run = run
         self._flops_per_step = flops_per_step
-        self._place = place
+        self._label = label
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._step = step
         self._n_steps = n_steps
         self._since = time.monotonic()
-        super().starting(f"{self._place}, {name}", step, n_steps)
+        super().starting(f"{self._label}, {name}", step, n_steps)
 
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
@@ -99,35 +98,35 @@ class _RunObserver(ForwardingObserver):
 
 
 POLL_SECONDS = 1.0
-"""Time between two looks of an idle worker at the runs that others hold."""
+"""Interval at which an idle worker checks the runs that other workers hold."""
 SECONDS_BETWEEN_SIGNALS = 1.0
 
 
 class HeldElsewhere(UserError):
-    """Other workers hold all runs that are left: no mistake, but nothing is left to begin here."""
+    """Other workers hold all remaining runs. This is no mistake, but this worker has nothing to begin."""
 
 
 class RunPolicy:
-    """Decides about the runs of an experiment: by default all are trained, and a failure stops the others."""
+    """The decisions on the runs of an experiment: by default all are trained, and a failure stops the rest."""
 
     @property
     def n_open(self) -> int:
-        """Number of points of a search that have neither finished nor failed, drawn or not."""
+        """Number of points of a search, drawn or not, that have neither finished nor failed."""
         return 0
 
     def draw(self) -> list[Run]:
-        """Return the runs of a further point; none if no point can be drawn here."""
+        """Return the runs of a new point; empty if this worker cannot draw one."""
         return []
 
     def may_begin(self, run: Run) -> bool:
-        """Return False for a run whose point has failed, so that all its runs are dropped."""
+        """Return False for a run whose point has failed; all runs of the point are then dropped."""
         return True
 
     def finished(self, run: Run, is_last: bool) -> None:
-        """Note a finished run. is_last: True if no run of its point remains."""
+        """Record a finished run. is_last: True if no run of its point remains."""
 
     def failed(self, run: Run, error: BaseException) -> None:
-        """Note a failed run, so that its point is dropped. Raises what stops the experiment."""
+        """Record a failed run; its point is then dropped. Raises the error if it stops the experiment."""
         raise error
 
 
@@ -135,7 +134,7 @@ class Schedule:
     """The remaining runs of an experiment, for the jobs of one worker."""
 
     def __init__(self, runs: Iterable[Run], observer: Observer, policy: RunPolicy, further: Sequence[float] = ()):
-        """runs: in the order of training. further: the FLOPs of runs that are not known yet."""
+        """runs: in the order of training. further: FLOPs of runs that are not drawn yet."""
         self.observer = observer
         self._policy = policy
         self._remaining = {run.name: run for run in runs}
@@ -150,20 +149,23 @@ class Schedule:
 
     @property
     def n_held_elsewhere(self) -> int:
-        """Number of runs that other workers held when this one last looked."""
+        """Number of runs that other workers held at the last check."""
         return len(self._held_elsewhere) + self._policy.n_open
 
     @property
     def is_over(self) -> bool:
-        """True if no run remains, here or elsewhere."""
+        """True if no run remains, in any worker."""
         return not self._remaining and self._policy.n_open == 0
 
     def next(self) -> Run | None:
-        """Claim the next run for a job of this worker; None if other workers hold all that remain."""
-        while (run := self._claimed()) is None and (drawn := self._policy.draw()):
-            for further in drawn:
-                self._remaining[further.name] = further
-                self._eta.add(further.name, further.recipe.training_flops)
+        """Claim the next run for a job of this worker; None if other workers hold all remaining runs."""
+        while (run := self._claimed()) is None:
+            drawn = self._policy.draw()
+            if not drawn:
+                return None
+            for new_run in drawn:
+                self._remaining[new_run.name] = new_run
+                self._eta.add(new_run.name, new_run.recipe.training_flops)
         return run
 
     def _claimed(self) -> Run | None:
@@ -182,7 +184,7 @@ class Schedule:
 
     @contextmanager
     def showing(self, run: Run, observer: Observer) -> Iterator[Observer]:
-        """Yield the observer of a run that is trained in the block. observer: of the job that trains it."""
+        """Yield the observer of a run that is trained in the block. observer: of its job."""
         idle = [name for name in self._remaining if name not in {*self._at_work, *self._held_elsewhere}]
         waiting = [name for name in idle if not RunDir(self._remaining[name].path).has_result]
         flops_per_step = run.recipe.training_flops / run.recipe.train.steps
@@ -190,15 +192,16 @@ class Schedule:
             yield shown
 
     def announce_wait(self) -> None:
-        """Report that runs of other workers are waited for, once for each number of runs."""
-        if (n := self.n_held_elsewhere) not in (0, self._n_announced):
+        """Report that this worker waits for runs of other workers, once for each number of runs."""
+        n = self.n_held_elsewhere
+        if n not in (0, self._n_announced):
             self.observer.message(f"waiting for {counted(n, 'run')} of other workers, or to take over")
             self._n_announced = n
 
     def ended(self, run: Run, error: BaseException | None) -> None:
-        """Note the end of a run. Raises what stops the experiment.
+        """Record the end of a run. Raises the error if it stops the experiment.
 
-        A worker that loses the race for a lock comes back to the run later.
+        A worker that loses the race for a lock retries the run later.
         """
         self._at_work.discard(run.name)
         if isinstance(error, RunInUse):
@@ -207,7 +210,7 @@ class Schedule:
             self._policy.failed(run, error)
             self._drop(run.point)
         elif self._remaining.pop(run.name, None) is not None:
-            is_last = not any(other.point == run.point for other in self._remaining.values())
+            is_last = all(remaining.point != run.point for remaining in self._remaining.values())
             self._policy.finished(run, is_last)
 
     def _drop(self, point: str) -> None:
@@ -216,12 +219,12 @@ class Schedule:
 
 
 def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: str, waits: bool = True) -> None:
-    """Train the runs of a schedule, jobs.n at a time; a single one at a time in this process.
+    """Train the runs of a schedule, jobs.n at a time; with one job, in this process.
 
-    waits: wait for the runs that other workers hold, to take them over if those die; else HeldElsewhere is raised if
-    nothing is left to begin. experiment: its kind, for messages. Ctrl-C and SIGTERM stop all runs, each after its
-    current step, with a checkpoint; then Interrupted is raised. The first error that stops the experiment stops the
-    other runs in the same way, and is raised.
+    waits: wait for the runs that other workers hold, to resume them if those workers die; otherwise HeldElsewhere is
+    raised if only these remain. experiment: its kind, for messages. Ctrl-C and SIGTERM stop each run after its current
+    step, with a checkpoint, and raise Interrupted. The first error that stops the experiment stops the other runs in
+    the same way, and is raised.
     """
     with interruption_adds(f"the same command resumes the {experiment}"):
         (_one_at_a_time if jobs.n == 1 else _several_at_a_time)(schedule, group, jobs, waits)
@@ -256,22 +259,22 @@ def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: b
 def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: bool) -> None:
     errors = list[BaseException]()
     with watch_signals(schedule.observer.message) as watch, ExitStack() as ending:
-        processes = [JobProcess(place, jobs, schedule.observer.beside()) for place in range(jobs.n)]
+        processes = [JobProcess(index, jobs, schedule.observer.beside()) for index in range(jobs.n)]
         for process in processes:
             ending.callback(process.end)
         at_work: dict[JobProcess, Run] = {}
-        looks_at = 0.0  # the next time to look for a run, which reads the locks of all
+        next_claim = 0.0  # time of the next search for a run, which reads all locks
         while True:
             stop = signal.SIGTERM if errors else watch.received
             if stop is not None:
                 for process in at_work:
                     process.signal(stop)
-            elif time.monotonic() >= looks_at:
+            elif time.monotonic() >= next_claim:
                 for process in processes:
                     if process in at_work:
                         continue
                     if (run := schedule.next()) is None:
-                        looks_at = time.monotonic() + POLL_SECONDS
+                        next_claim = time.monotonic() + POLL_SECONDS
                         break
                     at_work[process] = run
                     process.begin(
@@ -287,7 +290,8 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                 is_end, error = process.receive()
                 if not is_end:
                     continue
-                run, looks_at = at_work.pop(process), 0.0
+                run = at_work.pop(process)
+                next_claim = 0.0
                 try:
                     if isinstance(error, Interrupted):
                         raise error
@@ -301,9 +305,12 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
 
 
 def _first_cause(errors: Sequence[BaseException]) -> BaseException:
-    """Return the error that stopped the others, or the signal if there was none."""
-    stopped = [error for error in errors if isinstance(error, Interrupted)]
-    if len(stopped) < len(errors):
-        return next(error for error in errors if not isinstance(error, Interrupted))
-    several = f"{len(stopped)} runs stopped, each with a checkpoint"
-    return stopped[0] if len(stopped) == 1 else Interrupted(several, stopped[0].signal_number)
+    """Return the first error that is not Interrupted, or one Interrupted for all runs."""
+    stopped = list[Interrupted]()
+    for error in errors:
+        if not isinstance(error, Interrupted):
+            return error
+        stopped.append(error)
+    if len(stopped) == 1:
+        return stopped[0]
+    return Interrupted(f"{len(stopped)} runs stopped, each with a checkpoint", stopped[0].signal_number)

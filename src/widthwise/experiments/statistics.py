@@ -10,7 +10,7 @@ from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Est
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return Student's t interval of the mean over seeds; one seed gives no interval (None).
+    """Return the mean over seeds with Student's t interval; one seed gives no interval (None).
 
     per_seed: one number per seed.
     """
@@ -19,29 +19,31 @@ def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE) -> Estimate:
-    """Return the mean of differences of losses, or of other sums of them, with Student's t interval.
+    """Return the mean of differences of losses, or of linear combinations of losses, with Student's t interval.
 
-    differences: (n_seeds, n_windows); the same row is the same seed and data order, the same column the same held-out
-    text. The variance of the mean has two parts: that of the means of seeds, and what the means of windows vary beyond
+    differences: (n_seeds, n_windows); a row is one seed and data order, a column one held-out text. The variance of the
+    mean has two parts: the variance between the means of seeds, and the variance between the means of windows without
     their noise, which the first part includes (a two-way layout with random rows and columns). One seed gives no
     interval.
     """
     n_seeds, n_windows = differences.shape
-    of_seeds, of_windows = differences.mean(axis=1), differences.mean(axis=0)
-    seeds, text = mean(of_seeds), mean(of_windows)
+    of_seeds = differences.mean(axis=1)
+    of_windows = differences.mean(axis=0)
+    seeds = mean(of_seeds)
+    text = mean(of_windows)
     noise = np.square(differences - of_seeds[:, None] - of_windows + seeds.value).sum()
     noise /= max((n_seeds - 1) * (n_windows - 1), 1) * differences.size
-    of_text = max(0.0, text.stderr**2 - noise)  # 0 for a single window, the error of which is nan
-    found = _of_parts(seeds.value, [(seeds.stderr**2, seeds.df), (of_text, text.df)])
-    return found.with_interval(confidence).with_changes(per_seed=of_seeds.tolist(), df=found.df)
+    of_text = max(0.0, text.stderr**2 - noise)  # 0 for a single window, whose error is nan
+    combined = _of_parts(seeds.value, [(seeds.stderr**2, seeds.df), (of_text, text.df)])
+    return combined.with_interval(confidence).with_changes(per_seed=of_seeds.tolist(), df=combined.df)
 
 
 def _of_parts(value: float, parts: Sequence[tuple[float, float]]) -> SampleEstimate:
-    """Return a value with the standard error of the sum of independent variances. parts: variance, degrees of freedom.
+    """Return a value with the standard error of a sum of independent variances. parts: variance, degrees of freedom.
 
     The degrees of freedom are the harmonic mean, weighted by variance. Welch and Satterthwaite square the weights,
-    which takes estimated variances for true ones: with three seeds such intervals cover as little as 92 percent
-    (`test_statistics.py`), with these weights 94 to 97.
+    which treats estimated variances as exact: with three seeds their intervals cover as little as 92 percent
+    (`test_statistics.py`), these 94 to 97.
     """
     variance = sum(part for part, _ in parts)
     uncertainty = sum(part / max(df, 1) for part, df in parts)
@@ -51,7 +53,7 @@ def _of_parts(value: float, parts: Sequence[tuple[float, float]]) -> SampleEstim
 def verdict(difference: Estimate) -> Verdict:
     """Return the verdict on a difference of losses.
 
-    "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise "cannot tell".
+    "better" or "worse" if the interval excludes 0; "tie" if it is within TIE_MARGIN of 0; otherwise "cannot tell".
     With fewer than FEWEST_SEEDS seeds, "no verdict".
     """
     if len(difference.per_seed) < FEWEST_SEEDS:

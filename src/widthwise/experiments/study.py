@@ -1,16 +1,18 @@
 """The points of a search, chosen by Optuna.
 
-A study holds a trial for each. Workers in one folder, on one or several machines, choose one after another, under a
-lock, and hold a lock for every trial that they train: a trial whose holder died is taken over with its values. So the
-storage needs no heartbeat, and a file in the folder is enough.
+A study has a trial for each point. Workers that share a folder choose one after another, under a lock, and hold a lock
+for every trial that they train. The trial of a dead worker is resumed with its values. So the storage needs no
+heartbeat, and a file in the folder is enough.
 """
 
 import logging
 import math
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from widthwise.config_io import UserError, require
 from widthwise.experiments.axes import point_name
@@ -24,19 +26,32 @@ if TYPE_CHECKING:
 
 IDENTITY = "identity"
 """User attribute of the study: identity of the search."""
-POINT, REASON = "point", "reason"
-"""User attributes of a trial: name, group and values of its point; why it failed."""
+POINT = "point"
+"""User attribute of a trial: name, group and values of its point."""
+REASON = "reason"
+"""User attribute of a trial: the reason why it failed."""
+PointState = Literal["finished", "failed", "running", "waiting"]
+STATES: dict[str, PointState] = {"COMPLETE": "finished", "FAIL": "failed"}
+"""State of a trial in Optuna -> state of its point. Any other state is "running"; its worker may have died."""
 
 
-STATES = {"COMPLETE": "finished", "FAIL": "failed"}
-"""State of a trial in Optuna -> state of its point; running in any other, as its worker may have died."""
+@dataclass(frozen=True)
+class PointStatus:
+    """The state of one point of a sweep."""
+
+    name: str
+    group: str
+    values: Mapping[str, Any]
+    state: PointState
+    reason: str | None = None
+    """Reason of a failure."""
 
 
 class Study:
     """The study of one search, for one worker."""
 
     def __init__(self, plan: Search, folder: Path):
-        """Raises UserError if the study in the folder is another search's."""
+        """Raises UserError if the folder has the study of another search."""
         self._optuna: Any = require("optuna", "sweep")
         self._optuna.logging.set_verbosity(logging.WARNING)
         self._sampler = plan.sampler
@@ -47,7 +62,7 @@ class Study:
         self._held: dict[str, list[int]] = {}
         """Name of a point that this worker trains -> its trials."""
         self._given_up: dict[int, str] = {}
-        """Trial that this worker could not train, and so keeps from itself -> its reason, which may be mended."""
+        """Trial that this worker could not train, and does not retry -> the reason, which may be temporary."""
         folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             backends = self._optuna.storages.journal
@@ -61,31 +76,34 @@ class Study:
                 path = folder / STUDY_FILE
                 raise UserError(f"{path}: is the study of another search; choose another folder with --out")
 
-    def drawn(self) -> list[dict[str, Any]]:
-        """Return name, group, values, state and reason of the points chosen so far by all workers, in order. The name
-        of one that has none, yet or at all, is "#" and the number of its trial."""
-        found = []
+    def drawn(self) -> list[PointStatus]:
+        """Return the points that all workers have chosen so far, in order. A point without a name is called "#" and the
+        number of its trial."""
+        points = list[PointStatus]()
         for trial in self._trials()[: self._space.n_trials]:
             point = {"name": f"#{trial.number}", "group": "", "values": {}, **trial.user_attrs.get(POINT, {})}
-            state, reason = STATES.get(trial.state.name, "running"), trial.user_attrs.get(REASON)
+            state = STATES.get(trial.state.name, "running")
+            reason = trial.user_attrs.get(REASON)
             if trial.number in self._given_up and state == "running":
-                state, reason = "failed", self._given_up[trial.number]
-            found.append({**point, "state": state, "reason": reason})
-        return found
+                state = "failed"
+                reason = self._given_up[trial.number]
+            points.append(PointStatus(**point, state=state, reason=reason))
+        return points
 
     @property
     def n_open(self) -> int:
         """Number of points that have neither finished nor failed, including those not chosen yet."""
-        return self._space.n_trials - sum(each["state"] != "running" for each in self.drawn())
+        return self._space.n_trials - sum(point.state != "running" for point in self.drawn())
 
     def take(self) -> Point | None:
-        """Claim a point for this worker: one whose worker has died, or else a new one; None if there is none.
+        """Claim a point for this worker: one whose worker has died, otherwise a new one. None if no point remains.
 
-        A point that is impossible, or whose name is too long, fails at once, and the next one is taken.
+        An impossible point, or one whose name is too long, fails at once, and the next is claimed.
         """
         while True:
             with self._locked():
-                if (number := self._next()) is None:
+                number = self._next()
+                if number is None:
                     return None
                 group, values = self._space.draw(self._trial(number))
                 try:
@@ -124,23 +142,24 @@ class Study:
         return self._optuna.Trial(self._study, self._trials()[number]._trial_id)
 
     def _set_sampler(self, number: int) -> None:
-        """Set the sampler of one trial. It depends only on the trial's number and on what has finished before, so that
-        an interrupted search continues as it would have."""
+        """Set the sampler of one trial. It depends only on the number of the trial and on finished trials, so that an
+        interrupted search continues unchanged."""
         samplers = self._optuna.samplers
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             if self._sampler == "random":
                 self._study.sampler = samplers.RandomSampler(seed=number)
-            else:  # constant_liar: points in progress elsewhere count as bad, so that workers avoid them
+            else:  # constant_liar: points of other workers count as bad, so that this worker avoids them
                 self._study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
 
     def finish(self, name: str, loss: float) -> None:
-        """Tell the mean loss of a point that this worker has trained. NaN becomes infinite."""
+        """Report the mean loss of a point that this worker has trained. NaN becomes infinite."""
         for number in self._held.pop(name, []):
             self._tell(number, values=math.inf if math.isnan(loss) else loss)
 
     def fail(self, name: str, reason: str, is_final: bool) -> None:
-        """Tell that this worker could not train a point. is_final: it diverged; else another start tries it again."""
+        """Report that this worker could not train a point. is_final: it diverged; otherwise another start retries
+        it."""
         for number in self._held.pop(name, []):
             if is_final:
                 self._tell_failed(number, reason)
@@ -152,17 +171,17 @@ class Study:
         self._tell(number, state=self._optuna.trial.TrialState.FAIL)
 
     def _tell(self, number: int, **result: Any) -> None:
-        """Tell the end of a trial, and give it up."""
+        """Report the end of a trial, and release it."""
         self._study.tell(number, skip_if_finished=True, **result)
         self._locks.pop(number).release()
 
     def close(self) -> None:
-        """Give up all locks, so that others may take the points that have not finished."""
+        """Release all locks, so that other workers may claim the unfinished points."""
         for lock in self._locks.values():
             lock.release()
 
     def _locked(self) -> "BaseFileLock":
-        """Return the lock under which one worker at a time chooses."""
+        """Return the lock that lets one worker at a time choose."""
         from filelock import FileLock
 
         return FileLock(self._folder / "study.lock")

@@ -1,4 +1,4 @@
-"""The `sweep:` section of a recipe: points given by axes, as a grid or for a sampler to choose from."""
+"""The `sweep:` section of a recipe: axes, and the points on them, in a grid or chosen by a sampler."""
 
 import copy
 import hashlib
@@ -22,7 +22,7 @@ from widthwise.experiments.matching import (
     check_same_windows,
     check_trainable,
     comparable,
-    match_asked,
+    match_with_options,
 )
 from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 STUDY_FILE = "study.log"
 SEED_KEY = "train.seed"
 ASPECT = "aspect"
-"""An axis that is no recipe key: d_model / n_layers of points whose width is solved."""
+"""An axis that is not a recipe key: d_model / n_layers of points whose width is solved."""
 GROUP_PARAMETER = "group"
 """Name, in the study, of the group that a search chose."""
 
 
 class SweepGroup(Config):
-    """Points that share further changes to the recipe."""
+    """Points with common changes to the recipe."""
 
     change: dict[str, Any] = Field(default_factory=dict)
     """Changes to the recipe."""
@@ -66,18 +66,18 @@ class SweepConfig(RungsConfig):
     title: str | None = None
     """Title of the page; default: the name of its folder."""
     baseline: dict[str, Any] | None = None
-    """Changes to the recipe that give the point with which others are compared; {}: the unchanged recipe."""
+    """Changes to the recipe that make the baseline; {}: the unchanged recipe."""
     baseline_name: str = "baseline"
     over: dict[str, Axis] = Field(default_factory=dict)
-    """Recipe key -> its axis. Where `match` adjusts d_model, `aspect` is one too: d_model / n_layers, for which a depth
-    is found."""
+    """Recipe key -> its axis. If `match` adjusts d_model, `aspect` may be an axis too: d_model / n_layers, for which
+    the depth is solved."""
     groups: dict[str, SweepGroup] = Field(default_factory=dict)
     search: SearchConfig | None = None
-    """Chooses points by a sampler; default: a grid of all combinations."""
+    """Sampler that chooses points; default: a grid of all combinations."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
-    """The quantity that every point must match with the baseline, within one percent, and the parts of all points or of
-    a group that are adjusted to that end; default: params if there is a baseline."""
+    """Quantity that every point must match with the baseline within one percent, and the parts of all points, or of a
+    group, adjusted to reach it; default: params if there is a baseline."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":
@@ -85,7 +85,14 @@ class SweepConfig(RungsConfig):
         for name in self.groups:
             check_name("groups", name)
         if self.rungs:
-            self._check_groups_of_rungs()
+            if not self.groups:
+                raise ValueError(
+                    "groups: got none; every group is trained on every rung, and the first is the baseline"
+                )
+            has_group_axes = any(group.over for group in self.groups.values())
+            if self.over or self.search or self.baseline is not None or has_group_axes:
+                raise ValueError("rungs: conflicts with over, search and baseline; the rungs are the only axis")
+            self.matching.check_names(self.groups, next(iter(self.groups)))
             return self
         if not self.groups and not self.over:
             raise ValueError("over: got no key; name what to vary, such as optimizer.lr: [0.002, 0.004], or groups")
@@ -101,20 +108,13 @@ class SweepConfig(RungsConfig):
                 )
             for key, is_solved in (("model.d_model", "d_model" in parts), ("model.n_layers", ASPECT in axes)):
                 if key in axes and is_solved:
-                    raise ValueError(f"{self._where(group)}.{key}: is solved for from the budget; vary another key")
+                    raise ValueError(f"{self._where(group)}.{key}: is solved from the budget; vary another key")
         self.matching.check_names(self.groups)
         if self.baseline is None and self.matching.quantity != "none":
             raise ValueError(
                 f"match: got {self.matching.quantity!r}; nothing can be matched without a baseline (baseline: {{}})"
             )
         return self
-
-    def _check_groups_of_rungs(self) -> None:
-        if not self.groups:
-            raise ValueError("groups: got none; every group is trained on every rung, and the first is the baseline")
-        if self.over or self.search or self.baseline is not None or any(group.over for group in self.groups.values()):
-            raise ValueError("rungs: conflicts with over, search and baseline; the rungs are the only axis")
-        self.matching.check_names(self.groups, next(iter(self.groups)))
 
     @property
     def axes(self) -> dict[str, dict[str, Axis]]:
@@ -137,7 +137,7 @@ class SweepConfig(RungsConfig):
         }
 
     def _where(self, group: str) -> str:
-        """Return the place of a group's axes in the section."""
+        """Return the path of the axes of a group in the section."""
         has_axes = group in self.groups and self.groups[group].over is not None
         return f"groups.{group}.over" if has_axes else "over"
 
@@ -147,16 +147,17 @@ class SweepConfig(RungsConfig):
 
     @property
     def matching(self) -> MatchConfig:
-        """`match`, or what it is where it is not given."""
+        """`match`, or its default."""
         return self.match or MatchConfig(quantity="params" if self.rungs or self.baseline is not None else "none")
 
 
 class SweepSpace:
-    """All points that the axes of a sweep span."""
+    """All points on the axes of a sweep."""
 
     def __init__(self, title: str, config: SweepConfig, data: Mapping[str, Any]):
         """data: the recipe without its sweep section. Raises UserError if the baseline cannot be trained."""
-        self.config, self._data = config, data
+        self.config = config
+        self._data = data
         self.baseline: Point | None = None
         if config.baseline is not None:
             recipe = parse(Recipe, merge(data, config.baseline), f"{title}: sweep.baseline")
@@ -177,35 +178,40 @@ class SweepSpace:
         return self._reference[1]
 
     def grid(self) -> dict[str, Point]:
-        """Return name -> point, the baseline first; for a search only the baseline. Raises UserError for the first
-        impossible point, and if two have the same name or become the same model."""
+        """Return name -> point, the baseline first; for a search only the baseline.
+
+        Raises UserError for the first impossible point, or if two points have the same name or become the same model.
+        """
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
-            if (n := sum(math.prod(map(len, grid.values())) for grid in self.config.grids().values())) > MOST_POINTS:
-                raise UserError(f"sweep: a grid of {n:,} points; must be at most {MOST_POINTS:,}, or add search")
+            n_points = sum(math.prod(map(len, grid.values())) for grid in self.config.grids().values())
+            if n_points > MOST_POINTS:
+                raise UserError(f"sweep: a grid of {n_points:,} points; must be at most {MOST_POINTS:,}, or add search")
             points += [self.point(group, values) for group, values in self.config.combinations()]
-        found: dict[str, Point] = {}
+        by_name = dict[str, Point]()
         for point in points:
-            if point.name in found:
+            if point.name in by_name:
                 raise UserError(f"sweep: two points are named {point.name}; rename a group, or the baseline")
-            found[point.name] = point
-        for one, other in itertools.combinations((point for point in points if point.adjustment is not None), 2):
-            if one.recipe == other.recipe:
-                raise UserError(
-                    f"sweep: {one.name} and {other.name} become the same model ({other.adjustment}); leave one out"
-                )
-        return found
+            by_name[point.name] = point
+        for a, b in itertools.combinations((point for point in points if point.adjustment is not None), 2):
+            if a.recipe == b.recipe:
+                raise UserError(f"sweep: {a.name} and {b.name} become the same model ({b.adjustment}); remove one")
+        return by_name
 
     def point(self, group: str, values: Mapping[str, Any]) -> Point:
         """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
-        name, adjustment = point_name(group, values), None
+        name = point_name(group, values)
+        adjustment = None
         recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
         if self.baseline is None:
             check_trainable(recipe, name)
             check_same_windows(name, recipe, *self._reference)
         else:
-            section, aspect = "sweep, or --match none", values.get(ASPECT)
-            recipe, adjustment = comparable(name, recipe, group, self._reference, self.config.matching, section, aspect)
+            match = self.config.matching
+            advice = "sweep, or --match none"
+            recipe, adjustment = comparable(
+                name, recipe, group, self._reference, match, advice, aspect=values.get(ASPECT)
+            )
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -218,13 +224,15 @@ class SweepSpace:
         """Return the group and values that the sampler chooses for a trial."""
         axes = self.config.axes
         group = trial.suggest_categorical(GROUP_PARAMETER, list(axes)) if len(axes) > 1 else next(iter(axes))
-        # A parameter's name includes the group, because groups may give a key different values.
+        # The name of a parameter includes the group, because groups may have different values of a key.
         names = {key: f"{group}/{key}" if group else key for key in axes[group]}
         return group, {key: axis.drawn(trial, names[key]) for key, axis in axes[group].items()}
 
     def identity(self) -> str:
-        """Return a hash, equal for searches that may share a study: of all that decides what is trained."""
-        config, search, match = self.config, self.config.search, self.config.matching
+        """Return a hash of everything that determines training: equal for searches that may share a study."""
+        config = self.config
+        search = config.search
+        match = config.matching
         assert search is not None
         points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
         described = [points, list(config.seeds), match.quantity, config.axes_as_data()]
@@ -236,7 +244,7 @@ class SweepSpace:
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Sweep):
-    """A sweep whose points but the baseline are drawn by a sampler when it runs."""
+    """A sweep whose points, except the baseline, are drawn by a sampler when it runs."""
 
     storage = STUDY_FILE
     space: SweepSpace
@@ -250,23 +258,25 @@ class Search(Sweep):
         return len(self.points) + self.space.n_trials
 
 
-def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> Sweep:
-    """Return the sweep of a recipe file, every point of a grid checked. Raises UserError.
+def read_sweep(path: Path, overrides: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Sweep:
+    """Return the sweep of a recipe file; every point of a grid is checked. Raises UserError.
 
-    asked: keys that replace the ones of the sweep section, which may then have no such section; `match` and
-    `adjust` replace each its part of what the file says to match.
+    options: keys that replace keys of the sweep section, or the whole section if the file has none; `match` and
+    `adjust` replace the two parts of the section's `match`.
     """
+    options = options or {}
     data = read_recipe(path, overrides)
     if "compare" in data and "sweep" not in data:
-        return _sweep_of_variants(path, overrides, asked or {})
+        return _sweep_of_variants(path, overrides, options)
     if "ladder" in data:
         raise UserError(f"{path}: ladder: {REMOVED['ladder']}")
     section = data.pop("sweep", {})
-    if not section and not asked:
+    if not section and not options:
         raise UserError(f"{path}: has no sweep section; name what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
-    config, title = parse(SweepConfig, _with_options(section, asked or {}), f"{path}: sweep"), recipe_name(path)
+    config = parse(SweepConfig, _with_options(section, options), f"{path}: sweep")
+    title = recipe_name(path)
     about = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
     if config.rungs:
         changes = {name: group.change for name, group in config.groups.items()}
@@ -283,12 +293,12 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     return Search(**about, space=space, sampler=config.search.sampler)
 
 
-def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> Sweep:
-    """Return every variant of a comparison, sized as it is compared, at every value of the axes."""
-    if "over" not in asked or "search" in asked:
+def _sweep_of_variants(path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> Sweep:
+    """Return every variant of a comparison, sized as in the comparison, at every value of the axes."""
+    if "over" not in options or "search" in options:
         raise UserError(f"{path}: has a compare section; `compare` trains it, and --over sweeps its variants on a grid")
-    plan = read_plan(path, overrides, match=asked.get("match"), adjust=asked.get("adjust"))
-    section = {key: asked[key] for key in ("over", "seeds") if key in asked}
+    plan = read_plan(path, overrides, match=options.get("match"), adjust=options.get("adjust"))
+    section = {key: options[key] for key in ("over", "seeds") if key in options}
     config = parse(SweepConfig, {**section, "groups": {name: {} for name in plan.points}}, f"{path}: sweep")
     points = dict[str, Point]()
     for group, values in config.combinations():
@@ -301,24 +311,24 @@ def _sweep_of_variants(path: Path, overrides: Sequence[str], asked: Mapping[str,
     return Sweep(**about, points=points, axes=config.axes_as_data())
 
 
-def _with_options(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _with_options(section: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     groups = section.get("groups")
-    named = groups.values() if isinstance(groups, dict) else []
-    own_axes = [isinstance(group, dict) and "over" in group for group in named]
-    if "over" in asked and own_axes and all(own_axes):
-        raise UserError("--over: every group of the recipe has axes of its own")
-    changed = {**section, **{key: value for key, value in asked.items() if key != "adjust"}}
-    if {"match", "adjust"} & asked.keys():
-        changed["match"] = match_asked(section.get("match"), asked.get("match"), asked.get("adjust"))
-    if asked.get("search") and isinstance(section.get("search"), dict):
-        changed["search"] = section["search"] | asked["search"]
+    group_sections = groups.values() if isinstance(groups, dict) else []
+    have_axes = [isinstance(group, dict) and "over" in group for group in group_sections]
+    if "over" in options and have_axes and all(have_axes):
+        raise UserError("--over: has no effect, because every group of the recipe defines its axes")
+    changed = {**section, **{key: value for key, value in options.items() if key != "adjust"}}
+    if {"match", "adjust"} & options.keys():
+        changed["match"] = match_with_options(section.get("match"), options.get("match"), options.get("adjust"))
+    if options.get("search") and isinstance(section.get("search"), dict):
+        changed["search"] = section["search"] | options["search"]
     return changed
 
 
 def read_axes(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the axes given on the command line, by key, as written in a recipe.
+    """Return the axes of --over by key, as written in a recipe. Raises UserError.
 
-    Each is "optimizer.lr=0.002,0.004", or "optimizer.lr={low: 1e-4, high: 1e-2}". Raises UserError.
+    A text is "optimizer.lr=0.002,0.004", or "optimizer.lr={low: 1e-4, high: 1e-2}".
     """
     axes: dict[str, Any] = {}
     for text in texts:

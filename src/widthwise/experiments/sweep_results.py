@@ -1,4 +1,4 @@
-"""The results of a sweep, a search or a ladder: points that fail are recorded, and the best one is judged."""
+"""The results of a sweep, a search or a ladder: failed points are recorded, and the best point is judged."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from widthwise.experiments.outcome import load_result, windows
 from widthwise.experiments.plan import Ladder, Point, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.statistics import paired_mean, verdict
-from widthwise.experiments.study import Study
+from widthwise.experiments.study import PointState, PointStatus, Study
 from widthwise.experiments.sweep import Search
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.estimate import CONFIDENCE
@@ -26,12 +26,12 @@ from widthwise.training.observer import Observer
 from widthwise.yaml_io import to_yaml
 
 ENDED = ("finished", "failed")
-"""States of a point that is not trained again."""
+"""States of a point that is not trained any more."""
 S = TypeVar("S", bound=Sweep, covariant=True)
 
 
 class SweepResults(Results[S]):
-    """A point of a sweep that fails is recorded with the reason; the record is written after each point."""
+    """The results of a sweep. A failed point is recorded with the reason; the record is written after each point."""
 
     def __init__(self, plan: S, folder: Path, command: str, observer: Observer):
         super().__init__(plan, folder, command, observer)
@@ -39,7 +39,7 @@ class SweepResults(Results[S]):
         """Point that could not be trained -> the reason."""
 
     def may_begin(self, run: Run) -> bool:
-        """Return False for a run that has diverged: it would diverge again. Raises UserError if it is one of another
+        """Return False for a run that has diverged, because it would diverge again. Raises UserError if it has another
         recipe."""
         previous = RunDir(run.path)
         reason = stop_message(previous)
@@ -55,7 +55,7 @@ class SweepResults(Results[S]):
 
     def failed(self, run: Run, error: BaseException) -> None:
         is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, RankLocalError)
-        # A finished run that is refused is one of another recipe, whose result would be taken for this point's.
+        # A refused finished run has another recipe; its result must not count for this point.
         if not is_of_point or RunDir(run.path).has_result:
             raise error
         if run.point not in self.failures:
@@ -64,24 +64,27 @@ class SweepResults(Results[S]):
             self.write()
 
     def _fail(self, point: str, reason: str, is_final: bool) -> None:
-        """Note why a point failed. is_final: it diverged; otherwise another start tries it again."""
+        """Record why a point failed. is_final: it diverged; otherwise another start retries it."""
         self.failures[point] = reason.replace(f"{self.folder}/", "")
 
     def _outcome(self) -> Outcome:
         """Return the record of all points, finished or not."""
         drawn = self._drawn()
-        places = {name: self._place(point) for name, point in self.plan.points.items()}
-        n_ended = sum(place["state"] in ENDED for place in (*places.values(), *drawn))
-        for place in drawn:
-            if not place["name"].startswith("#") or place["state"] == "failed":
-                places.setdefault(place["name"], place)
-        finished = [name for name, place in places.items() if place["state"] == "finished"]
+        listed = [self._status(point) for point in self.plan.points.values()]
+        n_ended = sum(point.state in ENDED for point in (*listed, *drawn))
+        named = [point for point in drawn if not point.name.startswith("#") or point.state == "failed"]
+        by_name = dict[str, PointStatus]()
+        for point in (*listed, *named):
+            by_name.setdefault(point.name, point)
+        finished = [name for name, point in by_name.items() if point.state == "finished"]
         for name in finished:
             self._read(name)
         points = list[Variant | OpenPoint]()
-        for name, place in places.items():
-            is_done = name in finished
-            points.append(self._variant(name, place["group"], place["values"]) if is_done else OpenPoint(**place))
+        for name, point in by_name.items():
+            if point.state == "finished":
+                points.append(self._variant(name, point.group, point.values))
+            else:
+                points.append(OpenPoint(**vars(point)))
         n_failed = sum(point.state == "failed" for point in points)
         study = StudyRecord(
             storage=self.plan.storage,
@@ -93,44 +96,47 @@ class SweepResults(Results[S]):
         )
         return self._record(**self._judgement(points), axes=dict(self.plan.axes), study=study)
 
-    def _drawn(self) -> list[dict[str, Any]]:
-        """Return name, group, values, state and reason of the points that a study has drawn; "#" begins the name of one
-        that has none."""
+    def _drawn(self) -> list[PointStatus]:
+        """Return the points that a study has drawn. "#" begins the name of a point without a name."""
         return []
 
-    def _place(self, point: Point) -> dict[str, Any]:
-        """Return name, group, values, state and reason of a known point."""
+    def _status(self, point: Point) -> PointStatus:
+        """Return the state of a listed point."""
         runs = self._runs_of(point.name)
-        state, reason = "waiting", None
-        # Another worker may have trained what this one could not, or its result may be on the way from its machine.
+        state: PointState = "waiting"
+        reason = None
+        # Another worker may have trained a point that failed here, or its result may arrive from another machine.
         if all(run.has_result for run in runs):
             state = "finished"
         elif point.name in self.failures:
-            state, reason = "failed", self.failures[point.name]
+            state = "failed"
+            reason = self.failures[point.name]
         elif any(run.is_in_use for run in runs):
             state = "running"
-        place = {"name": point.name, "group": point.group, "values": dict(point.values)}
-        return {**place, "state": state, "reason": reason}
+        return PointStatus(point.name, point.group, dict(point.values), state, reason)
 
     def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
         return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
 
     def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
-        """Return the points with verdicts by intervals widened for all of them, as for the best one."""
+        """Return the points with verdicts from intervals widened for their number, as for the best point."""
         compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
         if self.plan.baseline is None or not compared:
             return list(points)
         wide = 1 - (1 - CONFIDENCE) / len(compared)
-        judged = {name: self._difference(name, [name], self.plan.baseline, len(compared), wide) for name in compared}
-        return [
-            point.with_changes(verdict=judged[point.name].verdict) if point.name in judged else point
-            for point in points
-        ]
+        judged = list[Variant | OpenPoint]()
+        for point in points:
+            if point.name in compared:
+                difference = self._difference(point.name, [point.name], self.plan.baseline, len(compared), wide)
+                judged.append(point.with_changes(verdict=difference.verdict))
+            else:
+                judged.append(point)
+        return judged
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
-        """Yield the best point but the baseline, or else the next best, and groups whose points none has selected.
+        """Yield the best point, compared with the baseline, or else with the next best; then the means of groups.
 
-        The best of many is partly the luckiest: its interval is widened for all at once (Bonferroni).
+        The best of many points is partly the luckiest, so its interval is widened for their number (Bonferroni).
         """
         baseline = self.plan.baseline
         finished = [
@@ -140,7 +146,8 @@ class SweepResults(Results[S]):
         rival = ranked[1].name if baseline is None and ranked[1:] else baseline
         if not ranked or rival not in self._trained:
             return
-        best, wide = ranked[0].name, 1 - (1 - CONFIDENCE) / len(ranked)
+        best = ranked[0].name
+        wide = 1 - (1 - CONFIDENCE) / len(ranked)
         if baseline is None:
             yield self._difference(best, [best], rival, 2, CONFIDENCE)
         yield self._difference(best, [best], rival, len(ranked), wide)
@@ -151,11 +158,11 @@ class SweepResults(Results[S]):
 
     @property
     def _averaged_groups(self) -> list[str]:
-        """Groups whose mean is compared with the baseline: none without a baseline."""
+        """Groups whose mean is compared with the baseline; empty without a baseline."""
         return [group for group in self.plan.axes if group and self.plan.baseline]
 
     def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
-        """Return the mean of points minus a rival, over n_points that were looked at or averaged."""
+        """Return the mean of points minus a rival. n_points: number of points that were compared or averaged."""
         mean = np.mean([windows(self._trained[name].results) for name in names], axis=0)
         difference = paired_mean(mean - windows(self._trained[rival].results), confidence)
         judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
@@ -163,14 +170,14 @@ class SweepResults(Results[S]):
 
 
 class LadderResults(SweepResults[Ladder]):
-    """No size of a ladder is the best of many."""
+    """The results of a ladder, of which no size is selected as the best."""
 
     def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
         return {"points": points, "baseline_group": self.plan.baseline_group}
 
 
 class SearchResults(SweepResults[Search]):
-    """A study draws points as there is room for them, and records the loss of each."""
+    """The results of a search. Its study draws points for free workers, and records the loss of each point."""
 
     def __enter__(self) -> Self:
         self._study = Study(self.plan, self.folder)
@@ -193,7 +200,7 @@ class SearchResults(SweepResults[Search]):
 
     def finished(self, run: Run, is_last: bool) -> None:
         if is_last:
-            losses = [finite(load_result(each).val_loss) for each in self._runs_of(run.point)]
+            losses = [finite(load_result(folder).val_loss) for folder in self._runs_of(run.point)]
             self._study.finish(run.point, sum(losses) / len(losses))
         super().finished(run, is_last)
 
@@ -201,10 +208,10 @@ class SearchResults(SweepResults[Search]):
         super()._fail(point, reason, is_final)
         self._study.fail(point, self.failures[point], is_final)
 
-    def _drawn(self) -> list[dict[str, Any]]:
+    def _drawn(self) -> list[PointStatus]:
         return self._study.drawn()
 
     @property
     def _averaged_groups(self) -> list[str]:
-        """None: the sampler has selected the points."""
+        """Empty, because the sampler has selected the points."""
         return []
