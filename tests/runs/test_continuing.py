@@ -80,7 +80,7 @@ def test_the_step_of_a_continuation_is_that_of_the_checkpoint_it_loads(finished,
     run = unfinished_copy(finished, tmp_path / "run", 7)
     (run / "checkpoints" / "step_00000007" / "model.safetensors").write_bytes(b"damaged")
     notes = resume(run, overrides=["train.keep_last=2"]).notes
-    assert [note for note in notes if "went on from step 6 instead" in note]
+    assert [note for note in notes if "resumed from step 6 instead" in note]
     assert [note for note in notes if note.startswith("resumed after step 6 with ")]
     assert RunDir(run).continuations()[0].after_step == 6
 

@@ -90,7 +90,7 @@ def test_a_changed_seal_of_the_newest_checkpoint_costs_that_checkpoint_and_no_mo
     notes = resume(run).notes
     assert notes == [
         "checkpoint step_00000007 is damaged (manifest.json: seal: was changed after it was written; "
-        "undo that, or repeat the command that wrote it); went on from step 6 instead"
+        "undo that, or repeat the command that wrote it); resumed from step 6 instead"
     ]
     assert outcome(run)["model"] == outcome(finished)["model"]
 
@@ -142,7 +142,7 @@ def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_pa
     notes = RunDir(run).result()["notes"]
     assert "step_00000007 is damaged (optimizer.safetensors" in notes[0]
     assert "step_00000006 is damaged (manifest.json" in notes[1]
-    assert all("went on from step 5" in note for note in notes)
+    assert all("resumed from step 5" in note for note in notes)
     assert listener.messages[:2] == notes
     assert checkpoint_folder.find_damage(run / "checkpoints" / "step_00000007") is None
     bare = unfinished_copy(finished, tmp_path / "bare", 2)
