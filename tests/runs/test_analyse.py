@@ -116,7 +116,7 @@ def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_t
         {**definition["added_tokens"][0], "id": 280, "content": "<further>", "special": False}
     )
     path.write_text(json.dumps(definition))
-    assert "tokenizer.json: has 281 tokens; the model knows 280" in refusal(analyse, pair)
+    assert "tokenizer.json: has 281 tokens; the model has 280" in refusal(analyse, pair)
     path.unlink()
     assert "hf: has no tokenizer.json" in refusal(analyse, pair)
 

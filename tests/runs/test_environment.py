@@ -53,7 +53,7 @@ def test_commit_of_a_repository_that_merely_contains_the_package_is_not_reported
 
 
 def test_it_is_what_all_did_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = Clocks(busy=1000.0, own=7.0, wall=50.0), Clocks(busy=1024.0, own=22.0, wall=60.0)
+    clocks = Clocks(busy=1000.0, process=7.0, wall=50.0), Clocks(busy=1024.0, process=22.0, wall=60.0)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert share_of_others(*clocks) == pytest.approx((24 - 15) / 10 / 3)
 

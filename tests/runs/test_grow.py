@@ -87,11 +87,11 @@ def test_what_the_optimizer_forgets(source: RunCheckpoint, tmp_path: Path) -> No
 def test_a_larger_batch_goes_on_behind_the_windows_seen_and_other_data_begin_anew(source, tmp_path: Path) -> None:
     found = grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6")
     assert state_json(tmp_path / "grown")["loader"]["step"] == 4  # 5 batches of 4 are 20 windows, and 3 of 6 are 18
-    assert not any("anew" in note for note in found["notes"])
+    assert not any("restarted" in note for note in found["notes"])
     assert resume(tmp_path / "grown")["steps"] == 9
     other = grown(source, tmp_path / "other", *WIDER, "train.seed=4")
     assert state_json(tmp_path / "other")["loader"]["step"] == 0
-    assert "data begin anew: other seed than before" in other["notes"]
+    assert "data restarted from the beginning: seed changed" in other["notes"]
 
 
 def test_constants_that_stay_are_named_and_change_where_that_is_allowed(source, tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_a_model_that_would_not_compute_the_same_is_not_written(source, tmp_path
 def test_what_cannot_be_is_refused_before_anything_is_written(source: RunCheckpoint, tmp_path: Path) -> None:
     for override, message in (
         ("model.layers.1.ffn.d_ff=3", "growth takes nothing away"),
-        ("model.n_layers=5", "has every layer written out"),
+        ("model.n_layers=5", "has explicit layers and no rule"),
         ("train.n_layers=5", "train.n_layers: unknown key"),
-        ("train.steps=4", f"train.steps: got 4; {source.run.path} has made 5 steps already"),
+        ("train.steps=4", f"train.steps: got 4; must be at least 5, the steps that {source.run.path} has made"),
         ("model.vocab_size=300", "vocab_size: got 300 where it was 257"),
         ("growth=[{at_step: 3, model: {d_model: 32}}]", "growth.0"),
         (
             "growth=[{at_step: 5, model: {}}]",
-            f"growth.0: comes before step 5, which {source.run.path} has reached already",
+            f"growth.0: at_step must be above 5, the step that {source.run.path} has reached",
         ),
     ):
         assert message in refusal(grown, source, tmp_path / "grown", *WIDER, override)

@@ -41,7 +41,7 @@ def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_p
     listener = Listener()
     resume(run, listener)
     assert outcome(run) == outcome(finished)
-    assert listener.messages == [f"{run}: going on after step {step} of 9"]
+    assert listener.messages == [f"{run}: resuming after step {step} of 9"]
     assert RunDir(run).result()["notes"] == []
 
 
@@ -150,7 +150,7 @@ def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_pa
         damage(path / "model.safetensors")
     resume(bare, listener)
     assert outcome(bare) == outcome(finished)
-    assert listener.messages[-1] == f"{bare}: going on after step 0 of 9"
+    assert listener.messages[-1] == f"{bare}: resuming after step 0 of 9"
 
 
 def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path):

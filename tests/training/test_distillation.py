@@ -121,7 +121,7 @@ def test_what_is_no_teacher_is_refused(finished: Path, tmp_path: Path) -> None:
     assert "nowhere: is not a run directory" in refusal(student, tmp_path / "nowhere")
     for recipe, message in (
         (student(finished, "model.vocab_size=400"), " has vocab_size 257; must be model.vocab_size = 4"),
-        (student(finished, "data.tokenizer=bpe-257"), "data.tokenizer: got bpe-257; must be that of the model"),
+        (student(finished, "data.tokenizer=bpe-257"), "data.tokenizer: got bpe-257; must be the model's"),
         (student(bare), "no checkpoint to load (nothing was saved yet)"),
         # States of layers that nothing relates to those of the model.
         (student(finished, "train.distill.layers=last"), "layers: got last; the model has 8 coordinates"),
@@ -143,7 +143,7 @@ def test_a_teacher_that_was_trained_on_is_refused_by_a_resume(finished: Path, tm
     train(student(teacher), tmp_path / "whole")
     run = unfinished_copy(tmp_path / "whole", tmp_path / "run", 4)
     resume(teacher)
-    assert "train.distill.teacher: was at step 5 when the run was begun; is at step 9" in refusal(resume, run)
+    assert "train.distill.teacher: is at step 9; must be at step 5" in refusal(resume, run)
 
 
 def coordinates(stream: Any, d_model: int) -> Tensor:

@@ -42,16 +42,7 @@ from widthwise.data.shards import (
     token_dtype,
 )
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import (
-    FileRecord,
-    file_sha256,
-    fsync_file,
-    fsync_folder,
-    is_at,
-    read_json,
-    reading,
-    writing,
-)
+from widthwise.files import FileRecord, file_sha256, fsync_file, fsync_folder, is_at, read_json, reading, writing
 from widthwise.records.record import SealedFile
 
 CHECKED_TOKENS_AT_ONCE = 2**24
