@@ -71,7 +71,7 @@ class TestParse:
         assert "did you mean 'name'?" in refusal(parse, Item, {"nmae": "a"})
         assert refusal(parse, Box, {"size": "a", "text": 1, "is_open": 3}).endswith("(and 2 more mistakes)")
         many = {"by_number": {str(i): 1 for i in range(30_000)}}  # in time that is not the square of their number
-        assert refusal(parse, Box, many).endswith("(and 29999 more mistakes)")
+        assert refusal(parse, Box, many).endswith("(and 29,999 more mistakes)")
 
     @pytest.mark.parametrize("config_class", [Item, ModelTemplate, ModelConfig])
     def test_what_is_no_mapping_is_refused(self, config_class):

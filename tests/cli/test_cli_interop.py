@@ -346,7 +346,7 @@ def test_a_pretrained_model_begins_ends_and_spaces_its_texts_as_transformers_doe
                 (row,) = answer("generate", path, *arguments)["continuations"]
                 assert row["prompt"] + row["continuation"] == whole
     _, error = succeeds("generate", "run", "--prompt", "ab", *TWO_TOKENS)
-    assert error == "texts begin with <s>, as the model's tokenizer has it; --no-bos leaves it out\n"
+    assert error == "texts begin with <s>, as in the model's tokenizer; --no-bos omits it\n"
     whole = _greedy(chat_model, theirs("ab")["input_ids"], 12)[-12:]
     generation = chat_model / "generation_config.json"
     generation.write_text(json.dumps({"eos_token_id": [2, whole[5]]}))

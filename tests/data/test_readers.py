@@ -119,7 +119,7 @@ BROKEN = {
     "plain.jsonl.zst": (jsonl(TEXTS), "cannot be read"),
     "plain.parquet": (jsonl(TEXTS), "cannot be read"),
     "{braces}.txt": (b"fine\n\xff", "line 2: is not UTF-8 text"),
-    "picture.png": (b"", "cannot tell its format; expected names ending in .txt"),
+    "picture.png": (b"", "unknown format; expected names ending in .txt"),
 }
 
 

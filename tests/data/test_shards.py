@@ -59,7 +59,7 @@ def test_an_index_is_read_only_if_its_header_and_size_agree(tmp_path):
     write(tmp_path / "x", [[1]])
     header = (tmp_path / "x.idx").read_bytes()[:34]
     tracemalloc.start()
-    for beginning, message in ((b"X" * 34, "wrong magic"), (header, "has 3221225472 bytes where its header asks for")):
+    for beginning, message in ((b"X" * 34, "wrong magic"), (header, "has 3221225472 bytes where its header requires")):
         with open(tmp_path / "x.idx", "wb") as file:
             file.write(beginning)
             file.truncate(3 * 2**30)  # sparse
@@ -89,14 +89,14 @@ def damage(content: bytes, at: int, value: bytes) -> bytes:
 
 # Offsets for two documents: header 34 bytes, lengths at 34, byte offsets at 42, document indices at 58.
 DAMAGED = {
-    "bin_cut_short": ("x.bin", lambda content: content[:-2], "has 6 bytes where its index asks for 8"),
-    "bin_too_long": ("x.bin", lambda content: content + b"\0\0", "has 10 bytes where its index asks for 8"),
+    "bin_cut_short": ("x.bin", lambda content: content[:-2], "has 6 bytes where its index requires 8"),
+    "bin_too_long": ("x.bin", lambda content: content + b"\0\0", "has 10 bytes where its index requires 8"),
     "idx_empty": ("x.idx", lambda content: b"", "wrong magic"),
     "idx_magic": ("x.idx", lambda content: b"X" + content[1:], "wrong magic"),
     "idx_version": ("x.idx", lambda content: damage(content, 9, b"\x02"), "version 2"),
     "idx_dtype": ("x.idx", lambda content: damage(content, 17, b"\x63"), "dtype code 99"),
-    "idx_cut_short": ("x.idx", lambda content: content[:-1], "where its header asks for"),
-    "idx_absurd_count": ("x.idx", lambda content: damage(content, 18, b"\xff" * 8), "where its header asks for"),
+    "idx_cut_short": ("x.idx", lambda content: content[:-1], "where its header requires"),
+    "idx_absurd_count": ("x.idx", lambda content: damage(content, 18, b"\xff" * 8), "where its header requires"),
     "negative_length": ("x.idx", lambda content: damage(content, 34, b"\xff" * 4), "do not follow one another"),
     "pointer_out_of_range": ("x.idx", lambda content: damage(content, 50, b"\xff\xff"), "do not follow one another"),
     "document_out_of_range": ("x.idx", lambda content: damage(content, 74, b"\x09"), "boundaries are out of range"),

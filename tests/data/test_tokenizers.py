@@ -254,7 +254,7 @@ def test_a_vocabulary_is_its_tokens_merges_and_end_of_text_however_the_file_says
 
 def test_tiktoken_encodings_that_are_unknown_or_not_on_this_machine_are_refused(monkeypatch):
     tiktoken = pytest.importorskip("tiktoken")
-    with pytest.raises(UserError, match=r"known: .*cl100k_base"):
+    with pytest.raises(UserError, match=r"allowed: .*cl100k_base"):
         TiktokenTokenizer("nothing")
     monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=ConnectionError("no network")))
     with pytest.raises(UserError, match="set TIKTOKEN_CACHE_DIR"):
