@@ -53,8 +53,8 @@ def refusing(what: str, *errors: type[Exception]) -> Iterator[None]:
     except UserError:
         raise
     except errors as error:
-        message = " ".join(str(error).split())  # messages of libraries may have several lines
-        reason = getattr(error, "strerror", None) or message or type(error).__name__
+        # Messages of libraries may have several lines.
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{what} ({reason})") from None
 
 

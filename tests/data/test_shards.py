@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names, token_dtype
+from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names
 
 UINT16, INT32 = np.dtype("<u2"), np.dtype("<i4")
 
@@ -78,11 +78,6 @@ def test_documents_of_several_sequences_are_read(tmp_path):
     assert [tokens.document(index).tolist() for index in range(2)] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_dtype_is_megatrons_choice():
-    dtypes = [token_dtype(vocab_size) for vocab_size in (257, 65_499, 65_500, 100_258)]
-    assert dtypes == [UINT16, UINT16, INT32, INT32]
-
-
 def damage(content: bytes, at: int, value: bytes) -> bytes:
     return content[:at] + value + content[at + len(value) :]
 
@@ -142,12 +137,6 @@ def test_a_file_that_cannot_grow_is_refused_and_leaves_nothing(tmp_path, n_docum
     assert said.startswith(f"{tmp_path / 'x'}")
     assert "cannot be written (File too large)" in said
     assert os.listdir(tmp_path) == []
-
-
-def test_fingerprint_tells_files_of_other_documents_apart(tmp_path):
-    first, second = write(tmp_path / "x", [[1], [2, 3]]), write(tmp_path / "y", [[1, 2], [3]])
-    assert first.fingerprint != second.fingerprint
-    assert first.fingerprint == TokenFile(tmp_path / "x").fingerprint
 
 
 @settings(max_examples=30)

@@ -75,15 +75,6 @@ def test_a_grown_run_trains_on_where_the_old_one_stood_with_its_weights_and_mome
     assert run.metrics()[: len(earlier) + 1] == [*earlier, last]
 
 
-def test_what_the_optimizer_forgets(source: RunCheckpoint, tmp_path: Path) -> None:
-    name, n_old = "layers.1.ffn.w_gate.weight", source.model.layers[1].ffn.hidden_widths[0]
-    grown(source, tmp_path / "new", *WIDER, reset="new")
-    assert (tensors(tmp_path / "new", "optimizer")[f"{name}.exp_avg_sq"][n_old:] == 0).all()
-    grown(source, tmp_path / "all", *WIDER, reset="all")
-    assert tensors(tmp_path / "all", "optimizer") == {}
-    assert resume(tmp_path / "all")["steps"] == 9
-
-
 def test_a_larger_batch_goes_on_behind_the_windows_seen_and_other_data_begin_anew(source, tmp_path: Path) -> None:
     found = grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6")
     assert state_json(tmp_path / "grown")["loader"]["step"] == 4  # 5 batches of 4 are 20 windows, and 3 of 6 are 18
@@ -141,16 +132,6 @@ def test_a_tied_model_gets_a_virtual_width_with_the_embedding_that_the_changes_n
     found = wanted_recipe(source, None, ["model.residual.embedding=pad"], wider).explicit_model.residual
     assert (found.kind, found.embedding, found.stream_width) == ("hyper_connections", "pad", 1.5 * source.model.d_model)
     assert "embedding: " in refusal(wanted_recipe, source, None, [], wider)
-
-
-def test_a_folder_that_holds_something_is_left_alone(source: RunCheckpoint, tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine").write_text("mine")
-    assert "full: exists already; choose another folder" in refusal(grown, source, tmp_path / "full", *WIDER)
-    assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
-    (tmp_path / "empty").mkdir()
-    grown(source, tmp_path / "empty", *WIDER)
-    assert RunDir(tmp_path / "empty").exists
 
 
 def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source: RunCheckpoint, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from boxes import refusal
 from safetensors.torch import load_file
 from tiny_runs import tiny_recipe
 
-from widthwise.data.config import open_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
 from widthwise.model.generate import SamplingConfig, generate
@@ -135,9 +134,3 @@ def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None
     ):
         assert message in refusal(shrink_run, source, tmp_path / "out", ShrinkOptions(flops=0.7), changes, step=step)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_tokenizer_of_the_folder_prepares_the_data(folders: dict[str, Path], tmp_path: Path) -> None:
-    shrink_run(folders["fp32"], tmp_path / "small", ShrinkOptions(flops=0.9, calibration_batches=1, multiple=4), FP32)
-    data = saved_recipe(RunDir(tmp_path / "small")).data
-    assert data.tokenizer == f"{folders['fp32'] / 'tokenizer.json'}#{open_data(data).tokenizer.eos}"

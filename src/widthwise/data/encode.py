@@ -50,8 +50,7 @@ def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> E
     for ids in documents:
         ids.append(tokenizer.eos_id)
     lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-    dtype = token_dtype(tokenizer.vocab_size)
-    tokens = np.fromiter(chain.from_iterable(documents), dtype=dtype, count=lengths.sum())
+    tokens = np.fromiter(chain.from_iterable(documents), dtype=token_dtype(tokenizer.vocab_size), count=lengths.sum())
     return EncodedBatch([entry for _, entry in batch], tokens, lengths)
 
 

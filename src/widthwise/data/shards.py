@@ -100,8 +100,7 @@ class ShardWriter:
             lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
             header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], len(lengths), len(lengths) + 1)
             offsets = _starts(lengths)[:-1] * self.dtype.itemsize
-            documents = np.arange(len(lengths) + 1)
-            arrays = (lengths.astype("<i4"), offsets.astype("<i8"), documents.astype("<i8"))
+            arrays = (lengths.astype("<i4"), offsets.astype("<i8"), np.arange(len(lengths) + 1).astype("<i8"))
             self._temporary_idx.write_bytes(header + b"".join(array.tobytes() for array in arrays))
             fsync_file(self._temporary_idx)
             os.replace(self._temporary_bin, bin_path(self.prefix))

@@ -65,10 +65,9 @@ class Excerpt:
     def tokens(self, tokenizer: Tokenizer, prefix: Path) -> TokenFile:
         """Tokenise the excerpt into `prefix.bin` and `prefix.idx`, with an end-of-text token after whole documents."""
         with reading(self.path), open(self.path, encoding="utf-8") as file:
-            documents = map(json.loads, file)
             tokens = (
                 tokenizer.encode(document["text"]) + ([tokenizer.eos_id] if document["is_whole"] else [])
-                for document in documents
+                for document in map(json.loads, file)
             )
             return write_tokens(prefix, tokenizer.vocab_size, tokens)
 

@@ -106,8 +106,7 @@ def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, 
     n_tokens = data.held_out.n_tokens
     if max_tokens is not None:
         n_tokens = min(n_tokens, max_tokens + 1)
-    tokens = data.held_out.tokens(0, n_tokens)
-    return score_stream(scorer, tokens, stride, str(data.path), data.bytes_per_token_byte)
+    return score_stream(scorer, data.held_out.tokens(0, n_tokens), stride, str(data.path), data.bytes_per_token_byte)
 
 
 def _begin(name: str, message: str, scorer: Scorer, observer: Observer) -> None:

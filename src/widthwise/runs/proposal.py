@@ -102,8 +102,7 @@ def propose(request: Request, family: Family) -> Proposal:
             break
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
     pass_of = Planner(recipe, request.n_devices).setup(device, kind).micro_batch_size or 1
-    changes = {"activation_checkpointing": kind, "micro_batch_size": pass_of}
-    recipe, data = family.recipe(size, n_tokens, changes)
+    recipe, data = family.recipe(size, n_tokens, {"activation_checkpointing": kind, "micro_batch_size": pass_of})
     if not family.has_data and data_epochs(recipe) > MOST_EPOCHS:
         data["data"] = {"path": PATH_TO_FILL_IN, "tokenizer": data["data"]["tokenizer"]}
         recipe = parse(Recipe, data, "proposal")

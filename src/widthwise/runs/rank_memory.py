@@ -70,8 +70,7 @@ class Layout:
         if n_devices < 1:
             raise UserError(f"--devices: got {n_devices}; must be at least 1")
         batch_size = train.rows_of_process(n_devices)
-        micro_batch_size = min(train.sequences_per_pass, batch_size)
-        return cls(n_devices, train.shards, batch_size, micro_batch_size, train.n_passes)
+        return cls(n_devices, train.shards, batch_size, min(train.sequences_per_pass, batch_size), train.n_passes)
 
     @property
     def n_replicas(self) -> int:
@@ -248,8 +247,7 @@ class ShardedModel:
         and optimizer state and writes weights and optimizer state.
         """
         held = self.block_entries(layout.n_shards)
-        n_without = self._hidden_entries(layout.n_shards)
-        return FP32_BYTES * (layout.n_passes * 4 * self.n_params + 7 * held - 2 * n_without)
+        return FP32_BYTES * (layout.n_passes * 4 * self.n_params + 7 * held - 2 * self._hidden_entries(layout.n_shards))
 
     def traffic(self, layout: Layout, train: TrainConfig | None = None) -> StepTraffic:
         """Return the bytes that a process sends in a step. train: may name a teacher, whose layers every pass gathers.
@@ -308,5 +306,4 @@ def number_bytes(train: TrainConfig) -> int:
 
 def memory_on_cpu(recipe: Recipe) -> RankMemory:
     """Return the memory of a recipe's last model in one process on a CPU, without libraries."""
-    sharded = ShardedModel.of(recipe, "cpu")
-    return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+    return ShardedModel.of(recipe, "cpu").memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))

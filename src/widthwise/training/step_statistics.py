@@ -85,10 +85,9 @@ def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
 
 def dead_scores(record: dict[str, Any]) -> list[str]:
     """Return a warning for each layer of a training record whose width score has no gradient."""
-    norms = record.get("score_grad_norm", [])
     return [
         f"layer {number}: the gradient of its width score is 0, so training does not move its widths"
-        for number, norm in enumerate(norms, start=1)
+        for number, norm in enumerate(record.get("score_grad_norm", []), start=1)
         if norm == 0
     ]
 

@@ -154,8 +154,7 @@ class TrainState:
 
         Called by all processes that share the model, between two steps.
         """
-        choices = choice_record(self.model, outcome.choices)
-        return {**outcome.mtp_losses.record(), **choices, **self.objective.record()}
+        return {**outcome.mtp_losses.record(), **choice_record(self.model, outcome.choices), **self.objective.record()}
 
     def set_progress(self, step: int) -> None:
         """Set the progress of training in the model, from 0 to 1."""
