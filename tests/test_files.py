@@ -27,12 +27,6 @@ from widthwise.files import (
 
 
 class TestWriteAtomic:
-    def test_writes_text_and_bytes_and_makes_folders(self, tmp_path):
-        write_atomic(tmp_path / "a" / "b" / "text", "é\n")
-        write_atomic(tmp_path / "bytes", b"\x00\xff")
-        assert (tmp_path / "a" / "b" / "text").read_bytes() == "é\n".encode()
-        assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
-
     @pytest.mark.parametrize(
         ("call", "error", "seen"),
         [

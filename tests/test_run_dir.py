@@ -133,12 +133,6 @@ def test_a_run_is_held_by_one_process_until_it_ends_or_is_killed(tmp_path, is_ki
         assert (tmp_path / "holder").read_text() == str(os.getpid())
 
 
-def test_a_run_that_is_a_file_cannot_be_held(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match="run"), RunDir(tmp_path / "run").locked():
-        pass
-
-
 def test_a_divergence_comes_whole_from_another_process():
     found = pickle.loads(pickle.dumps(RunDiverged("runs/a: stopped at step 7", 7)))
     assert (str(found), found.step) == ("runs/a: stopped at step 7", 7)
@@ -160,15 +154,6 @@ def test_a_torn_last_line_is_left_out_and_rewinding_mends_the_file(metrics, n_by
     metrics.rewind(2)
     metrics.append(RECORDS[2:])
     assert metrics.records() == RECORDS
-
-
-def test_rewinding_drops_what_came_after_the_step(metrics):
-    metrics.rewind(0)
-    assert metrics.records() == []
-    metrics.append(RECORDS)
-    for step in (4, 3, 1, 0):
-        metrics.rewind(step)
-        assert metrics.records() == RECORDS[:step]
 
 
 def test_a_line_that_is_no_record_is_named(metrics):

@@ -4,9 +4,9 @@ from widthwise.cli.signals import leave_at_once
 
 
 def main() -> None:
-    """Runs a verb; Ctrl-C ends with one line from the first moment to the last."""
+    """Run a verb; Ctrl-C prints one line at any time."""
     leave_at_once()
-    from widthwise.cli.main import main as run_verb  # takes a while
+    from widthwise.cli.main import main as run_verb  # slow to import
 
     try:
         run_verb()

@@ -1,7 +1,7 @@
-"""Plain data on one side, frozen pydantic objects on the other.
+"""Conversion between plain data and frozen pydantic objects.
 
-`parse` turns data into a config object or raises a `UserError` that names the path, the value and what is allowed;
-`to_data` turns it back.
+`parse` turns data into a config object or raises a `UserError` with the path, the value and what is allowed; `to_data`
+is its inverse.
 """
 
 import ast
@@ -54,13 +54,13 @@ def refusing(what: str, *errors: type[Exception]) -> Iterator[None]:
     except UserError:
         raise
     except errors as error:
-        message = " ".join(str(error).split())  # messages of libraries may have several lines
-        reason = getattr(error, "strerror", None) or message or type(error).__name__
+        # Messages of libraries may have several lines.
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{what} ({reason})") from None
 
 
 class Config(pydantic.BaseModel):
-    """Base of every config: frozen, strict, closed. Unknown keys are refused with the nearest valid name."""
+    """Base class of configs: frozen and strict. Unknown keys are refused with the nearest valid name."""
 
     model_config = pydantic.ConfigDict(
         frozen=True,
@@ -156,9 +156,10 @@ def _of_default_kind(name: str, default: Any, value: Any) -> Any:
     if "kind" not in fields:
         return value
     kind = fields["kind"].default
-    if unknown := [str(key) for key in value if key not in fields]:
-        hint = f"without a kind the section is of kind {kind}; {nearest_hint(unknown[0], fields)}"
-        raise _unknown_key(f"{name}.{unknown[0]}", hint)
+    for key in value:
+        if key not in fields:
+            hint = f"without a kind the section is of kind {kind}; {nearest_hint(str(key), fields)}"
+            raise _unknown_key(f"{name}.{key}", hint)
     return {"kind": kind, **value}
 
 

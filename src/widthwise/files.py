@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, read with errors that name them, known again by their checksum."""
+"""Files on disk: atomic writing, reading with errors that name the file, and checksums."""
 
 import hashlib
 import json
@@ -19,11 +19,12 @@ from widthwise.config_io import Config, UserError, refusing
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
-MAX_POINTER_BYTES, LFS_POINTER = 1024, b"version https://git-lfs"
-"""Size and beginning of the text that Git LFS has in place of a file."""
+MAX_POINTER_BYTES = 1024
+LFS_POINTER = b"version https://git-lfs"
+"""First bytes of a pointer of Git LFS, a small text in place of a file."""
 HASHED_BYTES_AT_ONCE = 2**22
 HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
-"""This host, part of the name of a process: machines and containers that share a folder number their own."""
+"""Name of this host in temporary names, because process numbers of machines that share a folder may coincide."""
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def check_plain_file(path: Path, most: int | None = None) -> None:
         raise UserError(f"{path}: has {n_bytes:,} bytes; allowed: up to {most:,}")
     if n_bytes > MAX_POINTER_BYTES:
         return
-    with refusing(f"{path}: cannot be read", OSError), open(path, "rb", buffering=0, opener=_without_waiting) as file:
+    with refusing(f"{path}: cannot be read", OSError), open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
         beginning = file.read(len(LFS_POINTER))
         n_bytes = os.fstat(file.fileno()).st_size  # it may have grown
     if beginning != b"" and n_bytes == 0:
@@ -57,7 +58,7 @@ def check_plain_file(path: Path, most: int | None = None) -> None:
         raise UserError(f"{path}: is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it")
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -156,9 +157,9 @@ class Leftover(NamedTuple):
 
     path: Path
     name: str
-    """The name that it was to get."""
+    """The final name of the file."""
     is_ours: bool
-    """True if it was written on this host, so that its process has certainly ended."""
+    """True for a file of this host, whose process has certainly ended."""
 
 
 def leftovers(folder: Path) -> Iterator[Leftover]:
@@ -227,14 +228,14 @@ def missing_folders(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
-def remove_unused(made: Sequence[Path], names: Collection[str]) -> None:
+def remove_unused(folders: Sequence[Path], names: Collection[str]) -> None:
     """Remove folders that were created for a run that never began, if the first holds only files of these names."""
-    if not made or not made[0].is_dir() or not {path.name for path in made[0].iterdir()} <= set(names):
+    if not folders or not folders[0].is_dir() or not {path.name for path in folders[0].iterdir()} <= set(names):
         return
     for name in names:
-        (made[0] / name).unlink(missing_ok=True)
-    with suppress(OSError):  # another process has put something there
-        for folder in made:
+        (folders[0] / name).unlink(missing_ok=True)
+    with suppress(OSError):  # another process has written into one
+        for folder in folders:
             folder.rmdir()
 
 
@@ -249,8 +250,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     partial = _temporary(folder)
     for path, _, is_ours in leftovers(folder.parent):
         if path.is_dir():
-            sure = "it can" if is_ours else "unless one is at work on it on another host, it can"
-            warnings.warn(f"{path}: was left by a process that was killed; {sure} be deleted", stacklevel=3)
+            advice = "it can be deleted" if is_ours else "it can be deleted unless a process of another host uses it"
+            warnings.warn(f"{path}: was left by a process that was killed; {advice}", stacklevel=3)
     try:
         partial.mkdir(parents=True)
         yield partial

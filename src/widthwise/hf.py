@@ -1,7 +1,7 @@
-"""`import widthwise.hf` makes transformers know the models that `widthwise export` writes as `widthwise`.
+"""Registration of `widthwise` models in transformers, by `import widthwise.hf`.
 
-transformers offers packages no entry point for that. `AutoConfig`, `AutoModel` and `AutoModelForCausalLM` then load
-such folders like any other, without code from the folder. Raises UserError without the extra [hf].
+`AutoConfig`, `AutoModel` and `AutoModelForCausalLM` then load the `widthwise` folders of `widthwise export`, without
+code from the folder. transformers has no entry point for packages. Raises UserError without the extra [hf].
 """
 
 from widthwise.config_io import require

@@ -20,18 +20,18 @@ from widthwise.files import (
     writing,
 )
 
-_BETWEEN = ("tokens", "training_flops", "params_before", "params_after")
+_OF_GROWTH = ("tokens", "training_flops", "params_before", "params_after")
 NUMBERS: Mapping[str, Sequence[str]] = {
     "train": ("loss", "step_seconds"),
     "validation": ("loss",),
-    **dict.fromkeys(("growth", "grown"), _BETWEEN),
+    **dict.fromkeys(("growth", "grown"), _OF_GROWTH),
 }
 """Event -> the numbers that training reads from its records when it resumes or ends."""
 
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """metrics.jsonl of a run, which need not exist yet."""
+    """metrics.jsonl of a run, which may not exist yet."""
 
     path: Path
 
@@ -39,7 +39,7 @@ class MetricsFile:
         """Return all records, without a last line that a kill cut short. Raises UserError for an invalid line."""
         if not self.path.exists():
             return []
-        lines = read_text(self.path).split("\n")[:-1]  # what follows the last newline is a torn line
+        lines = read_text(self.path).split("\n")[:-1]  # text after the last newline is a torn line
         return [_record(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
 
     def last_records(self, *events: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -96,23 +96,23 @@ class MetricsFile:
                     n_read += len(part)
         return FileRecord(n_bytes=n_read, sha256=digest.hexdigest())
 
-    def check_front(self, wanted: FileRecord, of: str) -> None:
-        """Raise UserError unless the file still begins as recorded; of: what the record belongs to, for errors."""
-        front = self.front(wanted.n_bytes)
-        if front.n_bytes < wanted.n_bytes:
+    def check_front(self, expected: FileRecord, of: str) -> None:
+        """Raise UserError unless the file still begins as recorded. of: the owner of the record, for errors."""
+        front = self.front(expected.n_bytes)
+        if front.n_bytes < expected.n_bytes:
             raise UserError(
-                f"{self.path}: has {front.n_bytes} bytes, and had {wanted.n_bytes} when {of} was written; records are "
-                "missing"
+                f"{self.path}: has {front.n_bytes} bytes, and had {expected.n_bytes} when {of} was written; records "
+                "are missing"
             )
-        if front != wanted:
-            raise UserError(f"{self.path}: its first {wanted.n_bytes} bytes were changed after {of} was written")
+        if front != expected:
+            raise UserError(f"{self.path}: its first {expected.n_bytes} bytes were changed after {of} was written")
 
 
 def _record(line: str, where: str) -> dict[str, Any]:
     record = parse_json(line, where)
-    step, event = (record.get("step"), record.get("event")) if isinstance(record, dict) else (None, None)
-    if not isinstance(step, int) or isinstance(step, bool):
+    entries = record if isinstance(record, dict) else {}
+    if type(entries.get("step")) is not int:
         raise UserError(f"{where}: has no whole-number 'step'")
-    if not isinstance(event, str):
+    if not isinstance(entries.get("event"), str):
         raise UserError(f"{where}: has no 'event'")
-    return record
+    return entries

@@ -1,4 +1,4 @@
-"""The errors that end a verb, and how a mistake is told: path, value, what is allowed, the way out.
+"""The errors that end a verb, and their messages: path, value, what is allowed, the way out.
 
 Imports no pydantic, so that `widthwise --help` stays quick.
 """
@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-LONGEST_WORD, LONGEST_MESSAGE = 500, 5000
-"""Characters of a word and of a whole message. Longer text loses its middle: its end names the allowed values."""
+LONGEST_WORD = 500
+"""Characters of a word. Longer text loses its middle, because its end names the allowed values."""
+LONGEST_MESSAGE = 5000
+"""Characters of a message."""
 
 
 class UserError(ValueError):
     """A mistake that the user can fix. The message is one line; the command line prints it and exits with code 2."""
 
     def __init__(self, message: str):
-        line = " ".join(_without_middle(word, LONGEST_WORD) for word in message.split())
+        line = " ".join(_without_middle(part, LONGEST_WORD) for part in message.split())
         super().__init__(_without_middle(line, LONGEST_MESSAGE))
 
 
@@ -27,7 +29,7 @@ def _without_middle(text: str, longest: int) -> str:
 
 
 class RunFailed(RuntimeError):
-    """A run that stopped for a reason in itself, such as a loss that is not finite. Exit code 1."""
+    """A run that failed, for example because its loss is not finite. Exit code 1."""
 
 
 class RunDiverged(RunFailed):
@@ -38,7 +40,7 @@ class RunDiverged(RunFailed):
         self.step = step
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        """With both arguments, as it comes from another process."""
+        """Pickle both arguments."""
         return type(self), (str(self), self.step)
 
 
@@ -49,9 +51,9 @@ REMOVED = {
     "nested": "mask nested was removed; use `train.nested`",
     "linear_ramp": "mask linear_ramp was removed; use ste",
     "rms_mean": "score rms_mean was removed; use linear, or raw_mean",
-    "at_tokens": "was removed; give at_step, the tokens over those of a step",
-    "rewarmup_of": "was removed; the rates of all entries rise, and freeze_steps lets the new ones learn alone",
-    "--rewarmup-of": "was removed; the rates of all entries rise, and --freeze-steps lets the new ones learn alone",
+    "at_tokens": "was removed; give at_step: the tokens over the tokens per step",
+    "rewarmup_of": "was removed; all rates rise, and freeze_steps trains the new entries alone",
+    "--rewarmup-of": "was removed; all rates rise, and --freeze-steps trains the new entries alone",
     "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",
     "trend": "was removed; `fit FOLDER --group folder --x QUANTITY --law log_linear` draws the line",
@@ -77,27 +79,29 @@ REMOVED = {
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
-    """ "did you mean 'd_ff'?" where a valid name is near, else the list of valid names; REMOVED comes first."""
+    """Return "did you mean 'd_ff'?" if a valid name is similar, else the list of valid names; REMOVED comes first."""
     if name in REMOVED:
         return REMOVED[name]
     names = [str(item) for item in allowed]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(sorted(names))}"
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean '{matches[0]}'?" if matches else f"allowed: {', '.join(sorted(names))}"
 
 
 def describe(error: "ValidationError", data: Any = None) -> str:
-    """Return the first mistake of a config in one line, and the number of the others. data: what was parsed."""
+    """Return the first mistake of a config in one line, with the number of further ones. data: the parsed data."""
     details = error.errors(include_url=False)
     first = details[0]
-    at, places = _place(first, data), {_place(each, data) for each in details if data is not None}
-    more = sum(place[: len(at)] != at[: len(place)] for place in places)  # not parents or children of the first
+    at = _place(first, data)
+    places = {_place(mistake, data) for mistake in details if data is not None}
+    n_more = sum(place[: len(at)] != at[: len(place)] for place in places)  # without parents and children of the first
     context = first.get("ctx", {})
     path = at[:-1] if first["type"] == "missing" else at
     match first["type"]:
         case "unknown_key":
-            section, replacement = ".".join(path), context["replacement"]
-            remedy = f"; to change the kind, replace the section: '{section}={replacement}'"
-            text = f"{'.'.join([*path, context['key']])}: {context['text']}{remedy * bool(path and replacement)}"
+            text = f"{'.'.join([*path, context['key']])}: {context['text']}"
+            if path and context["replacement"]:
+                section = f"{'.'.join(path)}={context['replacement']}"
+                text += f"; to change the kind, replace the section: '{section}'"
         case "missing":
             text = f"{'.'.join(at)}: is required but missing"
         case "union_tag_invalid":
@@ -114,7 +118,7 @@ def describe(error: "ValidationError", data: Any = None) -> str:
         case _:
             allowed = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             text = f"{'.'.join(path) or 'the recipe'}: got {shortened(first.get('input'))}; {allowed}"
-    return text + (f" (and {more} more mistake{'s' * (more > 1)})" if more else "")
+    return f"{text} (and {counted(n_more, 'more mistake')})" if n_more else text
 
 
 def _place(mistake: Any, data: Any) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """A run on disk, the contract between the tools.
 
-config.yaml        the resolved recipe: explicit layers, every default written out
+config.yaml        the resolved recipe: explicit layers and all defaults
 environment.json   versions, machine, commit, command, data, the recipe that the run was begun with, and later changes
 metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "skipped" |
-                   "norms" | "stopped", ...}, and "grown" where it begins from a checkpoint of another run
-samples.jsonl      with train.sample, what the model wrote at validations: {"step", "event": "sample", "prompt", "text"}
-result.json        written once, when the run has finished, with checksums of itself and of what it comes from
+                   "norms" | "stopped", ...}, and "grown" in a run that begins with a checkpoint of another run
+samples.jsonl      with train.sample, the samples at validations: {"step", "event": "sample", "prompt", "text"}
+result.json        written once, when the run has finished, with checksums of itself, the recipe and the records
 checkpoints/       step_00000100/ ... (training/checkpoint.py)
 tokenizer/         the tokenizer's file, so that the run can be used without its data
 lock, holder       held by the process that writes here, and its number
@@ -42,16 +42,16 @@ from widthwise.yaml_io import dump_yaml, parse_yaml
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")
 """Files that only the process that holds the run writes."""
 RECIPE = "recipe"
-"""Key of the recipe in environment.json, so that a config.yaml that was changed later can be restored."""
+"""Key of the recipe in environment.json, from which a changed config.yaml can be restored."""
 ENTRIES = {
     **dict.fromkeys(("command", "widthwise"), (str, "text")),
     **dict.fromkeys(("data", "imported", "validation"), (dict, "a mapping")),
 }
-"""Key of environment.json -> the type of its value, in Python and in words, where one is relied on."""
+"""Key of environment.json -> the required type of its value, and its name in errors."""
 SEAL = "seal"
 """Key of the checksum of the seal in result.json."""
 CONTINUED = "continued"
-"""Key of the other settings with which the run was resumed, and the times, in environment.json."""
+"""Key of the changes of settings at which the run was resumed, in environment.json."""
 
 
 class Seal(Config):
@@ -60,7 +60,7 @@ class Seal(Config):
     recipe: str
     """sha256 of the recipe that the run was begun with."""
     metrics: FileRecord
-    """metrics.jsonl as it was then; later records follow."""
+    """The beginning of metrics.jsonl; later records follow."""
 
 
 class _Checksums(Config):
@@ -184,13 +184,13 @@ class RunDir:
 
     def set_result_aside(self, steps: int) -> None:
         """Rename the result after its number of steps, because the run continues past its end."""
-        result = self.path / RunResult.file_name
-        result.replace(self.path / f"result_step_{steps:08}.json")
+        (self.path / RunResult.file_name).replace(self.path / f"result_step_{steps:08}.json")
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Add entries that were unknown when the run was begun."""
         entries = self.environment()
-        if continuations := self.continuations():
+        continuations = self.continuations()
+        if continuations:
             entries[CONTINUED] = [entry.to_data() for entry in continuations]
         self._environment_file.write({**entries, **records, RECIPE: self._begun_with()})
 
@@ -237,7 +237,8 @@ class RunDir:
         """Write result.json where the folder is now. Raises UserError on a full disk, RunFailed without a folder."""
         self.follow()
         self.metrics_file.fsync()
-        data, seal = result.to_data(), self.seal()
+        data = result.to_data()
+        seal = self.seal()
         checksums = _Checksums(seal=seal, entries=digests({**data, SEAL: to_data(seal)}))
         content = {**data, CHECKSUMS: to_data(checksums)}
         write_atomic(self.path / RunResult.file_name, json.dumps(content, indent=2) + "\n")
@@ -253,10 +254,10 @@ class RunDir:
 
         Folders that this call created are removed if no run was begun in them.
         """
-        from filelock import FileLock, Timeout  # slow to import, and verbs that only read lock nothing
+        from filelock import FileLock, Timeout  # slow to import, and not needed by verbs that only read
 
-        holder, path = self.path / "holder", self.path
-        made = missing_folders(path)
+        holder = self.path / "holder"
+        new_folders = missing_folders(self.path)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -276,17 +277,15 @@ class RunDir:
             finally:
                 os.close(self._handle)
                 self._handle = None
-                remove_unused(
-                    made, {"lock", "holder"}
-                )  # a process that waits for the lock sees its file gone and makes another
+                # A process that waits for the lock notices that the file is gone, and creates another.
+                remove_unused(new_folders, {"lock", "holder"})
 
     @property
     def is_in_use(self) -> bool:
         """True if a process holds the run at this moment."""
         try:
-            handle = os.open(
-                self.path / "lock", os.O_RDONLY | os.O_NONBLOCK
-            )  # O_NONBLOCK: do not wait for the writer of a pipe
+            # O_NONBLOCK: do not wait for the writer of a pipe.
+            handle = os.open(self.path / "lock", os.O_RDONLY | os.O_NONBLOCK)
         except OSError:  # no such file, or an unreadable one
             return False
         try:

@@ -1,7 +1,7 @@
-"""Whole numbers with bounds, so that a slip of the pen is refused before anything of that size is allocated.
+"""Bounded whole numbers, so that a typing error is refused before anything of that size is allocated.
 
-The bounds are far above any model built so far. They also keep every tensor below 2^60 entries, so that torch can
-describe it on the meta device and `inspect` works for every allowed size.
+The bounds are far above any existing model. They also keep every tensor below 2^60 entries, so that torch can represent
+it on the meta device and `inspect` works for every allowed size.
 """
 
 from typing import Annotated

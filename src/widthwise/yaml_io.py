@@ -1,7 +1,7 @@
-"""Recipes as files: YAML on one side, plain data on the other, with inheritance and overrides.
+"""Recipes as YAML files, with inheritance and overrides.
 
-`read_recipe` turns a file, or the name of a recipe that comes with the package, and `a.b=c` overrides into one mapping;
-`merge` lays one piece of a recipe over another; `to_yaml` writes a config as text that reads back equal.
+`read_recipe` turns a file, or the name of a bundled recipe, and `a.b=c` overrides into one mapping; `merge` lays one
+piece of a recipe over another; `to_yaml` writes a config as text that reads back equal.
 """
 
 import difflib
@@ -18,16 +18,16 @@ from widthwise.config_io import UserError, to_data
 from widthwise.files import read_text
 
 MAX_RECIPE_BYTES = 2**20
-"""Largest recipe that is read; bundled recipes have some thousands."""
+"""Largest recipe that is read; bundled recipes have some thousand bytes."""
 MOST_ENTRIES = 50_000
-"""Lines and commas of a text: PyYAML reads about ten thousand entries a second."""
+"""Limit on lines plus commas of a text: PyYAML reads about ten thousand entries a second."""
 PACKAGE = Path(__file__).parent
 RECIPE_FOLDERS = (".", "evidence", "papers/models", "papers/recipes")
 """Folders of recipes in `configs`, starting with the recipes to start from. Recipe names are unique."""
 SOURCES = ("corpus", "path", "mixture")
 """Keys that name the source of data; a data section has one of them."""
 OF_A_SOURCE = ("tokenizer", "held_out", "verify")
-"""Keys that describe the source which their section names."""
+"""Keys that describe the source of their section."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -62,7 +62,7 @@ def _integer_of_64_bits(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
 
 
 class _StrictDumper(yaml.SafeDumper):
-    """Quotes the text that `_StrictLoader` would take for a number."""
+    """Quotes text that `_StrictLoader` would parse as a number."""
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
@@ -97,12 +97,12 @@ def bundled_recipes() -> dict[str, Path]:
     return {path.stem: path for folder in RECIPE_FOLDERS for path in sorted((recipes_folder() / folder).glob("*.yaml"))}
 
 
-def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
-    """Return the file `name` in the folder `beside`, or else the bundled recipe of that name.
+def recipe_path(name: Path | str, folder: Path = Path()) -> Path:
+    """Return the file `name` in a folder, or else the bundled recipe of that name.
 
     Return the path to the missing file if neither exists.
     """
-    path = beside / name
+    path = folder / name
     if len(Path(name).parts) == 1 and not os.path.lexists(path):
         return bundled_recipes().get(str(name), path)
     return path
@@ -115,7 +115,7 @@ def recipe_name(path: Path | str) -> str:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping, such as a recipe."""
-    if os.path.isdir(path):  # False of what no file can be called
+    if os.path.isdir(path):  # False for an invalid path, where Path.is_dir raises
         example = f", such as {path}/config.yaml of this run" if os.path.isfile(Path(path) / "config.yaml") else ""
         raise UserError(f"{path}: is a folder; expected a recipe file{example}")
     data = parse_yaml(read_text(path, MAX_RECIPE_BYTES), str(path))
@@ -136,9 +136,10 @@ def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, An
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    if not os.path.lexists(path) and (near := difflib.get_close_matches(path.stem, bundled_recipes(), 1, 0.8)):
-        raise UserError(f"{path}: no such file; did you mean {near[0]}, which comes with the package?")
-    data = read_mapping(path)  # first, because only a readable file surely has a real path
+    if not os.path.lexists(path):
+        for name in difflib.get_close_matches(path.stem, bundled_recipes(), 1, 0.8):
+            raise UserError(f"{path}: no such file; did you mean {name}, which comes with the package?")
+    data = read_mapping(path)  # before `resolve`, which may fail for an unreadable file
     path = path.resolve()
     if path in children:
         raise UserError(f"{path}: extends itself through {' -> '.join(str(child) for child in children)}")

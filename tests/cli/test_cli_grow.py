@@ -33,7 +33,7 @@ def test_grow_to_a_recipe_and_resume(small: str, succeeds) -> None:
     environment = json.loads(Path("large/environment.json").read_text())
     assert environment["command"] == "widthwise grow small --to wide.yaml --out large"
     out, err = succeeds("resume", "large", "--json")
-    assert "large: going on after step 3 of 5" in err
+    assert "large: resuming after step 3 of 5" in err
     assert json.loads(out)["steps"] == 5
 
 
@@ -42,7 +42,7 @@ def test_grow_by_changes_to_the_own_recipe(small: str, succeeds, answer) -> None
     assert found["expansions"] == ["layer 2: feed-forward 128 -> 160 hidden units (MLP expansion)"]
     assert found["after"]["params"] - found["before"]["params"] == 3 * 32 * 32
     assert found["certificate"]["liveness"]["layers.1.ffn.w_up.weight"]["n_alive"] == 32 * 32
-    assert any("train.steps = 3 is the step reached" in note for note in found["notes"])
+    assert any("train.steps = 3 is the current step" in note for note in found["notes"])
     assert "3 steps" in succeeds("resume", "large")[0]
 
 
@@ -95,7 +95,7 @@ def test_a_run_takes_another_form_which_is_said_and_trains_on(small: str, form: 
     is_preserved = json.loads(Path("large/certificate.json").read_text())["is_preserved"]
     assert is_preserved == (PRESERVED in FORMS[form])
     _, err = succeeds(*next_command(out, **{"train.steps=STEPS": "train.steps=4"}))
-    assert "going on after step 3 of" in err
+    assert "resuming after step 3 of" in err
 
 
 def test_options_say_where_layers_go(small: str, succeeds) -> None:

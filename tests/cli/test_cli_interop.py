@@ -122,7 +122,7 @@ def test_an_imported_model_generates_as_it_did_and_leaves_as_it_came(
     assert (theirs.eos_token, theirs.decode(theirs(TEXT)["input_ids"])) == ("<stop>", TEXT)
     for verb, said in (
         (("import", source, "run"), "already holds a run"),
-        (("import", source, "wider", "model.d_model=64"), "model.d_model=64: the model is that of"),
+        (("import", source, "wider", "model.d_model=64"), f"model.d_model=64: {source} defines the model"),
         (("import", "nowhere", "another"), "nowhere: no such folder"),
         (("export", "run", source), "exists already"),
     ):
@@ -191,7 +191,7 @@ def test_data_of_another_tokenizer_or_end_of_text_are_refused(succeeds, refused,
     for arguments, said in (
         (("grow", "first", ends_otherwise, "--out", "grown"), "whose texts end in '<stop>' and not in '<pad>'"),
         (("resume", "second"), "whose texts end in '<stop>' and not in '<pad>'"),
-        (("resume", "bytes"), "data.tokenizer: got bytes; must be that of the model"),
+        (("resume", "bytes"), "data.tokenizer: got bytes; must be the model's"),
     ):
         assert said in refused(*arguments)
     assert not Path("grown").exists()
@@ -346,7 +346,7 @@ def test_a_pretrained_model_begins_ends_and_spaces_its_texts_as_transformers_doe
                 (row,) = answer("generate", path, *arguments)["continuations"]
                 assert row["prompt"] + row["continuation"] == whole
     _, error = succeeds("generate", "run", "--prompt", "ab", *TWO_TOKENS)
-    assert error == "texts begin with <s>, as the model's tokenizer has it; --no-bos leaves it out\n"
+    assert error == "texts begin with <s>, as in the model's tokenizer; --no-bos omits it\n"
     whole = _greedy(chat_model, theirs("ab")["input_ids"], 12)[-12:]
     generation = chat_model / "generation_config.json"
     generation.write_text(json.dumps({"eos_token_id": [2, whole[5]]}))

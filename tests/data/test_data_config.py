@@ -13,7 +13,7 @@ from widthwise.data import config as config_module
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus
-from widthwise.data.loader import NO_BOUNDARIES, Boundaries
+from widthwise.data.loader import NO_BOUNDARIES
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import adopt
@@ -128,15 +128,6 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "own"
 
 
-def test_every_source_of_a_mixture_is_a_data_section_with_a_weight():
-    config = parse(MixtureConfig, {"mixture": {"web": WEB, "own": {"corpus": "synthetic", "weight": 2}}})
-    web, own = config.mixture["web"], config.mixture["own"]
-    for source, data, weight in ((web, {"path": "web"}, 0.7), (own, {"corpus": "synthetic"}, 2.0)):
-        alone = to_data(parse(DataConfig, data))
-        assert to_data(source) == {key: alone[key] for key in alone if key not in ONE_DOCUMENT} | {"weight": weight}
-    assert parse(MixtureConfig, to_data(config)) == config
-
-
 def test_a_recipe_may_name_one_source_or_a_mixture_and_go_from_one_to_the_other():
     mixed = {"mixture": {"web": WEB, "code": CODE}}
     one, mixture = tiny_recipe().data, parse(MixtureConfig, mixed)
@@ -186,11 +177,6 @@ def unended(tmp_path) -> str:
     return str(tmp_path / "unended")
 
 
-def test_options_take_the_separator_from_the_data(original):
-    config = parse(DataConfig, {"path": str(original), **BOTH})
-    assert config.boundaries(open_data(config)) == Boundaries(EOS, masks=True, resets=True)
-
-
 def test_documents_that_do_not_end_are_refused_where_they_must_be_told_apart(unended):
     for key in BOTH:
         config = parse(DataConfig, {"path": unended, key: True})
@@ -199,13 +185,3 @@ def test_documents_that_do_not_end_are_refused_where_they_must_be_told_apart(une
             config.boundaries(open_data(config))
     untold = parse(DataConfig, {"path": unended, "mask_documents": False})
     assert untold.boundaries(open_data(untold)) is NO_BOUNDARIES
-
-
-def test_a_mixture_says_it_once_for_all_sources(unended, original):
-    sources = {"own": {"path": str(original), "weight": 1}, "other": {"path": unended, "weight": 2}}
-    config = parse(MixtureConfig, {"mixture": sources, **BOTH})
-    assert parse(MixtureConfig, to_data(config)) == config
-    with pytest.raises(UserError, match=r"data\.mask_documents: got true, but document 1 of .*held_out"):
-        config.boundaries(open_data(config))
-    with pytest.raises(UserError, match=r"mixture\.own.*mask_documents: unknown key"):
-        parse(MixtureConfig, {"mixture": {**sources, "own": {**sources["own"], "mask_documents": True}}})

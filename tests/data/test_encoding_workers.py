@@ -27,11 +27,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize(
     ("n_workers", "options"),
-    [
-        (1, {"held_out": ["04.jsonl.gz", "00.jsonl"]}),
-        (3, {"tokenizer": "bpe-301"}),
-        (2, {"max_tokens": 1_500}),
-    ],
+    [(1, {"held_out": ["04.jsonl.gz", "00.jsonl"]}), (3, {"tokenizer": "bpe-301"}), (2, {"max_tokens": 1_500})],
 )
 def test_any_number_of_workers_makes_the_folder_of_one_process(source, tmp_path, n_workers, options):
     options = {"tokenizer": "bytes", "held_out": 0.3, **options}

@@ -57,14 +57,6 @@ def test_order_is_a_permutation(n, seed, epoch):
     assert sorted(orders(n, seed, [epoch])[0]) == list(range(n))
 
 
-def test_a_position_of_a_huge_permutation_needs_no_table():
-    n = 10**15 + 37
-    positions = np.array([0, 1, n - 1], dtype=np.uint64)
-    windows = permute(positions, n, 3, np.zeros(3, dtype=np.uint64))
-    assert len(set(windows.tolist())) == 3
-    assert (windows < n).all()
-
-
 @pytest.mark.parametrize("n", [2, 7, 16])
 def test_every_window_is_equally_likely_at_every_position(n):
     n_orders = 3000
@@ -74,11 +66,6 @@ def test_every_window_is_equally_likely_at_every_position(n):
     chi_square = ((counts - expected) ** 2 / expected).sum()
     degrees = (n - 1) ** 2
     assert chi_square < degrees + 5 * (2 * degrees) ** 0.5
-
-
-def test_neighbours_in_the_order_are_not_neighbours_in_the_data():
-    steps = np.diff(orders(10_007, 1, [0])[0].astype(np.int64))
-    assert (abs(steps) == 1).mean() < 0.002
 
 
 @few
@@ -92,14 +79,6 @@ def test_each_window_is_visited_exactly_once_an_epoch(tokens, seq_len, batch_siz
     assert sorted(rows[:, 0].tolist()) == [window * seq_len for window in range((997 - 1) // seq_len)]
     assert torch.equal(rows, rows[:, :1] + torch.arange(seq_len + 1))
     assert rows.dtype == torch.int64
-
-
-def test_batches_differ_between_epochs_and_seeds(tokens):
-    options = {"seq_len": 9, "batch_size": 110}  # one step is one epoch of 110 windows
-    loader = Loader(tokens, **options, seed=0)
-    assert loader.n_windows == 110
-    assert not torch.equal(loader.batch(0), loader.batch(1))
-    assert not torch.equal(loader.batch(0), Loader(tokens, **options, seed=1).batch(0))
 
 
 @few
@@ -132,7 +111,7 @@ def test_resuming_on_anything_else_is_refused_by_name(tokens, mixture, tmp_path)
         (TokenMixture({name: files[name] for name in "ac"}, {"a": 1, "c": 4}), r"b\.weight is 3, this run's is None"),
         (TokenMixture(files, {**weights, "b": 5}), r"b\.weight is 3, this run's is 5"),
         (TokenMixture({**files, "d": other}, {**weights, "d": 1}), r"d\.weight is None, this run's is 1"),
-        (TokenMixture({**files, "c": other}, weights), r"c\.data is \d+, this run's is \d+; they must be equal"),
+        (TokenMixture({**files, "c": other}, weights), r"c\.data is \d+, this run's is \d+; must be equal"),
     ):
         with pytest.raises(UserError, match=f"the saved {message}"):
             Loader(changed, **OPTIONS).load_state_dict(Loader(mixture, **OPTIONS).state_dict())
@@ -170,12 +149,6 @@ def test_a_mixture_lasts_until_one_of_its_sources_has_no_window_left(mixture, tm
         MixedWindows(short, 17)
 
 
-def test_the_order_in_which_sources_are_named_makes_no_difference(mixture):
-    other = TokenMixture(*({name: of[name] for name in "cab"} for of in (mixture.files, mixture.weights)))
-    rows = np.arange(500, dtype=np.uint64)
-    assert np.array_equal(MixedWindows(other, 9).read(rows, seed=3), MixedWindows(mixture, 9).read(rows, seed=3))
-
-
 def test_memory_does_not_grow_with_the_number_of_batches(mixture):
     """Less than a token for each further window, of which 60 batches have 1440: 30 epochs of the smallest source."""
     loader = Loader(mixture, **OPTIONS)
@@ -207,12 +180,6 @@ def test_validation_scores_every_token_once_in_order(tokens, seq_len, batch_size
     assert torch.equal(targets, torch.arange(1, n_targets + 1))
     assert all(len(batch) == batch_size for batch in batches[:-1])
     assert (found.sources, found.means_by_source([1.0] * found.n_windows)) == ([], {})
-
-
-def test_validation_on_less_than_a_sequence_is_refused(tokens):
-    for ask in (HeldOut.check, lambda found: next(found.batches())):
-        with pytest.raises(UserError, match="validation_tokens: got 4; must be at least seq_len = 5"):
-            ask(held_out(tokens, 5, max_tokens=4))
 
 
 @few
@@ -311,13 +278,6 @@ def test_a_row_has_the_place_that_the_counts_before_it_say(weights, first, n_row
         assert before == counts[name]
         counts[name] += 1
     assert counts == division.counts(first + n_rows)
-
-
-@more
-@given(weightings)
-def test_after_as_many_rows_as_the_weights_add_up_to_every_share_is_exact(weights):
-    total = sum(weights.values())
-    assert divided(weights).counts(10**6 * total) == {name: 10**6 * weight for name, weight in weights.items()}
 
 
 @more

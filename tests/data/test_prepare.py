@@ -115,7 +115,7 @@ def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
     old.verify()
     assert old.identity == data.identity
     assert data.identity.files == {name: record.sha256 for name, record in old.manifest.files.items()}
-    with pytest.raises(UserError, match="has no names of documents; it was adopted, or prepared by a version"):
+    with pytest.raises(UserError, match="has no names of documents; it was adopted, or prepared by an older"):
         next(old.documents("train"))
 
 

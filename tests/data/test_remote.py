@@ -96,7 +96,7 @@ def test_what_was_fetched_before_a_failure_is_not_fetched_again(folder, cache):
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: bytes([b[0] ^ 1]) + b[1:]])
 def test_a_file_that_is_not_what_the_manifest_promises_gets_no_name(folder, cache, change):
     (folder / "train.bin").write_bytes(change((folder / "train.bin").read_bytes()))
-    with pytest.raises(UserError, match=r"train\.bin: is not the file that its manifest promises"):
+    with pytest.raises(UserError, match=r"train\.bin: differs from its manifest"):
         PreparedData.open(url_of(folder))
     assert not {"train.bin", ".train.bin.partial", "manifest.json", "latest"} & cached_files(cache)
 
@@ -116,14 +116,6 @@ def test_a_strangers_manifest_writes_nothing_outside_the_cache(folder, cache, tm
     with pytest.raises(UserError, match=f"got '{name}'; allowed: a path inside the folder"):
         PreparedData.open(url_of(folder))
     assert (tmp_path / "outside").read_text() == "kept"
-    assert cached_files(cache) == set()
-
-
-def test_a_broken_manifest_is_refused(folder, cache):
-    for content in (b"[", b"[]", b'{"format_version": 2}', b"\xff"):
-        (folder / "manifest.json").write_bytes(content)
-        with pytest.raises(UserError, match=rf"^file://{folder}/manifest\.json: "):
-            PreparedData.open(url_of(folder))
     assert cached_files(cache) == set()
 
 

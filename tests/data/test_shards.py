@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names, token_dtype
+from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names
 
 UINT16, INT32 = np.dtype("<u2"), np.dtype("<i4")
 
@@ -59,7 +59,7 @@ def test_an_index_is_read_only_if_its_header_and_size_agree(tmp_path):
     write(tmp_path / "x", [[1]])
     header = (tmp_path / "x.idx").read_bytes()[:34]
     tracemalloc.start()
-    for beginning, message in ((b"X" * 34, "wrong magic"), (header, "has 3221225472 bytes where its header asks for")):
+    for beginning, message in ((b"X" * 34, "wrong magic"), (header, "has 3221225472 bytes where its header requires")):
         with open(tmp_path / "x.idx", "wb") as file:
             file.write(beginning)
             file.truncate(3 * 2**30)  # sparse
@@ -78,25 +78,20 @@ def test_documents_of_several_sequences_are_read(tmp_path):
     assert [tokens.document(index).tolist() for index in range(2)] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_dtype_is_megatrons_choice():
-    dtypes = [token_dtype(vocab_size) for vocab_size in (257, 65_499, 65_500, 100_258)]
-    assert dtypes == [UINT16, UINT16, INT32, INT32]
-
-
 def damage(content: bytes, at: int, value: bytes) -> bytes:
     return content[:at] + value + content[at + len(value) :]
 
 
 # Offsets for two documents: header 34 bytes, lengths at 34, byte offsets at 42, document indices at 58.
 DAMAGED = {
-    "bin_cut_short": ("x.bin", lambda content: content[:-2], "has 6 bytes where its index asks for 8"),
-    "bin_too_long": ("x.bin", lambda content: content + b"\0\0", "has 10 bytes where its index asks for 8"),
+    "bin_cut_short": ("x.bin", lambda content: content[:-2], "has 6 bytes where its index requires 8"),
+    "bin_too_long": ("x.bin", lambda content: content + b"\0\0", "has 10 bytes where its index requires 8"),
     "idx_empty": ("x.idx", lambda content: b"", "wrong magic"),
     "idx_magic": ("x.idx", lambda content: b"X" + content[1:], "wrong magic"),
     "idx_version": ("x.idx", lambda content: damage(content, 9, b"\x02"), "version 2"),
     "idx_dtype": ("x.idx", lambda content: damage(content, 17, b"\x63"), "dtype code 99"),
-    "idx_cut_short": ("x.idx", lambda content: content[:-1], "where its header asks for"),
-    "idx_absurd_count": ("x.idx", lambda content: damage(content, 18, b"\xff" * 8), "where its header asks for"),
+    "idx_cut_short": ("x.idx", lambda content: content[:-1], "where its header requires"),
+    "idx_absurd_count": ("x.idx", lambda content: damage(content, 18, b"\xff" * 8), "where its header requires"),
     "negative_length": ("x.idx", lambda content: damage(content, 34, b"\xff" * 4), "do not follow one another"),
     "pointer_out_of_range": ("x.idx", lambda content: damage(content, 50, b"\xff\xff"), "do not follow one another"),
     "document_out_of_range": ("x.idx", lambda content: damage(content, 74, b"\x09"), "boundaries are out of range"),
@@ -142,12 +137,6 @@ def test_a_file_that_cannot_grow_is_refused_and_leaves_nothing(tmp_path, n_docum
     assert said.startswith(f"{tmp_path / 'x'}")
     assert "cannot be written (File too large)" in said
     assert os.listdir(tmp_path) == []
-
-
-def test_fingerprint_tells_files_of_other_documents_apart(tmp_path):
-    first, second = write(tmp_path / "x", [[1], [2, 3]]), write(tmp_path / "y", [[1, 2], [3]])
-    assert first.fingerprint != second.fingerprint
-    assert first.fingerprint == TokenFile(tmp_path / "x").fingerprint
 
 
 @settings(max_examples=30)

@@ -26,7 +26,7 @@ def test_killed_twice_in_a_row_the_run_goes_on_twice(recipe_file, finished, tmp_
     faults = on_restart(0, on_rank(1, at_step(3, die))), on_restart(1, on_rank(0, at_step(6, die)))
     launch = agent(("train", str(recipe_file), "--out", str(run)), *faults, errors=tmp_path, max_restarts=2)
     assert outcome(run) == outcome(finished)
-    assert [launch.everything().count(f"going on after step {step} of 9") for step in (2, 5)] == [1, 1]
+    assert [launch.everything().count(f"resuming after step {step} of 9") for step in (2, 5)] == [1, 1]
 
 
 def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_before_a_save(

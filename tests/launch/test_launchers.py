@@ -204,7 +204,7 @@ def test_two_agents_save_at_the_end_of_a_slurm_job_and_go_on_in_the_next(tmp_pat
     first, second = (stopped_job(tmp_path / name, run, recipe) for name in ("first", "second"))
     earlier, later = sorted(int(path.name.removeprefix("step_")) for path in checkpoint_paths(run.checkpoints))
     assert f"error: {run.path}: stopped at step {earlier} of" in first
-    assert f"going on after step {earlier} of" in second
+    assert f"resuming after step {earlier} of" in second
     assert f"error: {run.path}: stopped at step {later} of" in second
     assert [text.count("error: ") for text in (first, second)] == [1, 1]
 

@@ -37,7 +37,7 @@ def test_a_finished_run_with_more_steps_is_bitwise_one_that_was_begun_with_them(
     assert saved_recipe(RunDir(run)).train.steps == 14
     assert result.notes == [
         "resumed after step 9 with train.steps from 9 to 14; "
-        "by the schedule of 14 steps the rate goes from 0.01 to 0.01"
+        "the schedule of 14 steps changes the rate from 0.01 to 0.01"
     ]
 
 
@@ -65,13 +65,13 @@ def test_what_would_be_another_run_is_refused_and_leaves_nothing(finished, tmp_p
         ("data.corpus=python-stdlib", "data.corpus: cannot change"),
         ("optimizer.lr=0.2", "optimizer.lr: cannot change"),
         ("train.step=20", "train.step: "),
-        ("train.steps=8", f"train.steps: is 8; {run} has finished 9 steps, so that it must be more than that"),
-        ("train.log_every=1", f"train.steps: is 9; {run} has finished 9 steps"),
+        ("train.steps=8", f"train.steps: got 8; must be more than 9, the steps that {run} has finished with"),
+        ("train.log_every=1", "train.steps: got 9; must be more than 9"),
     ):
         assert message in refusal(resume, run, overrides=[override])
         assert {name: (run / name).read_bytes() for name in files} == files
     run = unfinished_copy(finished, tmp_path / "begun", 7)
-    message = f"train.steps: is 6; {run} has made 7 steps, so that it must be at least that"
+    message = f"train.steps: got 6; must be at least 7, the steps that {run} has made"
     assert message in refusal(resume, run, overrides=["train.steps=6"])
     assert resume(run, overrides=["train.steps=8"]).steps == 8
 
@@ -80,7 +80,7 @@ def test_the_step_of_a_continuation_is_that_of_the_checkpoint_it_loads(finished,
     run = unfinished_copy(finished, tmp_path / "run", 7)
     (run / "checkpoints" / "step_00000007" / "model.safetensors").write_bytes(b"damaged")
     notes = resume(run, overrides=["train.keep_last=2"]).notes
-    assert [note for note in notes if "went on from step 6 instead" in note]
+    assert [note for note in notes if "resumed from step 6 instead" in note]
     assert [note for note in notes if note.startswith("resumed after step 6 with ")]
     assert RunDir(run).continuations()[0].after_step == 6
 

@@ -1,18 +1,12 @@
 """Data are read and checked once, as long as no file of them changes, and which files a run is bound to."""
 
 import pickle
-import shutil
 from pathlib import Path
 
 import pytest
 from boxes import refusal
 
-from widthwise.config_io import to_data
 from widthwise.data.config import DataCache, DataConfig, MixtureConfig, open_data
-from widthwise.data.mixture import MixedData
-from widthwise.data.prepare import prepare
-from widthwise.data.prepared import PreparedData
-from widthwise.data.shards import ENDING
 
 SYNTHETIC = DataConfig(corpus="synthetic", tokenizer="bytes")
 CHECKS = ["checking the data", "checking the tokens"]
@@ -76,29 +70,3 @@ def test_of_a_mixture_every_source_counts(folder, stages, progress):
     assert stages == before
     damage(folder)
     assert "checksum differs" in refusal(both, data_cache, section, progress)
-
-
-@pytest.fixture
-def data(tmp_path) -> PreparedData:
-    return prepare("synthetic", tmp_path / "out", tokenizer="bytes")
-
-
-def without_names(data: PreparedData, folder) -> PreparedData:
-    """As a folder that was prepared before names were kept."""
-    shutil.copytree(data.path, folder, ignore=shutil.ignore_patterns(f"*{ENDING}"))
-    files = {name: record for name, record in data.manifest.files.items() if not name.endswith(ENDING)}
-    return PreparedData(folder, data.manifest.model_copy(update={"files": files}))
-
-
-def test_names_of_documents_are_no_part_of_what_a_run_is_bound_to(data, tmp_path):
-    old = without_names(data, tmp_path / "old")
-    assert len(old.manifest.files) == len(data.manifest.files) - 2
-    assert old.identity == data.identity
-    mixtures = [MixedData({"a": first, "b": data}, {"a": 1, "b": 2}) for first in (old, data)]
-    assert mixtures[0].identity == mixtures[1].identity
-
-
-def test_every_file_that_is_trained_on_is(data):
-    found = to_data(data.identity)["files"]
-    names = ["held_out.bin", "held_out.idx", "tokenizer_spec.json", "train.bin", "train.idx"]
-    assert found == {name: data.manifest.files[name].sha256 for name in names}

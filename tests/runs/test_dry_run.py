@@ -18,14 +18,6 @@ def large(*overrides: str) -> Recipe:
     return load_recipe("x_2b", overrides)
 
 
-def test_without_a_device_there_are_neither_times_nor_fit() -> None:
-    result = plan(large("train.shards=8"), [8, 64, 512])
-    assert result.params == large().explicit_model.cost().params
-    for deployment in result.deployments:
-        assert deployment.run_hours is deployment.compute_seconds is deployment.fits is None
-        assert (deployment.n_shards, deployment.batch_size * deployment.n_devices) == (8, 1024)
-
-
 def test_nodes_and_network_may_have_other_rates() -> None:
     slow = Device.from_options("h100", 0.5, node_bandwidth="450GB/s", network_bandwidth="25GB/s")
     alone = [plan(tiny_recipe("train.batch_size=32"), [16], device).deployments[0] for device in (H100, slow)]

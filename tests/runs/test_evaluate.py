@@ -23,7 +23,6 @@ from widthwise.runs.open import HELD_OUT
 from widthwise.runs.train import resume
 
 KINDS = {
-    "explicit widths": (),
     "experts and slots": (
         "model.shape={kind: uniform}",
         "model.ffn={kind: moe, n_experts: 3, top_k: 2, ratio: 0.5}",

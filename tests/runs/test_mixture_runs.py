@@ -79,10 +79,9 @@ def test_data_may_move_and_a_changed_source_is_named(finished, folder, tmp_path)
 
 
 def test_a_mixture_resumes_bitwise_and_changed_weights_are_refused_by_source(finished, tmp_path):
-    for step in (0, 1, 4):
-        run = unfinished_copy(finished, tmp_path / str(step), step)
-        resume(run)
-        assert outcome(run) == outcome(finished)
+    run = unfinished_copy(finished, tmp_path / "4", 4)
+    resume(run)
+    assert outcome(run) == outcome(finished)
     run = unfinished_copy(finished, tmp_path / "run", 6)
     config, before = run / "config.yaml", "weight: 0.7"
     assert before in config.read_text()

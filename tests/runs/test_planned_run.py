@@ -129,7 +129,7 @@ def test_a_vocabulary_much_larger_than_the_tokenizers() -> None:
     n_unused = 2 * 640 * (100263 - 4096)
     assert vocabulary == (
         f"model.vocab_size: 100,263, but the tokenizer bpe-4096 has 4,096 tokens; about {n_unused:,} parameters of "
-        "embedding and head stand for no token"
+        "embedding and head have no token"
     )
     assert embedding.startswith("model.vocab_size: 55% of the parameters are in embedding and head")
 

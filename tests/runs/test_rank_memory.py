@@ -97,10 +97,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
 
 
 @pytest.mark.hard
-@in_turn(
-    ("n_shards", [2, 3]),
-    ("case", CASES),
-)
+@in_turn(("n_shards", [2, 3]), ("case", CASES))
 def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_shards: int) -> None:
     model = blueprint(CASES[case])
     for rank in range(n_shards):
@@ -117,10 +114,7 @@ def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_sh
 
 
 @pytest.mark.hard
-@in_turn(
-    ("n_shards", [1, 2, 3]),
-    ("case", CASES),
-)
+@in_turn(("n_shards", [1, 2, 3]), ("case", CASES))
 def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> None:
     n_devices = N_RANKS if n_shards == 1 else n_shards
     model = ShardedModel(blueprint(CASES[case]), MUON if case == "muon" else ADAMW, "cpu")
@@ -148,8 +142,6 @@ def test_a_step_needs_nearly_the_memory_that_was_said(real: Real, index: int) ->
 
 SMALL = ("model.shape={kind: uniform}", "model.d_model=32", "model.n_layers=2", "train.activation_checkpointing=layer")
 TAUGHT = {
-    "predictions": ("train.precision=bf16", "train.distill.weight=0.5"),
-    "states": ("train.distill.layers=all",),
     "states of layers that run again": (
         "train.precision=bf16",
         "train.distill.layers=all",
@@ -213,10 +205,7 @@ PACKED = {"documents": ("data.mask_documents=true",), "positions": ("data.reset_
 PACKED["both"] = (*PACKED["documents"], *PACKED["positions"])
 
 
-@in_turn(
-    ("told", PACKED),
-    ("name", ["frequencies", "unrotated", "further_heads"]),
-)
+@in_turn(("told", PACKED), ("name", ["frequencies", "unrotated", "further_heads"]))
 def test_autograd_keeps_what_was_said_to_tell_documents_apart(name: str, told: str) -> None:
     """Beside the rotary tables of one row, which rows without documents of their own share."""
     resolved, length = variant("x", name), 11

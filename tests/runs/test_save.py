@@ -79,7 +79,7 @@ def test_with_its_data_the_held_out_part_is_read_unasked(model: Decoder, tmp_pat
 
 def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, model: Decoder) -> None:
     small, run = build(tiny_recipe("model.vocab_size=199")), tmp_path / "run"
-    assert "bytes: has 257 tokens; the model knows 199" in refusal(save_run, small, "bytes", run)
+    assert "bytes: has 257 tokens; the model has 199" in refusal(save_run, small, "bytes", run)
     assert "is trained on a corpus" in refusal(save_run, model, "bpe-300", run)
     assert "cannot be read" in refusal(save_run, model, tmp_path / "no.json", run)
     assert "cannot be read" in refusal(save_run, model, "bytes", run, recipe=tmp_path / "no.yaml")

@@ -10,7 +10,6 @@ from boxes import refusal
 from safetensors.torch import load_file
 from tiny_runs import tiny_recipe
 
-from widthwise.data.config import open_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.shrink import LayerSizes, layer_sizes, smaller_config
 from widthwise.model.generate import SamplingConfig, generate
@@ -127,7 +126,7 @@ def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None
     for source, changes, step, message in (
         (folder, FP32, 3, "step: got 3; a Hugging Face folder holds one model"),
         ("hf://org/name", FP32, 3, "step: got 3; a model of the hub has no steps"),
-        (folder, [*FP32, "data.tokenizer=bytes"], None, "data.tokenizer: got bytes; must be that of the model"),
+        (folder, [*FP32, "data.tokenizer=bytes"], None, "data.tokenizer: got bytes; must be the model's"),
         (folder, ["model.d_model=16"], None, "model.d_model: the cut decides the model"),
         (folder, ["train.step=16"], None, "train.step"),
         (bare, [*FP32, "data.tokenizer=bpe-360"], None, "model.vocab_size: got 300; must be at least 360"),
@@ -135,9 +134,3 @@ def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None
     ):
         assert message in refusal(shrink_run, source, tmp_path / "out", ShrinkOptions(flops=0.7), changes, step=step)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_tokenizer_of_the_folder_prepares_the_data(folders: dict[str, Path], tmp_path: Path) -> None:
-    shrink_run(folders["fp32"], tmp_path / "small", ShrinkOptions(flops=0.9, calibration_batches=1, multiple=4), FP32)
-    data = saved_recipe(RunDir(tmp_path / "small")).data
-    assert data.tokenizer == f"{folders['fp32'] / 'tokenizer.json'}#{open_data(data).tokenizer.eos}"

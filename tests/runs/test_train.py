@@ -1,8 +1,6 @@
 import json
 import re
 import statistics
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,20 +9,11 @@ from tiny_runs import Listener, outcome, tiny_recipe
 
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
-from widthwise.experiments.compare import read_plan
-from widthwise.experiments.running import run_experiment
-from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train, train_or_resume
 from widthwise.training.objective import Objective
-from widthwise.yaml_io import to_yaml
 
 NO_DATA = "data={path: nowhere}"
-
-
-def test_records_stand_at_their_steps_in_order(finished):
-    records = [(record["step"], record["event"]) for record in RunDir(finished).metrics()]
-    assert records == [(4, "train"), (5, "validation"), (8, "train"), (9, "train"), (9, "validation")]
 
 
 def test_record_loss_is_the_mean_since_the_last_record_and_train_loss_of_the_last_steps(finished, tmp_path):
@@ -33,19 +22,6 @@ def test_record_loss_is_the_mean_since_the_last_record_and_train_loss_of_the_las
     logged = [record["loss"] for record in RunDir(finished).metrics() if record["event"] == "train"]
     assert logged == pytest.approx([statistics.fmean(part) for part in (losses[:4], losses[4:8], losses[8:])])
     assert RunDir(finished).result()["train_loss"] == pytest.approx(statistics.fmean(losses[-5:]))
-
-
-def test_training_uses_the_recipes_z_loss_and_validation_none(tmp_path, monkeypatch):
-    used: dict[bool, set[float]] = {True: set(), False: set()}
-    loss = Decoder.loss
-
-    def watched(model, tokens, targets, z_coefficient=0.0, *rest, **named):
-        used[torch.is_grad_enabled()].add(z_coefficient)
-        return loss(model, tokens, targets, z_coefficient, *rest, **named)
-
-    monkeypatch.setattr(Decoder, "loss", watched)
-    train(tiny_recipe("train.z_loss=3e-5", "train.steps=3"), tmp_path / "run")
-    assert used == {True: {3e-5}, False: {0.0}}
 
 
 def test_result_holds_what_reports_and_comparisons_read(finished):
@@ -87,19 +63,6 @@ def test_a_run_whose_record_of_its_data_is_lost_takes_up_no_other(finished, tmp_
     assert "run/environment.json: data" in refusal(train_or_resume, tiny_recipe(), run.path)
 
 
-def test_run_held_by_another_process_is_refused(finished):
-    script = (
-        "import sys, pathlib; from widthwise.run_dir import RunDir\n"
-        "with RunDir(sys.argv[1]).locked(): print('held', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", script, str(finished)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
-        assert f"in use by process {other.pid}" in refusal(resume, finished)
-        other.communicate()
-    assert resume(finished)["status"] == "finished"
-
-
 def test_mistakes_are_found_before_anything_is_written(tmp_path, monkeypatch):
     mistakes = {
         "schedule.warmup_steps=9": "warmup_steps: got 9; must be less than train.steps = 9",
@@ -130,14 +93,6 @@ def test_a_run_that_cannot_begin_leaves_what_stood_there_before(tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
     assert (tmp_path / "mine").is_dir()
     assert (tmp_path / "noted" / "note.txt").read_text() == "mine"
-
-
-def test_a_comparison_that_cannot_begin_leaves_nothing(tmp_path):
-    recipes = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
-    for path, d_model in zip(recipes, (16, 24)):
-        path.write_text(to_yaml(tiny_recipe(NO_DATA, f"model.d_model={d_model}")))
-    refusal(run_experiment, read_plan(recipes, seeds=(1,), match="none"), tmp_path / "runs" / "both")
-    assert sorted(tmp_path.iterdir()) == recipes
 
 
 def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):

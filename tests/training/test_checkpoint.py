@@ -1,6 +1,4 @@
-import errno
 import json
-import re
 import shutil
 from collections import deque
 from pathlib import Path
@@ -10,14 +8,13 @@ import torch
 from boxes import refusal
 from file_operations import forge
 from growing_runs import MUON
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
-from widthwise.training import checkpoint, checkpoint_folder, saved_tensors
+from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.checkpoint_folder import Retention, prune
 from widthwise.training.state import RunState
 
@@ -57,28 +54,6 @@ def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, ti
         assert expected.keys() == found.keys()
         assert all(torch.equal(expected[part], found[part]) for part in expected), name
     assert (other.head.weight is other.embedding.weight) == (tie == "true")
-
-
-def test_names_of_the_tensors_are_those_of_the_parameters_and_of_what_each_optimizer_keeps_of_them(tmp_path):
-    for matrix, overrides in (({"exp_avg", "exp_avg_sq", "step"}, ()), ({"momentum_buffer"}, (MUON,))):
-        model, optimizer = trained(1, *overrides)
-        path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(model, optimizer), {})
-        names = {name for name, _ in model.named_parameters()}
-        expected = {
-            f"{name}.{part}"
-            for name in names
-            for part in (matrix if re.search(r"\.w_\w+\.weight$", name) else {"exp_avg", "exp_avg_sq", "step"})
-        }
-        with safe_open(path / MODEL, "pt") as file:
-            assert set(file.keys()) == names
-        with safe_open(path / OPTIMIZER, "pt") as file:
-            assert set(file.keys()) == expected
-
-
-def test_weights_of_another_model_are_refused(tmp_path):
-    (path,) = saved(tmp_path, 1)
-    model, _ = trained(1, "model.shape.widths=[24, 16, 24]")
-    assert re.search(r"model.safetensors: layers\.1.* has shape", refusal(checkpoint.load_weights, path, model))
 
 
 def test_newest_checkpoint_is_found_by_number(tmp_path):
@@ -127,23 +102,6 @@ def test_every_single_flipped_bit_of_the_manifest_is_harmless_or_found(tmp_path)
     assert checkpoint_folder.latest_valid(tmp_path)[0] is None
 
 
-@pytest.mark.parametrize("failing_file", FILES)
-def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(tmp_path, monkeypatch, failing_file):
-    (good,) = saved(tmp_path, 3)
-    fsync_file = checkpoint.fsync_file
-
-    def fail_for_one(path: Path) -> None:
-        if path.name == failing_file:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync_file(path)
-
-    monkeypatch.setattr(checkpoint, "fsync_file", fail_for_one)
-    monkeypatch.setattr(saved_tensors, "fsync_file", fail_for_one)
-    assert "step_00000004: cannot be written (No space left on device)" in refusal(saved, tmp_path, 4)
-    assert list(tmp_path.iterdir()) == [good]
-    assert checkpoint_folder.latest_valid(tmp_path) == (good, [])
-
-
 def test_saving_replaces_a_damaged_one_and_pruning_keeps_the_newest_good_ones(tmp_path):
     paths = saved(tmp_path, 1, 2, 3, 4, 5)
     truncate(paths[4] / "model.safetensors")
@@ -153,15 +111,6 @@ def test_saving_replaces_a_damaged_one_and_pruning_keeps_the_newest_good_ones(tm
     assert checkpoint_folder.find_damage(paths[3]) is None
     prune(tmp_path, Retention(2), damages)
     assert checkpoint_folder.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
-
-
-def test_leftovers_of_killed_processes_are_removed_and_never_taken_for_checkpoints(tmp_path):
-    (path,) = saved(tmp_path, 4)
-    leftover = tmp_path / ".step_00000005.partial"
-    path.rename(leftover)
-    assert checkpoint_folder.latest_valid(tmp_path) == (None, [])
-    checkpoint_folder.remove_partial(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path):

@@ -35,14 +35,6 @@ def test_a_record_holds_one_number_a_layer_averaged_over_micro_batches():
     assert record["width_fraction"] == [None, pytest.approx(width.item()), None]
 
 
-def test_a_model_that_chooses_nothing_adds_no_keys(finished):
-    keys = {key for record in RunDir(finished).metrics() for key in record}
-    assert not keys & {"width_fraction", "width_price", "score_grad_norm", "balance_loss", "expert_load_max"}
-    result = RunDir(finished).result()
-    assert not result.keys() & {"token_widths", "expert_loads"}
-    assert result.best_step is None
-
-
 def test_the_norm_of_a_scores_gradient_is_that_of_its_parameters_and_bias():
     model = mixed_model()
     found = model.loss(INPUTS, TARGETS)

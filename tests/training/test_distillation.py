@@ -1,6 +1,5 @@
 """A student learns the predictions of a teacher beside its targets: `train.distill`."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from boxes import refusal
 from file_operations import forge
 from growing_runs import UNIFORM
 from one_step import BATCH, CPU, INPUTS, TARGETS, UNCLIPPED
-from tiny_runs import outcome, resumed_alike, step_config, tiny_recipe, unfinished_copy
+from tiny_runs import resumed_alike, step_config, tiny_recipe, unfinished_copy
 from torch import Tensor
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
@@ -65,28 +64,9 @@ def test_the_divergence_is_part_of_the_gradient_but_not_of_the_loss(float64: Non
     torch.testing.assert_close([each.grad for each in model.parameters()], list(expected), rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 3e-2)])
-def test_a_model_learns_nothing_from_itself(finished: Path, precision: str, tolerance: float) -> None:
-    told = Boundaries(int(BATCH[0, 3]), masks=True, resets=True)
-    assert (told.documents(BATCH) != 0).any()
-    norms = []
-    for weight in (0.0, 1.0):
-        model = build(saved_recipe(RunDir(finished)).final_model, seed=1)
-        model.set_weights(open_model(finished, "cpu").model.named_parameters())
-        norms.append(step(model, finished, told, precision, weight=weight).grad_norm)
-    assert norms[1] < tolerance * norms[0]
-
-
-def test_without_weight_a_teacher_changes_no_bit(finished: Path, tmp_path: Path) -> None:
-    train(tiny_recipe(*NARROW), tmp_path / "alone")
-    train(student(finished, "train.distill.weight=0"), tmp_path / "taught")
-    assert outcome(tmp_path / "taught")["model"] == outcome(tmp_path / "alone")["model"]
-
-
-@pytest.mark.parametrize("overrides", [[], [*WIDE, "train.distill.layers=last"]])
-def test_a_resumed_run_is_bitwise_the_uninterrupted_one(finished: Path, tmp_path: Path, overrides: list[str]) -> None:
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(finished: Path, tmp_path: Path) -> None:
     growing = "growth=[{at_step: 4, model: {n_layers: 3}, rewarmup_steps: 0}]"
-    train(student(finished, growing, *overrides), tmp_path / "whole")
+    train(student(finished, growing, *WIDE, "train.distill.layers=last"), tmp_path / "whole")
     resumed_alike(tmp_path / "whole", tmp_path, 1, 6)
     assert saved_recipe(RunDir(tmp_path / "whole")).train.distill.teacher == str(finished)
 
@@ -121,7 +101,7 @@ def test_what_is_no_teacher_is_refused(finished: Path, tmp_path: Path) -> None:
     assert "nowhere: is not a run directory" in refusal(student, tmp_path / "nowhere")
     for recipe, message in (
         (student(finished, "model.vocab_size=400"), " has vocab_size 257; must be model.vocab_size = 4"),
-        (student(finished, "data.tokenizer=bpe-257"), "data.tokenizer: got bpe-257; must be that of the model"),
+        (student(finished, "data.tokenizer=bpe-257"), "data.tokenizer: got bpe-257; must be the model's"),
         (student(bare), "no checkpoint to load (nothing was saved yet)"),
         # States of layers that nothing relates to those of the model.
         (student(finished, "train.distill.layers=last"), "layers: got last; the model has 8 coordinates"),
@@ -143,7 +123,7 @@ def test_a_teacher_that_was_trained_on_is_refused_by_a_resume(finished: Path, tm
     train(student(teacher), tmp_path / "whole")
     run = unfinished_copy(tmp_path / "whole", tmp_path / "run", 4)
     resume(teacher)
-    assert "train.distill.teacher: was at step 5 when the run was begun; is at step 9" in refusal(resume, run)
+    assert "train.distill.teacher: is at step 9; must be at step 5" in refusal(resume, run)
 
 
 def coordinates(stream: Any, d_model: int) -> Tensor:
@@ -151,9 +131,7 @@ def coordinates(stream: Any, d_model: int) -> Tensor:
     return torch.cat((stream.prefix, *reversed(stream.parked)), dim=-1)[..., :d_model]
 
 
-@pytest.mark.parametrize(
-    ("n_states", "recompute", "compiled"), [(1, "none", False), (3, "layer", False), (3, "selective", True)]
-)
+@pytest.mark.parametrize(("n_states", "recompute", "compiled"), [(1, "none", False), (3, "selective", True)])
 def test_layers_learn_states_by_the_gradient_of_the_relative_square(
     float64: None, n_states: int, recompute: str, compiled: bool
 ) -> None:
@@ -233,20 +211,12 @@ def test_of_layers_and_coordinates_that_were_cut_off_the_rest_learns(parent: Pat
         torch.testing.assert_close(state, whole @ origin.stream[:, :16])
 
 
-def test_a_cut_run_that_learns_states_resumes_bitwise_and_comes_nearer(parent: Path, tmp_path: Path) -> None:
+def test_a_cut_run_that_learns_states_comes_nearer(parent: Path, tmp_path: Path) -> None:
     learning = ("optimizer.lr=0.001", "train.distill.weight=1", "train.distill.layers_weight=10")
     run = cut_of(parent, tmp_path / "run", *learning, "train.activation_checkpointing=layer", flops=0.6)
     before = distance_on_its_text(run)
-    whole = Path(shutil.copytree(run, tmp_path / "whole"))
-    resume(whole)
-    resumed_alike(whole, tmp_path, 4)
-    assert distance_on_its_text(whole) < before
-
-
-@pytest.mark.parametrize("temperature", [1e300, 1e-300, 0.0, float("inf"), float("nan")])
-def test_a_temperature_whose_square_is_no_number_of_training_is_refused(temperature: float) -> None:
-    changes = "train.distill={teacher: run}", f"train.distill.temperature={temperature}"
-    assert "train.distill.temperature: got" in refusal(tiny_recipe, *changes)
+    resume(run)
+    assert distance_on_its_text(run) < before
 
 
 def test_an_origin_of_odd_shapes_and_ranges_is_refused(parent: Path, tmp_path: Path) -> None:

@@ -49,8 +49,3 @@ def test_freed_memory_is_there_again_until_it_is_given_back():
     again, after_giving_back = faults("keep")
     assert again < n_pages / 10
     assert after_giving_back > n_pages / 2
-
-
-def test_the_environment_has_precedence():
-    n_pages = 81 * 2**20 // os.sysconf("SC_PAGE_SIZE")
-    assert faults("keep", MALLOC_TRIM_THRESHOLD_="65536")[0] > n_pages / 2

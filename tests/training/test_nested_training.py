@@ -50,15 +50,11 @@ def test_the_gradient_is_the_sum_over_the_passes_and_the_loss_that_of_the_first(
 NESTED = "train.nested={}"
 
 
-def test_training_compute_counts_every_pass(tmp_path):
+def test_training_compute_counts_every_pass():
     recipe = tiny_recipe(DYNAMIC, NESTED)
     flops = recipe.explicit_model.cost().training_flops(17)
     expected = pflops_days(3 * flops, 9 * 4 * 17)
     assert inspect_recipe(recipe)["pflops_days"] == pytest.approx(expected)
-    train(recipe, tmp_path / "run")
-    result = RunDir(tmp_path / "run").result()
-    assert result["pflops_days"] == pytest.approx(expected)
-    assert result["tokens"] == 9 * 4 * 17
 
 
 def test_models_of_one_width_and_options_that_contradict_each_other_are_refused(tmp_path):

@@ -1,11 +1,10 @@
 """Texts that the model writes at validations."""
 
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
-from tiny_runs import SAMPLES, Listener, resumed_alike, tiny_recipe, unfinished_copy
+from tiny_runs import SAMPLES, resumed_alike, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
 from widthwise.model.generate import SamplingConfig, generate
@@ -13,7 +12,6 @@ from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.open import open_model
 from widthwise.runs.train import resume, train
-from widthwise.training.launch import Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +61,6 @@ def test_a_killed_run_has_each_text_once(sampled, tmp_path):
     RunDir(torn).metrics_file.append(kept)
     resume(torn)
     assert texts(torn) == texts(sampled)
-
-
-def test_samples_may_be_asked_for_when_a_run_is_resumed(sampled, tmp_path):
-    run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(tiny_recipe(), run, Listener(lambda step: step == 6 and signal.raise_signal(signal.SIGTERM)))
-    resume(run, overrides=[SAMPLES])
-    assert texts(run) == [record for record in texts(sampled) if record["step"] == 9]
-    assert resume(run).steps == 9
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_training(tmp_path):

@@ -57,11 +57,6 @@ def test_tensors_and_their_rows_come_from_any_number_of_files(tmp_path: Path, n_
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_the_files_of_several_are_numbered() -> None:
-    assert file_names("model", 1) == ["model.safetensors"]
-    assert file_names("optimizer", 2) == [f"optimizer-0000{i}-of-00002.safetensors" for i in (1, 2)]
-
-
 def refusal(folder: Path, n_shards: int, wanted: dict[str, torch.Size]) -> str:
     with pytest.raises(UserError) as caught, SavedTensors.opened(folder, "model", n_shards) as saved:
         saved.check(wanted)

@@ -85,7 +85,11 @@ def test_a_spike_and_a_better_validation_before_cast_doubt_on_the_last_loss(tmp_
     for train_losses, validations, doubts in (
         ([5.0, 4.0, 4.375], [4.0, 4.0], []),
         ([5.0, 4.0, 4.625, 4.25], [4.5, 4.0], ["the training loss rose by 0.62 nats, at step 30"]),
-        ([5.0, None, 4.0], [4.0, 4.25, 4.125], ["the last validation, 4.1250, is worse than that of step 1, 4.0000"]),
+        (
+            [5.0, None, 4.0],
+            [4.0, 4.25, 4.125],
+            ["the last validation, 4.1250, is worse than the validation of step 1, 4.0000"],
+        ),
         ([], [], []),
     ):
         found = [

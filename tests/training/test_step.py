@@ -9,7 +9,6 @@ from tiny_runs import step_config, tiny_recipe
 from widthwise.model.decoder import build
 from widthwise.recipe.objective import NestedConfig, WidthBudgetConfig
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.training.step_statistics import ChoiceMeans
 
 
 def fresh(dtype=torch.float64, *overrides):
@@ -76,14 +75,6 @@ def test_bf16_keeps_weights_gradients_and_optimizer_state_in_fp32():
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
 
 
-def test_the_positions_and_biases_of_a_gpt2_learn(float64):
-    gpt2 = ("model.positions={n_positions: 14}", "model.norm={kind: layer}", "model.ffn={kind: mlp, bias: true}")
-    model = fresh(torch.float64, *gpt2, "model.attention={head_dim: 8, rope_base: null, bias: true, out_bias: true}")
-    step(model)
-    assert model.positions.weight.grad.any(dim=1).tolist() == [True] * 13 + [False]  # which no input has
-    assert all(parameter.grad.any() for name, parameter in model.named_parameters() if "bias" in name)
-
-
 def test_gradients_left_over_do_not_influence_the_step():
     first, second = fresh(torch.float32), fresh(torch.float32)
     for parameter in first.parameters():
@@ -91,15 +82,6 @@ def test_gradients_left_over_do_not_influence_the_step():
     step(first)
     step(second)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
-
-
-def test_a_model_without_dynamic_widths_has_one_pass_to_which_nothing_is_added():
-    model = fresh(torch.float32)
-    objective, loss = objective_of(model, step_config()), model.loss(INPUTS, TARGETS)
-    assert list(objective.draw_passes()) == [None]
-    assert objective.term(loss, None) is loss.objective
-    objective.end_step(ChoiceMeans())
-    assert (objective.state(), objective.record()) == ([], {})
 
 
 def test_the_budget_joins_the_passes_in_which_tokens_choose_their_widths():

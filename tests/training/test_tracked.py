@@ -9,7 +9,7 @@ from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import train
 from widthwise.training import tracked as tracked_module
 from widthwise.training.tracked import TRACKERS, Tracker, Values, tracked, values_of
 
@@ -78,14 +78,6 @@ def of_records(records):
     return [(record["step"], values_of(record)) for record in records]
 
 
-def test_records_repeated_after_a_kill_are_sent_once(logged, finished, tmp_path):
-    run = unfinished_copy(finished, tmp_path / "run", 3)  # its records reach beyond the checkpoint, as after a kill
-    with tracked(None, ["listing"]) as observer:
-        resume(run, observer)
-    assert [step for step, _ in logged] == [record["step"] for record in RunDir(run).metrics()] + ["closed"]
-    assert logged[-1] == ("closed", True)
-
-
 def test_after_kills_wandb_has_every_record_once_in_one_run(wandb, finished, tmp_path):
     run = unfinished_copy(finished, tmp_path / "run", 3)
     records = RunDir(run).metrics()
@@ -112,15 +104,6 @@ def test_a_tracker_that_fails_is_named_once_and_changes_nothing(logged, finished
     assert listener.messages == [f"{run}: --track failing failed; the run continues without it (no space)"]
     assert capsys.readouterr().out == ""
     assert logged == [*of_records(RunDir(run).metrics()), ("closed", True)]
-
-
-def test_a_folder_that_was_moved_away_is_not_made_again(wandb, finished, tmp_path):
-    run = unfinished_copy(finished, tmp_path / "run", 6)
-    with tracked(None, ["wandb"]) as observer:
-        observer.opened(run)
-        run.rename(tmp_path / "moved")
-        observer.record({"step": 50, "event": "train", "loss": 1.0})
-    assert not run.exists()
 
 
 def test_names_and_missing_extras_are_refused_before_anything_begins():

@@ -27,20 +27,20 @@ DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05
 
 
 class OneSource(Config):
-    """Exactly one of `corpus` and `path`. Without either: `corpus: python-stdlib`, which needs no download.
+    """Exactly one of `corpus` and `path`. Default: `corpus: python-stdlib`, which needs no download.
 
-    With a corpus, `tokenizer` defaults to `bpe-4096` and `held_out` to 0.05; with a path, both are the folder's, and
-    a given value must agree.
+    With a corpus, `tokenizer` defaults to `bpe-4096` and `held_out` to 0.05; with a path, both come from the folder,
+    and a given value must agree.
     """
 
     corpus: Annotated[str, AfterValidator(lambda name: named_corpus(name).name)] | None = None
     """A corpus by name: python-stdlib (the default), installed-python, synthetic."""
     path: Annotated[PathText, AfterValidator(lambda path: check_url(path) if is_url(path) else path)] | None = None
-    """A folder made by `widthwise data prepare` or `widthwise data adopt`, or the URL of one, see `data.remote`."""
+    """A folder written by `widthwise data prepare` or `widthwise data adopt`, or its URL, see `data.remote`."""
     tokenizer: Annotated[str, AfterValidator(check_spec)] | None = None
     """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
-    """The fraction of documents kept for validation."""
+    """The fraction of documents held out for validation."""
     verify: Literal["full", "sizes"] = "full"
     """Check at every start of a run: `full` reads every byte; `sizes` trusts files of the right size."""
 
@@ -61,20 +61,21 @@ class OneSource(Config):
         return self
 
     def open(self, where: str, progress: ProgressCallback = ignore_progress) -> PreparedData:
-        """Opens or prepares the data, see `open_data`. where: the path of this section, for errors."""
+        """Open or prepare the data, see `open_data`. where: the path of this section, for errors."""
         if self.path is not None:
             data = PreparedData.open(self.path, progress)
-            found = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
-            for key, value in found.items():
+            settings = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
+            for key, value in settings.items():
                 given = getattr(self, key)
                 if given not in (None, value):
-                    adopted = (
-                        "adopted without one" if data.manifest.held_out_from is None else "prepared with held_out_from"
-                    )
-                    made = adopted if value is None else f"prepared with {value!r}"
-                    raise UserError(f"{where}.{key}: got {given!r}, but {self.path} was {made}")
+                    origin = "adopted without one"
+                    if value is not None:
+                        origin = f"prepared with {value!r}"
+                    elif data.manifest.held_out_from is not None:
+                        origin = "prepared with held_out_from"
+                    raise UserError(f"{where}.{key}: got {given!r}, but {self.path} was {origin}")
             return data
-        from widthwise.data.prepare import prepare  # slow to import, and a recipe is read without data
+        from widthwise.data.prepare import prepare  # slow to import, and not needed to read a recipe
 
         assert self.corpus is not None
         assert self.tokenizer is not None
@@ -90,19 +91,19 @@ class OneSource(Config):
         return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
-        """Checks opened data, whose sizes, manifest and index are known to agree, as far as `verify` says.
+        """Check opened data as `verify` requires; their sizes, manifest and index were checked before.
 
-        Raises UserError as `PreparedData.verify`; `sizes` leaves damage unseen that keeps the size of a file.
+        Raises UserError as `PreparedData.verify`; `sizes` does not detect damage that keeps the size of a file.
         """
         assert isinstance(data, PreparedData)
         if self.verify == "full":
             data.verify(progress)
         else:
-            _ = data.tokenizer  # opened, and so checked
+            _ = data.tokenizer  # opening it checks it
 
 
 class DataConfig(PackingConfig, OneSource):
-    """One source, and how its rows are read."""
+    """One source, with options for its rows."""
 
 
 class SourceConfig(OneSource):
@@ -116,7 +117,7 @@ SourceName = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-
 
 
 class MixtureConfig(PackingConfig):
-    """Several sources, read in proportion to their weights. All must have one tokenizer."""
+    """Several sources, read in proportion to their weights. All must have the same tokenizer."""
 
     mixture: dict[SourceName, SourceConfig] = pydantic.Field(min_length=2)
     """Sources by name. Their order makes no difference."""
@@ -129,24 +130,24 @@ class MixtureConfig(PackingConfig):
         for key in OneSource.model_fields:
             if data.get(key) is not None:
                 # Without the value, which may be a URL with a password.
-                raise ValueError(f"got {key}; conflicts with mixture, whose sources have their own; set it to null")
+                raise ValueError(f"got {key}; conflicts with mixture, whose sources define it; set it to null")
         return {key: value for key, value in data.items() if key not in OneSource.model_fields}
 
     @property
     def weights(self) -> dict[str, int]:
-        """The weights, as they are written in decimals, as whole numbers without a common divisor."""
+        """The decimal weights as whole numbers without a common divisor."""
         exact = {name: Fraction(repr(source.weight)) for name, source in self.mixture.items()}
         common = math.lcm(*(weight.denominator for weight in exact.values()))
         whole = {name: int(weight * common) for name, weight in exact.items()}
         return {name: weight // math.gcd(*whole.values()) for name, weight in whole.items()}
 
     def open(self, where: str, progress: ProgressCallback = ignore_progress) -> MixedData:
-        """Opens or prepares every source, see `open_data`. where: the path of this section, for errors."""
+        """Open or prepare every source, see `open_data`. where: the path of this section, for errors."""
         sources = {name: source.open(f"{where}.mixture.{name}", progress) for name, source in self.mixture.items()}
         return MixedData(sources, self.weights)
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
-        """As `OneSource.check`, of every source."""
+        """Check every source, see `OneSource.check`."""
         assert isinstance(data, MixedData)
         for name, source in self.mixture.items():
             source.check(data.sources[name], progress)
@@ -163,28 +164,28 @@ DataSection = Annotated[
 
 
 def open_data(config: DataSection, progress: ProgressCallback = ignore_progress) -> OpenedData:
-    """The prepared data a recipe asks for; a named corpus is prepared once and kept in the cache folder.
+    """Return the prepared data of a recipe; a named corpus is prepared once and kept in the cache folder.
 
-    Processes that ask for the same data at once wait for one of them to prepare it. Raises UserError as `prepare` and
-    `PreparedData.open` do, if `path` holds data of another tokenizer or held-out fraction than the recipe names, and
-    if the sources of a mixture have different tokenizers.
+    Of several processes that open the same data, one prepares them and the others wait. Raises UserError as `prepare`
+    and `PreparedData.open` do, if the tokenizer or held-out fraction of `path` differs from the recipe, and if the
+    sources of a mixture have different tokenizers.
     """
     return config.open("data", progress)
 
 
 Stamps = dict[Path, tuple[int, int, int]]
-"""File -> its inode, its size in bytes, and when it was changed, in ns."""
+"""File -> its inode, size in bytes, and time of the last change in ns."""
 
 
 class DataCache:
-    """Keeps what was opened and checked for a data section until one of its files changes.
+    """Keeps the opened and checked data of a data section until one of its files changes.
 
-    A comparison keeps one for all its runs; a run that is trained alone begins with an empty one. A process that gets
-    one by pickle opens the data again, but does not check them again.
+    All runs of a comparison share one; a single run begins with an empty one. A process that receives it by pickle
+    opens the data again, but does not check them again.
     """
 
     def __init__(self, checked: Mapping[str, Stamps] = MappingProxyType({})):
-        """checked: section, as JSON -> its files as they were when they passed the check."""
+        """checked: section, as JSON -> stamps of its files when they passed the check."""
         self._checked = dict(checked)
         self._opened: dict[str, tuple[OpenedData, Stamps]] = {}
 
@@ -192,18 +193,18 @@ class DataCache:
         return DataCache, (self._checked,)
 
     def open(self, section: DataSection, progress: ProgressCallback) -> OpenedData:
-        """Open as `open_data` does, once while the files stay the same."""
+        """Open as `open_data` does, once until the files change."""
         key = section.model_dump_json()
         if key in self._opened:
             data, stamps = self._opened[key]
             if stamps == _stamps(data):
                 return data
         data = open_data(section, progress)
-        self._opened[key] = data, _stamps(data)  # of the files before any check
+        self._opened[key] = data, _stamps(data)  # taken before any check
         return data
 
     def check(self, section: DataSection, progress: ProgressCallback) -> None:
-        """Check as the section does what was opened for it, once while the files stay the same."""
+        """Check the opened data of a section, once until the files change."""
         key = section.model_dump_json()
         data, stamps = self._opened[key]
         if self._checked.get(key) != stamps:
@@ -212,7 +213,7 @@ class DataCache:
 
 
 def _stamps(data: OpenedData) -> Stamps:
-    """Return the stamp of every file that exists, so that a missing one differs from any."""
+    """Return the stamps of existing files, so that a missing file causes a difference."""
     paths = [folder.path / name for folder in data.folders for name in (MANIFEST, *folder.manifest.files)]
     stats = {path: path.stat() for path in paths if path.exists()}
     return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}

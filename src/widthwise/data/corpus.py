@@ -1,4 +1,4 @@
-"""Corpora by name, from what is already on the machine, so that nothing needs to be downloaded."""
+"""Named corpora of text that is already on the machine, without downloads."""
 
 import os
 import random
@@ -24,9 +24,9 @@ ENDINGS = ("at dawn", "in the rain", "near the river", "by night")
 
 @cache
 def synthetic_documents() -> tuple[Document, ...]:
-    """Return 500 documents, about 200 KB: sentences whose verb agrees with its subject and whose hero stays the same.
+    """Return 500 documents, about 200 KB, of sentences with agreement of verb and subject, and one hero each.
 
-    A model gains from bigrams (word order), from agreement across an adjective, and from copying the hero named first.
+    A model gains from bigrams (word order), from agreement across an adjective, and from copying the hero.
     """
     documents = []
     for index in range(N_DOCUMENTS):
@@ -38,40 +38,41 @@ def synthetic_documents() -> tuple[Document, ...]:
             adjective = f"{_pick(rng, ADJECTIVES)} " if rng.random() < 0.5 else ""
             noun = _pick(rng, NOUNS) + "s" if plural else hero
             verb = _pick(rng, VERBS)
-            agreeing = verb if plural else verb[:-1] + "ies" if verb.endswith("y") else verb + "s"
-            sentences.append(f"The {adjective}{noun} {agreeing} the {_pick(rng, NOUNS)} {_pick(rng, ENDINGS)}.")
+            if not plural:
+                verb = verb[:-1] + "ies" if verb.endswith("y") else verb + "s"
+            sentences.append(f"The {adjective}{noun} {verb} the {_pick(rng, NOUNS)} {_pick(rng, ENDINGS)}.")
         documents.append(Document(f"synthetic/{index:04d}", " ".join(sentences) + "\n"))
     return tuple(documents)
 
 
-def _pick(rng: random.Random, words: tuple[str, ...]) -> str:
-    # Only Random.random() promises the same numbers in every Python version; choice() does not.
-    return words[int(rng.random() * len(words))]
+def _pick(rng: random.Random, choices: tuple[str, ...]) -> str:
+    # Random.random() gives the same numbers in every Python version; choice() may not.
+    return choices[int(rng.random() * len(choices))]
 
 
 def files_below(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:
-    """All files below a folder, sorted by relative path; a file reached twice through links counts once.
+    """Return all files below a folder, sorted by relative path; a file reached twice through links counts once.
 
-    Hidden entries, `__pycache__` and folders named in `leave_out` are left out. Raises UserError where a folder cannot
-    be listed.
+    Hidden entries, `__pycache__` and folders named in `leave_out` are omitted. Raises UserError if a folder cannot be
+    listed.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     entered: set[str] = set()
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
 
     for path, subfolders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        if (real := os.path.realpath(path)) in entered:
+        if os.path.realpath(path) in entered:
             subfolders.clear()
             continue
-        entered.add(real)
+        entered.add(os.path.realpath(path))
         subfolders[:] = sorted(name for name in subfolders if _is_visible(name) and name not in leave_out)
-        found += [Path(path, name) for name in names if _is_visible(name)]
-    once: dict[str, Path] = {}
-    for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix()):
-        once.setdefault(os.path.realpath(path), path)
-    return list(once.values())
+        files += [Path(path, name) for name in names if _is_visible(name)]
+    by_target: dict[str, Path] = {}
+    for path in sorted(files, key=lambda path: path.relative_to(folder).as_posix()):
+        by_target.setdefault(os.path.realpath(path), path)
+    return list(by_target.values())
 
 
 def _is_visible(name: str) -> bool:
@@ -79,7 +80,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iterator[Document]:
-    """The non-empty UTF-8 Python files below a folder."""
+    """Yield the non-empty UTF-8 Python files below a folder."""
     for path in files_below(folder, leave_out):
         if path.suffix != ".py" or not path.is_file():
             continue
@@ -94,7 +95,7 @@ def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iter
 
 
 def _installed_python() -> Iterator[Document]:
-    """The standard library with its tests, then every installed package."""
+    """Yield the standard library with its tests, then every installed package."""
     yield from _python_source(Path(sysconfig.get_path("stdlib")), "stdlib/", INSTALLED_FOLDERS)
     for folder in sorted({os.path.realpath(sysconfig.get_path(key)) for key in ("purelib", "platlib")}):
         yield from _python_source(Path(folder), "site-packages/", frozenset())
@@ -105,10 +106,10 @@ CORPORA: dict[str, Callable[[], Iterator[Document]]] = {
     "installed-python": _installed_python,
     "synthetic": lambda: iter(synthetic_documents()),
 }
-"""Name -> the documents. python-stdlib: the library's own source without its tests, by paths relative to it."""
+"""Name -> the documents. python-stdlib: the source of the library without its tests, with relative paths as names."""
 
 
 def named_corpus(name: str) -> Corpus:
-    """A corpus by its name. Raises UserError with the valid names; contents vary with the Python installation."""
+    """Return a corpus by name. Contents vary with the Python installation. Raises UserError with the valid names."""
     check_one_of("corpus", name, CORPORA)
     return Corpus(name, CORPORA[name])

@@ -1,4 +1,4 @@
-"""Documents, the split that each goes to, and what is counted of them."""
+"""Documents, their division into splits, and their totals."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -10,28 +10,30 @@ from widthwise.config_io import UserError
 from widthwise.data.manifest import HeldOutRecord
 
 ProgressCallback = Callable[[str, int, int | None], None]
-"""Called with the stage, the bytes of text or shards done in it, and the bytes in all (None while unknown)."""
+"""Called with the stage, the bytes of text or shards done in it, and the total bytes (None while unknown)."""
 
 
 def ignore_progress(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
     """A progress callback that does nothing."""
 
 
+@dataclass
 class Counter:
     """Adds up the bytes of one stage for a progress callback."""
 
-    def __init__(self, progress: ProgressCallback, stage: str, n_bytes_total: int | None):
-        self._progress, self._stage, self._total = progress, stage, n_bytes_total
-        self.n_bytes = 0
+    progress: ProgressCallback
+    stage: str
+    n_bytes_total: int | None
+    n_bytes: int = 0
 
     def add(self, n_bytes: int) -> None:
         self.n_bytes += n_bytes
-        self._progress(self._stage, self.n_bytes, self._total)
+        self.progress(self.stage, self.n_bytes, self.n_bytes_total)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `name` is its origin; only `text` is trained on."""
+    """A text. `name` is its origin; only `text` is used in training."""
 
     name: str
     text: str
@@ -53,36 +55,37 @@ Split = Literal["train", "held_out"]
 
 @dataclass(frozen=True)
 class Scan:
-    """The totals of documents. `fingerprint` is the sha256 (hex) of all names and contents in order."""
+    """Totals of documents. `fingerprint` is the sha256 (hex) of all names and contents in order."""
 
     fingerprint: str
     n_documents: int
     n_bytes: int
     n_held_out: int
     n_left_out: int
-    """Documents that are in neither split, and in no other number."""
+    """Documents in neither split, which no other number counts."""
 
 
 class Entry(NamedTuple):
-    """A document without its text: name, digest, size and split."""
+    """The record of a document: name, digest, size and split."""
 
     name: str
     digest: bytes
-    """sha256 of its content."""
+    """sha256 of the content."""
     n_bytes: int
     split: Split | None
-    """None: it is left out."""
+    """None: left out."""
 
     @property
     def key(self) -> bytes:
-        """Its name and digest, as a fingerprint reads them."""
+        """Name and digest, as a fingerprint reads them."""
         name = self.name.encode("utf-8", "surrogateescape")
         return len(name).to_bytes(8, "little") + name + self.digest
 
 
 def scan(entries: Iterable[tuple[Document, Entry]], progress: ProgressCallback = ignore_progress) -> Scan:
-    """Reads all documents once."""
-    fingerprint, n_bytes = hashlib.sha256(), 0
+    """Read all documents once and return their totals."""
+    fingerprint = hashlib.sha256()
+    n_bytes = 0
     counts: dict[Split | None, int] = {"train": 0, "held_out": 0, None: 0}
     for _, entry in entries:
         counts[entry.split] += 1
@@ -100,13 +103,13 @@ def train_texts(entries: Iterable[tuple[Document, Entry]]) -> Iterator[str]:
 
 
 class Division(ABC):
-    """Puts documents into the splits, each by its content alone, so that neither order nor other documents matter."""
+    """Assigns documents to splits by their content alone, independently of order and other documents."""
 
     fraction: float | None = None
-    """The share of documents that is held out; None where another rule decides."""
+    """The share of held-out documents; None for another rule."""
 
     def entry(self, document: Document) -> Entry:
-        """Name, sha256, size and split of a document of the corpus."""
+        """Return the record of a document of the corpus."""
         content = document.text.encode()
         digest = hashlib.sha256(content).digest()
         return Entry(document.name, digest, len(content), self.split(digest))
@@ -116,40 +119,40 @@ class Division(ABC):
         """Return the split of a document with this sha256; None: left out."""
 
     def held_out_elsewhere(self) -> Iterator[tuple[Document, Entry]]:
-        """Held-out documents that are not of the corpus; they come before it."""
+        """Return held-out documents from other sources, which come before the corpus."""
         return iter(())
 
     def entries(self, corpus: Corpus) -> Iterator[tuple[Document, Entry]]:
-        """All documents of a preparation, in order."""
+        """Yield all documents of a preparation, in order."""
         yield from self.held_out_elsewhere()
         for document in corpus:
             yield document, self.entry(document)
 
-    def record(self, found: Scan) -> HeldOutRecord | None:
-        """Return the source of the held-out split; None where it is a fraction."""
+    def record(self, totals: Scan) -> HeldOutRecord | None:
+        """Return the source of the held-out split; None for a fraction."""
         return None
 
-    def refuse_empty_split(self, found: Scan, name: str) -> None:
-        """Raises UserError where a split would hold nothing. name: of the corpus."""
-        n_train = found.n_documents - found.n_held_out
-        if found.n_documents == 0:
+    def refuse_empty_split(self, totals: Scan, name: str) -> None:
+        """Raise UserError if a split is empty. name: of the corpus."""
+        n_train = totals.n_documents - totals.n_held_out
+        if totals.n_documents == 0:
             raise UserError(f"{name}: holds no documents")
-        if n_train == 0 or found.n_held_out == 0:
-            raise UserError(f"{name}: {self._what_is_empty(n_train, found)}")
+        if n_train == 0 or totals.n_held_out == 0:
+            raise UserError(f"{name}: {self._describe_empty_split(n_train, totals)}")
 
     @abstractmethod
-    def _what_is_empty(self, n_train: int, found: Scan) -> str: ...
+    def _describe_empty_split(self, n_train: int, totals: Scan) -> str: ...
 
 
-N_CUT = 100
-"""Documents into which a text of few is cut by the advice of an error."""
+N_SUGGESTED = 100
+"""Number of documents that the error for an empty split suggests."""
 
 
 class HeldOutFraction(Division):
-    """A hash of the content decides, so that about this fraction of the documents is held out."""
+    """Holds out about this fraction of the documents, by a hash of their content."""
 
     def __init__(self, held_out: float):
-        """Raises UserError for a number that is not between 0 and 1."""
+        """Raises UserError unless the fraction is between 0 and 1."""
         if not 0 < held_out < 1:
             raise UserError(f"held_out: got {held_out}; expected a fraction between 0 and 1")
         self.fraction = held_out
@@ -158,21 +161,21 @@ class HeldOutFraction(Division):
     def split(self, digest: bytes) -> Split | None:
         return "held_out" if int.from_bytes(digest[:8], "big") < self._threshold else "train"
 
-    def _what_is_empty(self, n_train: int, found: Scan) -> str:
+    def _describe_empty_split(self, n_train: int, totals: Scan) -> str:
         change = "lower" if n_train == 0 else "raise"
         return (
-            f"held_out {self.fraction} puts {n_train} of {found.n_documents} documents in training and "
-            f"{found.n_held_out} in held-out; {change} held_out "
+            f"held_out {self.fraction} puts {n_train} of {totals.n_documents} documents in training and "
+            f"{totals.n_held_out} in held-out; {change} held_out "
             f"(on the command line --held-out), or cut the text into more documents: --document-bytes "
-            f"{max(1, found.n_bytes // N_CUT)}"
+            f"{max(1, totals.n_bytes // N_SUGGESTED)}"
         )
 
 
 class HeldOutSources(Division):
-    """Other sources are held out. A document equal to one of theirs is left out of training."""
+    """Holds out other sources. Documents of the corpus that are equal to a held-out one are left out."""
 
     def __init__(self, sources: Sequence[Corpus]):
-        """Read the sources once. Raises UserError as reading does."""
+        """Read the sources once. Raises UserError for an unreadable source."""
         self._sources = sources
         self._names = tuple(source.name for source in sources)
         self._digests = frozenset(
@@ -187,10 +190,10 @@ class HeldOutSources(Division):
             for document in source:
                 yield document, self.entry(document)._replace(split="held_out")
 
-    def record(self, found: Scan) -> HeldOutRecord | None:
-        return HeldOutRecord(sources=self._names, n_left_out=found.n_left_out)
+    def record(self, totals: Scan) -> HeldOutRecord | None:
+        return HeldOutRecord(sources=self._names, n_left_out=totals.n_left_out)
 
-    def _what_is_empty(self, n_train: int, found: Scan) -> str:
+    def _describe_empty_split(self, n_train: int, totals: Scan) -> str:
         if n_train:
             return f"held_out_from {', '.join(self._names)} holds no documents"
-        return f"leaves nothing to train on: {found.n_left_out} documents, each equal to one held out"
+        return f"leaves nothing to train on: {totals.n_left_out} documents, each equal to one held out"

@@ -1,4 +1,4 @@
-"""Documents become tokens, and these the shards of both splits."""
+"""Encoding of documents into the token shards of both splits."""
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -17,22 +17,22 @@ from widthwise.data.shards import NameWriter, ShardWriter, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 
 BATCH_BYTES = 2**20
-"""Documents are encoded in batches of about this much text."""
+"""Approximate size of the text of a batch."""
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Documents in order, with the tokens of all, end to end; one that is left out is as an empty one."""
+    """Documents in order, with their tokens end to end; a left-out document has no text."""
 
     entries: list[Entry]
     tokens: np.ndarray
     """(sum of lengths,), of the dtype of the shards."""
     lengths: np.ndarray
-    """int64 (n_documents,), the end-of-text tokens included."""
+    """int64 (n_documents,), including the end-of-text tokens."""
 
 
 def encode(entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer) -> Generator[EncodedBatch]:
-    """Tokenize documents, in order. Raises UserError that names a document which cannot be encoded."""
+    """Tokenize documents in order. Raises UserError for a document that cannot be encoded, with its name."""
     for batch in batches_of(entries):
         yield encode_batch(batch, tokenizer)
 
@@ -50,8 +50,7 @@ def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> E
     for ids in documents:
         ids.append(tokenizer.eos_id)
     lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-    dtype = token_dtype(tokenizer.vocab_size)
-    tokens = np.fromiter(chain.from_iterable(documents), dtype=dtype, count=lengths.sum())
+    tokens = np.fromiter(chain.from_iterable(documents), dtype=token_dtype(tokenizer.vocab_size), count=lengths.sum())
     return EncodedBatch([entry for _, entry in batch], tokens, lengths)
 
 
@@ -70,17 +69,16 @@ def batches_of(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple
 
 
 class SplitShards:
-    """Writes `train` and `held_out` in a folder; used in a `with` block, as ShardWriter is.
+    """Writes the shards `train` and `held_out` in a folder; used in a `with` block, like ShardWriter.
 
-    A document that is left out is counted and not written.
-
-    With `max_tokens`, it is full before the first training document that would make them more; that document and all
-    after it are left out, of both splits.
+    Left-out documents are counted and not written. With `max_tokens`, writing stops before the first training document
+    that would exceed them; that document and all later ones of both splits are ignored.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, max_tokens: int | None = None):
         dtype = token_dtype(tokenizer.vocab_size)
-        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
         self._byte_lengths = tokenizer.token_byte_lengths()
         self._fingerprint = hashlib.sha256()
         self.n_left_out = 0
@@ -108,7 +106,7 @@ class SplitShards:
         return self.splits().n_bytes
 
     def fill(self, batches: Iterable[EncodedBatch], has_added: Callable[[], object] = lambda: None) -> None:
-        """Appends batches until it is full; `has_added` is called after each."""
+        """Append batches until full; `has_added` is called after each batch."""
         for batch in batches:
             self._add(batch)
             has_added()
@@ -118,20 +116,21 @@ class SplitShards:
     def _add(self, batch: EncodedBatch) -> None:
         is_trained_on = np.array([entry.split == "train" for entry in batch.entries], dtype=bool)
         n_kept = self._n_that_fit(np.where(is_trained_on, batch.lengths, 0))
-        entries, lengths = batch.entries[:n_kept], batch.lengths[:n_kept]
+        entries = batch.entries[:n_kept]
+        lengths = batch.lengths[:n_kept]
         tokens = batch.tokens[: lengths.sum()]
         n_bytes = np.array([entry.n_bytes for entry in entries], dtype=np.int64)
         for split, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
             chosen = np.array([entry.split == split for entry in entries], dtype=bool)
-            own = tokens[np.repeat(chosen, lengths)]
-            writer.add(own, lengths[chosen])
+            split_tokens = tokens[np.repeat(chosen, lengths)]
+            writer.add(split_tokens, lengths[chosen])
             names.add(entry.name for entry in entries if entry.split == split)
-            count += (chosen.sum(), len(own), n_bytes[chosen].sum(), self._byte_lengths[own].sum())
+            count += (chosen.sum(), len(split_tokens), n_bytes[chosen].sum(), self._byte_lengths[split_tokens].sum())
         self._fingerprint.update(b"".join(entry.key for entry in entries if entry.split is not None))
         self.n_left_out += sum(entry.split is None for entry in entries)
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
-        """Count the documents of a batch that fit; lengths (n_documents,) are 0 for those not trained on."""
+        """Count the documents of a batch that fit. train_lengths: (n_documents,), 0 for documents of no training."""
         if self.is_full:
             return 0
         if self.max_tokens is None:
@@ -143,8 +142,14 @@ class SplitShards:
 
     def found(self) -> Scan:
         """Return the totals of the documents written."""
-        fingerprint, splits = self._fingerprint.hexdigest(), self.splits()
-        return Scan(fingerprint, splits.n_documents, splits.n_bytes, splits.held_out.n_documents, self.n_left_out)
+        splits = self.splits()
+        return Scan(
+            self._fingerprint.hexdigest(),
+            splits.n_documents,
+            splits.n_bytes,
+            splits.held_out.n_documents,
+            self.n_left_out,
+        )
 
     def splits(self) -> Splits:
         records = (SplitRecord(**dict(zip(SplitRecord.model_fields, count))) for count in self._counts.tolist())

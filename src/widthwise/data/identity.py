@@ -1,4 +1,4 @@
-"""The identity of a run's data: entries of its `environment.json`, by which a resumed run knows its data again."""
+"""The identity of a run's data, recorded in `environment.json`, by which a resumed run checks its data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,17 +8,17 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.run_dir import RunDir
 
 KEY = "data"
-"""Key of the identity in `environment.json`; null while the run has seen no data, as after an import."""
+"""Key of the identity in `environment.json`; null while the run has no data, as after an import."""
 IMPORTED = "imported"
 """Key in `environment.json` of the origin of an imported run."""
 TOKENIZER_KEY = "tokenizer"
-"""Key of the tokenizer of a run that has seen no data; null without a tokenizer."""
+"""Key of the tokenizer of a run that has no data; null without a tokenizer."""
 VALIDATION_KEY = "validation"
-"""Key of the checksums of the texts and tasks that the recipe names for validations, if any."""
+"""Key of the checksums of the recipe's validation texts and tasks, if any."""
 
 
 class TokenizerIdentity(Config):
-    """The tokenizer that made the tokens."""
+    """The tokenizer of the data."""
 
     spec: str
     id: str
@@ -38,7 +38,7 @@ class CorpusIdentity(Config):
 
 
 class DataIdentity(Config):
-    """Base of the identities, which are equal exactly if every byte of two data sets is equal."""
+    """Base class of identities, which are equal if and only if every byte of two data sets is equal."""
 
     tokenizer: TokenizerIdentity
 
@@ -52,7 +52,7 @@ class DataIdentity(Config):
         return self.model_dump_json(exclude={"tokenizer": {"spec"}, **corpus, "sources": {"__all__": corpus}})
 
     def rows(self) -> dict[str, str]:
-        """Return the rows of a table that name the data."""
+        """Return the rows of a table that describe the data."""
         return {"tokenizer": self.tokenizer.spec}
 
 
@@ -83,7 +83,7 @@ class SourceIdentity(Config):
 
 
 class MixtureIdentity(DataIdentity):
-    """The identity of a mixture of prepared folders that have one tokenizer."""
+    """The identity of a mixture of prepared folders with the same tokenizer."""
 
     sources: dict[str, SourceIdentity]
 
@@ -96,7 +96,7 @@ class MixtureIdentity(DataIdentity):
 
 
 def describe_difference(first: DataIdentity, second: DataIdentity) -> tuple[str, str]:
-    """Describe two data sets that differ; for mixtures with one tokenizer only the first source that differs."""
+    """Describe two data sets that differ; for mixtures with the same tokenizer only the first source that differs."""
     if (
         isinstance(first, MixtureIdentity)
         and isinstance(second, MixtureIdentity)
@@ -110,7 +110,7 @@ def describe_difference(first: DataIdentity, second: DataIdentity) -> tuple[str,
 
 
 def unseen_data(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the entries of `environment.json` of a run that has seen no data yet."""
+    """Return the entries of `environment.json` of a run that has no data yet."""
     identity = None if tokenizer is None else {"spec": tokenizer.spec, "id": tokenizer.id}
     return {KEY: None, TOKENIZER_KEY: identity}
 
@@ -123,12 +123,12 @@ def read_identity(environment: Mapping[str, Any], where: str) -> DataIdentity:
 
 
 def recorded_identity(run: RunDir) -> DataIdentity:
-    """Return the identity of the data that a run was begun with. Raises UserError where its record is broken."""
+    """Return the identity of the data that a run was begun with. Raises UserError for a damaged record."""
     return read_identity(run.environment(), f"{run.path}/environment.json")
 
 
 def check_data_of_run(run: RunDir, data: DataIdentity, than: str, advice: str = "") -> None:
-    """Raises UserError where a run was trained on other data. than: name of `data`; advice: the end of the message."""
+    """Raise UserError if a run was trained on other data. than: name of `data`; advice: the end of the message."""
     recorded = recorded_identity(run)
     if recorded != data:
         before, now = describe_difference(recorded, data)

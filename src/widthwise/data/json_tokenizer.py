@@ -1,4 +1,4 @@
-"""Tokenizers of the `tokenizers` library, and those of all kinds by their names in recipes.
+"""Tokenizers of the `tokenizers` library, and the specs of all kinds of tokenizers in recipes.
 
 bytes                          the 256 bytes and an end-of-text token
 bpe-4096                       byte-level BPE of that size, trained on the corpus
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]")
 MAX_VOCAB_SIZE = 2**24
-"""A generous limit: every id up to the largest takes memory, whether it is a token or not."""
+"""A generous limit: every id up to the largest takes memory, even if unused."""
 MOST_GROWTH = 1000
-"""Largest growth of a text by the tokenizer of a stranger; the worst text grows with XLNet's 726 times."""
+"""Largest growth of a text by an untrusted tokenizer; with XLNet's the worst text grows 726 times."""
 GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 4}
-"""At most how many bytes come of one, by part of a tokenizer.json. Unicode's from its standard annex 15; ByteLevel
-writes a byte as up to two, and puts a space before it."""
+"""Part of a tokenizer.json -> largest number of bytes that replace one. Unicode forms: from standard annex 15;
+ByteLevel writes a byte as up to two, with a space before it."""
 LONGEST_KEY = 12
-"""In bytes, of what SentencePiece's charsmaps replace; the library looks up 5."""
+"""Bytes of the longest key in SentencePiece's charsmaps; the library looks up 5."""
 ANY_TEXT = "a \ue000"
-"""With a character that no vocabulary has, so that a tokenizer without a token for the unknown shows itself."""
+"""A text with a character that no vocabulary has, to detect a tokenizer without a token for unknown characters."""
 MAX_TRAINING_BYTES = 64 * 2**20
-"""A BPE tokenizer is trained on about this much text at most: more changes little and takes minutes."""
+"""Largest text for training a BPE tokenizer, approximately: more changes little and takes minutes."""
 
 
 class JsonTokenizer(Tokenizer):
@@ -50,8 +50,8 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, spec: str, definition: str, where: str, eos: str | None = None):
         """`where` names the file in errors.
 
-        Raises UserError as `read_definition`, and for a missing end-of-text token, pieces whose bytes cannot be
-        determined, or a text that cannot be encoded.
+        Raises UserError as `read_definition`, and for a missing end-of-text token, pieces of unknown bytes, or a text
+        that cannot be encoded.
         """
         self._where = where
         self._tokenizer, data = read_definition(definition, where)
@@ -61,13 +61,12 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise UserError(f"{where}: has a token of id {self.vocab_size - 1}; allowed: below {MAX_VOCAB_SIZE}")
-        wanted = (eos,) if eos else END_OF_TEXT_NAMES
-        found = next((name for name in wanted if name in self._vocab), None)
-        if found is None:
+        eos_name = next((name for name in ((eos,) if eos else END_OF_TEXT_NAMES) if name in self._vocab), None)
+        if eos_name is None:
             hint = f"has no token {eos!r}" if eos else f"has none of {' '.join(END_OF_TEXT_NAMES)}"
             raise UserError(f"{where}: {hint}; name its end-of-text token as in tokenizer.json#<token>")
-        self.eos_id = self._vocab[found]
-        self._tokenizer.add_special_tokens([found])  # whatever the file says
+        self.eos_id = self._vocab[eos_name]
+        self._tokenizer.add_special_tokens([eos_name])  # even if it is a plain token in the file
         self._encoder = _encoder(self._tokenizer, data)
         self._encoder.no_truncation()
         self._encoder.no_padding()
@@ -89,7 +88,7 @@ class JsonTokenizer(Tokenizer):
         with refusing_panics(f"{self._where}: cannot encode a text"):
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
             encoded = [encoding.ids for encoding in encodings]
-        if any(self.eos_id in ids for ids in encoded):  # a vocabulary can have it as a plain piece
+        if any(self.eos_id in ids for ids in encoded):  # a vocabulary can contain it as a plain piece
             raise UserError(f"{self._where}: cannot encode a text that spells the end-of-text token {self.eos!r}")
         return encoded
 
@@ -104,7 +103,7 @@ class JsonTokenizer(Tokenizer):
         return self._definition
 
     def plain_definition(self) -> str:
-        """The definition without tokens that it adds to texts, for a model that was not trained with them."""
+        """Return the definition without the tokens that it adds to texts, for a model trained without them."""
         data = json.loads(self._definition)
         if any("special_tokens" in part or "cls" in part for part in _mappings(data.get("post_processor"))):
             return json.dumps({**data, "post_processor": None}, ensure_ascii=False)
@@ -126,7 +125,7 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def vocabulary_id(self) -> str:
-        model = json.loads(self._tokenizer.to_str())["model"]  # in the library's own form, whatever that of the file
+        model = json.loads(self._tokenizer.to_str())["model"]  # in the normal form of the library
         pieces = sorted(self._vocab.items(), key=lambda item: item[1])
         scores = model["vocab"] if isinstance(model["vocab"], list) else None
         content = json.dumps([pieces, model.get("merges"), scores, self.eos_id])
@@ -134,10 +133,10 @@ class JsonTokenizer(Tokenizer):
 
 
 def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dict[str, Any]]":
-    """A tokenizer.json that a stranger may have written, and its content.
+    """Parse an untrusted tokenizer.json; return the tokenizer and its content.
 
-    Raises UserError, which begins with `where`, for a broken one, for one that may make a text more than MOST_GROWTH
-    times as long, in which reading it may never end, and for one that repeats, drops or randomly splits text.
+    Raises UserError, which begins with `where`, for a damaged file, for a tokenizer that may make a text more than
+    MOST_GROWTH times as long, so that encoding may never end, and for one that repeats, drops or randomly splits text.
     """
     from tokenizers import Tokenizer as LibraryTokenizer  # takes 45 ms, and a recipe only names its tokenizer
 
@@ -146,20 +145,21 @@ def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dic
         for parts in (("normalizer", "pre_tokenizer"), ("decoder",)):
             growth = math.prod((_growth(part) for name in parts for part in _mappings(data.get(name))), start=1.0)
             if growth > MOST_GROWTH:
-                made = f"{' and '.join(parts)} may make a text {growth:,.0f} times as long"
-                raise UserError(f"{where}: {made}; allowed: up to {MOST_GROWTH:,} times")
+                mistake = f"{' and '.join(parts)} may make a text {growth:,.0f} times as long"
+                raise UserError(f"{where}: {mistake}; allowed: up to {MOST_GROWTH:,} times")
         for part in _mappings(data.get("post_processor")):
             texts = [piece["Sequence"]["id"] for piece in part.get("single", ()) if "Sequence" in piece]
             if "single" in part and texts != ["A"]:
                 got = "$" + " $".join(texts[:3]) if texts else "none"
                 raise UserError(f"{where}: post_processor: single: got {got}; must hold the text $A exactly once")
-        if dropout := (data.get("model") or {}).get("dropout"):
+        dropout = (data.get("model") or {}).get("dropout")
+        if dropout:
             raise UserError(f"{where}: model.dropout: got {dropout}, which splits a text at random; allowed: null")
         return LibraryTokenizer.from_str(definition), data
 
 
 def _encoder(tokenizer: "LibraryTokenizer", data: dict[str, Any]) -> "LibraryTokenizer":
-    """Return the tokenizer itself; for a Unigram model, which matches special tokens in text, a copy without them."""
+    """Return the tokenizer; for a Unigram model, which matches special tokens in text, a copy without them."""
     pieces = data["model"].get("vocab")
     if not isinstance(pieces, list):
         return tokenizer
@@ -182,7 +182,7 @@ def _first_id(post_processor: Any) -> int | None:
 
 
 def _mappings(node: Any) -> Iterator[dict[str, Any]]:
-    """All mappings of plain data, also those within others."""
+    """Yield all mappings of plain data, including nested ones."""
     if isinstance(node, dict):
         yield node
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
@@ -190,7 +190,7 @@ def _mappings(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """At most how many bytes a part makes of one. By its keys, because the library reads parts without a type too."""
+    """Return the largest number of bytes that replace one, from the keys of a part, which may have no type."""
     match part:
         case {"precompiled_charsmap": charsmap}:
             try:
@@ -205,19 +205,22 @@ def _growth(part: dict[str, Any]) -> float:
 
 
 def _charsmap_growth(charsmap: bytes) -> float:
-    """As `_growth`, of what SentencePiece replaces characters by: a Darts double array, and texts that end in a zero.
+    """Return the growth of SentencePiece's replacements: a Darts double array, and texts that end in a zero.
 
-    Raises ValueError or IndexError where a look-up would leave array or texts, at which the library panics.
+    Raises ValueError or IndexError for a look-up outside array or texts, at which the library would panic.
     """
     n_units = int.from_bytes(charsmap[:4], "little") // 4
     units = np.frombuffer(charsmap, "<u4", n_units, 4).astype(np.int64)
     texts = charsmap[4 + 4 * n_units :]
     texts.decode()
     text_bytes = np.frombuffer(texts + b"\0", np.uint8)
-    begins_character, ends = text_bytes & 0xC0 != 0x80, np.flatnonzero(text_bytes == 0)
-    labels, offsets = units & 0xFF, (units >> 10) << ((units & 1 << 9) >> 6)
+    begins_character = text_bytes & 0xC0 != 0x80
+    ends = np.flatnonzero(text_bytes == 0)
+    labels = units & 0xFF
+    offsets = (units >> 10) << ((units & 1 << 9) >> 6)
     parents = np.arange(n_units) ^ labels
-    growth, bases = 1.0, offsets[:1]
+    growth = 1.0
+    bases = offsets[:1]
     if not n_units or n_units % 256:
         raise ValueError(f"has {n_units} units; allowed: multiples of 256")
     for length in range(1, LONGEST_KEY + 1):
@@ -234,11 +237,11 @@ def _charsmap_growth(charsmap: bytes) -> float:
 
 
 def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str], int]:
-    """The function from a vocabulary piece to its number of text bytes, from the decoder that joins pieces to text."""
+    """Return a function from a vocabulary piece to its number of text bytes, for a decoder."""
     parts = [decoder, *decoder.get("decoders", [])] if decoder else []
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:
-        return len  # each byte is written as one character
+        return len  # one character for each byte
     if kinds & {"ByteFallback", "Metaspace"}:
         return lambda piece: 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", piece) else len(piece.replace("▁", " ").encode())
     raise UserError(
@@ -247,9 +250,9 @@ def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str]
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int) -> JsonTokenizer:
-    """Byte-level BPE with `vocab_size` tokens, `<|endoftext|>` among them; the same texts give the same tokenizer.
+    """Train byte-level BPE of `vocab_size` tokens, including `<|endoftext|>`. Deterministic.
 
-    About the first 64 MiB of text are used. Raises UserError if there is too little text for that many tokens.
+    Uses about the first 64 MiB of text. Raises UserError for too little text.
     """
     from tokenizers import Tokenizer as LibraryTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -282,7 +285,7 @@ def _at_most(texts: Iterator[str], n_bytes: int) -> Iterator[str]:
 
 
 def check_spec(spec: str) -> str:
-    """The spec itself if it is well formed; nothing is loaded. Raises UserError otherwise."""
+    """Validate a spec without loading anything, and return it. Raises UserError."""
     size = _bpe_size(spec)
     if size is not None and not N_BYTES < size <= MAX_VOCAB_SIZE:
         shown = spec if len(spec) <= 30 else spec[:27] + "..."
@@ -293,7 +296,7 @@ def check_spec(spec: str) -> str:
 
 
 def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None = None) -> Tokenizer:
-    """The tokenizer that a spec names. `training_texts` gives the texts to train `bpe-N` on; others do not call it."""
+    """Return the tokenizer of a spec. training_texts: returns the texts to train `bpe-N` on; not called for others."""
     size = _bpe_size(check_spec(spec))
     if size is not None:
         if training_texts is None:
@@ -306,7 +309,7 @@ def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None
 
 
 def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
-    """The tokenizer that `save` wrote at `path`, under its spec. Raises UserError if file and spec disagree."""
+    """Read a tokenizer that `save` wrote. Raises UserError if file and spec disagree."""
     if path.name == JsonTokenizer.file_name:
         eos = END_OF_TEXT if _bpe_size(spec) else spec.partition("#")[2]
         return JsonTokenizer(spec, read_text(path), str(path), eos or None)
@@ -317,7 +320,7 @@ def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
 
 
 def _bpe_size(spec: str) -> int | None:
-    """The vocabulary size in `bpe-N`, or None for another spec."""
+    """Return the vocabulary size of `bpe-N`; None for another spec."""
     match = re.fullmatch(r"bpe-0*([0-9]+)", spec)
     if match is None:
         return None
@@ -325,7 +328,7 @@ def _bpe_size(spec: str) -> int | None:
 
 
 def _built_in(spec: str) -> Tokenizer | None:
-    """A tokenizer that needs only its name."""
+    """Return a tokenizer that needs only its name; None for another spec."""
     if spec.startswith("tiktoken:"):
         return TiktokenTokenizer(spec.removeprefix("tiktoken:"))
     return ByteTokenizer() if spec == ByteTokenizer.spec else None

@@ -1,7 +1,7 @@
-"""Batches of tokens, for training as a pure function of the step, for validation from the start of the held-out text.
+"""Batches of tokens: for training as a pure function of the step, for validation from the start of the held-out text.
 
-A row may hold several documents. A document ends in the end-of-text token, which `prepare` puts there and which belongs
-to it. A row begins anywhere in the text, so its first document may be the end of one, and its last the beginning.
+A row may hold several documents. A document ends in its end-of-text token, which `prepare` adds. A row begins anywhere
+in the text, so its first and last documents may be incomplete.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ N_CHECKED_DOCUMENTS = 1000
 
 
 def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
-    """Number the document of each token within its row, from 0, by the end-of-text tokens before it.
+    """Return the index of each token's document within its row: the number of end-of-text tokens before it.
 
     tokens: integers (B, T) -> (B, T).
     """
@@ -35,10 +35,10 @@ def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
 
 
 def document_positions(documents: "Tensor") -> "Tensor":
-    """Position of each token in its document, from 0 at the document's first token in the row: (B, T) -> (B, T)."""
-    places = documents.new_ones(documents.shape).cumsum(dim=1) - 1
+    """Return the position of each token in the part of its document in the row: (B, T) -> (B, T)."""
+    positions = documents.new_ones(documents.shape).cumsum(dim=1) - 1
     begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
-    return places - (places * begins).cummax(dim=1).values
+    return positions - (positions * begins).cummax(dim=1).values
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Boundaries:
     resets: bool
 
     def documents(self, tokens: "Tensor") -> "Tensor | None":
-        """The documents that attention stays within, integers (B, T); None where it sees the whole row."""
+        """Return the documents that attention stays within, integers (B, T); None without masks."""
         return document_ids(tokens, self.eos_id) if self.masks else None
 
     def positions(self, tokens: "Tensor") -> "Tensor | None":
-        """The positions of the tokens, integers (B, T); None where they are those in the row."""
+        """Return the positions of the tokens, integers (B, T); None for positions in the row."""
         return document_positions(document_ids(tokens, self.eos_id)) if self.resets else None
 
 
@@ -66,26 +66,27 @@ class PackingConfig(Config):
     """Options for rows that hold several documents, in training and validation."""
 
     mask_documents: bool = False
-    """Keep attention within a document: no token sees one of another document of its row."""
+    """Restrict attention to a token's document within the row."""
     reset_positions: bool = False
     """Begin positions, rotary and learned, at 0 in each document of a row."""
 
     def boundaries(self, data: OpenedData) -> Boundaries:
-        """Return the boundaries that these options ask for, checked against opened data.
+        """Return the boundaries for these options, checked against opened data.
 
-        Raises UserError if one is on and documents do not end in the tokenizer's end-of-text token, as far as
-        N_CHECKED_DOCUMENTS of each file tell.
+        Raises UserError if an option is on and one of N_CHECKED_DOCUMENTS of a file does not end in the tokenizer's
+        end-of-text token.
         """
-        asked = [key for key in PackingConfig.model_fields if getattr(self, key)]
-        if not asked:
+        options = [key for key in PackingConfig.model_fields if getattr(self, key)]
+        if not options:
             return NO_BOUNDARIES
         eos_id = data.tokenizer.eos_id
         for tokens in (tokens for source in data.folders for tokens in (source.train, source.held_out)):
-            if (index := unended(tokens, eos_id)) is not None:
+            index = unended(tokens, eos_id)
+            if index is not None:
                 raise UserError(
-                    f"data.{asked[0]}: got true, but document {index} of {bin_path(tokens.prefix)} does not end in the "
-                    f"end-of-text token {eos_id}, so nothing tells documents apart; prepare the text, or adopt shards "
-                    "that were made with --append-eod"
+                    f"data.{options[0]}: got true, but document {index} of {bin_path(tokens.prefix)} does not end in "
+                    f"the end-of-text token {eos_id}, so documents cannot be separated; prepare the text, or adopt "
+                    "shards that were made with --append-eod"
                 )
         return Boundaries(eos_id, self.mask_documents, self.reset_positions)
 
@@ -95,13 +96,16 @@ AS_ONE_DOCUMENT = PackingConfig()
 
 
 def unended(tokens: TokenFile, eos_id: int) -> int | None:
-    """A document without the end-of-text token at its end, of some that are spread over the file; None: none found."""
+    """Return the index of a document that does not end in the end-of-text token; None if there is none.
+
+    Checks up to N_CHECKED_DOCUMENTS, spread over the file.
+    """
     indices = np.linspace(0, tokens.n_documents - 1, min(tokens.n_documents, N_CHECKED_DOCUMENTS), dtype=np.int64)
     return next((int(index) for index in indices if tokens.document(index)[-1:].tolist() not in ([], [eos_id])), None)
 
 
 def _tensor(rows: np.ndarray) -> "Tensor":
-    import torch  # late: verbs that only count read recipes, and these options with them
+    import torch  # slow to import, and not needed to read recipes
 
     return torch.from_numpy(rows)
 
@@ -112,7 +116,7 @@ def begun(rows: "Tensor", bos_id: int | None) -> "Tensor":
 
 
 class Loader:
-    """Training batches; `batch(step)` depends only on its argument, iteration only remembers the step.
+    """Training batches; `batch(step)` depends only on its argument, and iteration counts the steps.
 
     With several processes, rank r of n gets rows r * B/n to (r + 1) * B/n of the same global batch.
     """
@@ -127,22 +131,25 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
     ):
-        """`batch_size` is global, in sequences. Raises UserError for sizes that fit neither data nor processes."""
+        """batch_size: of all processes, in sequences. Raises UserError for sizes that do not fit data or processes."""
         if batch_size < 1 or batch_size % world_size != 0:
             raise UserError(f"batch_size: got {batch_size}; expected a positive multiple of the {world_size} processes")
         if not 0 <= seed < 2**63:
             raise UserError(f"seed: got {seed}; expected 0 to {2**63 - 1}")
         assert 0 <= rank < world_size
         self._windows = windows_of(tokens, seq_len)
-        self._rank, self._n_rows = rank, batch_size // world_size
+        self._rank = rank
+        self._n_rows = batch_size // world_size
         self.n_windows = self._windows.n_windows
-        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        self.seq_len = seq_len
+        self.batch_size = batch_size
+        self.seed = seed
         self.step = 0
 
     def batch(self, step: int) -> "Tensor":
-        """This process's rows of the batch of a step: int64 (batch_size / world_size, seq_len + 1).
+        """Return this process's rows of the batch of a step: int64 (batch_size / world_size, seq_len + 1).
 
-        Inputs are `[:, :-1]`, targets `[:, 1:]`. An epoch may end within a batch; the next one begins in the row after.
+        Inputs are `[:, :-1]`, targets `[:, 1:]`. An epoch may end within a batch; the next begins in the next row.
         """
         first = step * self.batch_size + self._rank * self._n_rows
         return _tensor(self._windows.read(np.arange(first, first + self._n_rows, dtype=np.uint64), self.seed))
@@ -156,10 +163,10 @@ class Loader:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """The step, and what must be equal for it to mean the same.
+        """Return the step, and the settings that give it its meaning.
 
-        `data` identifies a file; of a mixture, every source has its own `NAME.data`, `NAME.n_windows` and
-        `NAME.weight`.
+        `data` identifies a file; for a mixture there are `NAME.data`, `NAME.n_windows` and `NAME.weight` of every
+        source.
         """
         return {
             "step": self.step,
@@ -170,15 +177,15 @@ class Loader:
         }
 
     def differing(self, state: Mapping[str, int]) -> list[str]:
-        """List the keys of a saved state that differ here, so that its step would mean something else."""
-        own = self.state_dict()
-        return [key for key in own | dict(state) if key != "step" and own.get(key) != state.get(key)]
+        """Return the keys of a saved state, except the step, that differ from this loader."""
+        current = self.state_dict()
+        return [key for key in current | dict(state) if key != "step" and current.get(key) != state.get(key)]
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continues at the saved step, on any number of processes. Raises UserError for other data, sizes or seed."""
+        """Continue at the saved step, on any number of processes. Raises UserError for other data, sizes or seed."""
         for key in self.differing(state):
-            saved, own = state.get(key), self.state_dict().get(key)
-            raise UserError(f"resume: the saved {key} is {saved}, this run's is {own}; they must be equal")
+            current = self.state_dict().get(key)
+            raise UserError(f"resume: the saved {key} is {state.get(key)}, this run's is {current}; must be equal")
         if state.get("step", -1) < 0:
             raise UserError(f"resume: the saved step is {state.get('step')}; must be a whole number from 0")
         self.step = state["step"]
@@ -196,9 +203,9 @@ class TokenisedText:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Windows from the start of the held-out text, and how they are batched.
+    """Batches of windows from the start of the held-out text.
 
-    Windows of a mixture come in its proportions, each source's from its start, until the next source has none left.
+    Windows of a mixture come in its proportions, from the start of each source, until the next source has none left.
     """
 
     data: OpenedData | TokenisedText
@@ -209,31 +216,32 @@ class HeldOut:
     """Largest number of target tokens; None: all."""
     precision: Precision
     boundaries: Boundaries = NO_BOUNDARIES
-    """Documents in a window, in the form that the model gets."""
+    """Document masks and positions in a window."""
     skip_tokens: int = 0
-    """Target tokens left out at the start."""
+    """Number of target tokens skipped at the start."""
     bos_id: int | None = None
-    """Token before each window of a model that needs one."""
+    """Token before each window, for models that need one."""
 
     def check(self) -> None:
-        """Raises UserError if the text holds not even one window: before a long training, not after it."""
+        """Raise UserError if the text has no window. Call before training."""
         assert self.n_windows > 0
 
     @property
     def n_windows(self) -> int:
-        """Windows of one pass over all. Raises UserError if there is none, or too few after the skipped tokens."""
+        """Number of windows. Raises UserError if there is none, or too few after the skipped tokens."""
         n_windows = self._windows.n_windows - self._n_skipped
         if self.max_tokens is not None and self.max_tokens < self.seq_len:
-            got = f"train.validation_tokens: got {self.max_tokens}"
-            raise UserError(f"{got}; must be at least seq_len = {self.seq_len}")
-        n_asked = max(1, n_windows) if self.max_tokens is None else self.max_tokens // self.seq_len
-        if self._n_skipped and n_windows < n_asked:
-            left, asked = (n * self.seq_len for n in (max(0, n_windows), n_asked))
             raise UserError(
-                f"train.validation_skip: got {self.skip_tokens}, which leaves {left} tokens of the held-out text; "
-                f"must leave {asked}: hold out more, or give fewer train.validation_tokens"
+                f"train.validation_tokens: got {self.max_tokens}; must be at least seq_len = {self.seq_len}"
             )
-        return min(n_windows, n_asked)
+        n_requested = max(1, n_windows) if self.max_tokens is None else self.max_tokens // self.seq_len
+        if self._n_skipped and n_windows < n_requested:
+            raise UserError(
+                f"train.validation_skip: got {self.skip_tokens}, which leaves {max(0, n_windows) * self.seq_len} "
+                f"tokens of the held-out text; must leave {n_requested * self.seq_len}: hold out more, or give fewer "
+                "train.validation_tokens"
+            )
+        return min(n_windows, n_requested)
 
     @property
     def _n_skipped(self) -> int:
@@ -241,20 +249,21 @@ class HeldOut:
 
     @property
     def sources(self) -> list[str]:
-        """The source of each window of a mixture, in order; empty where there is only one."""
+        """The source of each window of a mixture, in order; empty for a single source."""
         return [name for row in self._rows if (name := self._windows.source_of(row)) is not None]
 
     def means_by_source(self, values: Sequence[float]) -> dict[str, float]:
-        """The mean over the windows of each source that has some; empty where there is only one. values: per window."""
-        found: dict[str, list[float]] = {}
+        """Return the mean over the windows of each source, empty for a single source. values: one for each window."""
+        by_source: dict[str, list[float]] = {}
         for name, value in zip(self.sources, values):
-            found.setdefault(name, []).append(value)
-        return {name: fmean(found[name]) for name in sorted(found)}
+            by_source.setdefault(name, []).append(value)
+        return {name: fmean(by_source[name]) for name in sorted(by_source)}
 
     def n_text_bytes(self, token_bytes: Sequence[int]) -> float:
-        """Return the bytes of text in all windows, whose decoded targets have these bytes.
+        """Return the bytes of text in all windows. token_bytes: of the decoded targets of each window.
 
-        They are scaled as in the whole of each source: the text of a window is unknown if its tokenizer changes text.
+        Scaled by the ratio of each whole source, because the exact text of a window is unknown if the tokenizer
+        changes text.
         """
         if isinstance(self.data, MixedData):
             scales = [self.data.sources[name].bytes_per_token_byte for name in self.sources]
@@ -263,7 +272,7 @@ class HeldOut:
         return float(np.dot(scales, token_bytes))
 
     def batches(self, max_tokens: int | None = None) -> Iterator["Tensor"]:
-        """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below `self.max_tokens`."""
+        """Yield integers (at most batch_size, seq_len + 1). max_tokens: a limit below `self.max_tokens`."""
         rows = self._rows if max_tokens is None else self._rows[: max_tokens // self.seq_len]
         for first in range(0, len(rows), self.batch_size):
             index = np.array(rows[first : first + self.batch_size], dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""The manifest of a prepared folder, which vouches for all its files.
+"""The manifest of a prepared folder, with checksums of all its files.
 
 train.bin .idx, held_out.bin .idx              token files (shards.py)
-train.names.jsonl, held_out.names.jsonl        the names of their documents (also shards.py), not of adopted shards
+train.names.jsonl, held_out.names.jsonl        the names of their documents (also shards.py), absent for adopted shards
 tokenizer.json or tokenizer_spec.json
 manifest.json                                  written last: a folder without it is not finished
 """
@@ -28,7 +28,7 @@ class TokenizerRecord(Config):
     vocab_size: int
     eos_id: int
     file: PathInside
-    """Its file in the folder."""
+    """The tokenizer file in the folder."""
 
 
 class CorpusRecord(Config):
@@ -42,16 +42,16 @@ class CorpusRecord(Config):
 
 
 class SplitRecord(Config):
-    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token per document.
+    """Counts of a split. `n_bytes` is the size of the text in UTF-8; `n_tokens` includes the end-of-text tokens.
 
-    Adopted shards have no text: their `n_bytes` is `n_token_bytes`, and `n_tokens` counts the tokens in the file.
+    Adopted shards have no text: their `n_bytes` is `n_token_bytes`.
     """
 
     n_documents: int
     n_tokens: int
     n_bytes: int
     n_token_bytes: int
-    """Bytes of the decoded tokens: n_bytes unless the tokenizer changes text (adds a space, normalises, drops)."""
+    """Bytes of the decoded tokens: n_bytes unless the tokenizer changes text (adds spaces, normalises, drops text)."""
 
     @property
     def bytes_per_token_byte(self) -> float:
@@ -79,7 +79,7 @@ class HeldOutRecord(Config):
 
     sources: tuple[str, ...]
     n_left_out: int
-    """Documents of the corpus that are equal to a held-out one, so that they are in no split."""
+    """Documents of the corpus that are equal to a held-out one, and therefore in no split."""
 
 
 class Manifest(Config):
@@ -89,7 +89,7 @@ class Manifest(Config):
     tokenizer: TokenizerRecord
     corpus: CorpusRecord
     held_out_fraction: float | None
-    """None where it is `held_out_from`, and for adopted shards, which were not split by a fraction."""
+    """None with `held_out_from`, and for adopted shards, which were not split by a fraction."""
     held_out_from: HeldOutRecord | None = None
     splits: Splits
     files: dict[PathInside, FileRecord]
@@ -97,16 +97,16 @@ class Manifest(Config):
 
     @pydantic.model_validator(mode="after")
     def _check_files(self) -> Self:
-        """Requires every file to be listed, because an unlisted one would be read without being checked."""
-        read = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
-        missing = [name for name in (*read, self.tokenizer.file) if name not in self.files]
+        """Require every file to be listed, because an unlisted file would be read without a check."""
+        shards = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
+        missing = [name for name in (*shards, self.tokenizer.file) if name not in self.files]
         if missing:
             raise ValueError(f"files: lacks {missing[0]}")
         return self
 
 
 def parse_manifest(data: Any, where: str) -> Manifest:
-    """The manifest in what was read from JSON. Raises UserError beginning with `where` if it is broken or newer."""
+    """Parse a manifest from JSON data. Raises UserError beginning with `where` if it is damaged or too new."""
     if not isinstance(data, dict):
         raise UserError(f"{where}: holds {type(data).__name__}, not a mapping")
     version = data.get("format_version")

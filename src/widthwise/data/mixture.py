@@ -1,16 +1,16 @@
-"""The windows of token files, and mixtures of several prepared corpora that training reads in given proportions.
+"""The windows of token files, and mixtures of several prepared corpora in given proportions.
 
-A token file is cut into windows of seq_len + 1 tokens, `seq_len` apart, so that every token but the first is a target
-exactly once. In training every epoch of a file visits all of its windows in another random order, computed and not
-stored.
+A token file is cut into windows of seq_len + 1 tokens, `seq_len` apart, so that every token except the first is a
+target exactly once. In training every epoch of a file visits all windows in a different random order, which is computed
+and not stored.
 
-Each row of a mixture goes to a source by arithmetic on its own number. Rows are divided between two parts, and each
-part again, down to single sources: of the first m rows of a division whose first part has the share p, that part gets
-round(m p). The parts are paired as Huffman does (1952), lightest first, so that of the first n rows no source has
-`MOST_OFF` rows more or less than its share of n, however many rows and sources there are. A division adds an error of
-at most 1/2, of which a source bears its share of the part that it lies in, and from the source upwards these parts grow
-at least as fast as the Fibonacci numbers: the sum of the errors is less than half the sum of the Fibonacci numbers'
-reciprocals. With two sources it is at most 1/2.
+The source of a row of a mixture is a function of its number. Rows are divided between two parts, and each part again,
+down to single sources: a first part with the share p gets round(m p) of the first m rows of its division. The parts are
+paired by Huffman's algorithm (1952), lightest first, so that the number of rows of a source among the first n differs
+from its share of n by less than `MOST_OFF`, for any number of rows and sources. Proof: a division adds an error of at
+most 1/2, multiplied by the source's share of its part. From the source upwards these parts grow at least as fast as the
+Fibonacci numbers, so the sum of the errors is less than half the sum of the Fibonacci numbers' reciprocals. With two
+sources it is at most 1/2.
 """
 
 import heapq
@@ -41,15 +41,16 @@ class FileWindows:
                 f"seq_len: got {seq_len}; {tokens.prefix} has {tokens.n_tokens} tokens, so 1 to {tokens.n_tokens - 1}; "
                 "or prepare more text"
             )
-        self._tokens, self._seq_len = tokens, seq_len
+        self._tokens = tokens
+        self._seq_len = seq_len
         self.n_windows = (tokens.n_tokens - 1) // seq_len
-        """Rows, from the first, in which no window comes twice."""
+        """Number of first rows without a repeated window."""
 
     def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
-        """The windows of these rows, uint64 (n,): int64 (n, seq_len + 1).
+        """Return the windows of rows, uint64 (n,): int64 (n, seq_len + 1).
 
-        seed: of the order of training, which continues from epoch to epoch; None: the order of the file, where a row
-        must be less than n_windows.
+        seed: of the order of training, which continues over epochs; None: the order of the file, for rows below
+        n_windows.
         """
         if seed is not None:
             epochs, positions = np.divmod(rows, np.uint64(self.n_windows))
@@ -58,7 +59,7 @@ class FileWindows:
         return np.stack([self._tokens.tokens(start, start + self._seq_len + 1) for start in starts]).astype(np.int64)
 
     def source_of(self, row: int) -> None:
-        """Name of the source that a row is from, which is only one."""
+        """Return None: there is only one source."""
 
     def state(self) -> dict[str, int]:
         """Return the numbers that identify the order of rows."""
@@ -68,28 +69,25 @@ class FileWindows:
 def permute(positions: np.ndarray, n: int, seed: int, epochs: np.ndarray) -> np.ndarray:
     """Permute positions by the random order of their epoch: uint64, a permutation of 0..n-1 per (seed, epoch).
 
-    A Feistel network over pairs modulo ceil(sqrt(n)), repeated while it leads outside 0..n-1 ("cycle walking", Black
-    and Rogaway 2002); the square is hardly larger than n, so few repeat. Needs no memory and no start-up time.
+    A Feistel network over pairs modulo ceil(sqrt(n)), repeated while the result is outside 0..n-1 ("cycle walking",
+    Black and Rogaway 2002); the square is hardly larger than n, so few repeat. Needs no memory and no start-up time.
     """
     side = np.uint64(math.isqrt(n - 1) + 1)
     keys = _mix(_mix(np.full_like(positions, seed)) ^ epochs.astype(np.uint64))
     permuted = positions.astype(np.uint64)
     outside = np.ones(len(permuted), dtype=bool)
     while outside.any():
-        permuted[outside] = _feistel(permuted[outside], side, keys[outside])
+        high, low = np.divmod(permuted[outside], side)
+        for index in range(N_ROUNDS):
+            noise = _mix(keys[outside] ^ _mix(low * np.uint64(N_ROUNDS) + np.uint64(index)))
+            high, low = low, (high + noise % side) % side
+        permuted[outside] = high * side + low
         outside = permuted >= n
     return permuted
 
 
-def _feistel(values: np.ndarray, side: np.uint64, keys: np.ndarray) -> np.ndarray:
-    left, right = np.divmod(values, side)
-    for index in range(N_ROUNDS):
-        left, right = right, (left + _mix(keys ^ _mix(right * np.uint64(N_ROUNDS) + np.uint64(index))) % side) % side
-    return left * side + right
-
-
 def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): uint64 -> well-mixed uint64, one to one."""
+    """Apply the finaliser of splitmix64 (Steele, Lea, Flood 2014), a bijection of uint64."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -102,19 +100,19 @@ MOST_OFF = 1.68
 
 @dataclass(frozen=True)
 class RowDivision:
-    """Rows 0, 1, 2, ... of one source, or of two parts; the first has the share weight / total.
+    """Division of rows 0, 1, 2, ... between two parts with shares weight / total and the rest; or a single source.
 
-    Everything is exact for any integers.
+    Exact for any integers.
     """
 
     name: str
-    """The source; of two parts the names of all."""
+    """Name of the source, or names of all sources."""
     weight: int = 1
     total: int = 1
     parts: "tuple[RowDivision, RowDivision] | None" = None
 
     def place(self, row: int) -> tuple[str, int]:
-        """The source of a row, and how many rows that source has before it."""
+        """Return the source of a row, and the number of earlier rows of that source."""
         if self.parts is None:
             return self.name, row
         before = self._n_first(row)
@@ -132,7 +130,7 @@ class RowDivision:
         return (2 * n_rows * self.weight + self.total) // (2 * self.total)
 
     def n_rows_within(self, limits: Mapping[str, int]) -> int:
-        """The largest number of first rows of which no source has more than its limit."""
+        """Return the largest number of first rows in which no source exceeds its limit."""
 
         def exceeds(n_rows: int) -> bool:
             return any(count > limits[name] for name, count in self.counts(n_rows).items())
@@ -141,14 +139,14 @@ class RowDivision:
 
 
 def divided(weights: Mapping[str, int]) -> RowDivision:
-    """Rows in proportion to positive weights. The order in which the sources are named makes no difference."""
+    """Return the division of rows in proportion to positive weights. The order of the sources does not matter."""
     heap = [(weights[name], index, RowDivision(name)) for index, name in enumerate(sorted(weights))]
     heapq.heapify(heap)
     while len(heap) > 1:
         weight, index, first = heapq.heappop(heap)
-        other, _, second = heapq.heappop(heap)
-        both = RowDivision(f"{first.name}, {second.name}", weight, weight + other, (first, second))
-        heapq.heappush(heap, (both.total, index, both))
+        second_weight, _, second = heapq.heappop(heap)
+        pair = RowDivision(f"{first.name}, {second.name}", weight, weight + second_weight, (first, second))
+        heapq.heappush(heap, (pair.total, index, pair))
     return heap[0][2]
 
 
@@ -159,29 +157,30 @@ class TokenMixture:
     files: Mapping[str, TokenFile]
     """Sources by name, in the order of the names."""
     weights: Mapping[str, int]
-    """Each source's share of the windows over the others' share, without a common divisor."""
+    """Relative shares of the windows, whole numbers without a common divisor."""
 
 
 class MixedWindows:
-    """The windows of several files in given proportions; each file's come in the order in which it has them alone.
+    """The windows of several files in given proportions; the windows of each file keep their order.
 
     The methods are documented in `FileWindows`.
     """
 
     def __init__(self, mixture: TokenMixture, seq_len: int):
-        """Raises UserError if a file holds none."""
+        """Raises UserError for a file without windows."""
         self.sources = {name: FileWindows(tokens, seq_len) for name, tokens in mixture.files.items()}
-        self._weights, self._division = mixture.weights, divided(mixture.weights)
-        self.n_windows = self._division.n_rows_within({name: each.n_windows for name, each in self.sources.items()})
+        self._weights = mixture.weights
+        self._division = divided(mixture.weights)
+        self.n_windows = self._division.n_rows_within({name: file.n_windows for name, file in self.sources.items()})
 
     def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
         indices: dict[str, list[int]] = {}
-        own_rows: dict[str, list[int]] = {}
+        source_rows: dict[str, list[int]] = {}
         for index, row in enumerate(rows.tolist()):
-            name, own_row = self._division.place(row)
+            name, source_row = self._division.place(row)
             indices.setdefault(name, []).append(index)
-            own_rows.setdefault(name, []).append(own_row)
-        parts = [self.sources[name].read(np.array(own, dtype=np.uint64), seed) for name, own in own_rows.items()]
+            source_rows.setdefault(name, []).append(source_row)
+        parts = [self.sources[name].read(np.array(part, dtype=np.uint64), seed) for name, part in source_rows.items()]
         order = [index for of_source in indices.values() for index in of_source]
         return np.concatenate(parts)[np.argsort(order)]
 
@@ -200,7 +199,7 @@ Windows = FileWindows | MixedWindows
 
 
 def windows_of(tokens: TokenFile | TokenMixture, seq_len: int) -> Windows:
-    """The windows of a file or of a mixture. Raises UserError where a file holds not even one."""
+    """Return the windows of a file or of a mixture. Raises UserError for a file without windows."""
     return MixedWindows(tokens, seq_len) if isinstance(tokens, TokenMixture) else FileWindows(tokens, seq_len)
 
 
@@ -208,27 +207,29 @@ class MixedData:
     """The prepared data of several sources. `train` and `held_out` are mixtures of their token files."""
 
     def __init__(self, sources: Mapping[str, PreparedData], weights: Mapping[str, int]):
-        """weights: whole numbers without a common divisor. Raises UserError naming two sources whose tokens differ."""
+        """weights: whole numbers without a common divisor. Raises UserError if two sources have other tokenizers."""
         self.sources = {name: sources[name] for name in sorted(sources)}
         self.weights = {name: weights[name] for name in self.sources}
-        (first, expected), *others = ((name, data.manifest.tokenizer) for name, data in self.sources.items())
-        for name, found in others:
-            if found.id != expected.id:
+        tokenizers = {name: data.manifest.tokenizer for name, data in self.sources.items()}
+        first, expected = next(iter(tokenizers.items()))
+        for name, record in tokenizers.items():
+            if record.id != expected.id:
                 raise UserError(
                     f"data.mixture: {first} was tokenised by {expected.spec} ({expected.id[:12]}) and {name} by "
-                    f"{found.spec} ({found.id[:12]}); all sources need one tokenizer, such as the tokenizer.json of one"
+                    f"{record.spec} ({record.id[:12]}); all sources need the same tokenizer, such as the "
+                    "tokenizer.json of one of them"
                 )
         self.train = TokenMixture({name: data.train for name, data in self.sources.items()}, self.weights)
         self.held_out = TokenMixture({name: data.held_out for name, data in self.sources.items()}, self.weights)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Raises UserError if the tokenizer available now is not the one that made the data."""
+        """The tokenizer of the data. Raises UserError if it has changed since."""
         return next(iter(self.sources.values())).tokenizer
 
     @property
     def identity(self) -> MixtureIdentity:
-        """Return the identity of the data, as the manifests of the sources have it."""
+        """Identity of the data, from the manifests of the sources."""
         folders = {name: data.identity for name, data in self.sources.items()}
         sources = {
             name: SourceIdentity(weight=self.weights[name], corpus=folder.corpus, files=folder.files)
@@ -238,16 +239,17 @@ class MixedData:
 
     @property
     def folders(self) -> list[PreparedData]:
-        """Return all prepared folders of the data."""
+        """All prepared folders of the data."""
         return list(self.sources.values())
 
     def use(self, seq_len: int, n_windows: int) -> dict[str, tuple[float, float]]:
-        """Return the use of each source by a training that reads n_windows windows of seq_len tokens.
+        """Return the share of windows, from 0 to 1, and the number of epochs of each source.
 
-        Its share of the windows, between 0 and 1, and the average number of times that each of its windows is read.
+        n_windows: windows of seq_len tokens that the training reads.
         """
-        windows, counts = MixedWindows(self.train, seq_len), divided(self.weights).counts(n_windows)
-        return {name: (counts[name] / n_windows, counts[name] / own.n_windows) for name, own in windows.sources.items()}
+        files = MixedWindows(self.train, seq_len).sources
+        counts = divided(self.weights).counts(n_windows)
+        return {name: (counts[name] / n_windows, counts[name] / files[name].n_windows) for name in files}
 
 
 OpenedData = PreparedData | MixedData

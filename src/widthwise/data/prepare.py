@@ -1,4 +1,4 @@
-"""Prepare a corpus: tokenize it into a folder that appears whole or not at all."""
+"""Preparation of a corpus: tokenize it into a folder that is written atomically."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -35,19 +35,17 @@ def prepare(
     reuse: bool = False,
     progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
-    """Tokenize a corpus into `out`, which appears whole at the end or not at all.
+    """Tokenize a corpus into `out` atomically, and open it.
 
-    The corpus may be given as `open_source` takes it: a file, a folder, or the name of a corpus.
-    `held_out` is the fraction of documents to hold out, which the hash of their content decides, so that neither order
-    nor other documents matter; or it is corpora of which every document is held out, while all of `corpus` is trained
-    on, except for documents equal to a held-out one, which are left out and counted in the manifest.
-    `bpe-N` is trained on the training split alone. Tokenizers encode with threads; with `n_workers`, so many processes
-    encode, to the same bytes.
-    With `max_tokens`, preparation stops before the first document whose training tokens would exceed this number, and
-    the corpus is not read to its end; only `bpe-N` is trained on training documents of the whole corpus.
-    With `reuse`, a finished `out` is opened as it is; without, anything in `out` is refused.
-    Raises UserError where a split would be empty, the corpus changes while it is read, a worker dies, or the disk is
-    full.
+    corpus: a Corpus, a file, a folder, or a name, see `open_source`. held_out: the fraction of documents to hold out by
+    a hash of their content, or sources that are held out completely; then all of `corpus` is trained on, except for
+    documents equal to a held-out one, which are left out and counted in the manifest. `bpe-N` is trained on the
+    training split alone. n_workers: number of processes that encode, with the same result; default: threads of this
+    process. max_tokens: stop before the first training document that would exceed this number, without reading the
+    rest of the corpus; `bpe-N` is still trained on the whole corpus. reuse: open a finished `out`; otherwise anything
+    in `out` is refused.
+
+    Raises UserError if a split is empty, the corpus changes while it is read, a worker dies, or the disk is full.
     """
     check_spec(tokenizer)
     if max_tokens is not None and max_tokens < 1:
@@ -101,25 +99,25 @@ def _n_bytes_in_all(shards: SplitShards, expected: Scan | None) -> int | None:
 
 
 def _finish(folder: Path, name: str, division: Division, shards: SplitShards, progress: ProgressCallback) -> None:
-    """Writes the manifest of a folder that holds shards and tokenizer. Raises UserError where a split is empty.
+    """Write the manifest of a folder with shards and tokenizer. Raises UserError for an empty split.
 
     name: of the corpus.
     """
-    found = shards.found()
-    if shards.max_tokens is not None and found.n_held_out in (0, found.n_documents):
+    totals = shards.found()
+    if shards.max_tokens is not None and totals.n_held_out in (0, totals.n_documents):
         raise UserError(
-            f"max_tokens: got {shards.max_tokens}, which leaves {found.n_documents - found.n_held_out} documents for "
-            f"training and {found.n_held_out} held out; raise it, or cut the text into more documents (document_bytes)"
+            f"max_tokens: got {shards.max_tokens}, which leaves {totals.n_documents - totals.n_held_out} documents for "
+            f"training and {totals.n_held_out} held out; raise it, or cut the text into more documents (document_bytes)"
         )
-    division.refuse_empty_split(found, name)
+    division.refuse_empty_split(totals, name)
     write_manifest(
         folder,
         tokenizer=shards.tokenizer,
         corpus=CorpusRecord(
-            name=name, fingerprint=found.fingerprint, n_documents=found.n_documents, n_bytes=found.n_bytes
+            name=name, fingerprint=totals.fingerprint, n_documents=totals.n_documents, n_bytes=totals.n_bytes
         ),
         splits=shards.splits(),
         files=record_files(folder, progress),
         held_out_fraction=division.fraction,
-        held_out_from=division.record(found),
+        held_out_from=division.record(totals),
     )

@@ -1,7 +1,6 @@
-"""A prepared corpus on disk: how its folder appears, whole or not at all, how it is opened and checked, and
-how existing Megatron-LM shards become one.
+"""A prepared corpus on disk: atomic writing, opening and checking of its folder, and adoption of Megatron-LM shards.
 
-The folder holds token files, their tokenizer, and the manifest that vouches for both (manifest.py).
+The folder holds token files, their tokenizer, and a manifest with checksums of both (manifest.py).
 """
 
 import fcntl
@@ -42,16 +41,7 @@ from widthwise.data.shards import (
     token_dtype,
 )
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import (
-    FileRecord,
-    file_sha256,
-    fsync_file,
-    fsync_folder,
-    is_at,
-    read_json,
-    reading,
-    writing,
-)
+from widthwise.files import FileRecord, file_sha256, fsync_file, fsync_folder, is_at, read_json, reading, writing
 from widthwise.records.record import SealedFile
 
 CHECKED_TOKENS_AT_ONCE = 2**24
@@ -67,23 +57,24 @@ class PreparedData:
             with reading(path / name):
                 n_bytes = (path / name).stat().st_size
             if n_bytes != record.n_bytes:
-                promised = f"its manifest promises {record.n_bytes}"
-                raise UserError(f"{path / name}: has {n_bytes} bytes; {promised}; prepare it again")
+                raise UserError(
+                    f"{path / name}: has {n_bytes} bytes; its manifest promises {record.n_bytes}; prepare it again"
+                )
         self.train = self._open_split("train", manifest.splits.train)
         self.held_out = self._open_split("held_out", manifest.splits.held_out)
 
     @classmethod
     def open(cls, path: Path | str, progress: ProgressCallback = ignore_progress) -> "PreparedData":
-        """Opens a folder of `prepare` or `adopt`; one at a URL is fetched into the cache, see `remote.fetched`.
+        """Open a folder of `prepare` or `adopt`; a URL is fetched into the cache, see `remote.fetched`.
 
-        Raises UserError if it is missing, unfinished, damaged or too new, or cannot be fetched.
+        Raises UserError if the folder is missing, unfinished, damaged or too new, or cannot be fetched.
         """
         if path == "":
             raise UserError("data: got ''; expected a prepared folder; `.` is the working folder")
         path = fetched(path, progress) if isinstance(path, str) and is_url(path) else Path(path)
         if not path.is_dir():
-            looked_at = "" if path.is_absolute() else f"; looked at {path.absolute()}"
-            raise UserError(f"{path}: no such folder{looked_at}")
+            absolute = "" if path.is_absolute() else f"; looked at {path.absolute()}"
+            raise UserError(f"{path}: no such folder{absolute}")
         if not is_prepared(path):
             raise UserError(
                 f"{path}: has no {MANIFEST}; it is not a prepared corpus, or its preparation never finished"
@@ -94,14 +85,15 @@ class PreparedData:
         tokens = TokenFile(self.path / name)
         if tokens.n_tokens == 0:
             raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens; prepare the text again")
-        found, promised = (tokens.n_documents, tokens.n_tokens), (record.n_documents, record.n_tokens)
-        if found != promised:
-            raise UserError(f"{self.path / name}: holds (documents, tokens) {found}; its manifest promises {promised}")
+        counts = (tokens.n_documents, tokens.n_tokens)
+        promised = (record.n_documents, record.n_tokens)
+        if counts != promised:
+            raise UserError(f"{self.path / name}: holds (documents, tokens) {counts}; its manifest promises {promised}")
         return tokens
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Raises UserError if the tokenizer available now is not the one that made the data."""
+        """The tokenizer of the data. Raises UserError if it has changed since."""
         record = self.manifest.tokenizer
         tokenizer = restore_tokenizer(record.spec, self.path / record.file)
         if tokenizer.id != record.id:
@@ -110,7 +102,7 @@ class PreparedData:
 
     @property
     def identity(self) -> FolderIdentity:
-        """Return the identity of the data, as the manifest has it, without the names of documents."""
+        """Identity of the data, from the manifest, without the names of documents."""
         tokenizer = self.manifest.tokenizer
         corpus = self.manifest.corpus
         files = sorted(self.manifest.files.items())
@@ -122,7 +114,7 @@ class PreparedData:
 
     @property
     def folders(self) -> "list[PreparedData]":
-        """Return all prepared folders of the data: this one."""
+        """All prepared folders of the data: this one."""
         return [self]
 
     @property
@@ -130,21 +122,21 @@ class PreparedData:
         """Bytes of held-out text for each byte of its decoded tokens."""
         return self.manifest.splits.held_out.bytes_per_token_byte
 
-    def check_tokenizer(self, own: Tokenizer) -> None:
-        """Raises UserError if the tokenizer of a run is not the one that made the data."""
-        if self.tokenizer.id != own.id:
-            other = self.tokenizer.spec
-            raise UserError(f"{self.path}: was tokenised by {other}, not by the tokenizer of the run ({own.spec})")
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise UserError if the tokenizer of a run differs from the data's."""
+        if self.tokenizer.id != tokenizer.id:
+            raise UserError(
+                f"{self.path}: was tokenised by {self.tokenizer.spec}, not by the tokenizer of the run "
+                f"({tokenizer.spec})"
+            )
 
     def documents(self, split: Split) -> Iterator[tuple[str, int]]:
-        """The name of each document of a split and its tokens, in order, the end-of-text token included.
+        """Yield the name and the number of tokens of each document of a split, including the end-of-text token.
 
-        Raises UserError for a folder without names, or with another number of names than documents.
+        Raises UserError for a folder without names, or with a different number of names than documents.
         """
         if names_path(self.path / split).name not in self.manifest.files:
-            raise UserError(
-                f"{self.path}: has no names of documents; it was adopted, or prepared by a version that kept none"
-            )
+            raise UserError(f"{self.path}: has no names of documents; it was adopted, or prepared by an older version")
         starts = getattr(self, split).document_starts
         try:
             yield from zip(read_names(self.path / split), np.diff(starts).tolist(), strict=True)
@@ -156,7 +148,7 @@ class PreparedData:
             ) from None
 
     def verify(self, progress: ProgressCallback = ignore_progress) -> None:
-        """Checks all checksums, the tokenizer, and every token against its size. Raises UserError naming the file."""
+        """Check all checksums, the tokenizer, and the range of every token. Raises UserError with the file."""
         done = Counter(progress, "checking the data", sum(record.n_bytes for record in self.manifest.files.values()))
         for name, record in self.manifest.files.items():
             if file_sha256(self.path / name, done.add) != record.sha256:
@@ -177,7 +169,7 @@ def is_prepared(path: Path) -> bool:
 
 
 def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
-    """All tokens of a file in parts, in order. Raises UserError for a token outside 0..vocab_size - 1, naming it."""
+    """Yield all tokens of a file in parts. Raises UserError for a token outside 0..vocab_size - 1."""
     for start in range(0, tokens.n_tokens, CHECKED_TOKENS_AT_ONCE):
         part = tokens.tokens(start, min(start + CHECKED_TOKENS_AT_ONCE, tokens.n_tokens))
         if part.min() < 0 or part.max() >= vocab_size:
@@ -190,10 +182,10 @@ def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
 
 
 def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
-    """Have `fill` write all files, the manifest last, into a temporary folder, rename it to `out` and open that.
+    """Call `fill` on a temporary folder, rename it to `out` and open it.
 
-    Processes that assemble the same folder wait for each other. With `reuse`, a finished `out` is opened as it is;
-    without, a non-empty `out` is refused. Raises UserError if nothing can be written.
+    fill: writes all files, the manifest last. Processes that assemble the same folder wait for each other. reuse: open
+    a finished `out`; otherwise a non-empty `out` is refused. Raises UserError if the folder cannot be written.
     """
     out = Path(out).resolve()
     if not (reuse and is_prepared(out)):
@@ -211,7 +203,7 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
 
 
 def record_files(folder: Path, progress: ProgressCallback = ignore_progress) -> dict[str, FileRecord]:
-    """Size and checksum of every file in a folder, by name."""
+    """Return the size and checksum of every file in a folder, by name."""
     paths = sorted(folder.iterdir())
     done = Counter(progress, "computing checksums", sum(path.stat().st_size for path in paths))
     return {path.name: FileRecord.of(path, done.add) for path in paths}
@@ -227,7 +219,7 @@ def write_manifest(
     held_out_fraction: float | None = None,
     held_out_from: HeldOutRecord | None = None,
 ) -> None:
-    """Writes the manifest that vouches for the folder's files: the last thing a `fill` does."""
+    """Write the manifest of a folder: the last step of a `fill`."""
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         tokenizer=TokenizerRecord(
@@ -248,7 +240,7 @@ def write_manifest(
 
 @contextmanager
 def _own_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder for one process at a time, removed at the end unless renamed.
+    """Provide an empty folder to one process at a time, and remove it at the end unless it was renamed.
 
     Other processes wait; a killed process releases it.
     """
@@ -262,10 +254,10 @@ def _own_folder(folder: Path) -> Iterator[Path]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         if is_at(handle, folder):
             break
-        os.close(handle)  # the folder we waited for was renamed or removed
+        os.close(handle)  # another process renamed or removed the folder
     try:
-        for left_behind in folder.iterdir():
-            left_behind.unlink()
+        for leftover in folder.iterdir():
+            leftover.unlink()
         yield folder
     finally:
         if is_at(handle, folder):
@@ -281,30 +273,28 @@ def adopt(
     tokenizer: str,
     progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
-    """Check token files, each `PREFIX.bin` and `PREFIX.idx`, and link them into `out`, which appears whole.
+    """Check token files, each `PREFIX.bin` and `PREFIX.idx`, and link them into `out` atomically.
 
-    train, held_out: a PREFIX, or a folder whose token files are joined in the order of their names. `tokenizer` is the
-    spec of the tokenizer that made them. Hard links survive the deletion of the originals; where they are impossible,
-    as across file systems, the files are copied. Raises UserError for a file that is damaged, empty or holds a token
-    outside the vocabulary, the same file twice, `bpe-N`, and an `out` that is occupied.
+    train, held_out: a PREFIX, or a folder whose token files are joined in the order of their names. tokenizer: the spec
+    of their tokenizer. Hard links survive the deletion of the originals; where they are impossible, as across file
+    systems, the files are copied. Raises UserError for a file that is damaged, empty or holds a token outside the
+    vocabulary, the same file in both splits, `bpe-N`, and an existing `out`.
     """
     paths = {"train": Path(train), "held_out": Path(held_out)}
     files = {name: _token_files(path) for name, path in paths.items()}
-    known = open_tokenizer(tokenizer)
+    opened = open_tokenizer(tokenizer)
     if _inodes(files["train"]) & _inodes(files["held_out"]):
-        raise UserError(
-            f"{held_out}: is both train and held-out; a loss on training text says nothing about held-out text"
-        )
+        raise UserError(f"{held_out}: is both train and held-out; held-out text must not be in the training text")
 
     def fill(folder: Path) -> None:
-        splits = Splits(**{name: counted(parts, known, progress) for name, parts in files.items()})
+        splits = Splits(**{name: counted(parts, opened, progress) for name, parts in files.items()})
         for name, parts in files.items():
             if len(parts) == 1:
                 for path_of in (bin_path, idx_path):
                     _bring(path_of(parts[0].prefix), path_of(folder / name), progress)
             else:
-                _join(parts, folder / name, known.vocab_size)
-        known.save(folder)
+                _join(parts, folder / name, opened.vocab_size)
+        opened.save(folder)
         records = record_files(folder, progress)
         checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
         corpus = CorpusRecord(
@@ -313,13 +303,13 @@ def adopt(
             n_documents=splits.n_documents,
             n_bytes=splits.n_bytes,
         )
-        write_manifest(folder, tokenizer=known, corpus=corpus, splits=splits, files=records)
+        write_manifest(folder, tokenizer=opened, corpus=corpus, splits=splits, files=records)
 
     return assemble(out, fill)
 
 
 def _token_files(path: Path) -> list[TokenFile]:
-    """Open the token file with a prefix, or all in a folder. Raises UserError for a folder without any."""
+    """Open the token file with a prefix, or all files in a folder. Raises UserError for a folder without any."""
     if idx_path(path).exists() or not path.is_dir():
         return [TokenFile(path)]
     files = [TokenFile(index.with_suffix("")) for index in sorted(path.glob("*.idx"))]
@@ -334,7 +324,7 @@ def _inodes(files: list[TokenFile]) -> set[tuple[int, int]]:
 
 
 def _join(files: list[TokenFile], prefix: Path, vocab_size: int) -> None:
-    """Write the documents of token files, which were checked, into one."""
+    """Write the documents of checked token files into one file."""
     dtype = token_dtype(vocab_size)
     with ShardWriter(prefix, dtype) as writer:
         for file in files:
@@ -363,7 +353,7 @@ def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCall
 
 def _bring(source: Path, target: Path, progress: ProgressCallback) -> None:
     try:
-        os.link(source.resolve(), target)  # the file itself: a link to a relative symbolic link would dangle
+        os.link(source.resolve(), target)  # resolved, because a link to a relative symbolic link would dangle
     except OSError:
         progress(f"copying {source}", 0, None)
         with refusing(f"{target}: cannot be copied from {source}", OSError):

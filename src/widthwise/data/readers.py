@@ -1,4 +1,4 @@
-"""Documents from text files, JSON lines, Parquet, folders of them, and Hugging Face datasets."""
+"""Documents from text files, JSON lines, Parquet and Arrow files, folders of them, and Hugging Face datasets."""
 
 import gzip
 import io
@@ -19,38 +19,40 @@ from widthwise.files import check_plain_file, parse_json, read_json_mapping
 Reader = Callable[[Path, str, str], Iterator[Document]]
 """(file, name for its documents, field that holds the text) -> documents."""
 
-MAX_LINE_BYTES, MAX_TEXT_BYTES = 2**26, 2**30
-"""The longest JSON line and compressed text that are read, because a few kilobytes can expand to any length."""
+MAX_LINE_BYTES = 2**26
+"""Longest JSON line."""
+MAX_TEXT_BYTES = 2**30
+"""Longest compressed text, because a few kilobytes can expand to any length."""
 PACKED = (".gz", ".zst")
 SPLITS = "dataset_dict.json"
 """The file that `save_to_disk` writes for a dataset of several splits, each a folder."""
 
 
 def open_source(source: str, field: str = "text", document_bytes: int | None = None) -> Corpus:
-    """A corpus from its name, a path, or `hf:NAME[@CONFIG][:SPLIT]`; an existing path comes first."""
+    """Return a corpus from its name, a path, or `hf:NAME[@CONFIG][:SPLIT]`; an existing path precedes a name."""
     if source in CORPORA and not Path(source).exists():
         return named_corpus(source)
     return Corpus(source, lambda: read_documents(source, field, document_bytes))
 
 
 def read_documents(source: str | Path, field: str = "text", document_bytes: int | None = None) -> Iterator[Document]:
-    """Documents of a file, a folder (recursive, sorted by path) or a Hugging Face dataset.
+    """Yield the documents of a file, a folder (recursive, sorted by path) or a Hugging Face dataset.
 
     `.txt .md .py`: a file is a document. `.jsonl .json .parquet .arrow` and datasets: a row is a document, its text in
     `field`. Text and JSON lines may be compressed (`.gz .zst`). In a folder, plain `.json`, which often describes the
-    data, and other endings are not read; a warning names them. A byte order mark is no text. `document_bytes` cuts
+    data, and other endings are not read; a warning names them. Byte order marks are removed. `document_bytes` cuts
     longer texts at line ends into documents of about that size.
-    Raises UserError naming file and line for anything missing, unreadable, not UTF-8 or not text, and for a source
+    Raises UserError with file and line for a file that is missing, unreadable, not UTF-8 or not text, and for a source
     without documents.
     """
     if document_bytes is not None and document_bytes < 1:
         raise UserError(f"document_bytes: got {document_bytes}; expected a positive number of bytes")
     if str(source).startswith("hf:"):
-        whole = _read_dataset(str(source), field)
+        documents = _read_dataset(str(source), field)
     else:
-        whole = _read_files(_source_files(str(source)), field)
+        documents = _read_files(_source_files(str(source)), field)
     n_documents = 0
-    for document in whole:
+    for document in documents:
         for part in _cut(document, document_bytes):
             yield part
             n_documents += 1
@@ -65,9 +67,9 @@ def _read_files(names: dict[Path, str], field: str) -> Iterator[Document]:
 
 
 def _source_files(source: str) -> dict[Path, str]:
-    """Return the files of a file or folder, in the order of their documents, with the names of their documents.
+    """Return a dict from each file of a source to the name of its documents, in order.
 
-    Warns of files in a folder that are not read. Raises UserError where there are none, for an empty name, and for a
+    Warns of files in a folder that are not read. Raises UserError for a source without files, an empty name, and a
     dataset of several splits.
     """
     if not source:
@@ -91,7 +93,7 @@ def _source_files(source: str) -> dict[Path, str]:
     if not path.exists():
         raise UserError(f"{source}: no such file or folder; corpora by name: {', '.join(CORPORA)}")
     if _ending(path) not in READERS:
-        raise UserError(f"{source}: cannot tell its format; {EXPECTED}")
+        raise UserError(f"{source}: unknown format; {EXPECTED}")
     return {path: path.name}
 
 
@@ -112,17 +114,19 @@ def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
         n_bytes += len(line.encode())
         if n_bytes >= document_bytes:
             yield Document(f"{document.name}#{n_parts}", "".join(lines))
-            lines, n_bytes, n_parts = [], 0, n_parts + 1
+            lines = []
+            n_bytes = 0
+            n_parts += 1
     if lines:
         yield Document(f"{document.name}#{n_parts}", "".join(lines))
 
 
 def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
     with _opened(path) as file:
-        most = MAX_TEXT_BYTES if path.suffix.lower() in PACKED else path.stat().st_size
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise UserError(f"{path}: holds more than {most:,} bytes of text; cut it into several")
+        max_bytes = MAX_TEXT_BYTES if path.suffix.lower() in PACKED else path.stat().st_size
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise UserError(f"{path}: holds more than {max_bytes:,} bytes of text; cut it into several")
     yield Document(name, _decode(content, path))
 
 
@@ -150,16 +154,16 @@ def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """A file, decompressed. Turns what its reading raises into a UserError."""
-    with refusing(f"{path}: cannot be read", OSError, EOFError, zlib.error), _decompressed(path) as file:
-        yield file
-
-
-def _decompressed(path: Path) -> io.BufferedIOBase:
-    if (ending := path.suffix.lower()) == ".zst":
-        # Arrow's reader continues with the next frame, as parallel compressors write several, and refuses a cut one.
-        return io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
-    return gzip.open(path, "rb") if ending == ".gz" else open(path, "rb")
+    """Open a file, decompressed. Raises UserError for errors of opening and reading."""
+    ending = path.suffix.lower()
+    with refusing(f"{path}: cannot be read", OSError, EOFError, zlib.error):
+        if ending == ".zst":
+            # Arrow's reader accepts several frames, which parallel compressors write, and refuses a truncated one.
+            file = io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
+        else:
+            file = (gzip.open if ending == ".gz" else open)(path, "rb")
+        with file:
+            yield file
 
 
 def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
@@ -176,7 +180,8 @@ def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
 
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
-    pyarrow, parquet = require("pyarrow", "prep"), require("pyarrow.parquet", "prep")
+    pyarrow = require("pyarrow", "prep")
+    parquet = require("pyarrow.parquet", "prep")
     with (
         refusing(f"{path}: cannot be read", OSError, UnicodeError, pyarrow.ArrowException),
         parquet.ParquetFile(path) as file,
@@ -186,8 +191,9 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
 
 
 def _read_arrow(path: Path, name: str, field: str) -> Iterator[Document]:
-    """Documents of an Arrow file, or stream, as `save_to_disk` of Hugging Face datasets writes it."""
-    pyarrow, ipc = require("pyarrow", "prep"), require("pyarrow.ipc", "prep")
+    """Yield the documents of an Arrow file or stream, as `save_to_disk` of Hugging Face datasets writes it."""
+    pyarrow = require("pyarrow", "prep")
+    ipc = require("pyarrow.ipc", "prep")
     with (
         refusing(f"{path}: cannot be read", OSError, UnicodeError, pyarrow.ArrowException),
         pyarrow.OSFile(str(path)) as file,
@@ -206,14 +212,14 @@ def _check_column(path: Path, field: str, schema: Any) -> None:
 
 
 def _column(batches: Iterable[Any], path: Path, name: str, field: str) -> Iterator[Document]:
-    """Documents of Arrow batches of one column, which Arrow itself reads without a check."""
+    """Yield the documents of Arrow batches of one column, which Arrow reads without validation."""
     number = 0
     for column in (batch.column(0) for batch in batches):
-        is_whole = _is_valid(column)
+        is_valid = _is_valid(column)
         for index in range(len(column)):
             number += 1
             where = f"{path}: row {number}"
-            if not is_whole and not _is_valid(column.slice(index, 1)):
+            if not is_valid and not _is_valid(column.slice(index, 1)):
                 raise UserError(f"{where}: field {field!r} is not UTF-8 text")
             yield Document(f"{name}:{number}", _text_of_row({field: column[index].as_py()}, field, where))
 
@@ -227,10 +233,11 @@ def _is_valid(column: Any) -> bool:
 
 
 def _read_dataset(source: str, field: str) -> Iterator[Document]:
-    datasets, fsspec = require("datasets", "hf"), require("fsspec", "hf")
+    datasets = require("datasets", "hf")
+    fsspec = require("fsspec", "hf")
 
     class Refused(fsspec.AbstractFileSystem):
-        """Takes the place of a protocol that a dataset may name and `data.remote` refuses: it reads the environment."""
+        """Replaces a protocol that reads the environment, which a dataset may name and `data.remote` refuses."""
 
         def __init__(self, *arguments: Any, **options: Any):
             raise ValueError("it names files by reference://, which is not read")
@@ -238,7 +245,7 @@ def _read_dataset(source: str, field: str) -> Iterator[Document]:
     fsspec.register_implementation("reference", Refused, clobber=True)
     name, _, split = source.removeprefix("hf:").partition(":")
     name, _, config = name.partition("@")
-    with refusing(f"{source}: cannot be read", Exception):  # the library passes on all errors of its readers
+    with refusing(f"{source}: cannot be read", Exception):  # the library raises any error of its readers
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))

@@ -27,14 +27,14 @@ from widthwise.mistakes import shortened
 
 FETCHED_BYTES_AT_ONCE = 2**22
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")
-"""Those that a URL may name. Others of fsspec, and chains of several, do more than to read what the URL names:
-`reference` fills in templates, from which a stranger's file reaches the environment variables of this process."""
+"""Allowed protocols. Other protocols of fsspec, and chains of several, do more than read a file: `reference` fills in
+templates, through which an untrusted file reaches the environment variables of this process."""
 LATEST = "latest"
-"""Names the folder of the manifest that was fetched last, within the folder of a URL."""
+"""File with the name of the folder that was fetched last, within the folder of a URL."""
 
 
 def cache_folder() -> Path:
-    """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
+    """Return `$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
     if folder := os.environ.get("WIDTHWISE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
@@ -46,31 +46,32 @@ def is_url(path: str) -> bool:
 
 
 def check_url(url: str) -> str:
-    """The URL itself. Raises UserError for another protocol than PROTOCOLS, and for `::`, which chains several.
+    """Validate a URL and return it.
 
-    Also for a secret, which is not shown: URLs are stored and printed.
+    Raises UserError for a protocol that is not in PROTOCOLS, for `::`, which chains several, and for a secret, which
+    is not shown, because URLs are stored and printed.
     """
     protocol = url.partition("://")[0]
     shown = f"{protocol[:60]}://..."
     if protocol not in PROTOCOLS or "::" in url:
         chained = ", and '::', which chains protocols" if "::" in url else ""
         raise UserError(f"{shown}: got protocol {shortened(protocol)}{chained}; allowed: {', '.join(PROTOCOLS)}")
-    authority, query = urlsplit(url).netloc, re.search(r"[?#]", url)
-    if ":" in authority.rpartition("@")[0]:
+    if ":" in urlsplit(url).netloc.rpartition("@")[0]:
         raise UserError(f"{shown}: holds a password; leave it to the environment or to the settings of fsspec")
+    query = re.search(r"[?#]", url)
     if query is not None:
         raise UserError(f"{shown}: holds {query[0]!r}; expected the URL of a folder, without query or fragment")
     return url
 
 
 def fetched(url: str, progress: ProgressCallback) -> Path:
-    """The folder in the cache that holds all files of a prepared folder.
+    """Fetch a prepared folder and return its copy in the cache.
 
-    Every file is checked against the manifest before it gets its name; existing files are not fetched again, and
-    processes that want the same folder at once wait for one of them. Where the manifest cannot be reached, the copy
-    fetched last is used, with a warning. A changed manifest gets a new folder.
-    Raises UserError as `check_url`, for a URL that cannot be read, a broken manifest, and a file that is not what the
-    manifest promises.
+    Every file is checked against the manifest before it gets its name; existing files are not fetched again. Of several
+    processes, one fetches and the others wait. If the manifest is unreachable, the last copy is used, with a warning. A
+    changed manifest gets a new folder.
+    Raises UserError as `check_url`, and for a URL that cannot be read, a damaged manifest, and a file that does not
+    match the manifest.
     """
     remote = _Remote(check_url(url).rstrip("/"))
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", remote.url.rpartition("/")[2])[-40:]
@@ -86,7 +87,7 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
     manifest = parse_manifest(parse_json(text, where), where)
     folder = base / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not (folder / MANIFEST).is_file():
-        from filelock import FileLock  # slow to import, and a local folder needs none
+        from filelock import FileLock  # slow to import, and not needed for a local folder
 
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
 
 
 def _fetch_files(remote: "_Remote", manifest: Manifest, folder: Path, progress: ProgressCallback) -> None:
-    """Fetch missing files; a file with its name was checked when it got the name."""
+    """Fetch missing files; existing files were checked before they got their name."""
     done = Counter(progress, f"fetching {remote.url}", sum(record.n_bytes for record in manifest.files.values()))
     for name, record in manifest.files.items():
         target = folder / name
@@ -123,7 +124,7 @@ class _Remote:
     def __init__(self, url: str):
         fsspec = require("fsspec", "remote")
         self.url = url
-        with refusing(f"{url}: cannot be fetched", Exception):  # any error of its library
+        with refusing(f"{url}: cannot be fetched", Exception):  # any error of the protocol's library
             self._files, self._root = fsspec.core.url_to_fs(url)
 
     def read_text(self, name: str) -> str:
@@ -138,7 +139,7 @@ class _Remote:
             raise UserError(f"{self.url}/{name}: is not UTF-8 text") from None
 
     def copy(self, name: str, target: Path, record: FileRecord, has_read: Callable[[int], object]) -> None:
-        """Copy a file. Raises UserError if it differs from the record; an OSError is one of `target`."""
+        """Copy a file. Raises UserError if it differs from the record, and OSError for errors of `target`."""
         digest = hashlib.sha256()
         n_bytes = 0
         with open(target, "wb") as copy:
@@ -152,7 +153,7 @@ class _Remote:
             copy.flush()
             fsync_file(target)
         if (n_bytes, digest.hexdigest()) != (record.n_bytes, record.sha256):
-            raise UserError(f"{self.url}/{name}: is not the file that its manifest promises; it is damaged or changed")
+            raise UserError(f"{self.url}/{name}: differs from its manifest; it is damaged or changed")
 
     def _parts(self, name: str) -> Iterator[bytes]:
         with self._open(name) as file:

@@ -5,7 +5,7 @@
        then int32 sequence lengths, int64 byte offsets of the sequences, int64 document indices
        (0 first, the number of sequences last). Little-endian. Written here, a sequence is a document.
 
-PREFIX.names.jsonl keeps the names of the documents, in their order, each line a name as JSON.
+PREFIX.names.jsonl   the names of the documents in order, each line a name as JSON
 """
 
 import contextlib
@@ -39,7 +39,7 @@ ENDING = ".names.jsonl"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The dtype that Megatron-LM chooses for a vocabulary."""
+    """Return the dtype that Megatron-LM chooses for a vocabulary."""
     return np.dtype("<u2") if vocab_size < FIRST_VOCAB_OF_INT32 else np.dtype("<i4")
 
 
@@ -54,7 +54,8 @@ def idx_path(prefix: Path) -> Path:
 class ShardWriter:
     """Writes `prefix.bin` and `prefix.idx` document by document; used in a `with` block.
 
-    Both files appear at the end of the block, whole; an exception leaves neither. Raises UserError on a full disk.
+    Both files are written atomically at the end of the block; an exception leaves neither. Raises UserError on a full
+    disk.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype):
@@ -71,7 +72,7 @@ class ShardWriter:
         return self
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Appends documents: `tokens` (sum of lengths,) holds them end to end, `lengths` is (n_documents,)."""
+        """Append documents. tokens: (sum of lengths,), end to end; lengths: (n_documents,)."""
         assert tokens.shape == (lengths.sum(),)
         assert tokens.dtype == self.dtype
         if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
@@ -87,7 +88,7 @@ class ShardWriter:
             if error[0] is None:
                 self._finish()
         finally:
-            with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses once more
+            with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
                 self._bin.close()
             self._temporary_bin.unlink(missing_ok=True)
             self._temporary_idx.unlink(missing_ok=True)
@@ -98,28 +99,28 @@ class ShardWriter:
             os.fsync(self._bin.fileno())
             lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
             header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], len(lengths), len(lengths) + 1)
-            offsets, documents = _starts(lengths)[:-1] * self.dtype.itemsize, np.arange(len(lengths) + 1)
-            arrays = lengths.astype("<i4"), offsets.astype("<i8"), documents.astype("<i8")
-            self._temporary_idx.write_bytes(header + b"".join(each.tobytes() for each in arrays))
+            offsets = _starts(lengths)[:-1] * self.dtype.itemsize
+            arrays = (lengths.astype("<i4"), offsets.astype("<i8"), np.arange(len(lengths) + 1).astype("<i8"))
+            self._temporary_idx.write_bytes(header + b"".join(array.tobytes() for array in arrays))
             fsync_file(self._temporary_idx)
             os.replace(self._temporary_bin, bin_path(self.prefix))
             os.replace(self._temporary_idx, idx_path(self.prefix))
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """int64 (n + 1,): where each of n sequences starts, and the total."""
+    """Return int64 (n + 1,): the start of each of n sequences, and the total."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 class TokenFile:
-    """A token file, memory-mapped: tokens are read on access.
+    """A memory-mapped token file.
 
-    `n_tokens` and `n_documents` count the whole file; `document_starts` is int64 (n_documents + 1,), the last entry
-    n_tokens; `fingerprint` is the CRC-32 of the index, a cheap way to notice that the documents are different.
+    `document_starts` is int64 (n_documents + 1,), with n_tokens as the last entry; `fingerprint` is the CRC-32 of the
+    index, a cheap way to detect different documents.
     """
 
     def __init__(self, prefix: Path):
-        """Opens `prefix.bin` and `prefix.idx`. Raises UserError naming the file if one is missing or damaged."""
+        """Open `prefix.bin` and `prefix.idx`. Raises UserError with the file if one is missing or damaged."""
         self.prefix = Path(prefix)
         path = idx_path(self.prefix)
         with reading(path), open(path, "rb") as file:
@@ -135,7 +136,7 @@ class TokenFile:
         with reading(path):
             n_bytes = path.stat().st_size
             if n_bytes != self.n_bytes:
-                raise UserError(f"{path}: has {n_bytes} bytes where its index asks for {self.n_bytes}; it is damaged")
+                raise UserError(f"{path}: has {n_bytes} bytes where its index requires {self.n_bytes}; it is damaged")
             self._tokens = np.memmap(path, dtype=self.dtype, mode="r") if n_bytes else np.zeros(0, self.dtype)
 
     @property
@@ -148,17 +149,17 @@ class TokenFile:
         return self.n_tokens * self.dtype.itemsize
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start..stop-1 of all documents laid end to end, a view (stop - start,) of the file's dtype."""
+        """Return tokens start..stop-1 of all documents end to end, a view (stop - start,) of the file's dtype."""
         if not 0 <= start <= stop <= self.n_tokens:
             raise IndexError(f"tokens {start}..{stop} of a file with {self.n_tokens}")
         return self._tokens[start:stop]
 
     def document(self, index: int) -> np.ndarray:
-        """The tokens of one document, its end-of-text token included."""
+        """Return the tokens of a document, including its end-of-text token."""
         return self.tokens(int(self.document_starts[index]), int(self.document_starts[index + 1]))
 
     def parts(self, n_tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All documents in order, as tokens end to end and lengths (n_documents,), of about `n_tokens` at a time."""
+        """Yield all documents in parts of about n_tokens, as tokens end to end and lengths (n_documents,)."""
         first = 0
         while first < self.n_documents:
             end = int(np.searchsorted(self.document_starts, self.document_starts[first] + n_tokens))
@@ -178,7 +179,7 @@ def write_tokens(prefix: Path, vocab_size: int, documents: Iterable[list[int]]) 
 
 
 def _parse_header(header: bytes, n_bytes: int, path: Path) -> tuple[np.dtype, int, int]:
-    """dtype, number of sequences, number of document indices, checked against the size of the file."""
+    """Return dtype, number of sequences and number of document indices, checked against the size of the file."""
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: is not a Megatron-LM index (wrong magic)")
     _, version, code, n_sequences, n_indices = HEADER.unpack(header)
@@ -189,7 +190,7 @@ def _parse_header(header: bytes, n_bytes: int, path: Path) -> tuple[np.dtype, in
     expected_bytes = HEADER.size + 12 * n_sequences + 8 * n_indices
     if n_bytes != expected_bytes:
         raise UserError(
-            f"{path}: has {n_bytes} bytes where its header asks for {expected_bytes}; it is damaged or multimodal"
+            f"{path}: has {n_bytes} bytes where its header requires {expected_bytes}; it is damaged or multimodal"
         )
     return DTYPE_OF_CODE[code], n_sequences, n_indices
 
@@ -197,7 +198,7 @@ def _parse_header(header: bytes, n_bytes: int, path: Path) -> tuple[np.dtype, in
 def _parse_index(
     index: bytes, dtype: np.dtype, n_sequences: int, n_indices: int, path: Path
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sequence lengths and document indices of what follows the header; all are checked."""
+    """Return the checked sequence lengths and document indices. index: the content after the header."""
     lengths = np.frombuffer(index, "<i4", n_sequences)
     offsets = np.frombuffer(index, "<i8", n_sequences, 4 * n_sequences)
     documents = np.frombuffer(index, "<i8", n_indices, 12 * n_sequences)
@@ -213,7 +214,7 @@ def names_path(prefix: Path) -> Path:
 
 
 class NameWriter:
-    """Writes the names of a split's documents; used in a `with` block, at whose end they are on disk."""
+    """Writes the names of a split's documents; used in a `with` block, and durable at its end."""
 
     def __init__(self, prefix: Path):
         self._path = names_path(prefix)
@@ -225,7 +226,7 @@ class NameWriter:
         return self
 
     def add(self, names: Iterable[str]) -> None:
-        """Appends names; a byte of a file's name that is no UTF-8 is kept as Python has it, half a surrogate pair."""
+        """Append names. A byte of a name that is not UTF-8 is written as Python's surrogate escape."""
         with writing(self._path):
             self._file.write(b"".join(json.dumps(name).encode() + b"\n" for name in names))
 
@@ -236,7 +237,7 @@ class NameWriter:
 
 
 def read_names(prefix: Path) -> Iterator[str]:
-    """The names that a NameWriter wrote. Raises UserError for anything else."""
+    """Yield the names of a NameWriter's file. Raises UserError for other content."""
     path = names_path(prefix)
     with reading(path), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):

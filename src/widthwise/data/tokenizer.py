@@ -1,4 +1,4 @@
-"""The tokenizer interface, the bytes as tokens, and the encodings of the tiktoken library (extra `tiktoken`)."""
+"""The tokenizer interface, byte tokens, and the encodings of the tiktoken library (extra `tiktoken`)."""
 
 import hashlib
 import json
@@ -17,39 +17,39 @@ N_BYTES = 256
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. `eos_id` is the only special token; text that spells one is plain text."""
+    """Text to token ids and back. `eos_id` is the only special token; text that spells one is encoded as plain text."""
 
     spec: str
-    """The tokenizer's name in a recipe."""
+    """Name of the tokenizer in a recipe."""
     vocab_size: int
-    """One more than the largest id that can occur in data."""
+    """Largest id that can occur in data, plus one."""
     eos_id: int
-    """The token that ends every document."""
+    """The token at the end of every document."""
     bos_id: int | None = None
     """The token before each text that a pretrained model reads; `encode` does not add it."""
     other_ends: frozenset[int] = frozenset()
-    """Tokens besides `eos_id` at which a pretrained model ends an answer."""
+    """Tokens other than `eos_id` at which a pretrained model ends an answer."""
     file_name: str
-    """The name of the file `save` writes; the name determines which class reads it."""
+    """Name of the file that `save` writes, which determines the class that reads it."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without any special token."""
+        """Return the ids of each text, without special tokens."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; special and unknown ids give none, an incomplete character becomes U+FFFD."""
+        """Return the text of the ids, without special and unknown ids; an incomplete character becomes U+FFFD."""
 
     @abstractmethod
     def token_byte_lengths(self) -> np.ndarray:
-        """int64 (vocab_size,): the number of text bytes of each token; 0 for special tokens and unused ids."""
+        """Return int64 (vocab_size,), the number of text bytes of each token; 0 for special tokens and unused ids."""
 
     @abstractmethod
     def definition(self) -> str:
-        """Everything that determines the tokenization, as the content of its file."""
+        """Return the content of the tokenizer's file, which determines the tokenization."""
 
     def name_of(self, index: int) -> str:
-        """The token as a message names it."""
+        """Return the token as messages show it."""
         return str(index)
 
     @property
@@ -58,14 +58,14 @@ class Tokenizer(ABC):
 
     @property
     def id(self) -> str:
-        """sha256 (hex) of the definition and the end-of-text token: equal ids, equal tokens."""
+        """sha256 (hex) of the definition and the end-of-text token; tokenizers with equal ids give equal tokens."""
         return hashlib.sha256(f"{self.definition()}\n{self.eos_id}".encode()).hexdigest()
 
     @property
     def vocabulary_id(self) -> str:
-        """sha256 (hex), equal where the ids have the same tokens, merged alike, with the same end of text.
+        """sha256 (hex) of tokens, merges and end of text, equal for files that differ only otherwise.
 
-        A model that knows the ids of one such tokenizer knows the other's, though their files may differ.
+        A model for one tokenizer fits all tokenizers with the same vocabulary_id.
         """
         return self.id
 
@@ -74,17 +74,17 @@ class Tokenizer(ABC):
 
     @property
     def n_used(self) -> int:
-        """One more than the largest id that texts, their beginnings and their ends have."""
+        """Largest id of texts, including beginning and end tokens, plus one."""
         return self.vocab_size
 
     def as_pretrained(self, token_ids: Mapping[str, int | list[int]]) -> Self:
-        """Begin and end texts as a pretrained model expects. token_ids: as `ImportedModel.token_ids`."""
+        """Use the beginning and end tokens of a pretrained model. token_ids: see `ImportedModel.token_ids`."""
         ends = token_ids.get("eos_token_id", [])
         self.other_ends = frozenset(ends if isinstance(ends, list) else [ends])
         return self
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a text to continue; an empty one begins after `bos_id`, or else after the end of another text."""
+        """Return the ids of a text to continue; an empty text becomes `bos_id`, or else the end-of-text token."""
         beginning = [] if self.bos_id is None else [self.bos_id]
         return [*beginning, *self.encode(text)] or [self.eos_id]
 
@@ -93,19 +93,19 @@ class Tokenizer(ABC):
         """A line on `bos_id`; None without one."""
         if self.bos_id is None:
             return None
-        return f"texts begin with {self.name_of(self.bos_id)}, as the model's tokenizer has it; --no-bos leaves it out"
+        return f"texts begin with {self.name_of(self.bos_id)}, as in the model's tokenizer; --no-bos omits it"
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
+        """Tokens that end an answer."""
         return self.other_ends | {self.eos_id}
 
     def decode_after(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
-        """The text of ids that follow a prompt: some decoders drop the space of the first token."""
+        """Return the text of ids after a prompt, decoded together because some decoders drop the first space."""
         return self.decode([*prompt, *ids])[len(self.decode(prompt)) :]
 
     def save(self, folder: Path) -> Path:
-        """Writes the file from which `restore_tokenizer` makes this tokenizer again."""
+        """Write the file that `restore_tokenizer` reads, and return its path."""
         path = folder / self.file_name
         write_atomic(path, self.definition())
         return path
@@ -113,7 +113,7 @@ class Tokenizer(ABC):
 
 @contextmanager
 def refusing_panics(message: str) -> Iterator[None]:
-    """Turn what a library in Rust raises into a UserError: bare Exception, and the panic that is no Exception."""
+    """Turn the errors of a Rust library into a UserError: Exception, and PanicException, which is not an Exception."""
     try:
         yield
     except UserError:
@@ -146,7 +146,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class TiktokenTokenizer(Tokenizer):
-    """An encoding of the tiktoken library. Its vocabulary here ends at the last id that can occur in data."""
+    """An encoding of the tiktoken library. Its vocabulary ends at the last id that can occur in data."""
 
     file_name = "tokenizer_spec.json"
 
@@ -189,7 +189,7 @@ def _tiktoken_encoding(name: str) -> Any:
         hint = "set TIKTOKEN_CACHE_DIR to a folder that holds it, or connect to the network"
         raise UserError(f"tokenizer tiktoken:{name}: its file cannot be loaded; {hint}") from None
     except ValueError:
-        known = ", ".join(tiktoken.list_encoding_names())
+        names = ", ".join(tiktoken.list_encoding_names())
         raise UserError(
-            f"tokenizer tiktoken:{name}: no such encoding, or its file is damaged; known: {known}"
+            f"tokenizer tiktoken:{name}: no such encoding, or its file is damaged; allowed: {names}"
         ) from None

@@ -1,7 +1,7 @@
-"""Encode documents with several processes of this machine.
+"""Encoding of documents with several processes of this machine.
 
 A worker is a process `python -m widthwise.data.workers SPEC FILE SOCKET`, which receives batches of documents and
-sends them back encoded. So the process that prepares may be any script, and its workers end when it ends.
+returns them encoded. The main process can be any script, and its workers end when it ends.
 """
 
 import os
@@ -26,7 +26,7 @@ def encode_with_workers(
 ) -> Generator[EncodedBatch]:
     """Encode documents as `encode` does, in order, with `n_workers` processes.
 
-    spec, file: the tokenizer, as it was saved. Raises UserError as `encode`, and where a worker dies.
+    spec, file: the saved tokenizer. Raises UserError as `encode`, and if a worker dies.
     """
     idle: SimpleQueue[Connection] = SimpleQueue()
     running: deque[Future[EncodedBatch]] = deque()
@@ -66,7 +66,7 @@ def _start_worker(spec: str, file: Path, stack: ExitStack) -> Connection:
     with of_worker:
         worker = subprocess.Popen(command, env=environment, pass_fds=[of_worker.fileno()], start_new_session=True)
     stack.enter_context(worker)
-    stack.callback(worker.kill)  # before it is waited for, so that no thread waits for its answer
+    stack.callback(worker.kill)  # before the stack waits for it, so that no thread waits for its answer
     return connection
 
 

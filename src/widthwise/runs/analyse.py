@@ -1,4 +1,4 @@
-"""Statistics of what trained models compute inside, over one text: the content of analysis.json."""
+"""Statistics of the activations of trained models over one text: the content of analysis.json."""
 
 import math
 import tempfile
@@ -48,16 +48,17 @@ def analyse(
     step: int | None = None,
     every_checkpoint: bool = False,
 ) -> Analysis:
-    """Statistics of every model over the same text, each with its own tokenizer.
+    """Return statistics of every model over the same text, each with its tokenizer.
 
-    sources: run directories, or folders of Hugging Face. text: a file or folder as `data prepare` reads it; the
-    held-out documents of the first run's data where not given. n_tokens: targets of the first model, in whole windows
-    of seq_len (of its recipe where not given); the others read as much text. batch_size: windows of a forward pass.
-    step: of the checkpoint of every run; its newest good one where not given. every_checkpoint: of every run all good
-    ones, each as a separate model. Models are loaded one at a time, and what is kept does not grow with the text.
-    Raises UserError for what cannot be read.
+    sources: run directories or Hugging Face folders. text: a file or folder as `data prepare` reads it; default: the
+    held-out documents of the first run's data. n_tokens: targets of the first model, in whole windows of seq_len
+    (default: of its recipe); the other models read the same amount of text. batch_size: windows of a forward pass.
+    step: of the checkpoint of every run; default: its newest good one. every_checkpoint: analyse all good checkpoints
+    of every run, each as a separate model. Models are loaded one at a time, and memory does not grow with the text.
+    Raises UserError for a model or text that cannot be read.
     """
-    observer, options = observer or SilentObserver(), ProfileOptions()
+    observer = observer or SilentObserver()
+    options = ProfileOptions()
     paths = _named([Path(path) for path in listed(sources)])
     for path in paths.values():
         check_model(path, step)
@@ -75,13 +76,14 @@ def analyse(
         corpus = held_out_text(open_data(saved_recipe(RunDir(first)).data, observer.preparing))
     else:
         raise UserError(f"{first}: a Hugging Face folder has no held-out text; name a text with --text")
-    models, reading = [], None
+    models = []
+    reading = None
     with tempfile.TemporaryDirectory() as folder:
         for name, (path, saved, run) in checkpoints.items():
             model = open_model(path, step=saved, attention="sdpa")
             reading = reading or _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
             models.append(_analysed(name, run, model, reading.held_out(name, model), options, observer))
-            del model  # before the next takes its place
+            del model  # before the next is loaded
     assert reading is not None
     names = list(paths)
     return Analysis(
@@ -96,34 +98,28 @@ def analyse(
 
 
 def write_analysis(analysis: Analysis, folder: Path | str) -> Path:
-    """Writes `folder/analysis.json`. Raises UserError where it cannot be written."""
+    """Write `folder/analysis.json`. Raises UserError if it cannot be written."""
     return analysis.write(Path(folder))
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The text and how it is cut into windows."""
+    """The text and its division into windows."""
 
     folder: Path
     excerpt: Excerpt
     tokenizer_id: str
-    """The first model's; models with the same tokenizer read exactly the same windows."""
+    """Tokenizer of the first model; models with the same tokenizer read exactly the same windows."""
     n_tokens: int
-    """Number of targets under that tokenizer."""
+    """Number of targets with that tokenizer."""
     seq_len: int
     batch_size: int
 
     @classmethod
     def begin(
-        cls,
-        folder: Path,
-        corpus: Corpus,
-        first: Model,
-        n_tokens: int,
-        seq_len: int | None,
-        batch_size: int | None,
+        cls, folder: Path, corpus: Corpus, first: Model, n_tokens: int, seq_len: int | None, batch_size: int | None
     ) -> "_Reading":
-        """Cuts the text to what the first model reads of it. Raises UserError where that is not one window."""
+        """Cut the text to the part that the first model reads. Raises UserError if it is shorter than one window."""
         seq_len = seq_len or first.seq_len
         if n_tokens < seq_len:
             raise UserError(f"tokens: got {n_tokens}; must be at least one window, seq_len = {seq_len}")
@@ -132,13 +128,15 @@ class _Reading:
         return cls(folder, cut, first.tokenizer.id, n_tokens, seq_len, batch_size)
 
     def held_out(self, name: str, model: Model) -> HeldOut:
-        """Raises UserError where the model cannot read so long a window, or the text is shorter than one."""
+        """Return the text for a model. Raises UserError if its window is too short, or the text shorter than one."""
         if model.n_positions is not None and self.seq_len > model.n_positions:
             raise UserError(f"seq_len: got {self.seq_len}; {name} was made for at most {model.n_positions} tokens")
         tokens = self.excerpt.tokens(model.tokenizer, Path(tempfile.mkdtemp(dir=self.folder)) / "text")
         if tokens.n_tokens <= self.seq_len:
-            found = f"holds {tokens.n_tokens} tokens of {name}"
-            raise UserError(f"{self.excerpt.source}: {found}; must be at least seq_len + 1 = {self.seq_len + 1}")
+            raise UserError(
+                f"{self.excerpt.source}: holds {tokens.n_tokens} tokens of {name}; "
+                f"must be at least seq_len + 1 = {self.seq_len + 1}"
+            )
         text = TokenisedText(tokens, model.tokenizer)
         max_tokens = self.n_tokens if model.tokenizer.id == self.tokenizer_id else None
         return HeldOut(text, self.seq_len, self.batch_size, max_tokens, "fp32")
@@ -161,9 +159,9 @@ def _analysed(
                 profile.add(windows.to(model.device))
             observer.working(name, n_done, n_batches, "batches")
         widths = validate(decoder, held_out).token_widths if decoder and dynamic_layers(decoder.config) else None
-        found: dict[str, Any] = {"token_widths": None, "virtual_width": None}
+        analyses: dict[str, Any] = {"token_widths": None, "virtual_width": None}
         if decoder is not None:
-            found = model_analyses(decoder, held_out, widths) | {
+            analyses = model_analyses(decoder, held_out, widths) | {
                 "exit_flops": decoder.config.exit_flops(held_out.seq_len),
                 "block_exit_flops": decoder.config.block_exit_flops(held_out.seq_len),
             }
@@ -174,21 +172,18 @@ def _analysed(
         step=model.step,
         tokens=model.tokens,
         run=run,
-        **found,
+        **analyses,
     )
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return the paths by folder name, with as many parent folders as tell them apart.
-
-    Raises UserError for a repeated path.
-    """
+    """Return the paths by folder name, with parent folders where needed. Raises UserError for a repeated path."""
     if not paths:
         raise UserError("analyze: expected at least one run directory or Hugging Face folder")
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):
-        twice = next(path for path in resolved if resolved.count(path) > 1)
-        raise UserError(f"analyze: {twice.name} was named twice")
+        repeated = next(path for path in resolved if resolved.count(path) > 1)
+        raise UserError(f"analyze: {repeated.name} was named twice")
     n_parts = 1
     while len({path.parts[-n_parts:] for path in resolved}) < len(resolved):
         n_parts += 1

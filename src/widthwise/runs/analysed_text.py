@@ -1,4 +1,4 @@
-"""The text of an analysis: the same for every model, each with its own tokenizer."""
+"""The text of an analysis: the same for every model, which reads it with its tokenizer."""
 
 import json
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from widthwise.files import reading, writing
 
 SPARE_TOKENS = 16
 TORN = "\N{REPLACEMENT CHARACTER}"
-"""The replacement character, to which a tokenizer decodes half a character."""
+"""The replacement character, to which a tokenizer decodes part of a character."""
 
 
 def held_out_text(data: OpenedData) -> Corpus:
-    """The held-out documents of prepared data, decoded from their tokens.
+    """Return the held-out documents of prepared data, decoded from their tokens.
 
-    Those of a mixture come in the proportions of its tokens, as nearly as whole documents can, and end where a source
-    has none left.
+    Documents of a mixture come in the proportions of its tokens, as closely as whole documents can, and end when the
+    next source has no document left.
     """
     if isinstance(data, MixedData):
         names = ", ".join(source.manifest.corpus.name for source in data.sources.values())
@@ -33,61 +33,60 @@ def held_out_text(data: OpenedData) -> Corpus:
 
 
 def _held_out_documents(data: PreparedData) -> Iterator[Document]:
-    tokens, tokenizer = data.held_out, data.tokenizer
-    for index in range(tokens.n_documents):
-        ids = tokens.document(index).tolist()
+    tokenizer = data.tokenizer
+    for index in range(data.held_out.n_documents):
+        ids = data.held_out.document(index).tolist()
         yield Document(str(index), tokenizer.decode(ids[:-1] if ids[-1:] == [tokenizer.eos_id] else ids))
 
 
 def _mixed_documents(data: MixedData) -> Iterator[Document]:
-    """The next document is always of the source that lacks most of its share."""
+    """Yield the next document of the source with the fewest tokens over its weight."""
     documents = {name: _held_out_documents(source) for name, source in data.sources.items()}
     n_read = dict.fromkeys(data.sources, 0)
-
-    def tokens_over_weight(name: str) -> Fraction:
-        n_tokens = data.sources[name].held_out.document_starts[n_read[name]]
-        return Fraction(int(n_tokens), data.weights[name])
-
+    tokens_over_weight = dict.fromkeys(data.sources, Fraction(0))
     while True:
-        name = min(n_read, key=tokens_over_weight)
+        name = min(n_read, key=tokens_over_weight.__getitem__)
         document = next(documents[name], None)
         if document is None:
             return
         n_read[name] += 1
+        n_tokens = int(data.sources[name].held_out.document_starts[n_read[name]])
+        tokens_over_weight[name] = Fraction(n_tokens, data.weights[name])
         yield document
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The front of a text, in a file, so that it is cut once and not held in memory."""
+    """The beginning of a text, stored in a file, so that it is cut once and not held in memory."""
 
     source: str
     path: Path
 
     def tokens(self, tokenizer: Tokenizer, prefix: Path) -> TokenFile:
-        """Tokenises the excerpt into `prefix.bin` and `prefix.idx`; the end of a document is a token, a cut is not."""
+        """Tokenise the excerpt into `prefix.bin` and `prefix.idx`, with an end-of-text token after whole documents."""
         with reading(self.path), open(self.path, encoding="utf-8") as file:
-            documents = map(json.loads, file)
-            tokens = (tokenizer.encode(each["text"]) + [tokenizer.eos_id] * each["is_whole"] for each in documents)
+            tokens = (
+                tokenizer.encode(document["text"]) + ([tokenizer.eos_id] if document["is_whole"] else [])
+                for document in map(json.loads, file)
+            )
             return write_tokens(prefix, tokenizer.vocab_size, tokens)
 
 
 def excerpt(text: Corpus, tokenizer: Tokenizer, n_tokens: int, path: Path) -> Excerpt:
-    """Writes the front of a text that holds n_tokens tokens and some more, or all of it.
+    """Write the beginning of a text, of n_tokens tokens and SPARE_TOKENS, or all of it.
 
-    The last document is cut, in the middle of a word perhaps, which is why there are some more. UserError where there
-    is no text.
+    The spare tokens allow for a last document that is cut within a word. Raises UserError for an empty text.
     """
-    left = n_tokens = n_tokens + SPARE_TOKENS
+    n_left = n_tokens = n_tokens + SPARE_TOKENS
     with writing(path), open(path, "x", encoding="utf-8") as file:
         for document in text:
             ids = tokenizer.encode(document.text)
-            is_whole = len(ids) < left
-            shown = document.text if is_whole else tokenizer.decode(ids[:left]).rstrip(TORN)
+            is_whole = len(ids) < n_left
+            shown = document.text if is_whole else tokenizer.decode(ids[:n_left]).rstrip(TORN)
             file.write(json.dumps({"text": shown, "is_whole": is_whole}) + "\n")
-            left -= len(ids) + 1
-            if left <= 0:
+            n_left -= len(ids) + 1
+            if n_left <= 0:
                 break
-    if left == n_tokens:
+    if n_left == n_tokens:
         raise UserError(f"{text.name}: holds no text")
     return Excerpt(text.name, path)

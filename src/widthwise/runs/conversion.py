@@ -1,4 +1,4 @@
-"""A run directory from another: a checkpoint with a larger model, to be trained on from the same step."""
+"""Conversion of a run into a run with a larger model, which continues from the same step."""
 
 import shutil
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ from widthwise.yaml_io import to_yaml
 
 @dataclass(frozen=True)
 class Intention:
-    """The planned conversion of a run, known before its weights are read."""
+    """The planned conversion of a run, made before its weights are read."""
 
     recipe: Recipe
-    """The recipe of the new run, with the new model; `scaled` of its optimizer still follows from the plan."""
+    """The recipe of the new run, with the new model; `carry_out` sets `scaled` of its optimizer from the plan."""
     plan: GrowthPlan
     reset: Reset = "none"
     seed: int = 0
@@ -49,27 +49,26 @@ class Intention:
     notes: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """The conversion as plain data."""
-        before, after = (model_size(each, self.recipe.seq_len).to_data() for each in (self.plan.old, self.plan.new))
+        """Return the conversion as plain data."""
         return {
             "expansions": expansions(self.plan),
             "constants": [str(constant) for constant in self.constants],
             "changes": list(self.changes),
-            "before": before,
-            "after": after,
+            "before": model_size(self.plan.old, self.recipe.seq_len).to_data(),
+            "after": model_size(self.plan.new, self.recipe.seq_len).to_data(),
             "notes": list(self.notes),
         }
 
 
 def pending(source: RunCheckpoint) -> tuple[str, ...]:
-    """A note on growth that the run had still planned, which its descendant will not do."""
-    later = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
-    return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
+    """Return a note on growth that the old run still planned, which the new run omits."""
+    starts = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
+    return (f"left out: the growth that the run would have made after step {starts[0]}",) if starts else ()
 
 
 def check_can_go_on(source: RunCheckpoint) -> None:
-    """Raises UserError where records of the run are missing or were changed, and while old entries of its last growth
-    are frozen, which would be lost."""
+    """Raise UserError if records of the run are missing or were changed, and while the old entries of its last growth
+    are frozen, because the new run would not freeze them."""
     source.run.check_seal(checkpoint_folder.manifest_of(source.saved).seal, source.saved.name)
     growth = source.recipe.phase_at(source.step).growth
     if growth is not None:
@@ -79,12 +78,13 @@ def check_can_go_on(source: RunCheckpoint) -> None:
 def carry_out(
     source: RunCheckpoint, intention: Intention, out: Path | str, observer: Observer | None = None
 ) -> dict[str, Any]:
-    """Certifies the new model, then writes its run directory, or nothing.
+    """Certify the new model, then write its run directory atomically.
 
-    Returns `Intention.record` with the certificate. Raises UserError where the function would not be preserved, unless
-    the intention allows it, and where `out` is not free.
+    Returns `Intention.record` with the certificate. Raises UserError if the function is not preserved, unless the
+    intention allows it, and if `out` is not free.
     """
-    observer, out = observer or SilentObserver(), Path(out)
+    observer = observer or SilentObserver()
+    out = Path(out)
     check_free(out)
     plan = intention.plan
     optimizer = intention.recipe.optimizer.with_scaled(grown_factors(plan, source.optimizer.adamw.scaled))
@@ -113,7 +113,7 @@ def carry_out(
             }
         )
         state.notes += notes
-        between = {  # the records of the old and of the new model
+        growth_record = {  # between the records of the old and the new model
             "event": "grown",
             "source": source.run.path.resolve().name,
             **source.spent._asdict(),
@@ -124,19 +124,26 @@ def carry_out(
             run = RunDir(folder)
             if source.run.tokenizer_folder.is_dir():
                 shutil.copytree(source.run.tokenizer_folder, run.tokenizer_folder)
-            earlier = [each for each in source.run.metrics() if each["step"] <= state.step]
-            run.metrics_file.append([*earlier, between])
+            records = [record for record in source.run.metrics() if record["step"] <= state.step]
+            run.metrics_file.append([*records, growth_record])
             run.metrics_file.fsync()
             run.begin(to_yaml(recipe), {**environment(), **identity})
             snapshot = checkpoint.Snapshot.of(model, optimizer)
             checkpoint.write(run.checkpoints, state.step, snapshot, state.as_data(), run.seal())
             certificate.write(folder)
-    found = {**intention.record(), "notes": notes, "certificate": certificate.to_data(), "lines": certificate.lines()}
-    return {"out": str(out), "step": source.step, "steps": recipe.train.steps, **found}
+    return {
+        "out": str(out),
+        "step": source.step,
+        "steps": recipe.train.steps,
+        **intention.record(),
+        "notes": notes,
+        "certificate": certificate.to_data(),
+        "lines": certificate.lines(),
+    }
 
 
 def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: RunCheckpoint) -> Certificate:
-    found = certify(
+    certificate = certify(
         intention.plan,
         weights,
         dict(model.named_parameters()),
@@ -144,28 +151,28 @@ def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder,
         lr=intention.recipe.optimizer.lr,
         seed=intention.seed,
     )
-    if not (found.is_preserved or intention.may_change):
-        stored = max(found.logit_difference, found.stored_logit_difference)
+    if not (certificate.is_preserved or intention.may_change):
+        logit_difference = max(certificate.logit_difference, certificate.stored_logit_difference)
         raise UserError(
-            f"{source.run.path}: the grown model would not compute the same: logits differ by {stored:.2g}, "
-            f"old gradients by {found.gradient_difference:.2g} of the largest; nothing was written"
+            f"{source.run.path}: the grown model would not compute the same: logits differ by {logit_difference:.2g}, "
+            f"old gradients by {certificate.gradient_difference:.2g} of the largest; nothing was written"
         )
-    return found
+    return certificate
 
 
 def _notes(source: RunCheckpoint, intention: Intention, recipe: Recipe) -> list[str]:
-    """Notes for the user on the new run."""
-    old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
+    """Return notes for the user on the new run."""
+    old_params, new_params = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
     name = source.run.path.resolve().name
     damages = [f"{damage}; took step {source.step} instead" for damage in source.damages]
-    notes = [*damages, f"grown from {name} after step {source.step}: {old} -> {new} parameters"]
-    kinds = [each.optimizer.kind for each in (source.recipe, recipe)]
-    if kinds[0] != kinds[1]:
-        notes.append(f"the optimizer begins anew: {kinds[1]} where it was {kinds[0]}")
+    notes = [*damages, f"grown from {name} after step {source.step}: {old_params} -> {new_params} parameters"]
+    old_kind = source.recipe.optimizer.kind
+    if recipe.optimizer.kind != old_kind:
+        notes.append(f"optimizer state reset: kind changed from {old_kind} to {recipe.optimizer.kind}")
     if recipe.train.steps == source.step:
         notes.append(
-            f"train.steps = {recipe.train.steps} is the step reached: `widthwise resume` validates and finishes, and "
-            "trains only with more"
+            f"train.steps = {recipe.train.steps} is the current step: `widthwise resume` only validates and finishes; "
+            "to train, give more steps"
         )
     return notes
 
@@ -173,11 +180,11 @@ def _notes(source: RunCheckpoint, intention: Intention, recipe: Recipe) -> list[
 def _continued_data(
     run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer
 ) -> tuple[dict[str, int], dict[str, Any], list[str]]:
-    """Continue the data of a run where it stands if the recipes agree, and begin other data from the start.
+    """Continue the data of a run at its position if the recipes agree, and restart other data from the beginning.
 
-    Returns the state of the loader, empty where it has seen no data; the entries of environment.json on the data, and
-    on what the model was imported from; and notes. Data that stay the same need not be there. loader: the state of the
-    run's loader. Raises UserError where the data are unavailable or have another tokenizer.
+    Returns the state of the loader, empty if it has read no data; the entries of environment.json on the data and the
+    imported model; and notes. Unchanged data are not opened. loader: the state of the run's loader. Raises UserError
+    if changed data are unavailable or have another tokenizer.
     """
     recorded = run.environment()
     origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
@@ -193,17 +200,19 @@ def _continued_data(
     identity = {**origin, **data.identity.record()}
     train = new.train
     new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
-    fresh, differing = new_loader.state_dict(), new_loader.differing(loader)
+    fresh = new_loader.state_dict()
+    differing = new_loader.differing(loader)
     if not differing:
         return loader, identity, []
     if differing == ["batch_size"]:
-        seen = loader["step"] * loader["batch_size"]
-        return {**fresh, "step": -(-seen // fresh["batch_size"])}, identity, []
-    return fresh, identity, [f"data begin anew: other {', '.join(differing)} than before"]
+        n_read = loader["step"] * loader["batch_size"]
+        return {**fresh, "step": -(-n_read // fresh["batch_size"])}, identity, []
+    return fresh, identity, [f"data restarted from the beginning: {', '.join(differing)} changed"]
 
 
 def batches_from(recipe: Recipe, step: int, n: int, observer: Observer) -> list[Tensor]:
-    """The n batches after so many steps: integers (batch_size, seq_len + 1). Raises UserError without data."""
-    data, train = open_data(recipe.data, observer.preparing), recipe.train
-    loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
-    return [loader.batch(step + place) for place in range(n)]
+    """Return n batches from a step on: integers (batch_size, seq_len + 1). Raises UserError if data are unavailable."""
+    train = recipe.train
+    windows = open_data(recipe.data, observer.preparing).train
+    loader = Loader(windows, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
+    return [loader.batch(step + index) for index in range(n)]

@@ -1,4 +1,4 @@
-"""Evaluation of a run or a Hugging Face folder: texts, local tasks, those of lm-evaluation-harness."""
+"""Evaluation of a run or a Hugging Face folder on texts, local tasks and tasks of lm-evaluation-harness."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from widthwise.evaluation.estimate import text_means
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
-from widthwise.records.evaluation import Evaluation, TextAnswers
+from widthwise.records.evaluation import Evaluation, ItemAnswers, Scores, TextAnswers
 from widthwise.records.record import SealedFile
 from widthwise.runs.environment import environment
 from widthwise.runs.open import Model, open_model
@@ -22,21 +22,19 @@ from widthwise.training.observer import Observer, SilentObserver
 
 
 def evaluate_run(
-    path: Path | str,
-    config: EvaluationConfig | None = None,
-    observer: Observer | None = None,
-    step: int | None = None,
+    path: Path | str, config: EvaluationConfig | None = None, observer: Observer | None = None, step: int | None = None
 ) -> Evaluation:
-    """Return the answers of a model of a run, or of a Hugging Face folder, with every block and item.
+    """Evaluate the model of a run or a Hugging Face folder; return every block and item.
 
-    `bits_per_byte` is the number of the text, or the mean of those of several; None where none was read. Each text
-    has its metrics with standard errors in `texts[name].metrics`, each task in `tasks` or `lm_eval`.
+    `bits_per_byte` is the mean over the texts; None without a text. Each text has its metrics with standard errors in
+    `texts[name].metrics`, each task in `tasks` or `lm_eval`.
 
-    step: of the checkpoint; the run's newest good one where not given. Raises UserError for a path without a model or
-    tokenizer, and for files and tasks that are unavailable, before the model reads anything but for tasks of
-    lm-evaluation-harness.
+    step: of the checkpoint; default: the run's newest good one. Raises UserError for a path without a model or
+    tokenizer, and for unavailable files and tasks, before the model reads anything (except for tasks of
+    lm-evaluation-harness).
     """
-    config, observer = config or EvaluationConfig(), observer or SilentObserver()
+    config = config or EvaluationConfig()
+    observer = observer or SilentObserver()
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
@@ -44,28 +42,29 @@ def evaluate_run(
     for damage in loaded.damages:
         observer.message(str(damage))
     scorer = loaded.scorer(config)
-    if (note := loaded.tokenizer.bos_note) is not None:
-        observer.message(f"{path}: {note}")
+    if loaded.tokenizer.bos_note is not None:
+        observer.message(f"{path}: {loaded.tokenizer.bos_note}")
     encoded = {task.name: encode_task(scorer, task) for task in task_files}
-    texts, readings = {}, _texts(loaded, scorer, config)
-    for name, score in readings.items():
+    texts = {}
+    for name, score in _texts(loaded, scorer, config).items():
         _begin(name, f"reading {name}", scorer, observer)
         texts[name] = score()
     tasks = {}
     for name, task in encoded.items():
         _begin(name, f"{name}: {len(task.requests)} items", scorer, observer)
         tasks[name] = score_task(scorer, task)
-    harness, harness_items = {}, {}
+    harness: dict[str, Scores] = {}
+    harness_items: dict[str, ItemAnswers] = {}
     if config.tasks:
         from widthwise.runs.harness import run_lm_eval
 
         names = list(dict.fromkeys(config.tasks))
         observer.message(f"lm-evaluation-harness: {', '.join(names)}")
-        scorer.on_progress = lambda n_done, n_total: None  # the harness shows its own
+        scorer.on_progress = lambda n_done, n_total: None  # the harness shows its progress
         harness, harness_items = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
-    of_texts = {name: answers.metrics for name, answers in texts.items()}
-    means = text_means(list(of_texts.values()))
-    bits = means.metrics["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
+    text_metrics = [answers.metrics for answers in texts.values()]
+    means = text_means(text_metrics)
+    bits = means.metrics["mean_bits_per_byte"] if means else next(iter(text_metrics), {}).get("bits_per_byte")
     return Evaluation(
         run=str(path),
         step=loaded.step,
@@ -87,11 +86,12 @@ def evaluate_run(
 
 
 def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextAnswers]]:
-    """The texts to read, by name. Raises UserError for one that is missing, or made with another tokenizer."""
+    """Return the readings of texts by name. Raises UserError for a text that is missing or has another tokenizer."""
     readings: dict[str, Callable[[], TextAnswers]] = {}
     for source in config.texts:
         next(read_documents(source, config.field))
-        readings[source] = partial(_score_raw, scorer, source, config)
+        documents = (document.text for document in read_documents(source, config.field))
+        readings[source] = partial(score_documents, scorer, documents, config.stride, config.max_tokens, source)
     for folder in config.data:
         data = PreparedData.open(folder)
         data.check_tokenizer(scorer.tokenizer)
@@ -102,40 +102,34 @@ def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str,
     return readings
 
 
-def _score_raw(scorer: Scorer, source: str, config: EvaluationConfig) -> TextAnswers:
-    texts = (document.text for document in read_documents(source, config.field))
-    return score_documents(scorer, texts, config.stride, config.max_tokens, source)
-
-
 def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextAnswers:
     n_tokens = data.held_out.n_tokens
     if max_tokens is not None:
         n_tokens = min(n_tokens, max_tokens + 1)
-    tokens = data.held_out.tokens(0, n_tokens)
-    return score_stream(scorer, tokens, stride, str(data.path), data.bytes_per_token_byte)
+    return score_stream(scorer, data.held_out.tokens(0, n_tokens), stride, str(data.path), data.bytes_per_token_byte)
 
 
 def _begin(name: str, message: str, scorer: Scorer, observer: Observer) -> None:
-    """Announce a text or task, whose progress that of the scorer is from here on."""
+    """Announce a text or task, and show the progress of the scorer under its name."""
     observer.message(message)
     scorer.on_progress = lambda n_done, n_total: observer.working(name, n_done, n_total, "tokens")
 
 
 def _check_unique(key: str, names: Sequence[str]) -> None:
-    """Raises UserError for a repeated name: one result would replace the other."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"{key}: {twice!r} is named twice; every text and task needs a name of its own")
+    """Raise UserError for a repeated name, because one result would replace the other."""
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(f"{key}: {repeated!r} is named twice; every text and task needs a different name")
 
 
 def save_evaluation(evaluation: Evaluation) -> Path:
-    """Write an evaluation into its run: evaluations/STEP-REQUEST.json, where equal questions get equal names.
+    """Write an evaluation into its run, as evaluations/STEP-REQUEST.json with a hash of the request.
 
-    Nothing that training reads. An evaluation of the same step and request is replaced, no other. Raises
-    UserError where it cannot be written, and for that of a Hugging Face folder, which is not ours to write into.
+    Replaces an evaluation of the same step and request. Training does not read the file. Raises UserError if it cannot
+    be written, and for a Hugging Face folder, which is never written to.
     """
     if evaluation.step is None:
-        raise UserError(f"{evaluation.run}: is no run directory, which keeps evaluations")
+        raise UserError(f"{evaluation.run}: is not a run directory, so the evaluation cannot be saved in it")
     request = json.dumps(evaluation.request)
     name = f"step_{evaluation.step:08d}-{hashlib.sha256(request.encode()).hexdigest()[:12]}.json"
     path = Path(evaluation.run) / "evaluations" / name

@@ -35,7 +35,7 @@ from widthwise.runs.trained import RunCheckpoint, tokenizer_of
 from widthwise.training import checkpoint
 
 LONGEST_BAR = 48
-"""Letters for the width of the stream."""
+"""Characters for the width of the stream."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -48,48 +48,53 @@ def export_run(
     pad_heads: int | None = None,
     step: int | None = None,
 ) -> dict[str, Any]:
-    """Writes the model of a run as a Hugging Face folder, and returns a summary.
+    """Write the model of a run as a Hugging Face folder, and return a summary.
 
-    Where one of the formats that transformers always knows says all of the model, the folder has it; a grown model gets
-    the format's own parametrisation first. Otherwise it is a `widthwise` model. n_positions: tokens of the longest
-    text, what an imported model was made for or else the recipe's seq_len where not given. standalone: with the code of
-    a `widthwise` model in the folder, so that transformers runs it where this package is not installed. pad_heads:
-    all heads get the smallest multiple of this that holds the largest, with zeros. step: of the checkpoint; the newest
-    good one where not given. Raises UserError with the reason where the model cannot be written.
+    The folder has a format that is built into transformers if it describes the whole model; a grown model is converted
+    to the parametrisation of the format first. Otherwise it is a `widthwise` model. n_positions: tokens of the longest
+    text; default: the length of an imported model, or the recipe's seq_len. standalone: include the code of a
+    `widthwise` model, so that transformers runs it without this package. pad_heads: pad all heads with zeros to the
+    smallest multiple of this number that holds the largest head. step: of the checkpoint; default: the newest good
+    one. Raises UserError with the reason if the model cannot be exported.
     """
     source = RunCheckpoint.of(path, step)
-    run, recipe, model, step = source.run, source.recipe, source.model, source.step
+    run = source.run
+    recipe = source.recipe
+    model = source.model
     origin = run.environment().get(IMPORTED) or {}
     has_limit = n_positions is not None
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
-    config, plan, reason = model if padding is None else padding.new, None, None
+    config = model if padding is None else padding.new
+    plan = None
+    reason = None
     try:  # before gigabytes are read
         plan = bake_plan(config, one_eps=True)
         architecture, _ = hf_config(plan.new, n_positions)
         config = plan.new
     except UserError as error:
-        plan, reason = None, str(error)
+        plan = None
+        reason = str(error)
         architecture, _ = hf_config(config, n_positions, own=True)
     weights = checkpoint.read_weights(source.saved, blueprint(model))
-    for each in (padding, plan):
-        weights = weights if each is None else dict(each.weights(weights))
+    for conversion in (padding, plan):
+        weights = weights if conversion is None else dict(conversion.weights(weights))
     tokenizer = tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
     definition = None
     if isinstance(tokenizer, JsonTokenizer):
         definition = tokenizer.definition() if origin else tokenizer.plain_definition()
-    settings = {name: dict(found) for name, found in origin.get("settings", {}).items()}
+    settings = {name: dict(values) for name, values in origin.get("settings", {}).items()}
     if has_limit:
         settings.get(TOKENIZER_CONFIG, {}).pop("model_max_length", None)
     token_ids: dict[str, Any] | None = origin.get("token_ids")
-    if token_ids is None:  # a text of ours begins behind the end of another, so that one token is both
+    if token_ids is None:  # in training a text follows the end-of-text token of the previous one
         token_ids = {} if tokenizer is None else dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
     has_code = reason is not None and standalone
     card = _card(
         run,
         config,
         recipe,
-        step,
+        source.step,
         folder=json.dumps(shown_path(Path(out))),
         model_type=architecture.model_type,
         has_code=has_code,
@@ -108,14 +113,16 @@ def export_run(
     export_hf(config, weights, out, surroundings, DTYPES[dtype], own=reason is not None)
     padded = None
     if padding is not None:  # the head size of all layers, and the bytes of a token in the cache
-        before, after = (cost_summary(each, recipe.seq_len).kv_bytes_per_token for each in (model, padding.new))
-        head_dim = padding.new.layers[0].attention.head_dim
-        padded = {"head_dim": head_dim, "kv_bytes_per_token": after, "kv_bytes_per_token_before": before}
+        padded = {
+            "head_dim": padding.new.layers[0].attention.head_dim,
+            "kv_bytes_per_token": cost_summary(padding.new, recipe.seq_len).kv_bytes_per_token,
+            "kv_bytes_per_token_before": cost_summary(model, recipe.seq_len).kv_bytes_per_token,
+        }
     return {
         "folder": str(out),
         "model_type": architecture.model_type,
         "reason": reason,
-        "step": step,
+        "step": source.step,
         "dtype": dtype,
         "n_positions": n_positions,
         "tokenizer": definition is not None,
@@ -128,8 +135,8 @@ def export_run(
 def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:
     """Return the model card as Markdown. config: of the exported model; step: of its weights.
 
-    folder_fields: `folder`, quoted as a command that is called from the same place names it, `model_type`, `has_code`
-    (that of a `widthwise` model is in it) and `has_tokenizer`.
+    folder_fields: `folder`, quoted for use in a command from the same working folder, `model_type`, `has_code` (the
+    code of a `widthwise` model is included) and `has_tokenizer`.
     """
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -138,8 +145,15 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
         undefined=jinja2.StrictUndefined,
     )
     templates.filters["cell"] = _cell
-    result, environment = run.result(), run.environment()
-    # A bar for each layer, as long as the layer is wide.
+    result = run.result()
+    environment = run.environment()
+    evaluations = [
+        (name, metric, score.value, score.stderr)
+        for evaluation in Evaluation.read_all(run.path, f"{step:08d}")
+        for name, answers in (*evaluation.texts.items(), *evaluation.tasks.items())
+        for metric, score in answers.metrics.items()
+    ]
+    # A bar for each layer, proportional to its width.
     bars = ["█" * max(1, round(LONGEST_BAR * width / config.stream_width)) for width in config.widths]
     picture = [
         f"{number:3}  {bar.center(LONGEST_BAR).rstrip():{LONGEST_BAR}}  {width}"
@@ -159,16 +173,8 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
         data=recorded_identity(run) if environment.get(KEY) else None,
         result=result if result is not None and result.steps == step else None,
         version=environment.get("widthwise"),
-        evaluations=list(_evaluations(run, step)),
+        evaluations=evaluations,
     )
-
-
-def _evaluations(run: RunDir, step: int) -> Iterator[tuple[Any, ...]]:
-    """Rows of `widthwise eval`: text or task, metric, value, standard error."""
-    for evaluation in Evaluation.read_all(run.path, f"{step:08d}"):
-        for name, answers in (*evaluation.texts.items(), *evaluation.tasks.items()):
-            for metric, score in answers.metrics.items():
-                yield name, metric, score.value, score.stderr
 
 
 def _cell(value: Any) -> str:
@@ -176,7 +182,9 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 FEED_FORWARDS: Mapping[type[FFNConfig], str] = {
@@ -198,13 +206,14 @@ def profile_words(widths: Sequence[int]) -> str:
     if n_turns == 0:
         return "narrowing from layer to layer" if falls[0] else "growing wider from layer to layer"
     if n_turns == 1:
-        x, diamond = "x-shaped (wide at both ends, narrow within)", "diamond-shaped (narrow at both ends, wide within)"
-        return x if falls[0] else diamond
+        if falls[0]:
+            return "x-shaped (wide at both ends, narrow within)"
+        return "diamond-shaped (narrow at both ends, wide within)"
     return "of several widths"
 
 
 def _features(config: ModelConfig) -> Iterator[str]:
-    """A plugin's feed-forward is called by its kind."""
+    """Describe the components of a model; a plugin's feed-forward is named by its kind."""
     yield from dict.fromkeys(
         FEED_FORWARDS.get(type(layer.ffn), f"{layer.ffn.kind} feed-forwards") for layer in config.layers
     )

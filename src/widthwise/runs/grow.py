@@ -1,4 +1,4 @@
-"""The larger model of a run: grown into the model of another recipe, or by changes to its own."""
+"""Growth of a run's model into the model of another recipe, or by changes to its sizes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,19 +24,20 @@ from widthwise.training.observer import Observer
 from widthwise.yaml_io import apply_overrides, read_recipe
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
-"""Keys that describe all layers at once; a model with every layer written out has none of them."""
+"""Keys that describe all layers at once; a model with explicit layers has none of them."""
 DEFAULT = GrowOptions()
 
 
 def wanted_recipe(
     source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES
 ) -> Recipe:
-    """The recipe of a file, or of the run at its checkpoint with other sizes; with changes `a.b=c`.
+    """Return the recipe of a file, or of the run at its checkpoint with other sizes, with overrides `a.b=c`.
 
-    A budget of training FLOPs in it is for the grown run, with what the run has spent. Raises UserError.
+    A budget of training FLOPs in it includes the FLOPs that the run has spent. Raises UserError.
     """
     data, where = _wanted_data(source, to, overrides, sizes)
-    recipe, budget = parse_recipe(data, where), FlopBudget.of(data)
+    recipe = parse_recipe(data, where)
+    budget = FlopBudget.of(data)
     if budget is None:
         return recipe
     steps = recipe.steps_within(budget, source.step, source.spent.training_flops)
@@ -46,39 +47,40 @@ def wanted_recipe(
 def _wanted_data(
     source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes
 ) -> tuple[dict[str, Any], str]:
-    """The data of that recipe, and where they are from."""
+    """Return the recipe as plain data, and its file."""
     if to is not None:
         if sizes != SAME_SIZES:
-            named = next(name for name, size in vars(sizes).items() if size)
-            raise UserError(f"--to: conflicts with --{named.replace('_', '-')}; a recipe has sizes of its own")
+            option = next(name for name, size in vars(sizes).items() if size).replace("_", "-")
+            raise UserError(f"--to: conflicts with --{option}, because the recipe defines all sizes")
         return read_recipe(to, overrides), str(to)
     if sizes == SAME_SIZES and not overrides:
         raise UserError(
             "grow: no target given; give --to RECIPE, sizes such as --d-ff 96, or changes such as "
             "model.layers.0.ffn.d_ff=96"
         )
-    model, where = larger_model(source.model, sizes), f"{source.run.path}/config.yaml"
-    data = to_data(source.recipe) | {"model": to_data(model), "growth": ()}  # checked with the changes
-    for override in overrides:  # the run's model has each layer written out
+    where = f"{source.run.path}/config.yaml"
+    model = larger_model(source.model, sizes)
+    data = to_data(source.recipe) | {"model": to_data(model), "growth": ()}  # checked together with the overrides
+    for override in overrides:  # the run's model has explicit layers
         key = override.partition("=")[0].strip()
         section, name = [*key.split("."), ""][:2]
         if section == "model" and name in OF_ALL_LAYERS:
             raise UserError(
-                f"{key}: {source.run.path} has every layer written out, and not the rule for all; give the recipe that "
-                f"it was trained from, as --to RECIPE '{override}', name layers, as model.layers.0.ffn.d_ff=96, or use "
-                "--d-model, --d-ff, --add-layers, ..."
+                f"{key}: {source.run.path} has explicit layers and no rule for all of them; give the run's recipe, as "
+                f"--to RECIPE '{override}', name layers, as model.layers.0.ffn.d_ff=96, or use --d-model, --d-ff, "
+                "--add-layers, ..."
             )
-    residual = [each for each in overrides if each.startswith(("model.residual=", "model.residual."))]
-    if not any(each.startswith("model.residual=") for each in residual):
-        residual = []
-    apply_overrides(data, [each for each in overrides if each not in residual])
+    residual: list[str] = []
+    if any(override.startswith("model.residual=") for override in overrides):
+        residual = [override for override in overrides if override.startswith(("model.residual=", "model.residual."))]
+    apply_overrides(data, [override for override in overrides if override not in residual])
     if residual:
         data["model"]["residual"] = _residual(residual, parse_recipe(data, where).explicit_model)
     return data, where
 
 
 def _residual(overrides: Sequence[str], model: ModelConfig) -> dict[str, Any]:
-    """Another residual, given as in a recipe, with the sizes that it has in layers of these widths."""
+    """Return another residual, given as in a recipe, with its sizes at the widths of a model."""
     data: dict[str, Any] = {"model": {}}
     apply_overrides(data, overrides)
     with mistakes_at("model.residual"):
@@ -96,11 +98,11 @@ def grow_run(
     step: int | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Grow the model of a run to the model of the recipe `to`, or to other sizes, as a run to continue.
+    """Grow the model of a run to the model of the recipe `to`, or to other sizes, as a run to resume.
 
-    out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; the newest
-    good one where not given. Returns what grew, with its certificate. Raises UserError where the function cannot be
-    preserved, and where `out` is not free.
+    out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; default:
+    the newest good one. Returns the changes, with their certificate. Raises UserError if the function cannot be
+    preserved, and if `out` is not free.
     """
     source = RunCheckpoint.of(path, step)
     recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
@@ -110,20 +112,23 @@ def grow_run(
 
 def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plan the growth of a run's model to a recipe's. Raises UserError if it is impossible."""
-    old, wanted = source.model, recipe.explicit_model
-    plan = plan_growth(old, wanted, align(old, wanted, options.layers))
-    constants, changes = tuple(kept_constants(plan, wanted)), ()
+    new_model = recipe.explicit_model
+    plan = plan_growth(source.model, new_model, align(source.model, new_model, options.layers))
+    constants = tuple(kept_constants(plan, new_model))
+    changes: tuple[str, ...] = ()
     if options.allow_change and constants:
-        plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()
+        plan = with_constants_of(new_model, plan)
+        changes = tuple(constant.change for constant in constants)
+        constants = ()
     if recipe.train.steps < source.step:
         raise UserError(
-            f"train.steps: got {recipe.train.steps}; {source.run.path} has made {source.step} steps already; it must "
-            "not be less"
+            f"train.steps: got {recipe.train.steps}; must be at least {source.step}, the steps that {source.run.path} "
+            "has made"
         )
     for index, event in enumerate(recipe.growth):
         if event.at_step <= source.step:
             raise UserError(
-                f"growth.{index}: comes before step {source.step}, which {source.run.path} has reached already"
+                f"growth.{index}: at_step must be above {source.step}, the step that {source.run.path} has reached"
             )
     check_can_go_on(source)
     if source.recipe.rewarmup is not None:
@@ -144,7 +149,7 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
 
 
 def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
-    """None where nothing is to be said of the rates. Raises UserError for more steps than are left."""
+    """Return the rewarmup after growth; None without one. Raises UserError for more steps than remain."""
     if options.rewarmup_steps is None and options.freeze_steps == 0 and plan.new == plan.old:
         return None
     n_left = recipe.train.steps - source.step

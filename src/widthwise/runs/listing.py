@@ -1,8 +1,8 @@
-"""The runs below a folder, and how far each has come. Imports no torch, and reads of each run only what it shows."""
+"""The runs below a folder, with their progress. Does not import torch, and reads only the part that is shown."""
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +14,60 @@ from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
 
 STOPPED = "stopped"
-"""Event of a run that has ended itself."""
+"""Event of a run that stopped because of an error."""
 
 
 def list_runs(folder: Path | str) -> list[ListedRun]:
-    """Every run in a folder and below, by path, and those that an experiment there has still to begin.
+    """Return every run in a folder and below, by path, including the runs that an experiment has not begun.
 
-    A run whose files are broken is listed as such. Raises UserError where there is no such folder.
+    A run with damaged files is listed as unreadable. Raises UserError if there is no such folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a folder; name one that holds runs")
-    found: dict[Path, ListedRun] = {}
-    for path in _folders(folder):
+    runs: dict[Path, ListedRun] = {}
+    for name, subfolders, files in os.walk(folder):
+        path = Path(name)
         if RunDir(path).exists:
-            found[path] = listed_run(path)
+            runs[path] = listed_run(path)
         elif (path / PlannedRuns.file_name).is_file():
-            planned = {path / each.path: each.n_steps for each in PlannedRuns.read(path).runs}
-            found |= {run: planned_run(run, n) for run, n in planned.items() if not RunDir(run).exists}
-    return [found[path] for path in sorted(found)]
+            planned = {path / run.path: run.n_steps for run in PlannedRuns.read(path).runs}
+            runs |= {run: planned_run(run, n) for run, n in planned.items() if not RunDir(run).exists}
+        # Nothing within a run, and nothing hidden.
+        subfolders[:] = [] if "config.yaml" in files else sorted(s for s in subfolders if not s.startswith("."))
+    return [runs[path] for path in sorted(runs)]
 
 
 def listed_run(path: Path) -> ListedRun:
-    """One run that was begun."""
+    """Return the entry of a run that was begun."""
     run = RunDir(path)
     metrics = run.metrics_file
     try:
-        last, found = metrics.last_records("train", "validation")
-        trained, validated = found.get("train", {}), found.get("validation", {})
-        has_ended_itself = last.get("event") == STOPPED
+        last, newest = metrics.last_records("train", "validation")
+        trained = newest.get("train", {})
         return ListedRun(
             path=str(path),
             state=_state(run, last),
             step=last.get("step", 0),
             n_steps=_n_steps(run),
             loss=finite(trained.get("loss")),
-            val_loss=finite(validated.get("loss")),
+            val_loss=finite(newest.get("validation", {}).get("loss")),
             tokens_per_second=finite(trained.get("tokens_per_second")),
             age_seconds=max(0.0, time.time() - metrics.path.stat().st_mtime) if metrics.path.is_file() else None,
             n_bytes=_n_bytes(path),
-            reason=last.get("reason") if has_ended_itself else None,
+            reason=last.get("reason") if last.get("event") == STOPPED else None,
         )
     except UserError as error:
         return ListedRun(path=str(path), state="unreadable", n_bytes=_n_bytes(path), reason=str(error))
 
 
 def planned_run(path: Path, n_steps: int) -> ListedRun:
-    """One run that has no recipe yet: it waits, or its data are being prepared."""
+    """Return the entry of a run without a recipe: it waits, or its data are being prepared."""
     return ListedRun(path=str(path), state="running" if RunDir(path).is_in_use else "waiting", n_steps=n_steps)
 
 
 def stop_message(run: RunDir) -> str | None:
-    """Return why a run without a process has ended itself; None for any other."""
+    """Return the error that stopped a run without a process; None for any other run."""
     if not run.exists or run.has_result:
         return None
     last, _ = run.metrics_file.last_records()
@@ -73,7 +75,7 @@ def stop_message(run: RunDir) -> str | None:
 
 
 def _state(run: RunDir, last: Mapping[str, Any]) -> RunState:
-    """last: its last record; empty if there is none."""
+    """Return the state of a run. last: its last record; empty without one."""
     if run.has_result:
         return "finished"
     if run.is_in_use:
@@ -91,15 +93,8 @@ def _n_steps(run: RunDir) -> int | None:
     return n_steps if isinstance(n_steps, int) else None
 
 
-def _folders(folder: Path) -> Iterator[Path]:
-    """The folder and all below it, but nothing inside of a run, and nothing hidden."""
-    for path, names, files in os.walk(folder):
-        yield Path(path)
-        names[:] = [] if "config.yaml" in files else sorted(name for name in names if not name.startswith("."))
-
-
 def _n_bytes(folder: Path) -> int:
-    """Sum the file sizes; a file that a running process deletes meanwhile does not count."""
+    """Return the sum of file sizes, without files that a running process deletes meanwhile."""
     total = 0
     for path, _, files in os.walk(folder):
         for name in files:

@@ -1,4 +1,4 @@
-"""Models opened for use: of runs, and of Hugging Face folders, in the format `widthwise` or any of transformers."""
+"""Models opened for use, from runs and Hugging Face folders, in the `widthwise` format or a format of transformers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,15 +20,7 @@ from widthwise.evaluation.batches import HFModel
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields
-from widthwise.interop.hf_import import (
-    CONFIG,
-    TOKENIZER,
-    WIDTHWISE,
-    import_hf,
-    read_fields,
-    tensor_files,
-    token_named,
-)
+from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, read_fields, tensor_files, token_named
 from widthwise.interop.hub import import_source
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe
@@ -40,12 +32,12 @@ from widthwise.training import checkpoint
 from widthwise.training.checkpoint_folder import Damage
 
 HELD_OUT = "held-out"
-"""Name of a run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
+"""Name of a run's held-out text; HELD_OUT/NAME for each source of a mixture."""
 NAME_A_TEXT = "name a text with --text or --data"
 NOT_LOADED = "transformers cannot load it"
 MOST_POSITIONS = 2**24
 MOST_BUFFERED = 2**30
-"""Bytes of tensors that are no weights, such as a causal mask of all positions."""
+"""Largest number of bytes in buffers, such as a causal mask of all positions."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +50,15 @@ class Model:
     tokenizer: Tokenizer
     device: torch.device
     n_positions: int | None
-    """Tokens of the longest text it was made for; None: any."""
+    """Tokens of the longest text that the model supports; None: any."""
     recipe: Recipe | None = None
-    """None for a Hugging Face folder, as the rest."""
+    """None for a Hugging Face folder, like the following fields."""
     step: int | None = None
     """Step of the checkpoint."""
     tokens: int | None = None
-    """Tokens that it was trained on by that step, including the run that it comes from."""
+    """Number of training tokens up to that step, including the parent run."""
     damages: Sequence[Damage] = ()
-    """Newer checkpoints that could not be used, where no step was given."""
+    """Newer damaged checkpoints, if no step was given."""
 
     @property
     def seq_len(self) -> int:
@@ -91,13 +83,13 @@ class Model:
         return Scorer(model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
 
     def own_texts(self) -> dict[str, tuple[PreparedData, int]]:
-        """Return the held-out texts of the run's data by name, each with the number of targets that validations use.
+        """Return the held-out texts of the run's data by name, each with its number of targets in validations.
 
-        One for each source of a mixture. The targets are whole windows of the recipe's seq_len, whatever an
-        evaluation's; of a source that has none, one. Raises UserError if there is no text, or another than the run was
-        trained on.
+        There is one for each source of a mixture. The targets are whole windows of the recipe's seq_len, at least one
+        for a source. Raises UserError if there is no text, or the data differ from the run's.
         """
-        run, recipe = RunDir(self.path), self.recipe
+        run = RunDir(self.path)
+        recipe = self.recipe
         if recipe is None:
             raise UserError(f"{run.path}: a Hugging Face folder has no held-out text; {NAME_A_TEXT}")
         if not has_seen_data(run):
@@ -229,8 +221,8 @@ def _read_with_transformers(path: Path, device: torch.device, attention: str | N
             attn_implementation=attention,
             output_loading_info=True,
         )
-        if report["missing_keys"]:  # transformers would make them up
-            raise UserError(f"{path}: has no tensor {min(report['missing_keys'])}, which {CONFIG} asks for")
+        if report["missing_keys"]:  # transformers would initialise them randomly
+            raise UserError(f"{path}: has no tensor {min(report['missing_keys'])}, which {CONFIG} requires")
         model.to(device).eval()
     definition = read_text(path / TOKENIZER)
     ids = [config.eos_token_id for config in (model.generation_config, model.config)]
@@ -243,15 +235,16 @@ def _read_with_transformers(path: Path, device: torch.device, attention: str | N
 
 
 def _check_memory(transformers: Any, path: Path, fields: Fields, n_bytes: int) -> None:
-    """Raise UserError for a config of more weights than the files hold, which transformers would make up first.
+    """Raise UserError for a config of more weights than the files hold, before transformers allocates them.
 
-    n_bytes: of the files; a weight takes at least one, and if quantised an eighth.
+    n_bytes: of the files; a weight takes at least one byte, a quantised one at least an eighth.
     """
     with torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     n_weights = sum(parameter.numel() for parameter in model.parameters())
     if n_weights > n_bytes * (1 if fields.get("quantization_config") is None else 8):
-        raise UserError(f"{path}: {CONFIG} asks for {n_weights:,} weights; the files hold only {n_bytes:,} bytes")
-    if (n_buffered := sum(buffer.nbytes for buffer in model.buffers())) > MOST_BUFFERED:
-        raise UserError(f"{path}: {CONFIG} asks for buffers of {n_buffered:,} bytes; allowed: up to {MOST_BUFFERED:,}")
+        raise UserError(f"{path}: {CONFIG} requires {n_weights:,} weights; the files hold only {n_bytes:,} bytes")
+    n_buffered = sum(buffer.nbytes for buffer in model.buffers())
+    if n_buffered > MOST_BUFFERED:
+        raise UserError(f"{path}: {CONFIG} requires buffers of {n_buffered:,} bytes; allowed: up to {MOST_BUFFERED:,}")

@@ -1,5 +1,4 @@
-"""Costs of training a recipe on devices of a kind: memory, what fits, time, traffic, data. Nothing is trained or
-written."""
+"""Costs of training a recipe on devices of a kind: memory, time, traffic and data. Nothing is trained or written."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -30,37 +29,39 @@ from widthwise.runs.rank_memory import Layout, ShardedModel
 from widthwise.training.devices import Device, known_gpu
 
 BYTES_PER_TOKEN = 4.0
-"""Text of a token: about what byte-level BPE of 32,000 to 100,000 tokens reaches on English text."""
+"""Bytes of text per token of byte-level BPE with 32,000 to 100,000 tokens on English text, approximately."""
 TEXT_BYTES_PER_CORE_SECOND = 1e6
-"""Text that `data prepare` reads, splits, tokenizes and writes on one core."""
+"""Speed of `data prepare`, which reads, splits, tokenizes and writes text, on one core."""
 SHARDING = "fp32 gathered and reduced in rings"
 CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
-"""In computation."""
+"""Kinds of activation checkpointing by their cost in computation."""
 LAW_TOKENS_PER_PARAM = 20.0
-"""Tokens per parameter of the models that make the best use of compute, by Hoffmann et al. 2022, arXiv:2203.15556
-(Chinchilla)."""
-FAR_BELOW, FAR_ABOVE = LAW_TOKENS_PER_PARAM / 4, LAW_TOKENS_PER_PARAM * 10
+"""Tokens per parameter of compute-optimal models, by Hoffmann et al. 2022, arXiv:2203.15556 (Chinchilla)."""
+FAR_BELOW = LAW_TOKENS_PER_PARAM / 4
+FAR_ABOVE = LAW_TOKENS_PER_PARAM * 10
 LONGEST_WARMUP = 0.5
 """Share of the steps."""
 MOST_EPOCHS = 4
-"""Up to so many readings, tokens are nearly as good as new ones (Muennighoff et al. 2023, arXiv:2305.16264)."""
+"""Up to this number of epochs, repeated tokens are nearly as good as new ones (Muennighoff et al. 2023,
+arXiv:2305.16264)."""
 UNUSED_ROWS = 1.1
-"""Rows of the embedding over tokens; what pads a vocabulary to a round number is less."""
+"""Ratio of embedding rows to tokens above which the plan warns; padding to a round number stays below it."""
 
 
 class Planner:
-    """A recipe on a number of devices; of a recipe that grows, its last model."""
+    """A recipe on a number of devices; for a recipe that grows, its last model."""
 
     def __init__(self, recipe: Recipe, n_devices: int = 1, sharded: ShardedModel | None = None):
-        """sharded: the model, if it is counted already. Raises UserError for numbers that do not divide."""
+        """sharded: the model, if it was counted before. Raises UserError for numbers that do not divide."""
         self.recipe = recipe
         self.layout = Layout.of(recipe.train, n_devices)
         self._sharded = sharded or ShardedModel.of(recipe)
         self._memory_of_pass: dict[tuple[ActivationCheckpointing, int], RankMemory] = {}
 
     def deployment(self, device: Device | None) -> Deployment:
-        """Return the layout and cost of a step; without a kind of device neither times nor fit."""
-        train, layout = self.recipe.train, self.layout
+        """Return the layout and cost of a step; without a device there are no times and no fit."""
+        train = self.recipe.train
+        layout = self.layout
         memory = self.memory(train)
         n_tokens = layout.batch_size * self.recipe.seq_len
         n_held = layout.n_shards * self._sharded.block_entries(layout.n_shards)
@@ -91,18 +92,20 @@ class Planner:
         )
 
     def memory(self, train: TrainConfig) -> RankMemory:
-        """Return the memory of a device, with a train section of the same batch."""
+        """Return the memory of a device for a train section with the same batch."""
         return self._sharded.memory(train, self.recipe.seq_len, Layout.of(train, self.layout.n_devices))
 
     def setup(self, device: Device, kind: ActivationCheckpointing) -> Setup:
         """Return the largest pass that fits with a kind of activation checkpointing, or the needs of one sequence."""
-        rows, fits = self.layout.batch_size, False
+        n_rows = self.layout.batch_size
+        fits = False
         train = self.recipe.train.model_copy(update={"activation_checkpointing": kind})
-        for n in (n for n in range(rows, 0, -1) if rows % n == 0):
+        for n in (n for n in range(n_rows, 0, -1) if n_rows % n == 0):
             train = train.model_copy(update={"micro_batch_size": n})
             if (kind, n) not in self._memory_of_pass:
                 self._memory_of_pass[kind, n] = self.memory(train)
-            if fits := self._memory_of_pass[kind, n].total_bytes <= device.memory_bytes:
+            fits = self._memory_of_pass[kind, n].total_bytes <= device.memory_bytes
+            if fits:
                 break
         n = train.sequences_per_pass
         return Setup(
@@ -124,7 +127,7 @@ class Planner:
         return seconds / 3600
 
     def _communication_seconds(self, device: Device, traffic: StepTraffic) -> float | None:
-        """Return the time of a step's rings; None for a device whose links are not known."""
+        """Return the time of a step's rings; None for a device of unknown bandwidths."""
         layout = self.layout
         within_copy = device.ring_bytes_per_second(layout.n_shards, layout.n_shards_in_node)
         over_copies = device.ring_bytes_per_second(layout.n_replicas, layout.n_replicas_in_node)
@@ -134,16 +137,18 @@ class Planner:
         return shared / within_copy + traffic.all_reduce_bytes / over_copies
 
     def _work(self, kind: ActivationCheckpointing) -> float:
-        """Return the FLOPs that a device computes over the training FLOPs, more with layers that run again."""
-        model, seq_len = self.recipe.final_model, self.recipe.seq_len
+        """Return the FLOPs that a device computes over the training FLOPs; above 1 with recomputed layers."""
+        model = self.recipe.final_model
+        seq_len = self.recipe.seq_len
         return 1 + RECOMPUTE[kind].repeated_flops(model, seq_len) / model.cost().training_flops(seq_len)
 
     def _remedy(self, device: Device) -> str | None:
-        """Return the smallest change to the recipe with which it fits, as overrides: one change before two or three.
+        """Return the smallest change to the recipe that makes it fit, as overrides: one change before two or three.
 
-        More shards cost traffic, smaller passes too, and layers that run again computation: in this order.
+        The order is by cost: more shards and smaller passes cost traffic, recomputed layers cost computation.
         """
-        train, layout = self.recipe.train, self.layout
+        train = self.recipe.train
+        layout = self.layout
         kinds = CHEAPEST_FIRST[CHEAPEST_FIRST.index(train.activation_checkpointing) + 1 :]
         options: list[list[dict[str, Any]]] = [
             [{"shards": n} for n in range(layout.n_shards + 1, layout.n_devices + 1) if layout.n_devices % n == 0],
@@ -162,8 +167,8 @@ class Planner:
 def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None, days: float | None = None) -> Plan:
     """Return the prediction for each number of devices; for a recipe that grows, with its last model.
 
-    device: None omits times and fit. days: how long the run may take. Mistakes that `train` would refuse in the recipe
-    are among the remarks. Raises UserError for numbers that do not divide each other.
+    device: None omits times and fit. days: limit for the time of the run. The remarks include errors that `train`
+    would raise for the recipe. Raises UserError for numbers that do not divide each other.
     """
     for n in n_devices:
         Layout.of(recipe.train, n)
@@ -173,7 +178,7 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
         device=None if device is None else device.name,
         device_memory_bytes=None if device is None else device.memory_bytes,
         mfu=device.mfu if device is not None and device.peak_flops_per_second else None,
-        assumptions="; ".join([*([] if device is None else [device.assumptions]), SHARDING]),
+        assumptions=SHARDING if device is None else f"{device.assumptions}; {SHARDING}",
         params=model.n_params,
         steps=recipe.train.steps,
         tokens=recipe.n_tokens,
@@ -187,7 +192,7 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
 
 
 def device_at_hand() -> Device | None:
-    """Return the GPU of this machine, with the memory that its driver shows if no data sheet has it; None on a CPU."""
+    """Return the GPU of this machine, with the driver's memory if no data sheet has it; None on a CPU."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
@@ -197,7 +202,7 @@ def device_at_hand() -> Device | None:
 
 
 def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
-    """Disk space of so many tokens, and the work of preparing them. vocab_size: of the tokenizer."""
+    """Return the disk space of n_tokens, and the work of preparing them. vocab_size: of the tokenizer."""
     text_bytes = round(BYTES_PER_TOKEN * n_tokens)
     return DataCost(
         disk_bytes=n_tokens * token_dtype(vocab_size).itemsize,
@@ -207,22 +212,24 @@ def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
 
 
 def remarks(recipe: Recipe) -> Iterator[str]:
-    """All that apply, one a line."""
-    warmup, steps, vocab_size = recipe.schedule.warmup_steps, recipe.train.steps, recipe.final_model.vocab_size
+    """Yield warnings about a recipe."""
+    warmup = recipe.schedule.warmup_steps
+    steps = recipe.train.steps
+    vocab_size = recipe.final_model.vocab_size
     try:
         recipe.check()
     except UserError as error:
         yield f"`train` refuses this: {error}"
     else:
         if warmup > LONGEST_WARMUP * steps:
-            late = "most of the run is before the peak of the rate"
-            yield f"schedule.warmup_steps: {warmup:,} of {steps:,} steps; {late}"
+            yield f"schedule.warmup_steps: {warmup:,} of {steps:,} steps; most of the run is before the peak rate"
     if recipe.train.precision == "auto":
-        yield "train.precision: auto is counted as bf16; a machine that multiplies it no faster trains in fp32"
+        yield "train.precision: auto is counted as bf16; a machine with slow bf16 trains in fp32"
     params = cost_summary(recipe.final_model, recipe.seq_len).params
     n_outside = params["embedding"] + params["head"]
-    if (found := known_tokenizer(recipe)) is not None:
-        spec, n_tokens = found
+    tokenizer = known_tokenizer(recipe)
+    if tokenizer is not None:
+        spec, n_tokens = tokenizer
         if vocab_size < n_tokens:
             mistake = f"model.vocab_size: got {vocab_size}; the tokenizer {spec} has {n_tokens} tokens"
             yield f"`train` refuses this: {mistake}"
@@ -230,27 +237,31 @@ def remarks(recipe: Recipe) -> Iterator[str]:
             n_unused = round((1 - n_tokens / vocab_size) * n_outside)
             yield (
                 f"model.vocab_size: {vocab_size:,}, but the tokenizer {spec} has {n_tokens:,} tokens; about "
-                f"{n_unused:,} parameters of embedding and head stand for no token"
+                f"{n_unused:,} parameters of embedding and head have no token"
             )
-    if (share := n_outside / params["total"]) >= 0.5:
-        yield f"model.vocab_size: {share:.0%} of the parameters are in embedding and head, the layers have the rest"
+    if n_outside >= 0.5 * params["total"]:
+        yield f"model.vocab_size: {n_outside / params['total']:.0%} of the parameters are in embedding and head"
     ratio = recipe.n_tokens / recipe.final_model.cost().active_params
     if not FAR_BELOW <= ratio <= FAR_ABOVE:
-        side, advice = ("above", "a larger") if ratio > FAR_ABOVE else ("below", "a smaller")
+        side, size = ("above", "larger") if ratio > FAR_ABOVE else ("below", "smaller")
         yield (
             f"train.steps: {ratio:.3g} tokens for each parameter that a token uses, far {side} the "
-            f"{LAW_TOKENS_PER_PARAM:g} of compute-optimal training; {advice} model would end lower for the same compute"
+            f"{LAW_TOKENS_PER_PARAM:g} of compute-optimal training; a {size} model would reach a lower loss for the "
+            "same compute"
         )
-    if (n_epochs := data_epochs(recipe)) > MOST_EPOCHS:
+    n_epochs = data_epochs(recipe)
+    if n_epochs > MOST_EPOCHS:
         yield f"data: has {recipe.n_tokens / n_epochs:,.0f} tokens, so the run reads each {n_epochs:,.0f} times"
-    if (path := missing_data(recipe)) is not None:
+    path = missing_data(recipe)
+    if path is not None:
         n_tokens = recipe.n_tokens / MOST_EPOCHS
         yield f"data.path: {path} is not on this machine; {n_tokens:,.0f} tokens are enough, read {MOST_EPOCHS} times"
 
 
 def data_epochs(recipe: Recipe) -> float:
-    """Return how often a run reads each token; of a named corpus an estimate, 0 for other data that is not here."""
-    if (manifest := _manifest(recipe)) is not None:
+    """Return how often a run reads each token: an estimate for a named corpus, 0 for other unprepared data."""
+    manifest = _manifest(recipe)
+    if manifest is not None:
         return recipe.n_tokens / manifest.splits.train.n_tokens
     data = recipe.data
     if not isinstance(data, DataConfig) or data.corpus is None:
@@ -279,8 +290,9 @@ def _manifest(recipe: Recipe) -> Manifest | None:
 
 
 def known_tokenizer(recipe: Recipe) -> tuple[str, int] | None:
-    """Name and number of tokens of a recipe's tokenizer, where both are known without opening or training one."""
-    if (manifest := _manifest(recipe)) is not None:
+    """Return the name and size of a recipe's tokenizer, if known without opening or training one."""
+    manifest = _manifest(recipe)
+    if manifest is not None:
         return manifest.tokenizer.spec, manifest.tokenizer.vocab_size
     spec = recipe.data.tokenizer if isinstance(recipe.data, DataConfig) else None
     match = re.fullmatch(r"bpe-(\d+)", spec or "")

@@ -22,25 +22,27 @@ from widthwise.training.state import inherited
 from widthwise.training.validation import Validation
 
 SPIKE_NATS = 0.5
-"""Rise of the training loss above an earlier record that is named; batches differ by less."""
+"""Least rise of the training loss above an earlier record that causes a warning; batches differ by less."""
 
 
 def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None) -> RunResult:
-    """The content of result.json, from a finished loop, its last validation and its whole model, looked into here.
+    """Return the content of result.json, from a finished loop, its last validation and its unsharded model.
 
-    model: None where `is_analysed` says that there is nothing to look for. cost is that of the last model; tokens and
-    training compute are of all steps, those of a run included that this one comes from; tokens_per_second is that of
-    the last model's median record, so that neither start-up nor compilation nor a hiccup counts.
+    model: None if `is_analysed` is False. cost: of the last model. tokens and training compute: of all steps, including
+    the parent run. tokens_per_second: from the median record of the last model, which excludes start-up, compilation
+    and hiccups.
     """
     loop.metrics_logger.follow()
-    recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
+    recipe = loop.recipe
+    state = loop.state
+    records = loop.run.metrics()
     analyses = {} if model is None else model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
     of_last_model = _since(records, ("growth", "grown"))
     seconds = [[r["step_seconds"] for r in part if r["event"] == "train"] for part in (of_last_model, records)]
     step_seconds = seconds[0] or seconds[1]
-    found = {
+    optional = {
         "best_step": loop.retention.best(map(step_of, checkpoint_paths(loop.run.checkpoints))),
         "val_losses": validation.losses_by_source or None,
         "val_texts": {
@@ -83,15 +85,14 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         cost=cost_summary(recipe.final_model, recipe.seq_len),
         training_flops=spent.training_flops,
         pflops_days=pflops_days(spent.training_flops, 1),
-        **{key: value for key, value in found.items() if value is not None},
+        **{key: value for key, value in optional.items() if value is not None},
         notes=[*state.notes, *notes_on_spikes(records)],
     )
 
 
 def _counts(data: OpenedData) -> DataCounts:
-    splits = [folder.manifest.splits for folder in data.folders]
-    train = [split.train for split in splits]
-    held_out = [split.held_out for split in splits]
+    train = [folder.manifest.splits.train for folder in data.folders]
+    held_out = [folder.manifest.splits.held_out for folder in data.folders]
     return DataCounts(
         n_train_tokens=sum(split.n_tokens for split in train),
         n_train_bytes=sum(split.n_bytes for split in train),
@@ -101,7 +102,7 @@ def _counts(data: OpenedData) -> DataCounts:
 
 
 def is_analysed(model: ModelConfig) -> bool:
-    """Return True for a model in which `model_analyses` finds something."""
+    """Return True for a model with results of `model_analyses`."""
     return bool(dynamic_layers(model)) or has_virtual_width(model)
 
 
@@ -117,38 +118,42 @@ def model_analyses(model: Decoder, held_out: HeldOut, widths: TokenWidths | None
 
 
 def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[str, Any]]:
-    """The records after the last of some events; all records if there was none."""
-    found = [i for i, record in enumerate(records) if record["event"] in events]
-    return records[max(found, default=-1) + 1 :]
+    """Return the records after the last of some events; all records without one."""
+    indices = [i for i, record in enumerate(records) if record["event"] in events]
+    return records[max(indices, default=-1) + 1 :]
 
 
 def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe the skipped steps of a run, for its result. records: of metrics.jsonl."""
-    notes, steps = [], [record["step"] for record in records if record["event"] == "skipped"]
-    if steps:
-        first = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
-        notes.append(f"{len(steps)} step{'s' * (len(steps) > 1)} without an update, because of the gradient: {first}")
-    return notes
+    steps = [str(record["step"]) for record in records if record["event"] == "skipped"]
+    if not steps:
+        return []
+    noun = "step" if len(steps) == 1 else "steps"
+    shown = [*steps[:5], "..."] if len(steps) > 5 else steps
+    return [f"{len(steps)} {noun} without an update, because of the gradient: {', '.join(shown)}"]
 
 
 def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Warn of a loss that is not the best of its run: a spike of the training loss, a better validation before.
+    """Return warnings of a spike of the training loss, and of a better validation before the last.
 
     records: of metrics.jsonl.
     """
 
     def curve(event: str) -> list[tuple[float, int]]:
-        found = ((finite(record["loss"]), record["step"]) for record in records if record["event"] == event)
-        return [(loss, step) for loss, step in found if math.isfinite(loss)]
+        points = ((finite(record["loss"]), record["step"]) for record in records if record["event"] == event)
+        return [(loss, step) for loss, step in points if math.isfinite(loss)]
 
-    warnings, lowest, highest = [], math.inf, (SPIKE_NATS, 0)
+    warnings = []
+    lowest = math.inf
+    highest = (SPIKE_NATS, 0)
     for loss, step in curve("train"):
         lowest = min(lowest, loss)
         highest = max(highest, (loss - lowest, step))
     if highest[1]:
         warnings.append(f"the training loss rose by {highest[0]:.2f} nats, at step {highest[1]}")
     validations = curve("validation")
-    if validations and (best := min(validations))[0] < validations[-1][0]:
-        (last, _), (loss, step) = validations[-1], best
-        warnings.append(f"the last validation, {last:.4f}, is worse than that of step {step}, {loss:.4f}")
+    last = validations[-1][0] if validations else math.inf
+    loss, step = min(validations, default=(math.inf, 0))
+    if loss < last:
+        warnings.append(f"the last validation, {last:.4f}, is worse than the validation of step {step}, {loss:.4f}")
     return warnings

@@ -1,4 +1,4 @@
-"""Run directories at step 0, on which every verb works: of a model in memory, or of a Hugging Face folder."""
+"""Run directories at step 0, on which every verb works, from a model in memory or a Hugging Face folder."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,46 +36,46 @@ def save_run(
     seq_len: int | None = None,
     data: OpenedData | None = None,
 ) -> Path:
-    """Write a model, as a custom training loop leaves it, as a run directory at step 0, and return its path.
+    """Write the model of a custom training loop as a run directory at step 0, and return its path.
 
     `eval --text`, `analyze --text`, `generate`, `grow`, `export` and `resume` then work as on any run.
-    tokenizer: as `PreparedData.tokenizer` gives it, or a spec such as `bytes` or the path of a tokenizer.json; without
-    one only what needs no text works. recipe: how the run would be trained further, but for its model; gentle settings
-    on the default corpus where not given. seq_len: tokens per window; the recipe's, or at most 1024, where not given.
-    data: what it was trained on, if that is what the recipe names; then `eval` and `analyze` need no text, as they read
-    the held-out part. The model stays as it is; weights are saved as fp32. Raises UserError for a mistake in the
-    recipe, for a tokenizer with more tokens than the model knows or another than that of the data, and where `folder`
-    exists.
+    tokenizer: a `PreparedData.tokenizer`, or a spec such as `bytes` or the path of a tokenizer.json; without one, only
+    verbs that read no text work. recipe: for further training; its model is ignored. Default: gentle settings on the
+    default corpus. seq_len: tokens per window; default: the recipe's, or at most 1024. data: the training data, if the
+    recipe names them; then `eval` and `analyze` read their held-out part by default. The model is not changed; weights
+    are saved as fp32. Raises UserError for a mistake in the recipe, for a tokenizer with more tokens than the model or
+    another tokenizer than the data, and if `folder` exists.
     """
-    known = open_tokenizer(str(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
-    if known is not None:
-        check_known(known, model.config.vocab_size)
-    resolved = _recipe(model, known, recipe, seq_len)
-    provenance = _provenance(known, resolved, data)
+    if isinstance(tokenizer, (str, Path)):
+        tokenizer = open_tokenizer(str(tokenizer))
+    if tokenizer is not None:
+        check_known(tokenizer, model.config.vocab_size)
+    resolved = _recipe(model, tokenizer, recipe, seq_len)
+    provenance = _provenance(tokenizer, resolved, data)
     copied = build(model.config, seed=0)
     copied.set_weights((name, parameter.detach()) for name, parameter in model.named_parameters())
-    write_first(Path(folder), resolved, copied, known, provenance)
+    write_first(Path(folder), resolved, copied, tokenizer, provenance)
     return Path(folder)
 
 
-def _provenance(known: Tokenizer | None, recipe: Recipe, data: OpenedData | None) -> dict[str, Any]:
-    """Return the entries of environment.json on the tokens that the model knows and the data that it has seen."""
+def _provenance(tokenizer: Tokenizer | None, recipe: Recipe, data: OpenedData | None) -> dict[str, Any]:
+    """Return the entries of environment.json on the tokenizer and the training data of a model."""
     if data is None:
-        return unseen_data(known)
+        return unseen_data(tokenizer)
     identity = data.identity
-    named = open_data(recipe.data).identity
-    if identity != named:
-        given, other = describe_difference(identity, named)
-        raise UserError(f"data: got {given}; the recipe names {other}")
-    if known is None or (identity.tokenizer.spec, identity.tokenizer.id) != (known.spec, known.id):
-        raise UserError(f"data: was tokenised by {identity.tokenizer.spec}, not by the tokenizer that is given")
+    recipe_identity = open_data(recipe.data).identity
+    if identity != recipe_identity:
+        passed, expected = describe_difference(identity, recipe_identity)
+        raise UserError(f"data: got {passed}; the recipe names {expected}")
+    if tokenizer is None or (identity.tokenizer.spec, identity.tokenizer.id) != (tokenizer.spec, tokenizer.id):
+        raise UserError(f"data: was tokenised by {identity.tokenizer.spec}, not by the passed tokenizer")
     return identity.record()
 
 
 def _recipe(
     model: Decoder, tokenizer: Tokenizer | None, given: Recipe | Path | str | None, seq_len: int | None
 ) -> Recipe:
-    """The recipe of the run, checked."""
+    """Return the checked recipe of the run."""
     if given is None:
         n_positions = None if model.positions is None else model.positions.n_positions
         data = {} if tokenizer is None else {"tokenizer": tokenizer.spec}
@@ -89,7 +89,7 @@ def _recipe(
 
 
 def first_sections(n_positions: int | None) -> dict[str, Any]:
-    """A recipe but for its model and data, where none is given: gentle further training.
+    """Return default sections of a recipe for gentle further training, without model and data.
 
     n_positions: the longest context of the model, in tokens; None: any.
     """
@@ -109,10 +109,10 @@ def write_first(
     provenance: Mapping[str, Any],
     write_records: Callable[[Path], Mapping[str, Any]] = lambda folder: {},
 ) -> None:
-    """Writes the run directory of a model at step 0, whole or not at all.
+    """Write the run directory of a model at step 0 atomically.
 
     recipe: resolved, with the model's config; provenance: entries of environment.json; write_records: adds files to the
-    folder and returns more such entries.
+    folder and returns further entries.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
@@ -135,17 +135,18 @@ def import_run(
     overrides: Sequence[str] = (),
     revision: str | None = None,
 ) -> dict[str, Any]:
-    """Writes the model of a Hugging Face folder as a run directory at step 0, and returns a summary.
+    """Write the model of a Hugging Face folder as a run directory at step 0, and return a summary.
 
-    source: the folder, or `org/name` or `hf://org/name` of the hub. recipe: the run takes all its sections but the
-    model. revision: on the hub: branch, tag or commit. Raises UserError for what cannot be fetched, or not be imported
-    exactly, and where `out` holds a run already.
+    source: the folder, or `org/name` or `hf://org/name` of the hub. recipe: for further training; its model is ignored.
+    revision: branch, tag or commit on the hub. Raises UserError for a model that cannot be fetched or cannot be
+    imported exactly, and if `out` already holds a run.
     """
     run = RunDir(out)
     if run.exists:
         raise UserError(f"{run.path}: already holds a run; choose a new folder")
-    if changed := [each for each in overrides if re.match(r"\s*model\b", each)]:
-        raise UserError(f"{changed[0]}: the model is that of {source}; `widthwise grow` changes it after the import")
+    for override in overrides:
+        if re.match(r"\s*model\b", override):
+            raise UserError(f"{override}: {source} defines the model; `widthwise grow` changes it after the import")
     imported = read_import(source, overrides, recipe, revision, run.tokenizer_folder / JsonTokenizer.file_name)
     config = imported.model.config
     tokenizer = imported.tokenizer
@@ -164,10 +165,10 @@ def import_run(
 
 @dataclass(frozen=True)
 class Beginning:
-    """A model with which a new run begins, and what that run inherits."""
+    """The initial model of a new run, with inherited properties."""
 
     name: str
-    """Name of the run or the folder that the model comes from, or org/name on the hub."""
+    """Name of the run or folder of the model, or org/name on the hub."""
     step: int
     """Step of that run."""
     model: Decoder
@@ -175,9 +176,9 @@ class Beginning:
     """The recipe of the new run, with this model."""
     tokenizer: Tokenizer | None
     is_free: bool
-    """The model has seen no data in a run, so that another tokenizer with the same tokens will do."""
+    """The model was not trained in a run, so another tokenizer with the same tokens is allowed."""
     origin: dict[str, Any]
-    """The entry IMPORTED of environment.json, if there is one."""
+    """The entry IMPORTED of environment.json, if any."""
 
     def check_tokenizer(self, given: Tokenizer) -> None:
         """Raise UserError for the tokenizer of other data if the model does not know its tokens."""
@@ -197,8 +198,8 @@ def read_import(
 ) -> Beginning:
     """Read a Hugging Face folder, or a model of the hub, as a run at step 0.
 
-    recipe: of further training, but for its model; gentle settings if omitted. tokenizer_path: the file by which the
-    recipe names the tokenizer of its data; by default that of the folder. stays_narrow: keep weights in bf16 if all are
+    recipe: for further training; its model is ignored; default: gentle settings. tokenizer_path: the file by which the
+    recipe names the tokenizer of its data; default: the folder's. stays_narrow: keep weights in bf16 if all are bf16
     and the run computes in bf16. Raises UserError for a model that cannot be imported exactly, and for mistakes in the
     recipe.
     """

@@ -11,7 +11,7 @@ from widthwise.sizes import Count, NTokens
 
 
 def _known_device(name: str) -> str:
-    """Raises ValueError for a device that torch has not here, or that holds no numbers."""
+    """Validate a device name. Raises ValueError for an unavailable device, and for one without storage."""
     import torch
 
     try:
@@ -19,7 +19,7 @@ def _known_device(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError):
         has_numbers = False
     if not has_numbers:
-        raise ValueError(f"got {name!r}; torch has none of that name here")
+        raise ValueError(f"got {name!r}; torch has no such device on this machine")
     return name
 
 
@@ -33,37 +33,37 @@ class ScoringOptions(Config):
     batch_size: Count = 16
     """Windows or answers per forward pass."""
     max_length: NTokens | None = None
-    """Longest context in tokens; default: the recipe's seq_len, of a Hugging Face folder at most 1024."""
+    """Longest context in tokens; default: the recipe's seq_len, for a Hugging Face folder at most 1024."""
     precision: Precision | None = None
-    """Type of the matrix products; default: the recipe's, of a Hugging Face folder fp32."""
+    """Type of the matrix products; default: the recipe's, for a Hugging Face folder fp32."""
     device: TorchDevice | None = None
     """cpu, cuda or cuda:1; default: cuda, if there is one."""
     no_bos: bool = False
-    """Leave out the beginning-of-text token that the tokenizer of an imported model puts before a text."""
+    """Omit the beginning-of-text token that the tokenizer of an imported model puts before a text."""
 
 
 class EvaluationConfig(ScoringOptions):
-    """The texts and tasks of an evaluation. Where none is named, the held-out text of the run's own data."""
+    """The texts and tasks of an evaluation; default: the held-out text of the run's data."""
 
     texts: tuple[str, ...] = ()
-    """Raw text, as `data prepare` reads it: .txt .md .py .jsonl .parquet, or a folder; repeat for several. Every
-    document counts for itself."""
+    """Raw text, as `data prepare` reads it: .txt .md .py .jsonl .parquet, or a folder; repeat for several. Documents
+    are scored separately."""
     data: tuple[str, ...] = ()
-    """Prepared folder, whose held-out part is read as one stream; repeat for several."""
+    """Prepared folder, whose held-out part is scored as one stream; repeat for several."""
     task_files: tuple[str, ...] = ()
     """JSONL file of questions and answers; repeat for several."""
     tasks: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Tasks of lm-evaluation-harness (extra `eval`), such as piqa,arc_easy."""
     num_fewshot: pydantic.NonNegativeInt | None = None
-    """Examples before each question of those; default: what the task says."""
+    """Examples before each question of these tasks; default: set by the task."""
     field: str = "text"
     """Field of a JSONL or Parquet row that holds the text."""
     stride: pydantic.PositiveInt | None = None
-    """Tokens that each window over a text predicts; fewer give more context and take longer; default: all it holds."""
+    """Tokens that each window over a text predicts; fewer give more context and take longer; default: all of them."""
     max_tokens: pydantic.PositiveInt | None = None
-    """Read only so many tokens of each text; default: all, of the run's own held-out text what its validations use."""
+    """Maximum number of tokens to read of each text; default: all, for the run's held-out text as in validations."""
     limit: pydantic.PositiveInt | None = None
-    """Use only so many items of each task, from the front."""
+    """Maximum number of items of each task, from the front."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "EvaluationConfig":
@@ -75,7 +75,7 @@ class EvaluationConfig(ScoringOptions):
             ("max_tokens", reads_text, "a text"),
         ):
             if getattr(self, key) is not None and not has_effect:
-                raise ValueError(f"{key}: got {getattr(self, key)} without {needed}, and has no effect on the rest")
+                raise ValueError(f"{key}: got {getattr(self, key)} without {needed}, so it has no effect")
         return self
 
     @property

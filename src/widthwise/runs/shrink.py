@@ -1,8 +1,8 @@
-"""A smaller model of a run or a Hugging Face folder: its least needed parts are cut off, and the rest is a run at step
-0 to heal by training.
+"""Shrinking of a run or a Hugging Face folder: the least needed parts of the model are cut, and the rest becomes a run
+at step 0, to be healed by training.
 
-Beside the weights of the model there is never room needed for many more: a weight is reordered and cut at a time, and
-the smaller model is made of what is left. Weights in bf16 stay so where the run computes in bf16.
+Memory stays close to the weights of the model: one weight at a time is reordered and cut. Weights in bf16 stay bf16 if
+the run computes in bf16.
 """
 
 import math
@@ -65,13 +65,13 @@ def shrink_run(
     to: ModelConfig | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Shrinking:
-    """Write a smaller model of a trained one as a run at step 0, and return what was cut and lost.
+    """Write a smaller version of a trained model as a run at step 0, and return the record of the cut and its loss.
 
     path: a run, a Hugging Face folder, or `org/name` of the hub. out: folder of the new run; None: nothing is written.
-    overrides: changes to the recipe for the new run, data and steps of healing among them, which is that of the run or
-    the one that `import` writes; step: of the run's checkpoint, the newest good one where not given; to: a model whose
-    sizes the smaller one has, in place of a budget. Raises UserError for a model that cannot be cut, a budget that
-    cannot be met, and where `out` is not free.
+    overrides: changes to the recipe of the new run, such as data and steps of healing; the recipe is the run's, or the
+    one that `import` writes. step: of the run's checkpoint; default: the newest good one. to: a model with the sizes
+    of the smaller one, in place of a budget. Raises UserError for a model that cannot be cut, a budget that cannot be
+    met, and if `out` is not free.
     """
     _check_request(options, to, overrides)
     if out is not None:
@@ -83,7 +83,9 @@ def shrink_run(
         source = read_import(path, overrides, device=usual_device(None), stays_narrow=True)
     else:
         raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
-    model, recipe, config = _readable(source.model), source.recipe, source.model.config
+    model = _readable(source.model)
+    recipe = source.recipe
+    config = model.config
     if out is not None:
         recipe.check()
     check_can_shrink(config)
@@ -94,7 +96,8 @@ def shrink_run(
         smaller_config(config, sizes_like(config, to), to.d_model)
     data = open_data(recipe.data)
     source.check_tokenizer(data.tokenizer)
-    n_rows, boundaries = recipe.train.sequences_per_pass, recipe.data.boundaries(data)
+    n_rows = recipe.train.sequences_per_pass
+    boundaries = recipe.data.boundaries(data)
     batches = batches_from(recipe, 0, options.calibration_batches, SilentObserver())
     bos_id = None if options.no_bos or source.tokenizer is None else source.tokenizer.bos_id
     batches = [begun(batch, bos_id) for batch in batches]
@@ -124,7 +127,7 @@ def shrink_run(
     except UserError as error:
         shape = None
         say(f"the shape is not kept as a curve: {error}")
-    found = Shrinking(
+    shrinking = Shrinking(
         source=source.name,
         step=source.step,
         request=to_data(options),
@@ -145,35 +148,36 @@ def shrink_run(
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
         resolved.check()
         provenance = {**data.identity.record(), **source.origin}
-        kept = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
-        origin = Origin(stream[..., : smaller.d_model], kept, first_rows)
+        old_layers = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
+        origin = Origin(stream[..., : smaller.d_model], old_layers, first_rows)
 
         def write_records(folder: Path) -> Mapping[str, Any]:
-            found.write(folder)
+            shrinking.write(folder)
             if shape is not None:
-                of_shape = recipe_of_cut(recipe, config, shape, options.budget or "params")
-                write_atomic(folder / f"{SHRUNK}.yaml", dump_yaml(of_shape))
+                shape_recipe = recipe_of_cut(recipe, config, shape, options.budget or "params")
+                write_atomic(folder / f"{SHRUNK}.yaml", dump_yaml(shape_recipe))
             return origin.write(folder)
 
         write_first(Path(out), resolved, small, data.tokenizer, provenance, write_records)
-        found.stored_in(Path(out))
-    return found
+        shrinking.stored_in(Path(out))
+    return shrinking
 
 
 def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Sequence[str]) -> None:
-    """Raises UserError unless there is either a budget or a model, and for changes to the model."""
+    """Raise UserError unless there is either a budget or a model, and for overrides of the model."""
     if options.budget is None and to is None:
         raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
     for name in (*BUDGETS, "shape", "parts", "multiple"):
         if to is not None and getattr(options, name) != ShrinkOptions.model_fields[name].default:
             raise UserError(f"--{name.replace('_', '-')}: conflicts with --to, which has the sizes of every layer")
-    for each in overrides:
-        if (key := each.partition("=")[0].strip()).partition(".")[0] == "model":
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key.partition(".")[0] == "model":
             raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
 
 
 def _of_run(path: Path, step: int | None, overrides: Sequence[str]) -> Beginning:
-    """Return the model of a run as the beginning of another run."""
+    """Return the model of a run as the initial model of another run."""
     run = RunDir(path)
     loaded = open_model(path, step=step)
     assert loaded.recipe is not None
@@ -191,19 +195,20 @@ def _of_run(path: Path, step: int | None, overrides: Sequence[str]) -> Beginning
 
 
 def _readable(model: Decoder) -> Decoder:
-    """Return the model, of any type, ready to be evaluated with a stream that is summed in fp32 or wider."""
-    model.embedding.register_forward_hook(lambda *given: widened(given[-1]))
-    return model.eval().requires_grad_(False)  # autocast keeps its casts of weights that have gradients
+    """Return the model, of any dtype, in evaluation mode with a stream that is summed in fp32 or wider."""
+    model.embedding.register_forward_hook(lambda *inputs: widened(inputs[-1]))
+    return model.eval().requires_grad_(False)  # autocast caches its casts of weights with gradients
 
 
 def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], energy: Mapping[str, float]) -> Decoder:
-    """Return the smaller model. Each weight of the model is gone when the next is cut."""
-    weights, kept = {}, layers_kept(sizes)
+    """Return the smaller model. Each weight of the model is freed before the next is cut."""
+    weights = {}
+    layers = layers_kept(sizes)
     for name, weight in cut(model, smaller, sizes, energy):
         weights[name] = weight
-        del model.get_submodule((kept.old_name(name) or name).removesuffix(".weight")).weight
+        del model.get_submodule((layers.old_name(name) or name).removesuffix(".weight")).weight
     small = blueprint(smaller)
-    small.load_state_dict(weights, strict=False, assign=True)  # without the second name of a tied weight
+    small.load_state_dict(weights, strict=False, assign=True)  # strict fails for the second name of a tied weight
     small.tie()
     small.progress = torch.ones_like(model.progress)
     return _readable(small)
@@ -212,7 +217,7 @@ def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], 
 def _layer_cuts(
     config: ModelConfig, sizes: Sequence[LayerSizes], needs: Sequence[LayerNeed], energy: Mapping[str, float]
 ) -> list[LayerCut]:
-    """Return the record of every layer of the model that was cut."""
+    """Return the record of every layer of the old model."""
     return [
         LayerCut(
             **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
@@ -226,13 +231,14 @@ def _layer_cuts(
 def _arrange_stream(
     model: Decoder, correlated: Callable[[], Tensor], options: ShrinkOptions
 ) -> tuple[Tensor, str | None]:
-    """Bring the coordinates of the stream into an order of need, in place; the function stays the same.
+    """Sort the coordinates of the stream by need, in place, without changing the function.
 
-    Returns where they come from, as `Origin.stream`, and the reason for which the stream could not be turned; its
-    coordinates are then sorted by the squares that sublayers read, or left where they are if layers already own parts
-    of it.
+    Returns their origin, see `Origin.stream`, and the reason why the stream could not be rotated, or None. Coordinates
+    of a stream that is not rotated are sorted by the squares that sublayers read, or not moved if layers have different
+    widths.
     """
-    config, reason = model.config, why_not_turned(model.config)
+    config = model.config
+    reason = why_not_turned(config)
     stream = torch.arange(config.d_model)
     if options.stream == "turned" and reason is None:
         fold_gains(model)
@@ -246,12 +252,12 @@ def _arrange_stream(
 
 
 def _validated(model: Decoder, held_out: HeldOut) -> tuple[float, Tensor]:
-    """Return the loss on the held-out text, and the most likely token at each of its positions, in order."""
-    found: list[Tensor] = []
+    """Return the loss on the held-out text, and the most likely token at each of its positions."""
+    tokens: list[Tensor] = []
 
-    def most_likely(_: nn.Module, inputs: tuple[Any, ...], hidden: Tensor) -> None:
+    def collect(_: nn.Module, inputs: tuple[Any, ...], hidden: Tensor) -> None:
         n_rows = rows_per_chunk(hidden.device.type, model.config.vocab_size)
-        found.extend(model.logits(rows).argmax(dim=-1).cpu() for rows in hidden.flatten(0, -2).split(n_rows))
+        tokens.extend(model.logits(rows).argmax(dim=-1).cpu() for rows in hidden.flatten(0, -2).split(n_rows))
 
-    with model.exit.register_forward_hook(most_likely):
-        return validate(model, held_out).loss, torch.cat(found)
+    with model.exit.register_forward_hook(collect):
+        return validate(model, held_out).loss, torch.cat(tokens)

@@ -1,4 +1,4 @@
-"""Starting and resuming runs, also by other settings: more steps, other intervals of records and checkpoints."""
+"""Starting and resuming runs, optionally with changed settings: more steps, other intervals of records."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,26 +30,26 @@ from widthwise.yaml_io import apply_overrides, to_yaml
 
 @contextmanager
 def launched_processes(config: TrainConfig) -> Iterator[Processes]:
-    """Join the processes that were started together, for the length of the block.
+    """Join the processes of this launch for a `with` block.
 
-    Raises UserError where they cannot share the batch or the model as the recipe says.
+    Raises UserError for a batch or a model that they cannot share evenly.
     """
     n = n_launched()
     config.rows_of_process(n)
     if n == 1:
         yield ALONE
         return
-    from widthwise.training.distributed import group  # slow to import, and a single process needs none of it
+    from widthwise.training.distributed import group  # slow to import, and a single process does without it
 
     with group(config) as processes:
         yield processes
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
-    """Trains a recipe in a new folder and returns the result, also that of a run that has finished there already.
+    """Train a recipe in a new folder and return the result; return the existing result of a finished run.
 
-    Under torchrun all processes train the run together, and go on with an unfinished one of the same recipe: that is
-    how a launcher starts it again. Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss
+    Under torchrun all processes train the run together, and resume an unfinished run of the same recipe, because a
+    launcher restarts them this way. Raises UserError for a mistake in recipe, data or folder, RunFailed if the loss
     diverges, and Interrupted after Ctrl-C, SIGTERM or SIGUSR1.
     """
     with launched_processes(recipe.train) as processes:
@@ -59,7 +59,7 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
 def train_or_resume(
     recipe: Recipe, out: Path | str, observer: Observer | None = None, data_cache: DataCache | None = None
 ) -> RunResult:
-    """Train as `train` does, but resume an unfinished run of the same recipe. data_cache: of the runs before it."""
+    """Train as `train` does, but resume an unfinished run of the same recipe. data_cache: of earlier runs."""
     with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(out), observer, processes, data_cache).train(recipe, may_resume=True)
 
@@ -67,11 +67,11 @@ def train_or_resume(
 def resume(path: Path | str, observer: Observer | None = None, overrides: Sequence[str] = ()) -> RunResult:
     """Resume the run in a folder from its last good checkpoint and return the result. Raises as `train`.
 
-    overrides: other settings from here on, as `["train.steps=2000"]`, of those in MAY_CONTINUE_WITH; with more steps, a
-    run that has finished continues too.
+    overrides: changed settings, such as `["train.steps=2000"]`; MAY_CONTINUE_WITH lists the allowed keys. With more
+    steps, a finished run continues too.
 
-    On a CPU, with the same number of threads and processes, the weights and all records but the measured ones
-    (metrics.MEASURED_KEYS) are bitwise those of a run that was never stopped.
+    On a CPU, with the same number of threads and processes, the weights and all records except the measured ones
+    (metrics.MEASURED_KEYS) are bitwise equal to an uninterrupted run's.
     """
     before = saved_recipe(RunDir(path))
     recipe = with_overrides(RunDir(path), before, overrides)
@@ -80,12 +80,14 @@ def resume(path: Path | str, observer: Observer | None = None, overrides: Sequen
 
 
 class _Launch:
-    """Everything before the first step: mistakes are found here."""
+    """The start of a run: everything before its first step, including all checks."""
 
     def __init__(
         self, run: RunDir, observer: Observer | None, processes: Processes, data_cache: DataCache | None = None
     ):
-        self.run, self.processes, self.data_cache = run, processes, data_cache or DataCache()
+        self.run = run
+        self.processes = processes
+        self.data_cache = data_cache or DataCache()
         self.observer = observer if observer is not None and processes.is_rank_zero else SilentObserver()
 
     def train(self, recipe: Recipe, may_resume: bool) -> RunResult:
@@ -103,9 +105,10 @@ class _Launch:
             if self.run.result() is None and not may_resume:
                 if not is_launched():
                     raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` continues it")
-                if (records := self.run.metrics()) and records[-1]["event"] == "stopped":
-                    reason = f"step {records[-1]['step']}: {records[-1].get('reason')}"
-                    raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
+                for record in self.run.metrics()[-1:]:
+                    if record["event"] == "stopped":
+                        reason = f"step {record['step']}: {record.get('reason')}"
+                        raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
             return True
 
         with ExitStack() as lock:
@@ -124,21 +127,22 @@ class _Launch:
 
         def begin() -> None:
             self.run.check_checkpoints_are_own()
-            if found := checkpoint_folder.checkpoint_paths(self.run.checkpoints):
-                raise UserError(f"{found[0]}: a new run would replace it; choose another folder with --out")
+            for checkpoint in checkpoint_folder.checkpoint_paths(self.run.checkpoints):
+                raise UserError(f"{checkpoint}: a new run would replace it; choose another folder with --out")
             data.tokenizer.save(self.run.tokenizer_folder)
             self.run.begin(to_yaml(recipe), {**self._environment(), **data.identity.record(), **_bound_record(loop)})
             if isinstance(data, MixedData):
-                self.observer.message(_use_in_words(recipe, data))
+                self.observer.message(_describe_use(recipe, data))
 
         self.processes.on_rank_zero(begin)
         return self._train(loop)
 
     def _resume(self, recipe: Recipe) -> RunResult:
-        if (result := self.processes.on_rank_zero(self.run.result)) is not None:
+        result = self.processes.on_rank_zero(self.run.result)
+        if result is not None:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
-        # A process that does not see the run would find its checkpoints damaged, and the run would start again.
+        # A process that does not see the run would report its checkpoints as damaged, and the run would restart.
         path = self.run.path.resolve()
         self.processes.check_same(
             lambda: self.run.exists,
@@ -156,23 +160,24 @@ class _Launch:
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
         self.processes.on_rank_zero(lambda: self._check_same_bonds(loop))
         loop.restore()
-        if (note := self.processes.on_rank_zero(lambda: last_continuation(self.run, recipe))) is not None:
+        note = self.processes.on_rank_zero(lambda: last_continuation(self.run, recipe))
+        if note is not None:
             loop.note(note)
         for key in REPRODUCED_WITH:
-            if (was := before.get(key, now[key])) != now[key]:
-                loop.note(f"{key} was {was} and is now {now[key]}: from here on not bitwise the same run")
-        self.observer.message(f"{self.run.path}: going on after step {loop.state.step} of {recipe.train.steps}")
+            if key in before and before[key] != now[key]:
+                loop.note(f"{key} was {before[key]} and is now {now[key]}: no longer bitwise reproducible")
+        self.observer.message(f"{self.run.path}: resuming after step {loop.state.step} of {recipe.train.steps}")
         return self._train(loop)
 
     def _train(self, loop: TrainingLoop) -> RunResult:
-        """A signal after the last step lets the run finish, and stops what would come after it."""
+        """Train, and write the result. After a signal at the last step the run finishes, then Interrupted is raised."""
         with watch_signals(self.observer.message) as watch:
             began = read_clocks()
             validation = loop.train(watch)
             model = loop.train_state.gathered_model() if is_analysed(loop.recipe.final_model) else None
 
             def finish() -> RunResult:
-                # The work of the other processes of the run would count as that of strangers.
+                # With several processes, the other ranks would count as unrelated processes.
                 share = share_of_others(began, read_clocks()) if self.processes.world_size == 1 else None
                 result = run_result(loop, validation, model).with_changes(other_cpu_share=share)
                 self.run.write_result(result)
@@ -190,7 +195,7 @@ class _Launch:
         return environment() | {"n_processes": self.processes.world_size, "n_shards": self.processes.n_shards}
 
     def _open_data(self, recipe: Recipe) -> OpenedData:
-        """The first process reads every token; the others then open what is prepared, on their own machines too."""
+        """Open the data: rank 0 verifies every token, then the other ranks open the prepared data on their machines."""
         opened: list[OpenedData] = []
         self.processes.on_rank_zero(lambda: opened.append(self._verified_data(recipe)))
         self.processes.all_gather(
@@ -198,22 +203,22 @@ class _Launch:
         )
         self.processes.check_same(
             lambda: opened[0].identity,
-            lambda rank, own, first: f"data: process {rank} has {own}; process 0 has {first}",
+            lambda rank, identity, first: f"data: process {rank} has {identity}; process 0 has {first}",
         )
         return opened[0]
 
     def _verified_data(self, recipe: Recipe) -> OpenedData:
         data = self.data_cache.open(recipe.data, self.observer.preparing)
         check_vocabulary(recipe.explicit_model.vocab_size, data.tokenizer)
-        if (distill := recipe.train.distill) is not None:
-            check_tokenizer(RunDir(distill.teacher), data.tokenizer)
+        if recipe.train.distill is not None:
+            check_tokenizer(RunDir(recipe.train.distill.teacher), data.tokenizer)
         recipe.held_out(data).check()
-        # The run vouches for the checksums, and a stray token would stop it later.
+        # The run records the checksums, and an invalid token would stop it later.
         self.data_cache.check(recipe.data, self.observer.preparing)
         return data
 
     def _check_same_data(self, data: OpenedData) -> None:
-        """Binds a run that has seen no data to what it is given, if the model knows its tokens."""
+        """Check that the data are the run's; a run without data is bound to them if its model has their tokens."""
         if not has_seen_data(self.run):
             check_tokenizer(self.run, data.tokenizer)
             data.tokenizer.save(self.run.tokenizer_folder)
@@ -221,20 +226,22 @@ class _Launch:
         check_data_of_run(self.run, data.identity, "its recipe now names")
 
     def _check_same_bonds(self, loop: TrainingLoop) -> None:
-        """A run that was made by another verb is bound to its texts, tasks and teacher when it is first trained."""
-        before, now = self.run.environment(), _bound_record(loop)
-        sets, own_sets = before.get(VALIDATION_KEY), now.get(VALIDATION_KEY, {})
-        if sets is not None and (found := [path for path, *_ in differences(sets, own_sets)]):
-            raise UserError(f"{self.run.path}: validation.{found[0]}: differs from the one the run started with")
-        if (step := before.get(TEACHER_KEY)) not in (None, now.get(TEACHER_KEY)):
+        """Check texts, tasks and teacher; a run made by another verb is bound to them when it is first trained."""
+        before = self.run.environment()
+        now = _bound_record(loop)
+        if VALIDATION_KEY in before:
+            for path, *_ in differences(before[VALIDATION_KEY], now.get(VALIDATION_KEY, {})):
+                raise UserError(f"{self.run.path}: validation.{path}: differs from the one the run started with")
+        step = before.get(TEACHER_KEY)
+        if step not in (None, now.get(TEACHER_KEY)):
             raise UserError(
-                f"{self.run.path}: train.distill.teacher: was at step {step} when the run was begun; is at step "
-                f"{now[TEACHER_KEY]}"
+                f"{self.run.path}: train.distill.teacher: is at step {now[TEACHER_KEY]}; must be at step {step}, as "
+                "when the run began"
             )
         self.run.add_to_environment({key: value for key, value in now.items() if key not in before})
 
 
-def _use_in_words(recipe: Recipe, data: MixedData) -> str:
+def _describe_use(recipe: Recipe, data: MixedData) -> str:
     """Describe the use of each source: a small one may be repeated, or be missing in validations."""
     use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
     n_held_out = Counter(recipe.held_out(data).sources)
@@ -245,10 +252,11 @@ def _use_in_words(recipe: Recipe, data: MixedData) -> str:
 
 
 def _bound_record(loop: TrainingLoop) -> dict[str, Any]:
-    """The entries of environment.json on the texts and tasks of validations and on the teacher, if any."""
-    identity, teacher = loop.sets.identity(), loop.train_state.objective.teacher
-    found: dict[str, Any] = {VALIDATION_KEY: identity} if any(identity.values()) else {}
-    return found if teacher is None else {**found, TEACHER_KEY: teacher.step}
+    """Return the entries of environment.json on the texts and tasks of validations and on the teacher, if any."""
+    identity = loop.sets.identity()
+    teacher = loop.train_state.objective.teacher
+    record: dict[str, Any] = {VALIDATION_KEY: identity} if any(identity.values()) else {}
+    return record if teacher is None else {**record, TEACHER_KEY: teacher.step}
 
 
 def _checked(recipe: Recipe) -> Recipe:
@@ -257,7 +265,7 @@ def _checked(recipe: Recipe) -> Recipe:
 
 
 def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a run with other settings. Raises UserError for one that would make it another run."""
+    """Return the recipe of a run with overrides. Raises UserError for a setting that cannot change in a run."""
     data = to_data(recipe)
     apply_overrides(data, overrides)
     changed = parse(Recipe, data, f"{run.path}: {' '.join(overrides)}")
@@ -266,18 +274,19 @@ def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Rec
             allowed = ", ".join(MAY_CONTINUE_WITH)
             raise UserError(
                 f"{path}: cannot change in an existing run; allowed: {allowed}; "
-                f"`widthwise grow {run.path} KEY=VALUE --out NEW` starts another run from this one's checkpoint"
+                f"`widthwise grow {run.path} KEY=VALUE --out NEW` starts another run from its checkpoint"
             )
     return changed
 
 
 def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
-    """Writes down with what a run goes on, and opens one that has finished for the steps it gets. For its holder.
+    """Record the changed settings of a run, and reopen a finished run for more steps. For the holder of its lock.
 
-    before: the recipe until now. Raises UserError for fewer steps than are made, and where nothing is left to do.
+    before: the previous recipe. Raises UserError for fewer steps than the run has made, and if no steps remain.
     """
     result = run.result()
-    old, new = to_data(before.train), to_data(recipe.train)
+    old = to_data(before.train)
+    new = to_data(recipe.train)
     pairs = {f"train.{key}": (old[key], new[key]) for key in new if old[key] != new[key]}
     if result is not None:
         reached = result.steps or before.train.steps
@@ -288,30 +297,30 @@ def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
         return
     is_longer = recipe.train.steps > reached
     if pairs and (recipe.train.steps < reached or (result is not None and not is_longer)):
-        has = "has finished" if result is not None else "has made"
+        has = "has finished with" if result is not None else "has made"
         least = "more than" if result is not None else "at least"
         raise UserError(
-            f"train.steps: is {recipe.train.steps}; {run.path} {has} {reached} steps, so that it must be {least} that"
+            f"train.steps: got {recipe.train.steps}; must be {least} {reached}, the steps that {run.path} {has}"
         )
     if pairs:
-        was, is_now = ({path: pair[i] for path, pair in pairs.items()} for i in range(2))
-        run.continue_with(Continuation(after_step=reached, before=was, after=is_now))
+        before_after = [{path: pair[i] for path, pair in pairs.items()} for i in range(2)]
+        run.continue_with(Continuation(after_step=reached, before=before_after[0], after=before_after[1]))
     if result is not None and is_longer:
         run.set_result_aside(reached)
 
 
 def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
     """Describe the last change of settings for the result; None without one."""
-    if not (known := run.continuations()):
+    continuations = run.continuations()
+    if not continuations:
         return None
-    last = known[-1]
-    words = f"resumed after step {last.after_step} with {last.words}"
+    last = continuations[-1]
+    text = f"resumed after step {last.after_step} with {last.words}"
     if "train.steps" not in last.after or last.after_step == 0:
-        return words
+        return text
     shorter = checked_copy(
         recipe, "recipe", train=checked_copy(recipe.train, "train", steps=last.before["train.steps"])
     )
-    rates = [each.optimizer.lr * each.lr_factor(last.after_step + i) for i, each in enumerate((shorter, recipe))]
-    return (
-        f"{words}; by the schedule of {recipe.train.steps:,} steps the rate goes from {rates[0]:.3g} to {rates[1]:.3g}"
-    )
+    old_lr = shorter.optimizer.lr * shorter.lr_factor(last.after_step)
+    new_lr = recipe.optimizer.lr * recipe.lr_factor(last.after_step + 1)
+    return f"{text}; the schedule of {recipe.train.steps:,} steps changes the rate from {old_lr:.3g} to {new_lr:.3g}"

@@ -1,1 +1,1 @@
-"""Training: the loop, a step and its objective, checkpoints, validation, and what is measured on the way."""
+"""Training: the loop, a step and its objective, checkpoints, validation and metrics."""

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder per step that appears whole or not at all, and every byte of which has a checksum.
+"""Checkpoints: a folder per step, written atomically, with a checksum of every file.
 
 checkpoints/step_00000100/
     model.safetensors       weights by parameter name, fp32; at step 0 of a cut model in bf16 if it was stored so
@@ -54,17 +54,17 @@ class Snapshot:
     """The tensors that one rank contributes to a checkpoint."""
 
     tensors: dict[str, dict[str, Tensor]]
-    """File -> tensors, empty of a process whose shard another one writes."""
+    """File -> tensors; empty on a process whose shard another process writes."""
 
     @classmethod
     def of(cls, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes = ALONE) -> "Snapshot":
-        """The tensors of this moment; they share the memory of the model. See `copied`."""
+        """Return the current tensors, which share the memory of the model; see `copied`."""
         if processes.rank >= processes.n_shards:  # the first replica writes
             return cls({})
-        shard, n_shards = processes.shard, processes.n_shards
+        shard = (processes.shard, processes.n_shards)
         tensors = {
-            file_name(MODEL, shard, n_shards): {name: held(each.detach()) for name, each in _weights(model).items()},
-            file_name(OPTIMIZER, shard, n_shards): {
+            file_name(MODEL, *shard): {name: held(weight.detach()) for name, weight in _weights(model).items()},
+            file_name(OPTIMIZER, *shard): {
                 f"{name}.{part}": held(value)
                 for name, parameter in model.named_parameters()
                 for part, value in optimizer.state[parameter].items()
@@ -77,16 +77,16 @@ class Snapshot:
         return cls(tensors)
 
     def copied(self) -> "Snapshot":
-        """Return a copy on the CPU, which training no longer changes."""
+        """Return a copy on the CPU that training no longer changes."""
         return Snapshot(
             {
-                file: {name: each.to("cpu", copy=True) for name, each in tensors.items()}
+                file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
                 for file, tensors in self.tensors.items()
             }
         )
 
     def write(self, folder: Path) -> dict[str, FileRecord]:
-        """Writes the files; returns what they must be. Raises OSError and UserError."""
+        """Write the files and return their sizes and checksums. Raises OSError and UserError."""
         for name, tensors in self.tensors.items():
             write_tensors(tensors, folder / name)
         return {name: FileRecord.of(folder / name) for name in self.tensors}
@@ -100,12 +100,13 @@ def write(
     seal: Seal | None = None,
     processes: Processes = ALONE,
 ) -> Path:
-    """Writes the checkpoint of a step; when this returns, it survives a power cut. Called by all processes.
+    """Write the checkpoint of a step; once this returns, it survives a power cut. Called by all processes.
 
     A checkpoint of the same step, which can only be a damaged one, is replaced. Earlier checkpoints are not touched.
-    Raises UserError in all processes where one of them cannot write, as on a full disk.
+    Raises UserError in all processes if one of them cannot write, as on a full disk.
     """
-    path, partial = folder / name_of(step), partial_of(folder, step)
+    path = folder / name_of(step)
+    partial = partial_of(folder, step)
 
     @_refusing()
     def begin() -> None:
@@ -129,8 +130,8 @@ def write(
     try:
         processes.on_rank_zero(begin)
         records: dict[str, FileRecord] = {}
-        for written in processes.all_gather(_refusing()(lambda: snapshot.write(partial))):
-            records |= written
+        for shard_records in processes.all_gather(_refusing()(lambda: snapshot.write(partial))):
+            records |= shard_records
         processes.on_rank_zero(finish)
     except UserError as error:
         processes.on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
@@ -141,7 +142,7 @@ def write(
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Turns what a file cannot be written for into a UserError."""
+    """Turn an OSError of writing into a UserError."""
     try:
         yield
     except OSError as error:
@@ -149,7 +150,7 @@ def _refusing() -> Iterator[None]:
 
 
 def load_weights(path: Path, model: Decoder) -> None:
-    """Fills the model from a valid checkpoint, each process its rows. Raises UserError where they do not fit."""
+    """Fill the model from a valid checkpoint, each process its rows. Raises UserError where they do not fit."""
     targets = _weights(model)
     with opened(path, MODEL) as saved:
         saved.check({name: tensor.shape for name, tensor in targets.items()})
@@ -158,8 +159,10 @@ def load_weights(path: Path, model: Decoder) -> None:
 
 
 def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
-    """The weights of a valid checkpoint in fp32. Raises UserError where they do not fit the model, which may have none
-    yet."""
+    """Return the weights of a valid checkpoint in fp32. Raises UserError where they do not fit the model.
+
+    model: may be on the meta device.
+    """
     with opened(path, MODEL) as saved:
         saved.check({name: tensor.shape for name, tensor in _weights(model).items()})
         return {name: saved.whole(name).float() for name in saved.names}
@@ -168,11 +171,16 @@ def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
 def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunState:
     """Fill model, optimizer and random generators from a valid checkpoint; return the state of the run.
 
-    Raises UserError where what it holds is of another model, optimizer or step.
+    Raises UserError for a checkpoint of another model, optimizer or step.
     """
     load_weights(path, model)
     _load_optimizer(path, model, optimizer)
-    _load_rng(path)
+    errors = KeyError, TypeError, RuntimeError, OSError, SafetensorError
+    with refusing(f"{path / RNG}: holds no state of torch's generators", *errors):
+        rng_states = load_file(path / RNG)
+        torch.set_rng_state(rng_states["cpu"].clone())
+        if "cuda" in rng_states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(rng_states["cuda"].clone())
     state = RunState.read(read_json_mapping(path / STATE), f"{path / STATE}")
     if state.step != step_of(path):
         raise UserError(f"{path / STATE}: step: got {state.step}; must be {step_of(path)}")
@@ -180,37 +188,29 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunSta
 
 
 def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
-    """Fills the optimizer. Each parameter must have its whole state in the file, or, like a new one, none of it."""
-    parameters, shapes = dict(model.named_parameters()), state_shapes(optimizer)
+    """Fill the optimizer. Each parameter must have its whole state in the file, or none of it, as a new one has."""
+    parameters = dict(model.named_parameters())
+    shapes = state_shapes(optimizer)
     with opened(path, OPTIMIZER) as saved:
-        begun = {key.rpartition(".")[0] for key in saved.names} & parameters.keys()
-        saved.check({f"{name}.{part}": shape for name in begun for part, shape in shapes[parameters[name]].items()})
+        updated = {key.rpartition(".")[0] for key in saved.names} & parameters.keys()
+        saved.check({f"{name}.{part}": shape for name in updated for part, shape in shapes[parameters[name]].items()})
         for key in sorted(saved.names):
             name, _, part = key.rpartition(".")
             parameter = parameters[name]
             has_rows = len(saved.shape(key)) > 0
             value = saved.rows(key, held_rows(parameter)) if has_rows else saved.whole(key)
-            # Copied: a tensor may be anywhere in a mapped file, and kernels may round differently by alignment.
+            # Copied, because the alignment of a tensor in a mapped file may change how kernels round.
             value = value.to(parameter.device, copy=True)
             optimizer.state[parameter][part] = with_rows(parameter, value) if has_rows else value
 
 
-def _load_rng(path: Path) -> None:
-    errors = KeyError, TypeError, RuntimeError, OSError, SafetensorError
-    with refusing(f"{path / RNG}: holds no state of torch's generators", *errors):
-        states = load_file(path / RNG)
-        torch.set_rng_state(states["cpu"].clone())
-        if "cuda" in states and torch.cuda.is_available():
-            torch.cuda.set_rng_state(states["cuda"].clone())
-
-
 def opened(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
-    """The tensors of a valid checkpoint, for the length of a block. stem: MODEL or OPTIMIZER."""
+    """Open the tensors of a valid checkpoint for a `with` block. stem: MODEL or OPTIMIZER."""
     return SavedTensors.opened(path, stem, manifest_of(path).n_shards)
 
 
 def _weights(model: Decoder) -> dict[str, Tensor]:
-    """Every tensor of the model once: tied ones under the first of their names."""
+    """Return every tensor of the model once, tied ones under the first of their names."""
     tensors: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensors.setdefault(id(tensor), (name, tensor))
@@ -223,18 +223,18 @@ def _save(text: str, path: Path) -> None:
 
 
 class Saver(AbstractContextManager["Saver"]):
-    """Writes one snapshot after the other. At the end of its block all are on the disk."""
+    """Writes snapshots one after the other. At the end of its `with` block all are on the disk."""
 
     def __init__(self, processes: Processes, in_background: bool):
-        """in_background: copies what is to be written, and leaves the writing to a thread."""
+        """in_background: copy each snapshot and write it in a thread."""
         self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
         self._processes = processes.for_background_thread() if in_background else processes
         self._pending: Future[None] | None = None
 
     def save(self, snapshot: Snapshot, write: Callable[[Snapshot, Processes], None]) -> None:
-        """Has a snapshot written, after the one before, together with the same process's thread in the others.
+        """Write a snapshot after the previous one, at the same time on all processes.
 
-        Raises what `write` raises, or what it raised the last time.
+        Raises the error of `write`; in the background, the error of the previous snapshot.
         """
         if self._thread is None:
             write(snapshot, self._processes)
@@ -243,8 +243,9 @@ class Saver(AbstractContextManager["Saver"]):
         self._pending = self._thread.submit(write, snapshot.copied(), self._processes)
 
     def wait(self) -> None:
-        """Returns when the last snapshot is written. Raises what went wrong with it."""
-        pending, self._pending = self._pending, None
+        """Wait until the last snapshot is written. Raises its error."""
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.result()
 

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: which there are, which are whole, which are kept."""
+"""The folder of a run's checkpoints: listing, validation and retention."""
 
 import math
 import shutil
@@ -25,7 +25,7 @@ MANIFEST = "manifest.json"
 
 
 def files(n_shards: int = 1) -> list[str]:
-    """The files of a checkpoint besides its manifest. n_shards: over how many processes the model was divided."""
+    """Return the files of a checkpoint except its manifest. n_shards: the number of processes that share the model."""
     return [*file_names(MODEL, n_shards), *file_names(OPTIMIZER, n_shards), RNG, STATE]
 
 
@@ -37,16 +37,16 @@ class CheckpointManifest(Config):
     n_shards: Count = 1
     files: dict[str, FileRecord]
     seal: Seal | None = None
-    """The run that it belongs to; None where it was saved outside of one."""
+    """The run of the checkpoint; None if it was saved outside a run."""
 
     def content(self) -> str:
-        """The content of the file: what equals its default is left out."""
+        """Return the content of the file, without values that equal their defaults."""
         return SealedFile.content(self.model_dump(exclude_none=True, exclude_defaults=True))
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that cannot be used, and why."""
+    """A damaged checkpoint, with the reason."""
 
     path: Path
     reason: str
@@ -56,12 +56,12 @@ class Damage:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The finished checkpoints of a run's `checkpoints` folder, newest first.
+    """Return the finished checkpoints of a run's `checkpoints` folder, newest first.
 
-    Only what `save` names is one: a copy under another name is its owner's, neither used nor deleted.
+    Folders with other names, such as a user's copies, are neither used nor deleted.
     """
-    found = [path for path in folder.glob("step_*") if path.is_dir() and name_of(step_of(path)) == path.name]
-    return sorted(found, key=step_of, reverse=True)
+    paths = [path for path in folder.glob("step_*") if path.is_dir() and name_of(step_of(path)) == path.name]
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -71,17 +71,16 @@ def step_of(path: Path) -> int:
 
 
 def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | None, list[Damage]]:
-    """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not.
+    """Return the newest checkpoint whose files match its manifest, or None, and the damage of the newer ones.
 
-    Each of several processes reads its part of the files.
+    Every process reads its part of the files.
     """
     damages: list[Damage] = []
     for path in processes.on_rank_zero(lambda: checkpoint_paths(folder)):
-        found = processes.all_gather(lambda path=path: find_damage(path, processes.rank, processes.world_size))
-        reason = next((each for each in found if each is not None), None)
-        if reason is None:
+        reasons = processes.all_gather(lambda path=path: find_damage(path, processes.rank, processes.world_size))
+        if not any(reasons):
             return path, damages
-        damages.append(Damage(path, reason))
+        damages.append(Damage(path, next(filter(None, reasons))))
     return None, damages
 
 
@@ -91,17 +90,17 @@ def manifest_of(path: Path) -> CheckpointManifest:
 
 
 def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
-    """Return the damage of a checkpoint, or None. Reads every byte of every n_parts-th file, from number `part` on."""
+    """Return the reason why a checkpoint is damaged, or None. Reads every n_parts-th file, from number `part` on."""
     try:
         manifest = manifest_of(path)
         identity = (manifest.format_version, name_of(manifest.step), set(manifest.files))
         if identity != (FORMAT_VERSION, path.name, set(files(manifest.n_shards))):
             return f"{MANIFEST} is not of this checkpoint, or of another version"
         for name, record in list(manifest.files.items())[part::n_parts]:
-            found = FileRecord.of(path / name)
-            if found.n_bytes != record.n_bytes:
-                return f"{name} has {found.n_bytes} bytes instead of {record.n_bytes}"
-            if found.sha256 != record.sha256:
+            actual = FileRecord.of(path / name)
+            if actual.n_bytes != record.n_bytes:
+                return f"{name} has {actual.n_bytes} bytes instead of {record.n_bytes}"
+            if actual.sha256 != record.sha256:
                 return f"{name} does not match its checksum"
     except UserError as error:
         return str(error).removeprefix(f"{path}/")
@@ -109,7 +108,7 @@ def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Deletes what killed processes left half-written. Only for the holder of the run's lock."""
+    """Delete the partial checkpoints of killed processes. Only for the holder of the run's lock."""
     for path in folder.glob(".step_*.partial"):
         if path == partial_of(folder, step_of(Path(path.stem[1:]))):
             shutil.rmtree(path, ignore_errors=True)
@@ -121,7 +120,7 @@ def name_of(step: int) -> str:
 
 
 def partial_of(folder: Path, step: int) -> Path:
-    """Return the folder in which it is written before it is renamed."""
+    """Return the folder in which a checkpoint is written before it is renamed."""
     return folder / f".{name_of(step)}.partial"
 
 
@@ -130,17 +129,17 @@ class Retention:
     """Retention of the good checkpoints of a run."""
 
     last: int
-    """Number of the newest that are kept."""
+    """Number of newest checkpoints to keep."""
     every: int | None = None
-    """Steps whose multiples are kept for good."""
+    """Steps whose multiples are kept permanently."""
     losses: Mapping[int, float] = field(default_factory=dict)
-    """Held-out losses by step, of those that may be the best; with some, the best that is still there is kept."""
+    """Step -> held-out loss of the candidates for the best checkpoint; the best remaining one is kept."""
 
     @classmethod
     def of(cls, config: TrainConfig, held_out_losses: Mapping[int, float]) -> Self:
-        """The rules of a recipe. held_out_losses: by step, of all validations on record.
+        """Return the rules of a recipe. held_out_losses: by step, of all recorded validations.
 
-        What a signal left between two checkpoints is never the best: a run that was not stopped does not have it.
+        A checkpoint that a signal caused is never the best, because an uninterrupted run does not have it.
         """
         every = config.checkpoint_every
         candidates = {
@@ -151,34 +150,34 @@ class Retention:
         return cls(config.keep_last, config.keep_every, candidates)
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """The steps of those kept. steps: of all good ones, newest first."""
-        kept = set(steps[: self.last])
-        kept |= {step for step in steps if self.every is not None and step % self.every == 0}
+        """Return the steps of the checkpoints to keep. steps: of all good checkpoints, newest first."""
+        kept_steps = set(steps[: self.last])
+        kept_steps |= {step for step in steps if self.every is not None and step % self.every == 0}
         best = self.best(steps)
-        return kept if best is None else kept | {best}
+        return kept_steps if best is None else kept_steps | {best}
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """The step with the lowest loss, the first of equal ones; None where none of them may be the best."""
-        known = [(self.losses[step], step) for step in steps if math.isfinite(self.losses.get(step, math.nan))]
-        return min(known)[1] if known else None
+        """Return the step with the lowest loss, the first of equal ones; None without a candidate."""
+        losses = [(self.losses[step], step) for step in steps if math.isfinite(self.losses.get(step, math.nan))]
+        return min(losses)[1] if losses else None
 
 
 def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
-    """Deletes the good checkpoints that no rule keeps. Call when the newest is complete.
+    """Delete the good checkpoints that no rule keeps. Call when the newest is complete.
 
-    damages: what `latest_valid` found; those are deleted too, unless they have been written anew since. recipe: that of
-    the seals of this run; checkpoints sealed with another stay.
+    damages: the result of `latest_valid`; deleted too, except checkpoints rewritten since. recipe: recorded in the
+    seals of this run; checkpoints whose seal has a different recipe stay.
     """
-    own = [path for path in checkpoint_paths(folder) if _may_go(path, recipe)]
-    damaged = {damage.path for damage in damages if damage.path in own and find_damage(damage.path)}
-    good = [path for path in own if path not in damaged]
-    kept = rules.kept([step_of(path) for path in good])
-    for path in (*(path for path in good if step_of(path) not in kept), *damaged):
+    candidates = [path for path in checkpoint_paths(folder) if _is_prunable(path, recipe)]
+    damaged = {damage.path for damage in damages if damage.path in candidates and find_damage(damage.path)}
+    good = [path for path in candidates if path not in damaged]
+    kept_steps = rules.kept([step_of(path) for path in good])
+    for path in (*(path for path in good if step_of(path) not in kept_steps), *damaged):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _may_go(path: Path, recipe: str | None) -> bool:
-    """Return True for a checkpoint of this run, or one too damaged or too old to tell."""
+def _is_prunable(path: Path, recipe: str | None) -> bool:
+    """Return True for a checkpoint of this run, or one whose run is unknown because of damage or age."""
     try:
         seal = manifest_of(path).seal
     except UserError:

@@ -1,4 +1,4 @@
-"""Devices: their memory, peak and bandwidths, by the data sheet or as the user says."""
+"""Devices: memory, peak FLOPs and bandwidths, from data sheets or the user."""
 
 import math
 import re
@@ -18,32 +18,32 @@ OPTIONS = {
     "node_bandwidth": "node_bytes_per_second",
     "network_bandwidth": "network_bytes_per_second",
 }
-"""Option of `plan` -> the number of a device that it replaces."""
-ABOUT_AS_MUCH = 0.1
-"""Share by which memories differ that are about the same."""
+"""Option of `plan` -> the field of a device that it replaces."""
+MEMORY_TOLERANCE = 0.1
+"""Relative difference of two memories of about the same size."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator, one of several of a kind. What is 0 is not known, and nothing is predicted from it."""
+    """An accelerator. A number that is 0 is unknown, and nothing is predicted from it."""
 
     name: str
     memory_bytes: int = 0
     """Gigabytes of the data sheet, 10^9 bytes each. Drivers show up to 7% more, which leaves room for the CUDA context,
-    the buffers of NCCL and what libraries keep."""
+    NCCL buffers and library workspaces."""
     peak_flops_per_second: float = 0
-    """Dense matrix products in bf16 that are summed in fp32."""
+    """Dense bf16 matrix products with fp32 sums."""
     memory_bytes_per_second: float = 0
     node_bytes_per_second: float = 0
-    """Sent to the other devices of its node; a link carries as much in the other direction."""
+    """Bandwidth to the other devices of the node, in each direction."""
     network_bytes_per_second: float = 0
-    """Sent to other nodes."""
+    """Bandwidth to other nodes, in each direction."""
     mfu: float = DEFAULT_MFU
     """The share of the peak that training uses."""
 
     @classmethod
     def from_options(cls, device: str | None, mfu: float | None = None, **changes: str | float | None) -> "Device":
-        """Return the device of the options of `plan`, whose numbers precede the data sheet's. Raises UserError.
+        """Return the device that the options of `plan` describe; they override the data sheet. Raises UserError.
 
         device: a name, in upper or lower case, with or without spaces, or a memory. changes: keys of OPTIONS.
         """
@@ -51,16 +51,16 @@ class Device:
         if device is None and memory is None:
             raise UserError("--device: is required; give a name, as rtx4090, or a memory, as 24GB")
         key = _key(device or "")
-        similar = [known for known in WITH_MEMORY if key and key in _key(known.name)]
-        similar = [known for known in similar if _key(known.name).startswith(key)] or similar  # or hold it, as 4090
-        exact = [known for known in similar if _key(known.name) == key]
+        similar = [preset for preset in WITH_MEMORY if key and key in _key(preset.name)]
+        similar = [preset for preset in similar if _key(preset.name).startswith(key)] or similar
+        exact = [preset for preset in similar if _key(preset.name) == key]
         is_number = device is not None and device[:1].isdigit()
         if device is None or (is_number and (memory or SIZE.fullmatch(device) or not similar)):
             result = cls("the device", 0 if memory else parse_bytes("--device", device or ""))
         elif exact:
             result = exact[0]
         else:
-            allowed = ", ".join(known.name for known in similar or WITH_MEMORY)
+            allowed = ", ".join(preset.name for preset in similar or WITH_MEMORY)
             otherwise = "for any other: its memory, as 24GB, and --tflops"
             raise UserError(f"--device: got {device!r}; allowed: {allowed}; {otherwise}")
         if mfu is not None and not 0 < mfu <= 1:
@@ -79,24 +79,24 @@ class Device:
 
     @property
     def flops_per_second(self) -> float:
-        """The part of the peak that training uses."""
+        """FLOPs per second of training."""
         return self.mfu * self.peak_flops_per_second
 
     @property
     def assumptions(self) -> str:
-        """`H100 at 40% of 989 TFLOP/s`, and what it sends to other devices."""
+        """`H100 at 40% of 989 TFLOP/s`, with the bandwidths to other devices."""
         text = self.name
         if self.peak_flops_per_second:
             text += f" at {self.mfu:.0%} of {self.peak_flops_per_second / 1e12:g} TFLOP/s"
         if self.node_bytes_per_second:
-            node, network = self.node_bytes_per_second / 1e9, self.network_bytes_per_second / 1e9
-            text += f", sending {node:g} GB/s in a node of {DEVICES_PER_NODE} and {network:g} GB/s between nodes"
+            text += f", sending {self.node_bytes_per_second / 1e9:g} GB/s in a node of {DEVICES_PER_NODE}"
+            text += f" and {self.network_bytes_per_second / 1e9:g} GB/s between nodes"
         return text
 
     def ring_bytes_per_second(self, n_devices: int, n_in_node: int) -> float:
-        """Bytes per second that a device sends in a ring of n_devices, n_in_node of them in each node.
+        """Return the bytes per second that a device sends in a ring of n_devices, n_in_node of them in each node.
 
-        A ring leaves a node at one place only, so several rings use the network of all its devices at once.
+        A ring leaves a node through one device, so several rings use the network ports of all devices at once.
         """
         if n_devices <= n_in_node:
             return self.node_bytes_per_second
@@ -104,16 +104,16 @@ class Device:
 
 
 def needs_speed(device: Device) -> UserError:
-    """Return the error for days on a device whose FLOPs are not known; it names devices with about its memory."""
-    allowed = ABOUT_AS_MUCH * device.memory_bytes
-    near = [known for known in WITH_MEMORY if abs(known.memory_bytes - device.memory_bytes) <= allowed]
-    names = " or ".join(f"'{known.name}'" for known in near)
+    """Return the error for days on a device of unknown FLOPs; it suggests devices with about the same memory."""
+    allowed = MEMORY_TOLERANCE * device.memory_bytes
+    similar = [preset for preset in WITH_MEMORY if abs(preset.memory_bytes - device.memory_bytes) <= allowed]
+    names = " or ".join(f"'{preset.name}'" for preset in similar)
     named = f"--device {names} (of about this memory), or " if names else ""
     return UserError(f"--days: needs a speed, which a memory size does not have; give {named}--tflops")
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """ "24GB" -> 24 * 10**9. Raises UserError."""
+    """Parse a size: "24GB" -> 24 * 10**9. Raises UserError."""
     match = SIZE.fullmatch(text)
     if match is None or match[2] not in UNITS or not float(match[1]) > 0:
         raise UserError(f"{option}: got {text!r}; expected a size above 0 such as 24GB or 80GiB")
@@ -125,48 +125,48 @@ def _key(name: str) -> str:
     return re.sub(r"[ _-]", "", name.casefold()).removeprefix("rtx")
 
 
-def _known(name: str, memory: float, bandwidth: float, tflops: float, node: float = 0, network: float = 0) -> Device:
-    """Memory in GB, bandwidths in GB/s."""
+def _device(name: str, memory: float, bandwidth: float, tflops: float, node: float = 0, network: float = 0) -> Device:
+    """Return a device. memory: GB; bandwidth, node, network: GB/s; tflops: TFLOP/s."""
     return Device(name, round(memory * 1e9), tflops * 1e12, bandwidth * 1e9, node * 1e9, network * 1e9)
 
 
 DEVICES = (
-    _known("T4", 16, 320, 8.1),
-    _known("V100", 32, 900, 15.7),
-    _known("A10", 24, 600, 125),
-    _known("L4", 24, 300, 121),
-    _known("L40S", 48, 864, 362),
-    _known("A6000", 48, 768, 154.8),
-    _known("RTX 6000 Ada", 48, 960, 364.2),
-    _known("A100", 80, 2039, 312, node=300, network=25),
-    _known("H100", 80, 3350, 989, node=450, network=50),
-    _known("H200", 141, 4800, 989, node=450, network=50),
-    _known("B200", 180, 8000, 2250, node=900, network=50),
-    _known("MI300X", 192, 5300, 1307.4, node=448, network=50),
-    _known("RTX 3060", 12, 360, 25.5),
-    _known("RTX 3090", 24, 936, 71),
-    _known("RTX 4060 Ti 8GB", 8, 288, 44.1),
-    _known("RTX 4060 Ti 16GB", 16, 288, 44.1),
-    _known("RTX 4070", 12, 504, 58.3),
-    _known("RTX 4080", 16, 717, 97.5),
-    _known("RTX 4090", 24, 1008, 165.2),
-    _known("RTX 5080", 16, 960, 112.6),
-    _known("RTX 5090", 32, 1792, 209.5),
-    _known("H100 PCIe", 0, 0, 756),
-    _known("H100 NVL", 0, 0, 835),
-    _known("GH200", 0, 0, 989),
+    _device("T4", 16, 320, 8.1),
+    _device("V100", 32, 900, 15.7),
+    _device("A10", 24, 600, 125),
+    _device("L4", 24, 300, 121),
+    _device("L40S", 48, 864, 362),
+    _device("A6000", 48, 768, 154.8),
+    _device("RTX 6000 Ada", 48, 960, 364.2),
+    _device("A100", 80, 2039, 312, node=300, network=25),
+    _device("H100", 80, 3350, 989, node=450, network=50),
+    _device("H200", 141, 4800, 989, node=450, network=50),
+    _device("B200", 180, 8000, 2250, node=900, network=50),
+    _device("MI300X", 192, 5300, 1307.4, node=448, network=50),
+    _device("RTX 3060", 12, 360, 25.5),
+    _device("RTX 3090", 24, 936, 71),
+    _device("RTX 4060 Ti 8GB", 8, 288, 44.1),
+    _device("RTX 4060 Ti 16GB", 16, 288, 44.1),
+    _device("RTX 4070", 12, 504, 58.3),
+    _device("RTX 4080", 16, 717, 97.5),
+    _device("RTX 4090", 24, 1008, 165.2),
+    _device("RTX 5080", 16, 960, 112.6),
+    _device("RTX 5090", 32, 1792, 209.5),
+    _device("H100 PCIe", 0, 0, 756),
+    _device("H100 NVL", 0, 0, 835),
+    _device("GH200", 0, 0, 989),
 )
-"""By NVIDIA's data sheets (A100 80 GB, H100 and H200 as SXM), and for GeForce its white papers of Ampere GA102, Ada and
-RTX Blackwell: the bf16 tensor peak with fp32 sums, without sparsity. It is twice the fp32 peak of the CUDA cores, which
-gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). T4 and V100 (SXM2, 32 GB) multiply no bf16, so
-theirs is the fp32 peak, in which they train. The MI300X is by AMD's data sheet, with seven links of 64 GB/s in each
-direction. The other links are those of the DGX systems: half of the NVLink bandwidth, which is given for both
-directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
-WITH_MEMORY = tuple(each for each in DEVICES if each.memory_bytes)
+"""Sources: NVIDIA's data sheets (A100 80 GB, H100 and H200 as SXM), for GeForce the white papers of Ampere GA102, Ada
+and RTX Blackwell: the bf16 tensor peak with fp32 sums, without sparsity. It is twice the fp32 peak of the CUDA cores,
+which gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). T4 and V100 (SXM2, 32 GB) have no bf16 and
+train in fp32, so the peak is for fp32. The MI300X follows AMD's data sheet, with seven links of 64 GB/s in each
+direction. The other bandwidths are from the DGX systems: half of the NVLink bandwidth, which is given for both
+directions, and one InfiniBand port per GPU, of 200 Gb/s, later 400 Gb/s."""
+WITH_MEMORY = tuple(device for device in DEVICES if device.memory_bytes)
 
 
 def known_gpu(name: str) -> Device | None:
-    """Return the GPU that drivers call so; None for unknown GPUs and for GeForce, whose variants share words."""
-    words = set(name.replace("-", " ").split()) - {"RTX"}
-    devices = [device for device in DEVICES if set(device.name.split()) <= words]
+    """Return the GPU with a driver's name; None for unknown GPUs and for GeForce, whose variants have similar names."""
+    name_parts = set(name.replace("-", " ").split()) - {"RTX"}
+    devices = [device for device in DEVICES if set(device.name.split()) <= name_parts]
     return max(devices, key=lambda device: len(device.name), default=None)

@@ -1,10 +1,10 @@
-"""Several processes started by torchrun: data parallel, FSDP2 or both (HSDP), by PyTorch's own `fully_shard`.
+"""Several processes started by torchrun: data parallel, FSDP2 or both (HSDP), through PyTorch's `fully_shard`.
 
 The mesh has two dimensions, (world / shards, shards). A group of `shards` processes holds the model once; every process
-has its rows of the batch. With one shard a group this is data parallelism, with one group FSDP2.
-Order: activation checkpointing is the decoder's own, layers are compiled, then layers and the layers of MTP heads
-are sharded, then the rest. Products run under autocast and weights are gathered in fp32: FSDP's own bf16 policy would
-round gains, and add up the gradient of the head in bf16.
+has its rows of the batch. One shard per group is data parallelism; a single group is FSDP2.
+Layers are compiled first; then layers and the layers of MTP heads are sharded, then the rest. The decoder does its
+activation checkpointing. Products run under autocast and weights are gathered in fp32: FSDP's bf16 policy would
+round gains, and sum the gradient of the head in bf16.
 """
 
 import os
@@ -39,22 +39,23 @@ from widthwise.training.processes import Processes
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 PATIENCE = timedelta(hours=12)
-"""Longest wait of the others for what the first process does alone, such as reading a corpus."""
+"""Longest wait for work that rank 0 does alone, such as reading a corpus."""
 LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
-"""Words of the RuntimeError of a message that did not arrive."""
+"""Matches the RuntimeError of a message that did not arrive."""
 SECONDS_TO_ANSWER = 5.0
 IS_ON_EVERY_RANK = "is_on_every_rank"
 """Attribute of an error that every rank raises."""
-_n_groups, _n_meshes = count(), count()
+_group_numbers = count()
+_mesh_numbers = count()
 _groups: dict[tuple[int, float], "Group"] = {}
-"""By what they were made for: torch remembers a mesh, with its connections, for as long as the process lives."""
+"""Groups by shards and timeout, reused because torch keeps every mesh and its connections until the process ends."""
 
 
 @contextmanager
 def group(config: TrainConfig) -> Iterator["Group"]:
-    """Join the processes of this launch, or use those that are joined already.
+    """Join the processes of this launch, or use the existing group.
 
-    An error that only this process has is raised as RankLocalError, which says so.
+    An error of this process alone is raised as RankLocalError.
     """
     is_ours = not dist.is_initialized()
     key = (config.shards, config.hang_seconds)
@@ -87,25 +88,25 @@ def group(config: TrainConfig) -> Iterator["Group"]:
 
 
 def _join(config: TrainConfig) -> None:
-    """Initialises torch.distributed.
+    """Initialise torch.distributed.
 
-    Where torchrun's own store is used it outlives a restart of the workers, with the addresses of dead ones in it, so
-    that each start needs new keys. A store of the first worker is new each time, and then the counts of several
-    agents differ: that of one whose workers lived goes on without a restart of its own.
+    The store of torchrun's agent outlives a restart of the workers and still has the addresses of dead workers, so
+    every start needs new keys. A store in the first worker is new each time; its keys have no restart count, because
+    the counts of several agents may differ.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")  # nothing is in place
     store, rank, world_size = next(iter(rendezvous("env://", timeout=timedelta(seconds=config.hang_seconds))))
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
-    own = PrefixStore(f"widthwise-{start}-{next(_n_groups)}", store)
     if torch.cuda.is_available():
-        own_gpu, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if own_gpu >= n_gpus:
-            raise RankLocalError(f"LOCAL_RANK: got {own_gpu}; this machine shows {n_gpus} GPUs, one for each process")
-        torch.cuda.set_device(own_gpu)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        n_gpus = torch.cuda.device_count()
+        if local_rank >= n_gpus:
+            raise RankLocalError(f"LOCAL_RANK: got {local_rank}; this machine has {n_gpus} GPUs, one for each process")
+        torch.cuda.set_device(local_rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=own,
+        store=PrefixStore(f"widthwise-{start}-{next(_group_numbers)}", store),
         rank=rank,
         world_size=world_size,
         timeout=_patience_of_device(config.hang_seconds),
@@ -113,7 +114,7 @@ def _join(config: TrainConfig) -> None:
 
 
 def _patience_of_device(hang_seconds: float) -> timedelta:
-    """Return the device's timeout: longer on a GPU than on the CPU, which can name the missing rank."""
+    """Return the timeout of device messages: longer on a GPU, because CPU messages can name the missing rank."""
     return timedelta(seconds=hang_seconds + (60 if torch.cuda.is_available() else 0))
 
 
@@ -121,13 +122,16 @@ class Group(Processes):
     """Several processes."""
 
     def __init__(self, n_shards: int, hang_seconds: float):
-        self.rank, self.world_size, self.n_shards = dist.get_rank(), dist.get_world_size(), n_shards
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.n_shards = n_shards
         self._mesh = _mesh(self.device.type, torch.arange(self.world_size).view(-1, n_shards), hang_seconds)
         self.shard = self._mesh.get_local_rank(1)
-        self._seconds, self._store = hang_seconds, _get_default_store()
-        # For what may take one process long, and for what all come to at about the same time.
-        self._messages, self._pulse = _messages(hang_seconds), _messages(hang_seconds)
+        self._seconds = hang_seconds
+        self._store = _get_default_store()
+        self._messages = _messages(hang_seconds)  # results of work that may take one process long
         self._messages._get_backend(torch.device("cpu"))._set_default_timeout(PATIENCE)
+        self._pulse = _messages(hang_seconds)  # values that all processes send at about the same time
         self._background: Group | None = None
 
     @property
@@ -135,7 +139,7 @@ class Group(Processes):
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def shard_model(self, model: Decoder) -> None:
-        # Of an MTP head only its layer: it shares the reduction of the slots with the model, and reads its head.
+        # Only the layer of an MTP head: the head shares the reduction of the slots and the output head of the model.
         for _, layer in model.named_layers():
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
@@ -164,14 +168,14 @@ class Group(Processes):
         return self._delivered(self._exchanged(_attempt(work), self._messages))
 
     def _delivered(self, packed: list[bytes]) -> list[Any]:
-        outcomes = [pickle.loads(each) for each in packed]  # from processes of this launch
+        outcomes = [pickle.loads(content) for content in packed]  # from processes of this launch
         for outcome in outcomes:
             if isinstance(outcome, _Failure):
                 raise self.on_every_rank(outcome.error)
         return outcomes
 
     def all_gather_tensors(self, value: T) -> list[T]:
-        # On the CPU on their way, or they would arrive on the device that they left.
+        # Sent from the CPU; otherwise they would arrive on the device of the sender.
         values = self._exchanged(tree_map_only(Tensor, Tensor.cpu, value), self._pulse)
         return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), values)
 
@@ -186,41 +190,40 @@ class Group(Processes):
         return largest.tolist()
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        flat = torch.cat([each.detach().double().flatten() for each in tensors])
+        flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
         dist.all_reduce(flat)
-        parts = flat.split([each.numel() for each in tensors])
-        return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, tensors)]
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors)]
 
     def who_is_missing(self, error: RuntimeError) -> str:
-        """Describe why a message did not arrive. Every rank that waited in vain reports itself within a few seconds."""
-        heard = {self.rank}
-        # In a thread, because a store on a machine that is gone never answers.
-        asking = threading.Thread(target=self._ask_who_waits, args=(heard,), daemon=True)
-        asking.start()
-        asking.join(SECONDS_TO_ANSWER)
-        missing = [rank for rank in range(self.world_size) if rank not in heard]
+        """Describe why a message did not arrive. Every waiting rank reports itself within a few seconds."""
+        waiting = {self.rank}
+        # In a thread, because a store on a lost machine never answers.
+        thread = threading.Thread(target=self._collect_waiting, args=(waiting,), daemon=True)
+        thread.start()
+        thread.join(SECONDS_TO_ANSWER)
+        missing = [rank for rank in range(self.world_size) if rank not in waiting]
         if not missing:
             return f"the connection to the other processes failed ({str(error).splitlines()[0]})"
-        late = ", ".join(map(str, missing))
         return (
-            f"waits for process {late}, which has ended or hangs (train.hang_seconds = {self._seconds:g}); "
-            "`torchrun --max-restarts` continues from the last checkpoint"
+            f"waits for process {', '.join(map(str, missing))}, which has ended or hangs (train.hang_seconds = "
+            f"{self._seconds:g}); `torchrun --max-restarts` continues from the last checkpoint"
         )
 
-    def _ask_who_waits(self, heard: set[int]) -> None:
-        """Announce that this process waits, and add to `heard` which others do."""
+    def _collect_waiting(self, waiting: set[int]) -> None:
+        """Announce that this process waits, and add the other waiting ranks to `waiting`."""
         try:
             self._store.set(f"waited-{self.rank}", "")
-            while len(heard) < self.world_size:
-                heard.update(rank for rank in range(self.world_size) if self._store.check([f"waited-{rank}"]))
+            while len(waiting) < self.world_size:
+                waiting.update(rank for rank in range(self.world_size) if self._store.check([f"waited-{rank}"]))
                 time.sleep(0.1)
         except RuntimeError:
-            heard.update(range(1, self.world_size))  # the store has ended, and with it the first process
+            waiting.update(range(1, self.world_size))  # the store has ended, and with it rank 0
 
     def for_background_thread(self) -> "Group":
         if self._background is None:
             self._background = copy(self)
-            # Of what all begin at once: a thread that waited longer would keep its process from ending.
+            # With the short timeout: a thread that waits longer would keep its process from ending.
             self._background._messages = _messages(self._seconds)
         return self._background
 
@@ -231,10 +234,9 @@ def _messages(hang_seconds: float) -> dist.ProcessGroup:
 
 
 def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
-    """The mesh of a matrix of ranks. Its groups are made here because those of `init_device_mesh` have no timeout.
+    """Return the mesh of a matrix of ranks. `init_device_mesh` cannot set the timeout of its groups.
 
-    No two have the same names: torch remembers what it did on a mesh, and would take for this one an equal one of a run
-    before, whose groups are closed.
+    Names are unique: torch caches by mesh, and would use an equal mesh of an earlier run, whose groups are closed.
     """
     groups = [
         cast(
@@ -245,7 +247,7 @@ def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
         )
         for rows in (ranks.T, ranks)
     ]
-    number = next(_n_meshes)
+    number = next(_mesh_numbers)
     names = (f"replicate_{number}", f"shard_{number}")
     return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 
@@ -257,7 +259,8 @@ class _Failure(NamedTuple):
 
 
 def _attempt(work: Callable[[], Any]) -> bytes:
-    """The value of some work, or its error. What cannot be pickled would leave the others waiting for hours."""
+    """Return the pickled value of some work, or its error. An error that cannot be pickled becomes a RuntimeError,
+    or the other processes would wait for hours."""
     try:
         return pickle.dumps(work())
     except Exception as error:

@@ -26,7 +26,7 @@ ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_seed: int) -> None:
     """Fill a larger model without weights, and an optimizer that has made no step.
 
-    Draws follow from the run's seed and the number of the event, on the CPU, so that a seed names one set of weights.
+    New weights are drawn on the CPU from the run's seed and the number of the event, so a seed defines the weights.
     """
     model, optimizer = new
     weights = _Gathered(dict(old[0].named_parameters()), lambda parameter: whole(parameter.detach()).cpu())
@@ -34,30 +34,31 @@ def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_see
     adopt(optimizer, model, grown_states(growth.plan, state_by_name(*old), growth.event.reset))
 
 
+@dataclass(eq=False)
 class _Gathered(Mapping[str, Value]):
-    """Entries by name, gathered whole onto the CPU by `[]`, but not by `in`."""
+    """Entries by name, which `[]` gathers whole onto the CPU."""
 
-    def __init__(self, entries: Mapping[str, Any], gather: Callable[[Any], Value]):
-        self._entries, self._gather = entries, gather
+    entries: Mapping[str, Any]
+    gather: Callable[[Any], Value]
 
     def __getitem__(self, name: str) -> Value:
-        return self._gather(self._entries[name])
+        return self.gather(self.entries[name])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self.entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
 
 def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> Mapping[str, dict[str, Tensor]]:
-    """Return the optimizer's state of every parameter that has one, gathered onto the CPU when it is read."""
+    """Return the optimizer state by parameter name, gathered onto the CPU when it is read."""
     named = dict(model.named_parameters())
     states = {name: optimizer.state[weight] for name, weight in named.items() if weight in optimizer.state}
-    # Sorted, because processes gather together: after a checkpoint was read, each may have another order.
+    # Sorted, because processes gather together, and their orders may differ after a checkpoint was read.
     return _Gathered(states, lambda state: {part: whole(value).cpu() for part, value in sorted(state.items())})
 
 
@@ -70,9 +71,9 @@ def adopt(optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tup
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a part of a parameter's state on its device, of which a process keeps its rows of the parameter.
+    """Return a part of a parameter's state on the parameter's device, reduced to the rows of this process.
 
-    Copied, because kernels may round differently by alignment, and a part may belong to the old optimizer.
+    Copied, because alignment may change how kernels round, and a part may belong to the old optimizer.
     """
     if not value.shape or not is_shared(parameter):
         return value.to(parameter.device, copy=True)
@@ -81,10 +82,10 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FrozenEntries:
-    """The old entries of a grown model, which stay as they are in some steps, whatever its optimizer.
+    """The old entries of a grown model, which the optimizer does not change in some steps.
 
-    Their moments are updated as if they moved. All follows from the step, so that a run can be resumed anywhere; each
-    process restores the rows that it holds.
+    Their moments are updated as if they moved. The frozen steps depend on the step alone, so a run can be resumed
+    anywhere; every process restores the rows that it holds.
     """
 
     model: Decoder
@@ -93,7 +94,7 @@ class FrozenEntries:
 
     @classmethod
     def of(cls, recipe: Recipe, phase: Phase, model: Decoder) -> "FrozenEntries | None":
-        """Return those of the growth that a phase began with, in this run or by `widthwise grow`; None without one."""
+        """Return the old entries of the growth before a phase, in this run or by `widthwise grow`; None without one."""
         if phase.growth is not None:
             return cls(model, phase.growth.rewarmup, phase.growth.plan)
         if recipe.rewarmup is None or recipe.rewarmup.grown_from is None:
@@ -117,7 +118,7 @@ class FrozenEntries:
 
     @cached_property
     def _is_new(self) -> Mapping[str, Tensor]:
-        """bool, by parameter: the new ones among the entries that this process holds."""
+        """Parameter -> bool mask of new entries among the rows of this process."""
         is_new = self.plan.is_new()
         parameters = self.model.named_parameters()
         return {name: is_new[name][held_rows(weight)].to(held(weight).device) for name, weight in parameters}

@@ -1,4 +1,4 @@
-"""Ranks as torchrun's environment gives them, and stopping on signals after the current step."""
+"""Ranks from torchrun's environment, and stopping on signals after the current step."""
 
 import os
 import signal
@@ -13,11 +13,11 @@ from widthwise.mistakes import RunFailed
 
 
 class RankLocalError(RunFailed):
-    """An error that one rank alone raises."""
+    """An error of a single rank."""
 
 
 def is_launched() -> bool:
-    """Return True in a process that torchrun or a substitute started."""
+    """Return True in a process started by torchrun or an equivalent launcher."""
     return "TORCHELASTIC_RUN_ID" in os.environ or n_launched() > 1
 
 
@@ -27,12 +27,12 @@ def n_launched() -> int:
 
 
 def is_silent(error: Exception | None = None) -> bool:
-    """Return True where another rank reports instead of this one. error: the one that ended this rank."""
+    """Return True if another rank reports instead of this one. error: the error that ended this rank."""
     return n_launched() > 1 and os.environ.get("RANK", "0") != "0" and not isinstance(error, RankLocalError)
 
 
 class Interrupted(Exception):
-    """A signal ended the run after a step, with a checkpoint saved. Its message says how to go on."""
+    """A run that a signal ended after a step, with a checkpoint saved. The message tells how to continue."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
@@ -57,7 +57,7 @@ def stopped_by(signal_number: int, run: Path, step: int, n_steps: int) -> Interr
 
 @contextmanager
 def interruption_adds(advice: str) -> Iterator[None]:
-    """An Interrupted of the block also says how to go on with what the block is a part of."""
+    """Add advice to an Interrupted of the block: how to continue the experiment that the block is part of."""
     try:
         yield
     except Interrupted as stopped:
@@ -66,27 +66,29 @@ def interruption_adds(advice: str) -> Iterator[None]:
 
 @dataclass
 class SignalWatch:
-    """`received` is the number of the signal that asked to stop, or None."""
+    """The signal that requested a stop."""
 
     received: int | None = None
+    """Its number, or None."""
 
 
 @contextmanager
 def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWatch]:
-    """Ctrl-C, SIGTERM and SIGUSR1 only set `received`, so that the step at work is finished; a second one acts as ever.
+    """Let Ctrl-C, SIGTERM and SIGUSR1 only set `received`, so that the current step finishes.
 
-    say: is told so, in a thread, because what it prints with may be in use where the signal comes. Only in a process
-    that was started by none of ours, so that of several one speaks.
-    SIGUSR1 is how SLURM says that the time is nearly over. Under torchrun a second one is ignored to the end of the
-    process: its agent passes on what the workers may have got already. Outside the main thread, where Python allows no
-    handlers, nothing is watched.
+    A second signal has its usual effect. Under torchrun it is ignored until the process ends, because the agent
+    forwards signals that the workers may have received already. SLURM sends SIGUSR1 shortly before the time limit.
+    Outside the main thread, where Python allows no handlers, nothing is watched.
+
+    say: prints a message for the user. It runs in a thread, because its lock may be in use when the signal arrives,
+    and only in the main process, so that several processes print one message.
     """
     watch = SignalWatch()
     if threading.current_thread() is not threading.main_thread():
         yield watch
         return
     speakers: list[threading.Thread] = []
-    from multiprocessing import parent_process  # slow to import, and most verbs watch nothing
+    from multiprocessing import parent_process  # slow to import, and most verbs do not watch signals
 
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
@@ -99,8 +101,9 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
         if not is_launched():
             restore()
         if say is not None and parent_process() is None:
-            has_second = number == signal.SIGINT and not is_launched()
-            text = "stopping after this step" + ("; again to stop now" if has_second else "")
+            text = "stopping after this step"
+            if number == signal.SIGINT and not is_launched():
+                text += "; again to stop now"
             speakers.append(threading.Thread(target=say, args=(text,)))
             speakers[-1].start()
 

@@ -1,4 +1,4 @@
-"""The training loop: steps, and what happens between them."""
+"""The training loop: steps, logging, validation, checkpoints and growth."""
 
 import time
 from pathlib import Path
@@ -23,15 +23,19 @@ from widthwise.training.validation import Validation, ValidationSets, validate
 
 
 class TrainingLoop:
-    """Train a run, from nothing or from its last checkpoint, for the holder of the run's lock.
+    """Train a run from step 0 or from its last checkpoint. The caller holds the run's lock.
 
-    Every rank has a loop and takes the same decisions; rank 0 alone prints and writes.
+    Every rank has a loop and makes the same decisions; only rank 0 prints and writes.
     """
 
     def __init__(self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE):
         """Build the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
-        self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
-        self.config, self.data = recipe.train, data
+        self.recipe = recipe
+        self.config = recipe.train
+        self.data = data
+        self.run = run
+        self.observer = observer
+        self.processes = processes
         self.name = run.path.resolve().name
         self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
         torch.manual_seed(self.config.seed)
@@ -49,11 +53,12 @@ class TrainingLoop:
         )
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
-        self._saver, self._saved_step = checkpoint.Saver(processes, self.config.checkpoint_in_background), 0
+        self._saver = checkpoint.Saver(processes, self.config.checkpoint_in_background)
+        self._saved_step = 0
         self._damaged: list[Damage] = []
 
     def restore(self) -> None:
-        """Load the newest good checkpoint, or stay at step 0 without one, and rewind the metrics to it."""
+        """Load the newest good checkpoint, if there is one, and rewind the metrics to its step."""
         processes = self.processes
         path, self._damaged = latest_valid(self.run.checkpoints, processes)
         if path is not None:
@@ -63,7 +68,7 @@ class TrainingLoop:
                 self.train_state = TrainState.untrained(self.recipe, phase, processes, self._teacher)
             self._load(path)
         for damage in self._damaged:
-            self.note(f"{damage}; went on from step {self.state.step} instead")
+            self.note(f"{damage}; resumed from step {self.state.step} instead")
         self.metrics_logger.rewind(self.state.step)
         self._started -= self.state.wall_seconds
 
@@ -74,13 +79,13 @@ class TrainingLoop:
         self._saved_step = self.state.step
         if self.state.loader:
             self.loader.load_state_dict(self.state.loader)
-        else:  # a run that begins with a checkpoint has seen no data then
+        else:  # a run that begins with a checkpoint has read no data yet
             self.loader.step = 0
         train_state.objective.load_state(self.state.width_prices)
         train_state.gate.load(self.state)
 
     def note(self, text: str) -> None:
-        """Tell the user, once in a run, and keep the text for the result."""
+        """Show a text to the user, once per run, and keep it for the result."""
         if text not in self.state.notes:
             self.observer.message(text)
             self.state.notes.append(text)
@@ -101,13 +106,13 @@ class TrainingLoop:
         self.observer.opened(self.run.path)
         self.observer.starting(self.name, self.state.step, self.config.steps)
         self.train_state.set_progress(self.state.step)
-        self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
+        self._validate_if_due()  # the run may have ended between the checkpoint and the validation of a step
         self._announce_first_step()
         while self.state.step < self.config.steps:
             try:
                 self._enter_phase_if_due()
                 self._step()
-                # Each rank may receive a signal at another moment.
+                # A signal may reach the ranks at different moments.
                 received = int(self.processes.all_reduce_max(watch.received or 0)[0])
                 self._save_if_due(must_save=received > 0 or self.state.step == self.config.steps)
             except Diverged as spike:
@@ -122,12 +127,12 @@ class TrainingLoop:
     def _announce_first_step(self) -> None:
         """Announce the first step with a model, which takes longer than later ones."""
         if self.state.step < self.config.steps:
-            how = " (compiling)" if self.config.compile else ""
-            self.observer.busy(f"step {self.state.step + 1:,} running{how}")
+            suffix = " (compiling)" if self.config.compile else ""
+            self.observer.busy(f"step {self.state.step + 1:,} running{suffix}")
 
     @property
     def wall_seconds(self) -> float:
-        """Time spent so far, by all processes that worked on the run."""
+        """Wall time so far, of all processes that worked on the run."""
         return time.perf_counter() - self._started
 
     def _step(self) -> None:
@@ -139,19 +144,19 @@ class TrainingLoop:
         logger.add(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
-            logger.collect(self.state)  # inside the measured time, because it waits for the device
+            logger.collect(self.state)  # within the measured time, because it waits for the device
         logger.stopwatch.end_step()
-        if must_log and not outcome.n_skipped:  # after a step without an update the next record covers its time too
+        if must_log and not outcome.n_skipped:  # the next record includes the time of a skipped step
             logger.log(self.state, self.train_state)
         self.observer.step_done(self.state.step)
 
     def _enter_phase_if_due(self) -> None:
-        """Grow the model where the next step begins a phase. A checkpoint of this step holds the model before."""
+        """Grow the model if the next step begins a phase. A checkpoint of this step has the model before growth."""
         step = self.state.step
         phase = self.recipe.phase_at(step + 1)
         if phase.start != step or step == 0:
             return
-        is_recorded = self.metrics_logger.last_step("growth") == step  # before a kill
+        is_recorded = self.metrics_logger.last_step("growth") == step  # by a killed process
         before = None if is_recorded else self._validate()
         self.train_state = self.train_state.grown(phase)
         self.train_state.set_progress(step)
@@ -170,16 +175,15 @@ class TrainingLoop:
         return every is not None and self.state.step % every == 0
 
     def _stop(self, spike: Diverged) -> NoReturn:
-        """Raises RunFailed, after the last checkpoint is written."""
+        """Raise RunFailed after the last checkpoint is written."""
         self._saver.wait()
-        lr, steps = self.train_state.lr(spike.step), self.config.steps
-        failure = spike.failure(self.run.path, steps, lr, self._saved_step)
+        failure = spike.failure(self.run.path, self.config.steps, self.train_state.lr(spike.step), self._saved_step)
         message = str(failure).removeprefix(f"{self.run.path}: ")
         self.metrics_logger.write(spike.step, "stopped", reason=spike.reason, message=message)
         raise self.processes.on_every_rank(failure) from None
 
     def _save_if_due(self, must_save: bool) -> None:
-        """Save a checkpoint, unless the loss shows that the run has failed."""
+        """Save a checkpoint if it is due. Raises Diverged if the loss shows that the run has failed."""
         if self.state.step == self._saved_step or not (must_save or self._is_due(self.config.checkpoint_every)):
             return
         self.metrics_logger.collect(self.state)
@@ -190,44 +194,48 @@ class TrainingLoop:
         self.train_state.gate.save_to(self.state)
         self.state.wall_seconds = self.wall_seconds
         folder, seal = self.processes.on_rank_zero(self._sealed)
-        step, state, rules = self.state.step, self.state.as_data(), self.retention
+        step = self.state.step
+        state = self.state.as_data()
+        rules = self.retention
 
         def write(snapshot: checkpoint.Snapshot, processes: Processes) -> None:
             checkpoint.write(folder, step, snapshot, state, seal, processes)
             self._prune(folder, seal, rules, processes)
 
-        model, optimizer = self.train_state.model, self.train_state.optimizer
-        self._saver.save(checkpoint.Snapshot.of(model, optimizer, self.processes), write)
+        snapshot = checkpoint.Snapshot.of(self.train_state.model, self.train_state.optimizer, self.processes)
+        self._saver.save(snapshot, write)
         self._saved_step = step
 
     def _sealed(self) -> tuple[Path, Seal]:
-        """Return the folder and the seal of a checkpoint saved now."""
+        """Return the folder and the seal for a new checkpoint."""
         self.metrics_logger.follow()
-        self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
+        self.run.metrics_file.fsync()  # a resumed run does not rewrite records older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
     def _prune(self, folder: Path, seal: Seal, rules: Retention, processes: Processes) -> None:
-        damaged, self._damaged = self._damaged, []
+        damaged = self._damaged
+        self._damaged = []
         processes.on_rank_zero(lambda: prune(folder, rules, damaged, seal.recipe))
 
     @property
     def retention(self) -> Retention:
-        """Retention by the records so far."""
+        """Retention rules according to the records so far."""
         return Retention.of(self.config, self.metrics_logger.held_out_losses)
 
     def _validate_if_due(self) -> None:
-        at_end = self.state.step in (0, self.config.steps)  # the end has its own
+        at_end = self.state.step in (0, self.config.steps)  # `train` validates the last step
         if self._is_due(self.config.validate_every) and not at_end and not self._has_validated:
             self._validate()
 
     @property
     def _has_validated(self) -> bool:
-        """True where the validation of this step is on record, perhaps from before a kill; step 0 keeps none."""
+        """True if the validation of this step is recorded, perhaps by a killed process; step 0 records none."""
         return self.metrics_logger.last_step("validation") >= self.state.step
 
     def _validate(self) -> Validation:
         """Validate at this step, and record it once."""
-        model, step = self.train_state.model, self.state.step
+        model = self.train_state.model
+        step = self.state.step
         validation = self.sets.validate(model, self.processes)
         if not self._has_validated:
             if self.sets.sampler is not None:

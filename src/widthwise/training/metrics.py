@@ -1,9 +1,10 @@
-"""The records of a run: losses, costs, speed and memory."""
+"""Records of a run: losses, costs, speed and memory."""
 
 import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,51 +30,52 @@ MEASURED_KEYS = (
     "wall_seconds",
     "other_cpu_share",
 )
-"""Keys of records and results that measure the machine; all others are bitwise the same in every run of a recipe."""
+"""Keys of records and results that measure the machine; all others are bitwise reproducible."""
 
 
 def model_flops_utilization(
     tokens_per_second: float, training_flops_per_token: float, device: torch.device
 ) -> float | None:
-    """FLOPs the model needs per second over the device's bf16 peak; None on a CPU or an unknown GPU.
+    """Return the training FLOPs per second over the device's bf16 peak; None on a CPU or an unknown GPU.
 
-    Source: PaLM, arXiv:2204.02311, appendix B; attention is counted in full, as everywhere in this project.
+    Source: PaLM, arXiv:2204.02311, appendix B, with full attention.
     """
     gpu = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return None if gpu is None else tokens_per_second * training_flops_per_token / gpu.peak_flops_per_second
 
 
 class PeakMemory:
-    """Most memory held since this object was made: by tensors on a GPU, elsewhere by the whole process.
+    """Peak memory since this object was created: of tensors on a GPU, elsewhere of the whole process.
 
-    The newest object of a device counts; it resets what earlier ones read.
+    Only the newest object of a device is valid, because creating it resets the count.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._is_reset = device, True
+        self._device = device
+        self._is_reset = True
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        give_back_freed_memory()  # else what earlier runs have freed would count
+        give_back_freed_memory()  # otherwise memory freed by earlier runs would count
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # see proc(5): the peak becomes the memory held now
+            Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the current memory, see proc(5)
         except OSError:
             self._is_reset = False
 
     def n_bytes(self) -> int | None:
-        """None where the system cannot reset its count, which then includes what the process did before."""
+        """Return the peak in bytes; None if the system cannot reset its count, which would include earlier memory."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()) if self._is_reset else None
-        return None if found is None else 1024 * int(found[1])
+        peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()) if self._is_reset else None
+        return None if peak is None else 1024 * int(peak[1])
 
 
 def speed_record(
     step_seconds: float, memory_bytes: int | None, processes: Processes, tokens_per_step: int, flops_per_token: float
 ) -> dict[str, float | int | None]:
-    """Return the machine's entries of a training record: time of the slowest rank, largest known memory of a rank.
+    """Return the entries of a training record that measure the machine, with the slowest rank and the largest memory.
 
-    mfu: of all devices. tokens_per_step: of all processes; flops_per_token: training FLOPs.
+    tokens_per_step: of all processes. flops_per_token: training FLOPs.
     """
     slowest, largest = processes.all_reduce_max(step_seconds, memory_bytes or 0)
     tokens_per_second = tokens_per_step / slowest
@@ -85,11 +87,13 @@ def speed_record(
     }
 
 
+@dataclass
 class Stopwatch:
-    """Seconds per step over the steps since the last reading, without the time between two steps."""
+    """Mean seconds per step since the last reading, without the time between steps."""
 
-    def __init__(self) -> None:
-        self._seconds, self._n_steps, self._started = 0.0, 0, time.perf_counter()
+    _seconds: float = 0.0
+    _n_steps: int = 0
+    _started: float = 0.0
 
     def begin_step(self) -> None:
         self._started = time.perf_counter()
@@ -99,39 +103,45 @@ class Stopwatch:
         self._n_steps += 1
 
     def step_seconds(self) -> float:
-        """Reads and resets the stopwatch between two steps."""
+        """Return the mean and reset the stopwatch. Called between two steps."""
         step_seconds = self._seconds / self._n_steps
-        self._seconds, self._n_steps = 0.0, 0
+        self._seconds = 0.0
+        self._n_steps = 0
         return step_seconds
 
 
 class MetricsLogger:
-    """Writes the records of a run. Every rank calls it alike; rank 0 writes."""
+    """Writes the records of a run. Every rank makes the same calls; rank 0 writes."""
 
     def __init__(
         self, run: RunDir, recipe: Recipe, observer: Observer, processes: Processes, note: Callable[[str], None]
     ):
-        """note: takes what the user should know."""
-        self._run, self._recipe, self._observer, self._processes, self._note = run, recipe, observer, processes, note
+        """note: shows a text to the user."""
+        self._run = run
+        self._recipe = recipe
+        self._observer = observer
+        self._processes = processes
+        self._note = note
         if processes.device.type == "cpu":
             keep_freed_memory()
-        self.stopwatch, self._memory = Stopwatch(), PeakMemory(processes.device)
+        self.stopwatch = Stopwatch()
+        self._memory = PeakMemory(processes.device)
         self._steps: dict[str, int] = {}
         self.held_out_losses: dict[int, float] = {}
-        """Step -> loss of each validation on record."""
+        """Step -> loss of each recorded validation."""
         self._inherited = Spent()
         self._outcomes: list[StepOutcome] = []
-        """Outcomes of the newest steps, still on the device."""
+        """Outcomes of the steps since the last `collect`, on the device."""
         self._newest: tuple[StepOutcome, float] | None = None
-        """The newest step that was collected, and its gradient norm."""
+        """The newest collected step, and its gradient norm."""
 
     def rewind(self, step: int) -> None:
-        """Drop the records of steps after this one."""
+        """Drop the records of later steps."""
 
         def rewound() -> list[dict[str, Any]]:
             self._run.metrics_file.rewind(step)
-            if (samples := self._run.samples_file).path.is_file():
-                samples.rewind(step)
+            if self._run.samples_file.path.is_file():
+                self._run.samples_file.rewind(step)
             return self._run.metrics()
 
         records = self._processes.on_rank_zero(rewound)
@@ -140,24 +150,25 @@ class MetricsLogger:
         self._inherited = inherited(records)
 
     def add(self, outcome: StepOutcome) -> None:
-        """Take in a step, without waiting for the device."""
+        """Add the outcome of a step, without waiting for the device."""
         self._outcomes.append(outcome)
 
     def collect(self, state: RunState) -> None:
-        """Wait for the device, and take the losses of the steps since the last time into the state of the newest.
+        """Wait for the device, and add the losses of the steps since the last call to the state.
 
-        Records what is of a single step: its norms where they are due, and that it made no update. Raises Diverged.
+        Records the norms of steps and skipped updates. Raises Diverged.
         """
-        outcomes, self._outcomes = self._outcomes, []
+        outcomes = self._outcomes
+        self._outcomes = []
         if not outcomes:
             return
-        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in outcomes]).tolist()
+        pairs = torch.stack([torch.stack((step.loss, step.grad_norm.double())) for step in outcomes]).tolist()
         for step, outcome, (loss, grad_norm) in zip(count(state.step - len(outcomes) + 1), outcomes, pairs):
             if outcome.norms is not None:
                 self.write(step, "norms", **norms_record(outcome.norms))
             if outcome.n_skipped:
-                found = {"loss": loss, "grad_norm": grad_norm}
-                self.write(step, "skipped", **{k: v if math.isfinite(v) else None for k, v in found.items()})
+                values = {"loss": loss, "grad_norm": grad_norm}
+                self.write(step, "skipped", **{k: v if math.isfinite(v) else None for k, v in values.items()})
             check_step(self._recipe.train, step, loss, grad_norm, outcome.n_skipped)
             if not outcome.n_skipped:
                 state.recent_losses.append(loss)
@@ -165,7 +176,7 @@ class MetricsLogger:
             self._newest = outcome, grad_norm
 
     def log(self, state: RunState, train_state: TrainState) -> None:
-        """Record the training since the last such record, after a step that was collected. Raises Diverged."""
+        """Write a training record of the steps since the previous one. Call after `collect`. Raises Diverged."""
         loss = checked_loss(self._recipe.train, state)
         state.lowest_loss = loss if state.lowest_loss is None else min(loss, state.lowest_loss)
         state.unlogged_losses.clear()
@@ -174,8 +185,13 @@ class MetricsLogger:
         record = train_state.record(outcome)
         for warning in dead_scores(record):
             self._note(warning)
-        step_seconds, memory_bytes = self.stopwatch.step_seconds(), self._memory.n_bytes()
-        tokens, flops = self._recipe.tokens_per_step, train_state.flops_per_token
+        speed = speed_record(
+            self.stopwatch.step_seconds(),
+            self._memory.n_bytes(),
+            self._processes,
+            self._recipe.tokens_per_step,
+            train_state.flops_per_token,
+        )
         self.write(
             state.step,
             "train",
@@ -183,7 +199,7 @@ class MetricsLogger:
             lr=train_state.lr(state.step),
             grad_norm=grad_norm,
             tokens=self._spent(state.step).tokens,
-            **speed_record(step_seconds, memory_bytes, self._processes, tokens, flops),
+            **speed,
             **record,
         )
 
@@ -202,7 +218,7 @@ class MetricsLogger:
         self._observer.record(record)
 
     def write_samples(self, step: int, records: list[dict[str, Any]]) -> None:
-        """Add the texts of a step, before its validation is on record: a kill in between makes them again."""
+        """Replace the samples of a step. Call before recording its validation, so that a resumed run rewrites them."""
 
         def replace() -> None:
             self.follow()
@@ -212,18 +228,18 @@ class MetricsLogger:
         self._processes.on_rank_zero(replace)
 
     def write_with_costs(self, step: int, event: str, **values: Any) -> None:
-        """Add a record with the tokens and the compute spent by then."""
+        """Add a record with the tokens and the compute spent so far."""
         _, tokens, training_flops = self._spent(step)
         self.write(step, event, tokens=tokens, training_flops=training_flops, **values)
 
     def follow(self) -> None:
-        """Follow the run's folder to where somebody has moved it, and note it. Raises RunFailed where it is gone."""
+        """Follow the run's folder if a user has moved it, and note it. Raises RunFailed if it is gone."""
         before = self._run.path
         if self._run.follow():
             self._note(f"{before}: was moved to {self._run.path} during training; the run continues there")
 
     def last_step(self, event: str) -> int:
-        """Return the step of the last such record, 0 where there is none."""
+        """Return the step of the last record of an event, 0 without one."""
         return self._steps.get(event, 0)
 
     def _spent(self, step: int) -> Spent:

@@ -24,8 +24,8 @@ from widthwise.training.teacher import LoadedTeacher
 class Objective:
     """The objective of one model: the sum over the passes of a step.
 
-    Most models have one pass and nothing that joins its loss; a width budget and nested training need dynamic-width
-    layers. A budget waits until growth lets tokens choose. teacher: that of the config, if it has one.
+    Most models have one pass and no further terms; a width budget and nested training need dynamic-width layers. A
+    budget has no effect until growth adds layers whose tokens choose. teacher: required if the config has `distill`.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Objective:
     ) -> tuple[Tensor, ChoiceMeans, MTPLosses]:
         """Add the gradient of the mean objective over a batch to the parameters of a model.
 
-        The gradient does not depend on the number of sequences in a forward pass (`train.micro_batch_size`) nor on the
-        number of processes, except for rounding and for terms that are not linear in the tokens: the balance loss of a
-        mixture of experts and the damping of a width budget.
+        The gradient does not depend on `train.micro_batch_size` or the number of processes, except for rounding and
+        for terms that are not linear in the tokens: the balance loss of a mixture of experts and the damping of a
+        width budget.
 
         batch: the rows of this process, integers (B, seq_len + 1).
-        Returns the sum of the language-model losses in float64, the choices and the losses of the MTP heads, all of the
-        first pass and of this process.
+        Returns the sum of the language-model losses in float64, the choices and the losses of the MTP heads, of the
+        first pass on this process.
         """
         loss = torch.zeros((), dtype=torch.float64, device=batch.device)
         choices = ChoiceMeans()
@@ -67,7 +67,7 @@ class Objective:
             for index, width_fraction in enumerate(passes):
                 processes.set_gradient_sync(model, is_last=(part, index) == (len(parts), len(passes) - 1))
                 with autocast(batch.device, self._config.settled_precision):
-                    # Only the call holds the output of the teacher, which is freed before the backward pass.
+                    # Passed inline, so that the output of the teacher is freed before the backward pass.
                     forward = model.loss(
                         tokens,
                         targets,
@@ -85,17 +85,14 @@ class Objective:
         return loss, choices, mtp_losses
 
     def draw_passes(self) -> Sequence[float | None]:
-        """Draw the width fraction that each pass of the next step forces; None leaves it to the tokens.
-
-        Draws from torch's generator.
-        """
+        """Draw the width fraction of each pass of the next step from torch's generator; None lets tokens choose."""
         if self._config.nested is None:
             return (None,)
         drawn = self._fractions[int(torch.randint(len(self._fractions) - 1, ()))]
         return [None, 1.0, drawn] if self._config.nested.chosen else [1.0, drawn]
 
     def term(self, loss: Loss, width_fraction: float | None) -> Tensor:
-        """Return the scalar of one pass to differentiate. The budget joins only where tokens chose their widths."""
+        """Return the scalar of one pass to differentiate. The budget is added only where tokens choose their widths."""
         if self._budget is None or width_fraction is not None:
             return loss.objective
         return loss.objective + self._budget.term(loss.choices)
@@ -106,23 +103,23 @@ class Objective:
             self._budget.end_step(choices.means())
 
     def state(self) -> list[float]:
-        """Return the state for a checkpoint: the price, if there is one. Waits for the device."""
+        """Return the state for a checkpoint: the price of a width budget, if any. Waits for the device."""
         return [] if self._budget is None else self._budget.price.tolist()
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Restore a `state`. Raises UserError for the state of another kind of budget."""
+        """Restore a `state`. Raises UserError for a state of another budget."""
         if self._budget is not None:
             if len(state) != 1:
                 raise UserError(f"resume: the saved width_prices are {len(state)}; must be 1")
             self._budget.price = self._budget.price.new_tensor(state)
 
     def record(self) -> dict[str, Any]:
-        """Return the entries of a training record. width_price: of the next step."""
+        """Return the entries of a training record. width_price is the price of the next step."""
         return {} if self._budget is None else {"width_price": self._budget.price.item()}
 
 
 def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfig, plan: GrowthPlan) -> list[float]:
-    """Return the state of an objective for the model that a plan grows; that of a new one where there was no budget."""
+    """Return the state of an objective after growth; the initial state if there was no budget before."""
     if after.width_budget is None:
         return []
     if not state or before.width_budget is None:
@@ -141,19 +138,19 @@ class WidthBudget:
         self.price = self._shares.new_zeros(1)
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
-        """Return the budget's term of a forward pass: a scalar with the gradient of the layers' fractions."""
+        """Return the budget's term of a forward pass: a scalar, differentiable with respect to width fractions."""
         mean = self._mean(choices)
         return (self._raised(mean.detach(), self.config.damping) * (mean - self.config.target)).sum()
 
     def end_step(self, means: Sequence[Choices]) -> None:
-        """Move the price. means: the layers' choices, averaged over the whole batch."""
+        """Update the price. means: the choices of each layer, averaged over the whole batch."""
         self.price = self._raised(self._mean(means), self.config.rate)
 
     def _raised(self, mean: Tensor, gain: float) -> Tensor:
-        """Return the price moved by `gain` times what the mean is above the target."""
+        """Return the price plus `gain` times the excess of the mean over the target."""
         return (self.price + gain * (mean - self.config.target)).clamp(min=0)
 
     def _mean(self, choices: Sequence[Choices]) -> Tensor:
-        """Return the mean fraction (1,). choices: of all layers, or their means."""
+        """Return the mean fraction, (1,). choices: of all layers, or their means."""
         fractions = [choices[layer.index]["width_fraction"].mean() for layer in self._layers]
         return self._shares @ torch.stack(fractions).double()

@@ -11,16 +11,16 @@ class Observer(Protocol):
         """The data is being prepared; see `data.documents.ProgressCallback`."""
 
     def opened(self, run: Path) -> None:
-        """The run in this folder, new or resumed, is about to go on; records are of this run until the next one."""
+        """The run in this folder starts or resumes; following records belong to it."""
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
-        """Progress of other work: how much of its present stage is done, and of how much, if that is known.
+        """Progress of other work: units done in its current stage, and their total if known.
 
-        unit: what is counted, in the plural, such as `tokens`.
+        unit: in the plural, such as `tokens`.
         """
 
     def busy(self, what: str) -> None:
-        """A phase that may take long began before the next step: `step 1 running (compiling)`."""
+        """A slow phase began before the next step: `step 1 running (compiling)`."""
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         """The run of this name continues after `step` of `n_steps`; a new run after step 0."""
@@ -32,18 +32,18 @@ class Observer(Protocol):
         """A record was written to metrics.jsonl."""
 
     def remaining(self, seconds: float) -> None:
-        """All runs of the experiment, of which the present one is part, will be done in about this many seconds."""
+        """The current experiment will take about this many more seconds."""
 
     def message(self, text: str) -> None:
-        """One line the user should see."""
+        """One line for the user."""
 
     def beside(self) -> "Observer":
-        """An observer of another run, which is trained at the same time."""
+        """Return an observer of another run, which is trained at the same time."""
         ...
 
 
 class ForwardingObserver(Observer):
-    """Passes everything on to another observer: the base of those that do something besides."""
+    """A base class that forwards everything to another observer."""
 
     def __init__(self, observer: Observer):
         self._observer = observer

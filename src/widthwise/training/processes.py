@@ -1,4 +1,4 @@
-"""The interface of the processes that train a model together, for a single one; several are in `distributed.py`."""
+"""The interface of the processes that train a model, implemented for one; `distributed.py` implements several."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,9 +14,12 @@ E = TypeVar("E", bound=Exception)
 
 
 class Processes:
-    """A single process, and the interface of several. Every rank calls the methods, in the same order."""
+    """A single process, and the interface of several. Every rank calls the methods in the same order."""
 
-    rank, world_size, shard, n_shards = 0, 1, 0, 1
+    rank = 0
+    world_size = 1
+    shard = 0
+    n_shards = 1
 
     @property
     def device(self) -> torch.device:
@@ -39,7 +42,7 @@ class Processes:
         return error
 
     def same_on_every_rank(self, work: Callable[[], T]) -> T:
-        """Do the same work on every rank, with the same outcome on each; an error is reported once."""
+        """Do work with the same outcome on every rank; an error is reported once."""
         return work()
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
@@ -47,25 +50,25 @@ class Processes:
         return work()
 
     def all_gather(self, work: Callable[[], T]) -> list[T]:
-        """Do the work on every rank and gather the values by rank; all raise the first error of any."""
+        """Do the work on every rank and gather the values by rank; all ranks raise the first error."""
         return [work()]
 
     def check_same(self, work: Callable[[], T], mistake: Callable[[int, T, T], str]) -> None:
-        """Do the work on every rank. Raises UserError on all where the value of one differs from rank 0's.
+        """Do the work on every rank. Raises UserError on all ranks if a value differs from rank 0's.
 
-        mistake: the message for a rank, its value and rank 0's.
+        mistake: returns the message for a rank, its value and the value of rank 0.
         """
-        first, *others = self.all_gather(work)
-        for rank, other in enumerate(others, start=1):
-            if other != first:
-                raise self.on_every_rank(UserError(mistake(rank, other, first)))
+        values = self.all_gather(work)
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise self.on_every_rank(UserError(mistake(rank, value, values[0])))
 
     def all_gather_tensors(self, value: T) -> list[T]:
-        """Gather a value with tensors by rank; the tensors move to the device of this process."""
+        """Gather a value that contains tensors by rank; the tensors move to the device of this process."""
         return [value]
 
     def all_reduce_max(self, *numbers: float) -> list[float]:
-        """Return the largest of each number over the ranks. Waits for all, and names the missing ones."""
+        """Return the maximum of each number over the ranks. Waits for all, and names missing ranks in its error."""
         return list(numbers)
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,6 +1,6 @@
-"""Named tensors on disk, in one safetensors file or in several of which each holds some rows of every tensor.
+"""Named tensors on disk, in one safetensors file, or in one file per shard with some rows of every tensor.
 
-model.safetensors                       of one process, or of several that each hold the whole model
+model.safetensors                       the whole model
 model-00001-of-00002.safetensors, ...   the rows of the first shard (see `shards.rows_of_shard`), of the second, ...
 Tensors without axes are in every file.
 """
@@ -20,21 +20,21 @@ from widthwise.files import as_readable_as_others, fsync_file
 from widthwise.model.shards import rows_of_shard
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types of tensors, as safetensors calls them."""
+"""Allowed types of tensors, in the names of safetensors."""
 
 
 def file_name(stem: str, shard: int = 0, n_shards: int = 1) -> str:
-    """The file of a shard, counted from 0."""
+    """Return the file name of a shard, counted from 0."""
     return f"{stem}.safetensors" if n_shards == 1 else f"{stem}-{shard + 1:05d}-of-{n_shards:05d}.safetensors"
 
 
 def file_names(stem: str, n_shards: int) -> list[str]:
-    """The files of all shards."""
+    """Return the file names of all shards."""
     return [file_name(stem, shard, n_shards) for shard in range(n_shards)]
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a file that survives a power cut once this returns. Raises OSError, on a full disk too."""
+    """Write a file that survives a power cut once this returns. Raises OSError, also on a full disk."""
     with as_readable_as_others(path):
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
@@ -51,13 +51,14 @@ class SavedTensors:
         self._files = files
         self.names = set(files[0].keys())
         for path, file in zip(paths, files):
-            if odd := self.names ^ set(file.keys()):
-                raise UserError(f"{path}: holds other tensors than {self.path.name}, such as {min(odd)}")
+            unmatched = self.names ^ set(file.keys())
+            if unmatched:
+                raise UserError(f"{path}: holds other tensors than {self.path.name}, such as {min(unmatched)}")
 
     @classmethod
     @contextmanager
     def opened(cls, folder: Path, stem: str, n_shards: int) -> Iterator["SavedTensors"]:
-        """The tensors of all shards, for the length of the block. Raises UserError where a file cannot be read."""
+        """Open the tensors of all shards for a `with` block. Raises UserError if a file cannot be read."""
         paths = [folder / name for name in file_names(stem, n_shards)]
         path = paths[0]
         with ExitStack() as stack:
@@ -70,11 +71,13 @@ class SavedTensors:
                 raise UserError(f"{path}: cannot be read ({error})") from None
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of a whole tensor. Raises UserError where it is no float, or its parts do not make one."""
+        """Return the shape of a whole tensor. Raises UserError if it is not a float, or its parts do not fit."""
         parts = [file.get_slice(name) for file in self._files]
-        shapes, types = [part.get_shape() for part in parts], [part.get_dtype() for part in parts]
-        if odd := [each for each in types if each not in FLOATS or each != types[0]]:
-            raise UserError(f"{self.path}: {name} is of type {odd[0]}; must be a float, the same in every shard")
+        shapes = [part.get_shape() for part in parts]
+        types = [part.get_dtype() for part in parts]
+        for dtype in types:
+            if dtype not in FLOATS or dtype != types[0]:
+                raise UserError(f"{self.path}: {name} is of type {dtype}; must be a float, the same in every shard")
         n_rows = sum(shape[0] for shape in shapes if shape)
         for shard, shape in enumerate(shapes):
             rows = rows_of_shard(n_rows, shard, len(shapes))
@@ -82,13 +85,13 @@ class SavedTensors:
                 raise UserError(f"{self.path}: {name} has shape {tuple(shape)} in shard {shard + 1} of {len(shapes)}")
         return torch.Size([n_rows, *shapes[0][1:]][: len(shapes[0])])
 
-    def check(self, wanted: Mapping[str, torch.Size]) -> None:
-        """Raises UserError where other tensors are there, or tensors of other shapes."""
-        for name in sorted(wanted.keys() | self.names):
-            found = tuple(self.shape(name)) if name in self.names else None
-            shape = tuple(wanted[name]) if name in wanted else None
-            if found != shape:
-                raise UserError(f"{self.path}: {name} has shape {found}; must be {shape}")
+    def check(self, expected: Mapping[str, torch.Size]) -> None:
+        """Raise UserError if names or shapes differ from the expected ones."""
+        for name in sorted(expected.keys() | self.names):
+            saved_shape = tuple(self.shape(name)) if name in self.names else None
+            shape = tuple(expected[name]) if name in expected else None
+            if saved_shape != shape:
+                raise UserError(f"{self.path}: {name} has shape {saved_shape}; must be {shape}")
 
     def whole(self, name: str) -> Tensor:
         """Return a copy of a whole tensor."""
@@ -96,12 +99,13 @@ class SavedTensors:
         return self.rows(name, slice(0, *n_rows)) if n_rows else self._files[0].get_tensor(name)
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """Rows of a tensor, read from the files that hold them."""
-        n_rows, n_shards = self.shape(name)[0], len(self._files)
+        """Return rows of a tensor, read from the files that hold them."""
+        n_rows = self.shape(name)[0]
         parts = []
         for shard, file in enumerate(self._files):
-            own = rows_of_shard(n_rows, shard, n_shards)
-            start, stop = max(rows.start, own.start), min(rows.stop, own.stop)
+            shard_rows = rows_of_shard(n_rows, shard, len(self._files))
+            start = max(rows.start, shard_rows.start)
+            stop = min(rows.stop, shard_rows.stop)
             if start < stop:
-                parts.append(file.get_slice(name)[start - own.start : stop - own.start])
+                parts.append(file.get_slice(name)[start - shard_rows.start : stop - shard_rows.start])
         return torch.cat(parts) if parts else self._files[0].get_slice(name)[0:0]

@@ -1,4 +1,4 @@
-"""Progress of a run: its state and costs so far, and when it has diverged."""
+"""Progress of a run: its state, its costs so far, and divergence."""
 
 import copy
 import math
@@ -19,14 +19,14 @@ from widthwise.recipe.train_section import TrainConfig
 
 @dataclass
 class RunState:
-    """Counts and losses of the steps done. Floats go through JSON and back unchanged."""
+    """Counts and losses of the steps so far. Floats survive JSON unchanged."""
 
     __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
 
     window_steps: int
-    """Steps the reported training loss is averaged over."""
+    """Number of steps in the mean of the reported training loss."""
     step: int = 0
-    """Optimizer steps made so far."""
+    """Number of optimizer steps so far."""
     loader: dict[str, int] = field(default_factory=dict)
     recent_losses: deque[float] = field(default_factory=deque)
     """Training losses of the last `window_steps` steps."""
@@ -37,20 +37,20 @@ class RunState:
     width_prices: list[float] = field(default_factory=list)
     """State of the objective: the prices of a width budget, empty without one."""
     grad_norms: list[float] = field(default_factory=list)
-    """Gradient norms that the next one is compared with, where `train.on_spike` looks at steps."""
+    """Recent gradient norms, which `train.on_spike` compares with the next one."""
     n_skipped: int = 0
-    """Steps in a row that have made no update by now."""
+    """Number of consecutive steps without an update."""
     wall_seconds: float = 0.0
-    """Wall time spent by all processes that worked on the run."""
+    """Wall time of all processes that worked on the run."""
     notes: list[str] = field(default_factory=list)
-    """Remarks for the user on the result, such as a damaged checkpoint that was passed over."""
+    """Remarks for the user on the result, such as a damaged checkpoint."""
 
     def __post_init__(self) -> None:
         self.recent_losses = deque(self.recent_losses, maxlen=self.window_steps)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], where: str) -> Self:
-        """From the data that `as_data` gave. Raises UserError, which begins with `where`, for others."""
+        """Return the state from the data of `as_data`. Raises UserError, which begins with `where`."""
         try:
             return pydantic.TypeAdapter(cls).validate_python(data)
         except pydantic.ValidationError as error:
@@ -58,17 +58,17 @@ class RunState:
             raise UserError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     def as_data(self) -> dict[str, Any]:
-        """The state of this moment as plain data; `read` reads it back."""
+        """Return a copy of the state as plain data; `read` reads it back."""
         return copy.deepcopy({**vars(self), "recent_losses": list(self.recent_losses)})
 
 
 class Spent(NamedTuple):
-    """Tokens and compute spent by the end of a step."""
+    """Tokens and compute spent up to a step."""
 
     step: int = 0
     tokens: int = 0
     training_flops: float = 0.0
-    """Every step counted with the model that made it."""
+    """Training FLOPs; every step is counted with its model."""
 
     def until(self, recipe: Recipe, step: int) -> "Spent":
         """Return the costs by a later step under a recipe."""
@@ -78,20 +78,21 @@ class Spent(NamedTuple):
 
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
-    """Return the costs inherited from a parent run, zero without one. records: of metrics.jsonl."""
+    """Return the costs inherited from a parent run, zero without one. records: of `metrics.jsonl`."""
     growths = [record for record in records if record["event"] == "grown"]
     return Spent(**{key: growths[-1][key] for key in Spent._fields}) if growths else Spent()
 
 
 class Diverged(Exception):
-    """A step after which the run cannot simply go on."""
+    """A step after which the run must stop."""
 
     def __init__(self, step: int, reason: str):
         super().__init__(reason)
-        self.step, self.reason = step, reason
+        self.step = step
+        self.reason = reason
 
     def failure(self, run: Path, n_steps: int, lr: float, saved_step: int) -> RunDiverged:
-        """Return the error that stops the run. saved_step: of its last checkpoint, or 0."""
+        """Return the error that stops the run. saved_step: step of its last checkpoint, or 0."""
         checkpoint = f"the checkpoint of step {saved_step} is kept" if saved_step else "there is no checkpoint"
         message = (
             f"{run}: stopped at step {self.step} of {n_steps}: {self.reason}; the learning rate was {lr:.4g}, try a "
@@ -101,7 +102,7 @@ class Diverged(Exception):
 
 
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
-    """Raises Diverged where a run must not go on after a step. n_skipped: see `train_state.Gate`."""
+    """Raise Diverged if a run must stop after a step. n_skipped: see `train_state.Gate`."""
     if n_skipped > config.on_spike.max_skipped:
         reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with "
     elif n_skipped or (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -112,10 +113,10 @@ def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_
 
 
 def checked_loss(config: TrainConfig, state: RunState) -> float:
-    """Mean loss since the last record. Raises Diverged where it is far above the lowest one."""
-    loss, lowest, rise = statistics.fmean(state.unlogged_losses), state.lowest_loss, config.max_loss_rise
-    if lowest is not None and loss > lowest + rise:
-        raise Diverged(
-            state.step, f"loss {loss:.4g}, above the lowest ({lowest:.4g}) by train.max_loss_rise = {rise:g}"
-        )
+    """Return the mean loss since the last record. Raises Diverged if it is far above the lowest one."""
+    loss = statistics.fmean(state.unlogged_losses)
+    lowest = state.lowest_loss
+    if lowest is not None and loss > lowest + config.max_loss_rise:
+        reason = f"loss {loss:.4g}, above the lowest ({lowest:.4g}) by train.max_loss_rise = {config.max_loss_rise:g}"
+        raise Diverged(state.step, reason)
     return loss

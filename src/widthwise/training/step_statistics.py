@@ -20,11 +20,11 @@ REPORTED = {
     "balance_loss": "balance_loss",
     "router_z_loss": "router_z_loss",
 }
-"""Choice -> its name in a record, which has the largest of its numbers where a layer makes several."""
+"""Choice -> its name in a record, which has the largest number where a layer makes several."""
 
 
 class ChoiceMeans:
-    """Means of the choices over forward passes, for each layer. They stay on the device until they are read."""
+    """Means of the choices over forward passes, for each layer. They stay on the device until read."""
 
     def __init__(self) -> None:
         self._sums: list[dict[str, Tensor]] = []
@@ -36,27 +36,27 @@ class ChoiceMeans:
         return [value for sums in self._sums for value in sums.values()]
 
     def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
-        """Become the means over so many processes. sums: begin with `sums`, each summed over the processes."""
+        """Become the means over several processes. sums: begins with `sums`, summed over the processes."""
         self._sums = [{name: next(sums) for name in layer} for layer in self._sums]
         self._n_sequences *= n_processes
 
     def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
-        """Add a pass over so many sequences."""
+        """Add a pass over n_sequences."""
         self._n_sequences += n_sequences
         self._sums = self._sums or [{} for _ in choices]
         for sums, chosen in zip(self._sums, choices):
-            for name in (name for name in REPORTED if name in chosen):  # in one order in all processes
+            for name in (name for name in REPORTED if name in chosen):  # in the same order on all processes
                 choice = chosen[name].detach()
-                mean = choice.mean() if name == "width_fraction" else choice  # of the tokens of the pass
+                mean = choice.mean() if name == "width_fraction" else choice  # over the tokens of the pass
                 value = n_sequences * mean
                 sums[name] = sums[name] + value if name in sums else value
 
     def means(self) -> list[dict[str, Tensor]]:
-        """The means of all choices of each layer."""
+        """Return the means of all choices of each layer."""
         return [{name: value / self._n_sequences for name, value in sums.items()} for sums in self._sums]
 
     def record(self) -> dict[str, list[float | None]]:
-        """Key -> one number a layer, null where the layer makes no such choice; only keys that some layer has."""
+        """Return, for each key that some layer has, one number per layer, None for layers without the choice."""
         layers = self.means()
         return {
             key: [float(means[name].max()) if name in means else None for means in layers]
@@ -68,32 +68,32 @@ class ChoiceMeans:
 def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
     """Return the entries of a training record on choices; empty if no layer chooses.
 
-    score_grad_norm: norm of the gradient of each layer's width score and its bias, after clipping; null where a layer
-    has none. Called by all processes that share the model, between a step and the next.
+    score_grad_norm: norm of the gradient of each layer's width score and its bias, after clipping; None for layers
+    without one. Called by all processes that share the model, between two steps.
     """
     record: dict[str, Any] = dict(choices.record())
     if "width_fraction" in record:
         norms: list[float | None] = [None] * model.config.n_layers
         for index, layer in enumerate(model.layers):
-            if isinstance(layer.ffn, DynamicWidth) and (parameters := layer.ffn.choice_parameters()):
-                gradients = [each.grad for each in parameters if each.grad is not None]
+            parameters = layer.ffn.choice_parameters() if isinstance(layer.ffn, DynamicWidth) else []
+            if parameters:
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
         record["score_grad_norm"] = norms
     return record
 
 
 def dead_scores(record: dict[str, Any]) -> list[str]:
-    """A warning for each layer whose width score has no gradient in a training record."""
-    norms = record.get("score_grad_norm", [])
+    """Return a warning for each layer of a training record whose width score has no gradient."""
     return [
         f"layer {number}: the gradient of its width score is 0, so training does not move its widths"
-        for number, norm in enumerate(norms, start=1)
+        for number, norm in enumerate(record.get("score_grad_norm", []), start=1)
         if norm == 0
     ]
 
 
 class MTPLosses:
-    """Mean losses of the depths over forward passes. They stay on the device until they are read."""
+    """Mean losses of the depths over forward passes. They stay on the device until read."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] = []
@@ -110,16 +110,16 @@ class MTPLosses:
             self._counts[k] += loss.numel()
 
     def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
-        """Become the losses over so many processes. sums: begin with `sums`, each summed over the processes."""
+        """Become the losses over several processes. sums: begins with `sums`, summed over the processes."""
         self.sums = [next(sums) for _ in self.sums]
         self._counts = [n * n_processes for n in self._counts]
 
     def means(self) -> list[float]:
-        """Nats per token of each depth, over the positions it was asked at; empty without such heads."""
+        """Return the nats per token of each depth over its positions; empty without MTP heads."""
         return [float(total) / count for total, count in zip(self.sums, self._counts)]
 
     def record(self) -> dict[str, list[float]]:
-        """Key -> means, for a record; empty without such heads."""
+        """Return the entry of a record; empty without MTP heads."""
         return {"mtp_losses": self.means()} if self.sums else {}
 
 
@@ -128,30 +128,30 @@ KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
 
 
 class LayerWatch(Recompute):
-    """Runs the layers of a model as they are run anyway, and looks at what comes out.
+    """Measures the outputs, gradients and updates of layers within its `with` block.
 
-    It is outside of them: a compiled layer stays compiled, and one that runs again in the backward pass is seen
-    once. Nothing of it has a gradient, and no random number is drawn. It looks from the beginning of its `with` block
-    to the end.
+    It wraps the calls of layers: a compiled layer stays compiled, and a layer recomputed in the backward pass is
+    measured once. It has no gradients and draws no random numbers.
     """
 
     def __init__(self, model: Decoder):
         super().__init__(model.recompute.every)
-        self._model, n_layers = model, len(model.layers)
-        self._squares = torch.zeros(n_layers, dtype=torch.float64, device=model.progress.device)
-        self._n_numbers = [0] * n_layers
+        self._model = model
+        self._squares = torch.zeros(len(model.layers), dtype=torch.float64, device=model.progress.device)
+        self._n_numbers = [0] * len(model.layers)
         self._before: list[list[Tensor]] = []
         self._sums: list[Tensor] = []
 
     def __enter__(self) -> Self:
-        self._usual, self._model.recompute = self._model.recompute, self
+        self._usual = self._model.recompute
+        self._model.recompute = self
         return self
 
     def __exit__(self, *error: object) -> None:
         self._model.recompute = self._usual
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
-        """See `Recompute.run`. MTP heads run as well, unmeasured."""
+        """See `Recompute.run`. MTP heads are not measured."""
         outputs = super().run(index, layer, *inputs, cache=cache)
         if layer is self._model.layers[index]:
             config = self._model.config
@@ -163,7 +163,7 @@ class LayerWatch(Recompute):
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Sum squares of gradients and weights, and copy the weights. Called between backward pass and update."""
+        """Sum the squares of gradients and weights, and copy the weights. Called between backward pass and update."""
         weights = [list(layer.parameters()) for layer in self._model.layers]
         gradients = [[weight.grad for weight in layer if weight.grad is not None] for layer in weights]
         self._sums = [_sum_of_squares(layer, self._squares) for layer in (*gradients, *weights)]
@@ -171,13 +171,13 @@ class LayerWatch(Recompute):
 
     @torch.no_grad()
     def measured(self, processes: Processes) -> Tensor:
-        """(4, n_layers) float64, in the order of KEYS. Called by all processes after the update, or without one.
+        """Return (4, n_layers) float64 in the order of KEYS. Called by all processes after the update, if any.
 
-        Sums are over what each process holds, so that no tensor is gathered.
+        Every process sums over its shard, so no tensor is gathered.
         """
         layers = zip(self._model.layers, self._before, strict=True)
-        changes = [[held(now) - then for now, then in zip(layer.parameters(), own)] for layer, own in layers]
-        local = [*self._sums, *(_sum_of_squares(own, self._squares) for own in changes)]
+        changes = [[held(new) - old for new, old in zip(layer.parameters(), weights)] for layer, weights in layers]
+        local = [*self._sums, *(_sum_of_squares(change, self._squares) for change in changes)]
         of_held, outputs = processes.all_reduce_sum([torch.stack(local), self._squares])
         n_copies = processes.world_size // processes.n_shards
         n_numbers = torch.tensor(self._n_numbers, device=outputs.device) * processes.world_size
@@ -189,10 +189,10 @@ def _square(tensor: Tensor) -> Tensor:
 
 
 def _sum_of_squares(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
-    return sum((_square(held(each)) for each in tensors), start=like.new_zeros(()))
+    return sum((_square(held(tensor)) for tensor in tensors), start=like.new_zeros(()))
 
 
 def norms_record(norms: Tensor) -> dict[str, list[float | None]]:
-    """Return the norms of `LayerWatch.measured` for a record. None where not finite. Waits for the device."""
+    """Return the norms of `LayerWatch.measured` for a record, None where not finite. Waits for the device."""
     values = [[value if math.isfinite(value) else None for value in row] for row in norms.tolist()]
     return dict(zip(KEYS, values))

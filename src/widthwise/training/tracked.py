@@ -1,4 +1,4 @@
-"""Trackers, programs that draw the records of runs. A tracker never disturbs a run."""
+"""Trackers, programs that plot the records of runs. A tracker never disturbs a run."""
 
 import json
 import os
@@ -26,13 +26,13 @@ class Tracker(ABC):
     """One run in one program. Errors propagate; the caller disables the tracker."""
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
-        """recipe: resolved, as plain data, without the model, whose layers are too many."""
+        """recipe: resolved, as plain data, without `model`, which lists every layer."""
         self.run = run
         self.sent: dict[str, int] = {}
-        """Event -> last step whose record the program has."""
+        """Event -> last step whose record was sent."""
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Log a record of metrics.jsonl, unless the program has it."""
+        """Log a record of metrics.jsonl, unless it was sent before."""
         if record["step"] > self.sent.get(record["event"], -1):
             self.log(record["step"], values_of(record))
             self.sent[record["event"]] = record["step"]
@@ -48,7 +48,7 @@ class Tracker(ABC):
 class TensorBoardTracker(Tracker):
     """Event files in the folder of the run: numbers as scalars of double precision, text as text.
 
-    A resumed run replaces them by files with all records, so that none is shown twice.
+    A resumed run rewrites them with all records, so that none is shown twice.
     """
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
@@ -57,7 +57,7 @@ class TensorBoardTracker(Tracker):
         folder = run.path / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        self._writer = writing.SummaryWriter(str(folder), purge_step=0)  # drops the earlier records in an open browser
+        self._writer = writing.SummaryWriter(str(folder), purge_step=0)  # clears earlier records in an open browser
         self._writer.add_text("recipe", f"```\n{json.dumps(recipe, indent=2)}\n```", 0)
 
     def log(self, step: int, values: Values) -> None:
@@ -75,7 +75,7 @@ class TensorBoardTracker(Tracker):
 class WandbTracker(Tracker):
     """One row of the history for each record, offline in the folder of the run unless WANDB_MODE differs.
 
-    `tracking.json` of the run has the ID and the last steps of the rows that are in a file.
+    `tracking.json` of the run has the ID and the last logged step of each event.
     """
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
@@ -98,7 +98,7 @@ class WandbTracker(Tracker):
             dir=str(run.path),
             config=dict(recipe),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            reinit="create_new",  # several runs may train in one process
+            reinit="create_new",  # a process may train several runs
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
         self._history.define_metric("*", step_metric="step")
@@ -117,20 +117,20 @@ class WandbTracker(Tracker):
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
-"""Module, which is also the name of the extra that installs it, -> tracker."""
+"""Module and extra that installs it -> tracker."""
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
     """Flatten a record of metrics.jsonl by path: `{"event": "train", "loss": 2.5, ...}` -> `{"train/loss": 2.5}`.
 
-    Entries of lists are counted from 1, as layers are. Nulls are left out: no program can draw them.
+    Entries of lists are numbered from 1, like layers. Nulls are omitted, because trackers cannot plot them.
     """
     entries = {key: value for key, value in record.items() if key not in ("step", "event")}
     return dict(flat(record["event"], entries))
 
 
 def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
-    """Path and value of everything in plain data that is neither null nor a container."""
+    """Yield the path and value of every number and text in plain data."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from flat(f"{path}/{key}", entry)
@@ -143,9 +143,9 @@ def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
 
 @contextmanager
 def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observer]:
-    """An observer that also sends the records of every run to trackers, names of TRACKERS; only in the first process.
+    """Provide an observer that also sends the records of every run to trackers; only on rank 0.
 
-    Raises UserError for an unknown name, and if the extra of a tracker is not installed.
+    names: keys of TRACKERS. Raises UserError for an unknown name, and if the extra of a tracker is not installed.
     """
     shown = observer or SilentObserver()
     for name in names:
@@ -161,7 +161,7 @@ def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observe
 
 
 class _TrackingObserver(ForwardingObserver):
-    """Sends the records of one run at a time to trackers, and all else to another observer.
+    """Sends the records of one run at a time to trackers, and forwards all calls to another observer.
 
     The first error of a tracker disables it for this run, with a message.
     """
@@ -204,7 +204,7 @@ class _TrackingObserver(ForwardingObserver):
 
     @contextmanager
     def _harmless(self, name: str) -> Iterator[None]:
-        """Standard output is reserved for the answer of the verb, so a tracker prints on standard error."""
+        """Disable a tracker at its first error. It prints on stderr, because stdout is for the result of the verb."""
         try:
             with redirect_stdout(sys.stderr):
                 yield

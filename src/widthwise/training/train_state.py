@@ -1,6 +1,6 @@
 """The train state: the model of a phase with its optimizer and objective, and the step that trains it.
 
-From a batch to the optimizer: `loop.TrainingLoop._step`, `TrainState.train_step` here, `objective.Objective.backward`.
+Call chain of a step: `loop.TrainingLoop._step`, `TrainState.train_step`, `objective.Objective.backward`.
 """
 
 import math
@@ -33,35 +33,36 @@ from widthwise.training.teacher import LoadedTeacher
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Tensors that still live on the device: reading one waits for the step to finish."""
+    """Tensors on the device; reading one waits for the step to finish."""
 
     loss: Tensor
-    """Mean language-model loss of the batch in nats per token, float64, without any auxiliary term; where there are
-    several passes, of the first: the one at the widths that tokens choose, or at full width."""
+    """Mean language-model loss of the batch in nats per token, float64, without auxiliary terms. With several passes,
+    of the first one, in which tokens choose their widths, or which has full width."""
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
-    """Choices of the layers, averaged over the batch; of the same pass."""
+    """Choices of the layers in the same pass, averaged over the batch."""
     mtp_losses: MTPLosses
-    """Losses of the MTP heads, likewise."""
+    """Losses of the MTP heads in the same pass."""
     n_skipped: int = 0
-    """0 where the step has made its update; else how many in a row have not."""
+    """0 if the step updated the weights, otherwise the number of consecutive steps without an update."""
     norms: Tensor | None = None
-    """Norms of each layer, if they were due; see `LayerWatch.measured`."""
+    """Norms of each layer, if due; see `LayerWatch.measured`."""
 
 
 class Gate:
-    """Decides before each update of one model whether it is made, with the same answer on every rank."""
+    """Decides whether a step updates the weights, identically on every rank."""
 
     def __init__(self, policy: SpikePolicy, processes: Processes):
-        self._policy, self._processes = policy, processes
+        self._policy = policy
+        self._processes = processes
         self._norms: deque[float] = deque(maxlen=policy.window_steps)
         self._n_skipped = 0
 
     def n_skipped(self, grad_norm: Tensor) -> int:
-        """0 for a step that makes its update; the k-th in a row that does not has k. Waits for the device if it looks.
+        """Return 0 if the step updates the weights, and k for the k-th consecutive step without an update.
 
-        grad_norm: of all processes, before clipping.
+        Waits for the device unless the policy is `stop`. grad_norm: of all processes, before clipping.
         """
         if isinstance(self._policy, StopAtSpike):
             return 0
@@ -75,26 +76,27 @@ class Gate:
         return self._n_skipped
 
     def save_to(self, state: RunState) -> None:
-        """Save what later decisions depend on."""
-        state.grad_norms, state.n_skipped = list(self._norms), self._n_skipped
+        """Save the state that later decisions depend on."""
+        state.grad_norms = list(self._norms)
+        state.n_skipped = self._n_skipped
 
     def load(self, state: RunState) -> None:
-        """Continue from what `save_to` saved."""
+        """Restore the state of `save_to`."""
         self._norms.clear()
         self._norms.extend(state.grad_norms)
         self._n_skipped = state.n_skipped
 
 
 def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:
-    """Return a compiled and divided model, whose weights are still to be set. Called by all processes.
+    """Return a compiled and sharded model with uninitialised weights. Called by all processes.
 
-    The order matters: a compiled layer is divided as one, and nothing has memory before it is divided. Raises UserError
-    where a process has no room for its part.
+    The order matters: a compiled layer is sharded as one, and memory is allocated after sharding. Raises UserError if
+    a shard does not fit into the memory of its process.
     """
     model = blueprint(config)
     model.recompute = RECOMPUTE[train.activation_checkpointing]
     if train.compile:
-        torch.compiler.reset()  # what was compiled for a smaller model counts towards the limit of graphs
+        torch.compiler.reset()  # graphs of a smaller model count towards the limit
         compile_layers(model)
     processes.shard_model(model)
     allocate(model, processes.device, processes.n_shards)
@@ -129,7 +131,7 @@ class TrainState:
     def untrained(
         cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE, teacher: LoadedTeacher | None = None
     ) -> "TrainState":
-        """Return the state of a phase with initial weights. Raises UserError where it does not fit into memory."""
+        """Return the state of a phase with initial weights. Raises UserError if it does not fit into memory."""
         model = assembled(phase.model, recipe.train, processes)
         model.init_weights(recipe.train.seed)
         return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes, teacher)
@@ -137,7 +139,8 @@ class TrainState:
     def grown(self, phase: Phase) -> "TrainState":
         """Return the state of the next phase, grown from this one. Raises UserError as `untrained` does."""
         assert phase.growth is not None
-        recipe, growth = self._recipe, phase.growth
+        recipe = self._recipe
+        growth = phase.growth
         with allocating(f"growth.{growth.index}: the larger model does not fit into the memory of the device"):
             model = assembled(growth.plan.new, self._config, self._processes)
             optimizer = recipe.optimizer_of(phase).build(model)
@@ -149,13 +152,12 @@ class TrainState:
     def record(self, outcome: StepOutcome) -> dict[str, Any]:
         """Return the entries of a training record on MTP heads, choices and the objective.
 
-        Called by all processes that share the model, between a step and the next.
+        Called by all processes that share the model, between two steps.
         """
-        choices = choice_record(self.model, outcome.choices)
-        return {**outcome.mtp_losses.record(), **choices, **self.objective.record()}
+        return {**outcome.mtp_losses.record(), **choice_record(self.model, outcome.choices), **self.objective.record()}
 
     def set_progress(self, step: int) -> None:
-        """Tell the model how far training has come."""
+        """Set the progress of training in the model, from 0 to 1."""
         self.model.progress.fill_(step / self._config.steps)
 
     def lr(self, step: int) -> float:
@@ -163,9 +165,9 @@ class TrainState:
         return self._recipe.optimizer.lr * self._recipe.lr_factor(step)
 
     def gathered_model(self) -> Decoder | None:
-        """Return the model without its division among processes, on rank 0; itself where there is one process.
+        """Return the unsharded model on rank 0, None on other ranks; with one process the model itself.
 
-        Raises UserError in all of them where rank 0 has no room for it.
+        Raises UserError on all ranks if it does not fit into the memory of rank 0.
         """
         if self._processes.world_size == 1:
             return self.model
@@ -179,10 +181,10 @@ class TrainState:
         return model if self._processes.is_rank_zero else None
 
     def train_step(self, step: int, batch: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> StepOutcome:
-        """Move the weights along the gradient of the mean objective over a batch, if the gate lets them.
+        """Update the weights by the gradient of the mean objective over a batch, if the gate admits it.
 
-        batch: the rows of this process, integers (B, seq_len + 1); all processes have equally many. Raises UserError
-        where the forward passes do not fit into memory.
+        batch: the rows of this process, integers (B, seq_len + 1); B is the same on all processes. Raises UserError if
+        the forward passes do not fit into memory.
         """
         config = self._config
         processes = self._processes

@@ -1,4 +1,4 @@
-"""Loss on held-out text, and the texts, tasks and samples that the recipe's `validation` adds."""
+"""Loss on held-out text, and on the texts, tasks and samples of the recipe."""
 
 import hashlib
 import math
@@ -46,26 +46,26 @@ class Validation:
     """Mean over all target tokens, nats per token."""
     perplexity: float
     bits_per_byte: float | None
-    """Bits per byte of the text that the targets stand for, comparable between tokenizers; None where it is empty."""
+    """Bits per byte of the text of the targets, comparable between tokenizers; None for empty text."""
     window_losses: list[float]
-    """Mean loss of every window of seq_len targets, in order: what a paired comparison pairs."""
+    """Mean loss of every window of seq_len targets, in order, for paired comparisons."""
     token_widths: TokenWidths | None
     """The result of `WidthMeter.summary`; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
     """For each layer, every expert's share of the routed tokens; None if no layer routes."""
     losses_by_source: dict[str, float]
-    """Mean loss over the windows of each source of a mixture that has some; empty where the data have one source."""
+    """Mean loss over the windows of each source of a mixture; empty for a single source."""
     mtp_losses: list[float] | None
-    """Losses of multi-token prediction, depth 1 first, each over the tokens it predicts; None without it."""
+    """Losses of multi-token prediction, depth 1 first, each over the tokens it predicts; None without MTP heads."""
     mtp_window_losses: list[list[float]]
-    """For each of them, its mean loss in every window; empty without multi-token prediction."""
+    """For each MTP head, its mean loss in every window; empty without MTP heads."""
     texts: Mapping[str, "Validation"] = field(default_factory=dict)
-    """Validations of the same moment on the other texts of the recipe, by name."""
+    """Validations on the other texts of the recipe, by name."""
     tasks: Mapping[str, TaskAnswers] = field(default_factory=dict)
-    """Scores of the same moment on the tasks of the recipe, by name."""
+    """Scores on the tasks of the recipe, by name."""
 
     def record(self) -> dict[str, Any]:
-        """The entries of a validation record; width_fraction is the mean_fraction of token_widths, for its curve."""
+        """Return the entries of a validation record. width_fraction repeats the mean of token_widths, for its curve."""
         record: dict[str, Any] = self.numbers()
         if self.losses_by_source:
             record["val_losses"] = self.losses_by_source
@@ -84,28 +84,30 @@ class Validation:
         return record
 
     def numbers(self) -> dict[str, float | None]:
-        """The loss in its three units."""
+        """Return the loss in its three units."""
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
 def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) -> Validation:
-    """Loss over the held-out windows. Several processes share the batches, and all get what one would find."""
+    """Return the loss over the held-out windows. Processes share the batches, and all return the same result."""
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
     window_bytes: list[int] = []
     by_depth: list[tuple[Tensor, ...]] = []
-    widths, choices = WidthMeter(model), ChoiceMeans()
+    widths = WidthMeter(model)
+    choices = ChoiceMeans()
     with evaluating(model) as device:
         all_batches = held_out.batches()
-        while batches := list(islice(all_batches, processes.world_size)):  # one for each rank; at the end perhaps fewer
-            # A rank without a batch runs another rank's, because it must help to gather the weights.
-            own = batches[min(processes.rank, len(batches) - 1)].to(device)
-            tokens, targets = own[:, :-1], own[:, 1:]
-            documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
+        while batches := list(islice(all_batches, processes.world_size)):  # one for each rank, perhaps fewer at the end
+            # A rank without a batch repeats the last one, because it must help to gather the weights.
+            windows = batches[min(processes.rank, len(batches) - 1)].to(device)
+            tokens = windows[:, :-1]
+            documents = held_out.boundaries.documents(tokens)
+            positions = held_out.boundaries.positions(tokens)
             with autocast(device, held_out.precision):
-                found = model.loss(tokens, targets, documents=documents, positions=positions)
-            kept = (_means(found.losses), found.choices, tuple(map(_means, found.mtp_losses)))
-            for batch, (losses, chosen, mtp_losses) in zip(batches, processes.all_gather_tensors(kept)):
+                forward = model.loss(tokens, windows[:, 1:], documents=documents, positions=positions)
+            means = (_means(forward.losses), forward.choices, tuple(map(_means, forward.mtp_losses)))
+            for batch, (losses, chosen, mtp_losses) in zip(batches, processes.all_gather_tensors(means)):
                 window_bytes += byte_lengths[batch[:, 1:].numpy()].sum(axis=1).tolist()
                 with autocast(device, held_out.precision):
                     widths.add(chosen)
@@ -138,22 +140,23 @@ def _means(losses: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ValidationSets:
-    """The held-out part of the data, and the texts, tasks and prompts of the recipe, opened for validations."""
+    """The held-out data and the texts, tasks and prompts of the recipe, opened for validations."""
 
     held_out: HeldOut
-    """Says how all texts are read."""
+    """The held-out data; all texts are read with its settings."""
     texts: dict[str, HeldOut]
     tasks: dict[str, EncodedTask]
     sampler: "Sampler | None"
 
     @classmethod
     def opened(cls, recipe: Recipe, held_out: HeldOut, model: Decoder, processes: Processes = ALONE) -> Self:
-        """Reads and tokenises everything, on every rank for itself. model: which is to be validated first.
+        """Read and tokenise everything on every rank. model: the first model to validate.
 
-        Raises UserError, which names text or task, for what cannot be read, is too short, or has other tokens, for
-        samples that would not fit into the model, and where two ranks do not find the same.
+        Raises UserError for a text or task that cannot be read, is too short, or has other tokens, for samples that do
+        not fit into the model, and if two ranks read different content.
         """
-        config, sample = recipe.validation, recipe.train.sample
+        config = recipe.validation
+        sample = recipe.train.sample
         opened: list[Self] = []
 
         def identity() -> dict[str, dict[str, str]]:
@@ -164,24 +167,24 @@ class ValidationSets:
             return opened[0].identity()
 
         processes.check_same(
-            identity, lambda rank, *_: f"validation: process {rank} finds other texts or tasks than process 0"
+            identity, lambda rank, *_: f"validation: process {rank} has other texts or tasks than process 0"
         )
         return opened[0]
 
     def identity(self) -> dict[str, dict[str, str]]:
-        """Return checksums: of each text's tokens read, of each task's questions."""
+        """Return checksums of the tokens of each text and of the questions of each task."""
         return {
             "texts": {name: _fingerprint(text) for name, text in self.texts.items()},
             "tasks": {name: encoded.task.fingerprint for name, encoded in self.tasks.items()},
         }
 
     def validate(self, model: Decoder, processes: Processes = ALONE) -> Validation:
-        """The validation on the held-out text, and with it those on all others.
+        """Validate a model on the held-out text and on all other texts and tasks.
 
-        Several processes share the batches of a text; of the questions each asks all.
+        Processes share the batches of a text; each of them answers all questions.
         """
-        found = validate(model, self.held_out, processes)
-        with uncompiled(model):  # a graph for each length of a question would take longer, and run into Dynamo's limit
+        validation = validate(model, self.held_out, processes)
+        with uncompiled(model):  # a graph for each length of a question is slower, and exceeds Dynamo's limit
             texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
             tasks: dict[str, TaskAnswers] = {}
             if self.tasks:
@@ -189,7 +192,7 @@ class ValidationSets:
                 scorer = _scorer(model, self.held_out)
                 tasks = {name: score_task(scorer, encoded) for name, encoded in self.tasks.items()}
                 reshard(model)
-            return replace(found, texts=texts, tasks=tasks)
+            return replace(validation, texts=texts, tasks=tasks)
 
 
 def _scorer(model: Decoder, held_out: HeldOut) -> Scorer:
@@ -211,25 +214,26 @@ def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
     n_tokens = text.held_out.n_tokens
     if n_tokens <= seq_len:
         raise UserError(f"{where}: {config.source} holds {n_tokens} tokens; must be at least {seq_len + 1}")
-    apart = held_out.boundaries
-    if (apart.masks or apart.resets) and (index := unended(text.held_out, apart.eos_id)) is not None:
+    boundaries = held_out.boundaries
+    index = unended(text.held_out, boundaries.eos_id) if boundaries.masks or boundaries.resets else None
+    if index is not None:
         raise UserError(f"{where}: document {index} of {config.source} does not end in the end-of-text token")
     return replace(held_out, data=text, max_tokens=config.max_tokens)
 
 
 def _tokenised(config: ValidationText, tokenizer: Tokenizer) -> PreparedData | TokenisedText:
-    """Open a validation text. Raw text is tokenised into unlinked files, which end with the process.
+    """Open a validation text. Raw text is tokenised into unlinked files, which are freed when the process ends.
 
-    Raises UserError where the text was prepared with another tokenizer.
+    Raises UserError if the text was prepared with another tokenizer.
     """
     if not is_prepared(Path(config.source)):
-        most = None if config.max_tokens is None else config.max_tokens + 1
-        read = Counter(ignore_progress, "", None)
+        max_ids = None if config.max_tokens is None else config.max_tokens + 1
+        counter = Counter(ignore_progress, "", None)
         with tempfile.TemporaryDirectory() as folder:
-            documents = _first_tokens(open_source(config.source, config.field), tokenizer, most, read)
+            documents = _first_tokens(open_source(config.source, config.field), tokenizer, max_ids, counter)
             tokens = write_tokens(Path(folder) / "text", tokenizer.vocab_size, documents)
         record = counted([tokens], tokenizer, ignore_progress)
-        return TokenisedText(tokens, tokenizer, read.n_bytes / max(1, record.n_token_bytes))
+        return TokenisedText(tokens, tokenizer, counter.n_bytes / max(1, record.n_token_bytes))
     data = PreparedData.open(config.source)
     data.check_tokenizer(tokenizer)
     for _ in checked_parts(data.held_out, tokenizer.vocab_size):
@@ -238,16 +242,16 @@ def _tokenised(config: ValidationText, tokenizer: Tokenizer) -> PreparedData | T
 
 
 def _first_tokens(
-    documents: Iterable[Document], tokenizer: Tokenizer, most: int | None, read: Counter
+    documents: Iterable[Document], tokenizer: Tokenizer, max_ids: int | None, counter: Counter
 ) -> Iterator[list[int]]:
-    """Yield the tokens of every document, end-of-text token last, until there are `most`; count bytes in `read`."""
+    """Yield the tokens of every document, with its end-of-text token, up to at least max_ids, and count their bytes."""
     n_tokens = 0
     for document in documents:
         ids = [*tokenizer.encode(document.text), tokenizer.eos_id]
         yield ids
-        read.add(len(document.text.encode()))
+        counter.add(len(document.text.encode()))
         n_tokens += len(ids)
-        if most is not None and n_tokens >= most:
+        if max_ids is not None and n_tokens >= max_ids:
             return
 
 
@@ -259,11 +263,12 @@ def _fingerprint(text: HeldOut) -> str:
 
 
 class Sampler:
-    """Continue the prompts of a recipe. Training is not affected."""
+    """Continues the prompts of a recipe. Training is not affected."""
 
     def __init__(self, config: SampleConfig, held_out: HeldOut, model: Decoder):
-        """held_out: says the tokenizer and the precision. Raises UserError where texts would not fit into the model."""
-        self._config, self._tokenizer = config, held_out.data.tokenizer
+        """held_out: gives tokenizer and precision. Raises UserError if texts do not fit into the model."""
+        self._config = config
+        self._tokenizer = held_out.data.tokenizer
         self._precision: Precision = held_out.precision
         self._prompts = [*map(self._tokenizer.encode_prompt, config.prompts)]
         self._sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
@@ -271,12 +276,15 @@ class Sampler:
             check_prompts(model, self._prompts, config.n_tokens)
 
     def records(self, model: Decoder, step: int) -> list[dict[str, Any]]:
-        """A record for each prompt. All processes that share the model call this, and all make every token: where one
-        ended a text before another did, the other would wait for it."""
-        config, sampling, tokenizer = self._config, self._sampling, self._tokenizer
+        """Return a record for each prompt. Called by all processes that share the model.
+
+        Every process generates all n_tokens: if one stopped early, the others would wait for it.
+        """
+        config = self._config
+        tokenizer = self._tokenizer
         with evaluating(model) as device, uncompiled(model), autocast(device, self._precision):
-            drawn = stream_tokens(model, self._prompts, config.n_tokens, sampling, config.seed)
-            rows = torch.stack(list(drawn), dim=1).tolist()
+            tokens = stream_tokens(model, self._prompts, config.n_tokens, self._sampling, config.seed)
+            rows = torch.stack(list(tokens), dim=1).tolist()
         reshard(model)
         answers = [takewhile(lambda token: token not in tokenizer.end_ids, row) for row in rows]
         texts = [tokenizer.decode_after(ids, [*answer]) for ids, answer in zip(self._prompts, answers)]
