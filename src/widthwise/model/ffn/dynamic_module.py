@@ -141,8 +141,7 @@ class DynamicWidth(SwiGLU):
             return self._masked(x, width, edge)
         weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
         width, margin = self._as_never_grown(width.flatten(), edge.margin)
-        edge = Edge(edge.mask, margin, min(margin, edge.overlap))
-        update = sliced(x.flatten(0, 1), *weights, width, edge)
+        update = sliced(x.flatten(0, 1), *weights, width, edge._replace(margin=margin))
         return update.unflatten(0, x.shape[:2])
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:

@@ -132,7 +132,7 @@ def step(width: Tensor, centres: Tensor) -> Tensor:
     return torch.gt(width.detach(), centres, out=room)  # a fifth of the time of a cast from bool
 
 
-HARD = Edge(step, 0.0, 0.0)
+HARD = Edge(step, 0.0)
 
 
 class WidthMask(nn.Module):
@@ -174,7 +174,7 @@ class SoftMask(WidthMask):
     def edge(self, dtype: torch.dtype) -> Edge:
         assert self.temperature is not None
         temperature = self.temperature()
-        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf, torch.inf)
+        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
 
 
 class StraightThroughMask(SoftMask):
@@ -194,7 +194,7 @@ class StraightThroughMask(SoftMask):
         def mask(width: Tensor, centres: Tensor) -> Tensor:
             return StraightThrough.apply(width, centres, given)
 
-        return Edge(mask, self.temperature.highest * math.log(2 / torch.finfo(dtype).eps), 0.0)
+        return Edge(mask, self.temperature.highest * math.log(2 / torch.finfo(dtype).eps))
 
 
 class StraightThrough(torch.autograd.Function):
