@@ -72,14 +72,10 @@ def sdpa_attention(
         queries, keys, values = (
             x if x.shape[-1] == size else pad(x, (0, size - x.shape[-1])) for x in (queries, keys, values)
         )
+    is_causal = mask is None and n_queries > 1
+    has_groups = queries.shape[1] != keys.shape[1]
     attended = scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=mask is None and n_queries > 1,
-        scale=scale,
-        enable_gqa=queries.shape[1] != keys.shape[1],
+        queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=has_groups
     )
     return attended[..., :v_head_dim]
 
