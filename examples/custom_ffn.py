@@ -16,7 +16,7 @@ from widthwise.model.norm import NormSite
 class SineConfig(FFNConfig):
     kind: Literal["sine"] = "sine"
     d_ff: pydantic.PositiveInt
-    kept = ()  # fields that growth must not change
+    constant_fields = ()  # fields that growth must not change
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
 
     def cost(self, d_model: int, d_out: int) -> Cost:

@@ -31,7 +31,7 @@ class LeakyOptions(Config):
 class LeakyConfig(LeakyOptions, FFNConfig):
     """down(leaky_relu(gate(x)) * up(x))."""
 
-    kept = ("slope",)
+    constant_fields = ("slope",)
     hidden_axes: ClassVar = {"d_inner": "d_inner"}
     kind: Literal["leaky"] = "leaky"
     d_inner: pydantic.PositiveInt
@@ -96,8 +96,8 @@ class GatedResidual(PlainResidual):
         super().__init__(resize, d_write, multiplier)
         self.gate = Vector({}, start=1.0)
 
-    def write(self, kept: Stream, update: Tensor) -> Stream:
-        return super().write(kept, self.gate() * update)
+    def write(self, skip: Stream, update: Tensor) -> Stream:
+        return super().write(skip, self.gate() * update)
 
 
 widthwise.register_ffn(LeakyConfig, LeakyTemplate)

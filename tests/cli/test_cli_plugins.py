@@ -80,7 +80,7 @@ def test_a_component_that_says_nothing_of_growth_is_refused_by_name(run: str, re
         ("GatedResidualConfig", "residual: growth does not know `gated`", ("grow", run, "--d-model", 64)),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(getattr(importlib.import_module(MODULE), component), "kept", None)
+            patch.setattr(getattr(importlib.import_module(MODULE), component), "constant_fields", None)
             assert message in refused(*arguments, "--out", "large")
     assert sorted(Path().rglob("*")) == before
 
@@ -108,7 +108,7 @@ def test_what_is_no_new_kind_is_refused_and_registering_twice_is_registering_onc
     for config, template, message in (
         (SwiGLUConfig, plugin.LeakyTemplate, "SwiGLUConfig: is of kind 'swiglu', and LeakyTemplate"),
         (plugin.LeakyTemplate, plugin.LeakyTemplate, "LeakyTemplate: must be a FFNConfig"),
-        (other, SwiGLUTemplate, "Other: kind 'swiglu' is that of widthwise.model.ffn.swiglu already"),
+        (other, SwiGLUTemplate, "Other: kind 'swiglu' is already registered by widthwise.model.ffn.swiglu"),
     ):
         assert refusal(FEED_FORWARDS.register, config, template).startswith(message)
     FEED_FORWARDS.register(plugin.LeakyConfig, plugin.LeakyTemplate)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from widthwise.kernels import hyper_connections_chunks
 from widthwise.kernels.hyper_connections import read_slots, reference_read_slots, reference_write_slots, write_slots
-from widthwise.kernels.hyper_connections_chunks import MIN_MULTIPLICATIONS, add_product, product
+from widthwise.kernels.hyper_connections_chunks import add_product, product
 
 SITES = [
     (1, 4, 1, 7),
@@ -179,15 +179,3 @@ def test_products_of_many_tiny_matrices_are_those_of_each_pair(shape):
     out = torch.full_like(total, torch.nan)
     assert product(a, b, out) is out
     assert_same([out, add_product(total.clone(), a, b, -0.3)], [expected, total - 0.3 * expected], 1e-12)
-
-
-def test_small_products_are_not_left_to_a_batched_one(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a batched product")
-
-    monkeypatch.setattr(torch, "bmm", refuse)
-    a, b, total = matrices(5, 2, 3, 66)
-    assert MIN_MULTIPLICATIONS > 2 * 3 * 66
-    product(a, b, total)
-    with pytest.raises(AssertionError, match="batched"):
-        product(*matrices(5, 2, 3, 67))

@@ -90,9 +90,3 @@ def test_a_template_costs_what_it_becomes():
         for of_heads in ({"n_heads": 4}, {"head_dim": 6, "kv_group_size": 2}):
             template = parse(AttentionTemplate, of_heads | options, "attention")
             assert template.cost(24, 20) == template.at_width(24).cost(24, 20)
-
-
-def test_a_ratio_that_no_small_fraction_meets_is_refused() -> None:
-    for ratio in (0.004, 0.01, 0.0123):
-        with pytest.raises(UserError, match=r"ratio: got .*; must be a fraction of whole numbers up to 64"):
-            parse(AttentionTemplate, {"n_heads": 2, "ratio": ratio}, "attention")

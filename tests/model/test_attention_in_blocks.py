@@ -5,7 +5,6 @@ from contextlib import contextmanager
 import pytest
 import torch
 from model_cases import decoder, random_tokens, variant
-from test_kv_cache import assert_rows_are_as_alone
 from thinned import in_turn
 
 from widthwise.kernels import attention as choice
@@ -55,13 +54,3 @@ def test_losses_and_gradients_are_the_same(in_blocks, name, has_documents, every
     with in_blocks():
         ours = loss_and_gradients(model, **options)
     torch.testing.assert_close(ours, truth, rtol=1e-9, atol=1e-11)
-
-
-@torch.no_grad()
-@in_turn(
-    ("name", NAMES),
-    ("chunks", [[9], [5, 4], [6, 1, 2]]),
-)
-def test_padded_rows_and_chunks_into_a_cache_are_what_each_row_is_alone(in_blocks, name, chunks):
-    with in_blocks():
-        assert_rows_are_as_alone(decoder(variant("zigzag", name)), (9, 6, 1), chunks)

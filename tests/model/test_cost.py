@@ -11,10 +11,9 @@ from recipes import RECIPES, one_of_each_kind, recipe_data
 
 from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.model.config import ModelConfig
-from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.moe_module import MoE
-from widthwise.records.cost import PARTS
 from widthwise.shape.template import ModelTemplate
 
 
@@ -100,27 +99,3 @@ def test_activation_bytes_are_those_autograd_keeps(shape, name):
     assert kept_in_training(model) == cost.activation_bytes(bytes_per_element=4) + 4 * more
     with torch.autocast("cpu", torch.bfloat16):
         assert kept_in_training(model) == cost.activation_bytes() + 2 * fp32_updates(resolved) + min(0, 2 * more)
-
-
-def test_costs_of_the_parts_of_a_model_are_its_cost():
-    resolved = config("zigzag", residual={"kind": "plain", "resize": "projection"})
-    costs = resolved.costs()
-    assert tuple(costs) == PARTS
-    by_layer = sum((cost for layer in resolved.layer_costs() for cost in layer.values()), Cost())
-    outside = costs["embedding"] + costs["head"] + resolved.final_norm.cost(resolved.final_norm_width)
-    assert (by_layer + outside).params == resolved.cost().params
-    assert (by_layer + outside).activation_elements == resolved.cost().activation_elements
-
-
-def test_primitives():
-    assert linear(3, 5) == Cost(params=15, active_params=15, flops=30)
-    assert vector(7) == Cost(params=7, active_params=7)
-    total = linear(3, 5) + Cost(
-        flops_per_context_token=8, kv_elements=4, activation_elements=6, activation_fp32_elements=2
-    )
-    assert total.forward_flops(10) == 30 + 80
-    assert total.forward_flops(10, causal=True) == 30 + 40
-    assert total.training_flops(10) == 3 * 110
-    assert total.kv_bytes() == 8
-    assert total.activation_bytes() == 6 * 2 + 2 * 4
-    assert total.activation_bytes(4) == 6 * 4 + 2 * 4

@@ -6,10 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from model_cases import SEQ_LEN, SLOTS, VARIANTS, WIDTHS, config
 
-from widthwise.config_io import UserError, parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
-from widthwise.shape.template import ModelTemplate
 
 
 def never_moved(resolved: ModelConfig) -> int:
@@ -64,24 +62,3 @@ def test_other_components(variant):
 def test_slots_can_learn_to_fill_and_to_hear_all(n_dead, options):
     resolved = model([12, 36, 8, 28], residual={**SLOTS, "n_slots": 10, **options})
     assert resolved.n_dead_params == never_moved(resolved) == n_dead
-
-
-@given(
-    d_model=st.integers(20, 60).map(lambda n: 4 * n),
-    n_layers=st.integers(3, 19),
-    where=st.floats(0.2, 0.9),
-    ratio=st.floats(0.2, 0.9),
-    quantum=st.sampled_from([None, 8, 12, 32]),
-    rounding=st.sampled_from(["nearest", "balanced"]),
-)
-@settings(deadline=None, max_examples=15)
-def test_an_x_has_none_however_it_is_rounded(d_model, n_layers, where, ratio, quantum, rounding):
-    turn = min(max(round(where * n_layers), 2), n_layers - 1) / n_layers
-    shape = {"kind": "x", "bottleneck_layer": turn, "bottleneck_width": ratio, "quantum": quantum, "rounding": rounding}
-    section = {"vocab_size": 5, "d_model": d_model, "n_layers": n_layers, "shape": shape, "attention": {"head_dim": 4}}
-    try:
-        resolved = parse(ModelTemplate, section, "model").resolve(SEQ_LEN)
-    except UserError:  # too narrow for the quantum
-        return
-    assert resolved.n_dead_params == 0
-    assert resolved.widths[0] == resolved.widths[-1]

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
 
 D, D_OUT, D_FF = 21, 13, 40
 MASKS = ("hard", "ste", "soft")
-SCORES = ("ln_mean", "raw_mean", "linear", "mlp", "const", "random")
 
 
 def options(score="linear", mask="ste", **more):
@@ -56,31 +55,7 @@ def forced(fraction):
     return PassContext({}, None, width_fraction=width_fraction)
 
 
-class TestWidths:
-    @pytest.mark.parametrize("mask", ["hard", "ste"])
-    def test_each_token_gets_the_swiglu_of_its_own_width(self, mask):
-        module, x = layer(mask=mask), random_input(D)
-        update, choices = module(x, CONTEXT)
-        widths = (D_FF * choices["width_fraction"]).round().long()
-        assert len(widths.unique()) > 3
-        for row in range(2):
-            for token in range(5):
-                alone = plain(module, int(widths[row, token]))(x[row : row + 1, token : token + 1], CONTEXT)[0]
-                torch.testing.assert_close(update[row : row + 1, token : token + 1], alone)
-
-
 class TestLimits:
-    @in_turn(
-        ("mask", ["hard", "ste", "none"]),
-        ("training", [True, False]),
-    )
-    def test_a_floor_of_one_or_no_mask_is_a_plain_swiglu_to_the_bit(self, mask, training):
-        floor = 0.5 if mask == "none" else 1.0
-        module, x = layer(mask=mask, min_fraction=floor, execution="masked").train(training), random_input(D)
-        update, choices = module(x, CONTEXT)
-        assert torch.equal(update, plain(module, D_FF)(x, CONTEXT)[0])
-        assert (choices["width_fraction"] == 1).all()
-
     @in_turn(
         ("mask", [*MASKS, "none"]),
         ("n_units", [1, 13, D_FF]),
@@ -93,18 +68,6 @@ class TestLimits:
 
 
 class TestGradients:
-    @pytest.mark.parametrize("execution", ["masked", "auto"])
-    def test_through_a_hard_mask_none_reaches_the_score(self, execution):
-        module = layer(mask="hard", execution=execution)
-        module(random_input(D), CONTEXT)[0].square().sum().backward()
-        assert not any(p.grad is not None and p.grad.any() for p in (*module.score.parameters(), module.bias.weight))
-
-    def test_a_budget_on_the_widths_always_does(self):
-        for mask in MASKS:
-            module = layer(mask=mask)
-            module(random_input(D), CONTEXT)[1]["width_fraction"].mean().backward()
-            assert all(p.grad.any() for p in (*module.score.parameters(), module.bias.weight)), mask
-
     @pytest.mark.parametrize("mask", ["ste", "soft"])
     def test_equal_the_formulas_also_of_a_learned_temperature(self, mask):
         learned = {"kind": mask, "temperature": 1.8, "learn_temperature": True}
@@ -112,21 +75,6 @@ class TestGradients:
         update, choices = module(x, CONTEXT)
         truth = [dynamic(module, x), width_fraction(module, x)]
         assert_same([update, choices["width_fraction"]], truth, (x, *module.parameters()))
-
-    @pytest.mark.parametrize("detach", [False, True])
-    def test_a_detached_score_leaves_the_gradient_of_the_features_as_if_the_width_were_given(self, detach):
-        score = {"kind": "linear", "detach": detach}
-        x, gradients = random_input(D), []
-        for direction in (1.0, 0.0):
-            module = layer(score, mask="ste", placement="none")
-            width = module(x, CONTEXT)[1]["width_fraction"].detach()
-            given = x.clone().requires_grad_()
-            if direction == 0:  # the same widths, from a score without gradient
-                module.score.source = lambda *_: x
-            update, choices = module(given, CONTEXT)
-            assert torch.equal(choices["width_fraction"], width)
-            gradients.append(torch.autograd.grad(update.square().sum(), given)[0])
-        assert torch.equal(*gradients) == detach
 
 
 class TestExecution:
@@ -232,29 +180,6 @@ class TestGrown:
                         expected, ours[name] = at_units(name, expected), at_units(name, ours[name])[kept]
                     torch.testing.assert_close(ours[name], expected, rtol=1e-12, atol=1e-12)
 
-    def test_old_units_keep_their_masks_to_the_bit_in_fp32(self):
-        for mask in MASKS:
-            module = layer(mask=mask, d_ff=FIRST, execution="masked")
-            found, masks, width = grown(module, ONCE), [], torch.linspace(0, FIRST, 601)[:, None]
-            for each in (module, found):
-                edge = each.mask.edge(torch.float64)
-                masks.append(edge.mask(width, each._centres(width)))
-            assert torch.equal(masks[1][:, places(found.config.sizes)], masks[0]), mask
-
-    @pytest.mark.parametrize("mask", ["hard", "ste"])
-    def test_new_units_are_used_and_learn(self, mask):
-        found = grown(layer(mask=mask, d_ff=FIRST, min_fraction=0.1, start=0.5), TWICE)
-        is_new = torch.tensor(old_index(found.config.sizes)) < 0
-        x = random_input(D)
-        optimizer = torch.optim.SGD(found.parameters(), lr=1e-3)
-        for name in ("w_down", "w_gate", "w_up"):  # what reads the new units moves first, since it is 0
-            optimizer.zero_grad()
-            torch.manual_seed(0)
-            found(x, CONTEXT)[0].square().sum().backward()
-            gradient = at_units(f"{name}.weight", getattr(found, name).weight.grad)[is_new].abs().sum(dim=1)
-            assert 0.3 * TWICE - 0.3 * FIRST < (gradient > 0).sum() <= is_new.sum()
-            optimizer.step()
-
     @in_turn(
         ("mask", [*MASKS, "none"]),
         (
@@ -315,13 +240,6 @@ class TestRanks:
         assert [centre for centre, place in zip(centres, index) if place >= 0] == centres_of(sizes[:-1]).tolist()
 
     @given(GROWTHS)
-    def test_every_width_keeps_its_share_of_the_new_units(self, sizes):
-        """Up to half a unit for each batch of units that were added."""
-        ranks = centres_of(sizes) / sizes[0]
-        for fraction in (0.1, 1 / 3, 0.5, 0.77, 1.0):
-            assert abs(int((ranks < fraction).sum()) - fraction * sizes[-1]) <= len(sizes) / 2 + 1e-9
-
-    @given(GROWTHS)
     def test_the_first_units_keep_their_centres_to_the_bit(self, sizes):
         for dtype in (torch.float32, torch.float64):
             centres = centres_of(sizes, dtype)
@@ -341,35 +259,8 @@ def fractions(found):
     return torch.stack([chosen["width_fraction"] for chosen in found])
 
 
-def chosen_widths(of_model, tokens, cache=None):
-    """The logits, and (n_layers, B, T) what the layers chose on the way."""
-    kept = []
-    hooks = [layer.ffn.register_forward_hook(lambda *passed: kept.append(passed[2][1])) for layer in of_model.layers]
-    logits = of_model(tokens, cache)
-    for hook in hooks:
-        hook.remove()
-    return logits, fractions(kept)
-
-
 @pytest.mark.usefixtures("float64")
 class TestModel:
-    @torch.no_grad()
-    @in_turn(
-        ("score", [score for score in SCORES if score != "random"]),
-        ("mask", ["ste", "soft"]),
-    )
-    def test_widths_depend_on_no_later_token_and_are_the_same_with_a_cache(self, score, mask):
-        of_model, tokens = model(score, mask).eval(), random_tokens(2, 9)
-        logits, widths = chosen_widths(of_model, tokens)
-        other = chosen_widths(of_model, torch.cat((tokens[:, :6], random_tokens(2, 3, seed=7)), dim=1))[1]
-        torch.testing.assert_close(other[..., :6], widths[..., :6], rtol=1e-12, atol=1e-13)
-        if score not in ("const", "ln_mean"):
-            assert (other[..., 6:] - widths[..., 6:]).abs().max() > 1e-4
-        cache = of_model.new_cache(2, 9)
-        steps = [chosen_widths(of_model, tokens[:, i : i + 1], cache) for i in range(9)]
-        torch.testing.assert_close(torch.cat([step[0] for step in steps], dim=1), logits, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(torch.cat([step[1] for step in steps], dim=2), widths, rtol=1e-10, atol=1e-12)
-
     def test_the_loss_carries_what_every_layer_chose_and_can_force_it(self):
         of_model, tokens, targets = model(min_fraction=0.1), random_tokens(2, 7), random_tokens(2, 7, seed=1)
         free = fractions(of_model.loss(tokens, targets).choices)

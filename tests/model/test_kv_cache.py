@@ -66,20 +66,6 @@ def test_a_real_query_looks_at_real_keys_up_to_itself_and_a_padded_one_at_itself
 
 
 @torch.no_grad()
-def test_padding_is_remembered_when_later_tokens_come_without_a_mask():
-    model = decoder(config("x"))
-    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (5, 2)]
-    tokens, is_real = pad_left(rows, torch.device("cpu"))
-    following = random_tokens(2, 4, seed=9)
-    cache = model.new_cache(2, 9)
-    model(tokens, cache, is_real)
-    logits = torch.cat((model(following[:, :1], cache), model(following[:, 1:], cache)), dim=1)
-    for i, row in enumerate(rows):
-        alone = model(torch.cat((torch.tensor(row), following[i]))[None])[0, len(row) :]
-        torch.testing.assert_close(logits[i], alone, **TIGHT)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(("name", "lengths"), [("gqa", (5, 2)), ("slots_mixed_at_both_ends", (4, 4))])
 def test_a_repeated_cache_continues_each_text_in_several_ways(name: str, lengths: tuple[int, int]):
     model = decoder(variant("zigzag", name))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from literal_decoder import normalised, sublayers
 from measured import counted_flops, kept_in_training
-from model_cases import VARIANTS, decoder, random_tokens
+from model_cases import decoder, random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
 from torch.nn.functional import cross_entropy
 
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.context import PassContext
-from widthwise.model.decoder import Decoder, build
+from widthwise.model.decoder import Decoder
 
 pytestmark = pytest.mark.usefixtures("float64")
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -87,19 +87,6 @@ def test_objective_losses_and_gradients_equal_the_definition(stream, share_reduc
             torch.testing.assert_close(gradient, truth, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(("stream", "changes"), [("plain_x", VARIANTS["dynamic"]), ("virtual", MOE), ("virtual_x", {})])
-def test_with_a_coefficient_of_0_the_model_learns_as_without_further_heads(stream, changes):
-    model = mtp_decoder(stream, mtp={"coefficient": 0.0}, **changes)
-    bare = without_heads(model)
-    for each in (model, bare):
-        each.loss(random_tokens(2, 7), random_tokens(2, 7, seed=1), z_coefficient=0.1).objective.backward()
-    gradients = dict(model.named_parameters())
-    for name, parameter in bare.named_parameters():
-        assert torch.equal(gradients[name].grad, parameter.grad), name
-    others = [p.grad for name, p in model.named_parameters() if not is_main(name)]
-    assert all(gradient is None or not gradient.any() for gradient in others)
-
-
 @pytest.mark.parametrize(("n_tokens", "n_asked"), [(1, 0), (2, 1), (4, 3), (9, 5)])
 def test_depths_beyond_a_short_row_are_left_out(n_tokens, n_asked):
     model = mtp_decoder("virtual", 5)
@@ -161,23 +148,3 @@ def test_activation_bytes_are_those_autograd_keeps(stream):
     added = kept_in_training(model, n) - kept_in_training(bare, n)
     asked = sum(n - k for k in range(1, n_depths + 1)) / n  # per token
     assert added == pytest.approx(asked * one.activation_bytes(4), rel=1e-12)
-
-
-def test_a_reduction_is_shared_or_each_depths_own():
-    for share_reduce, n in ((True, 1), (False, 3)):
-        model = build(mtp_config("virtual_x", mtp={"share_reduce": share_reduce}), seed=1)
-        assert len({id(part.exit.reduce.w_reduce.weight) for part in (model, *model.depths)}) == n
-
-
-def test_bf16_autocast_is_near_to_fp64():
-    exact = mtp_decoder("virtual_x", 2)
-    tokens, targets = random_tokens(2, 9), random_tokens(2, 9, seed=1)
-    truth = exact.loss(tokens, targets).mtp_losses
-    torch.set_default_dtype(torch.float32)
-    model = decoder(exact.config, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = model.loss(tokens, targets)
-    found.objective.backward()
-    for losses, exact_losses in zip(found.mtp_losses, truth, strict=True):
-        assert (losses - exact_losses).norm() < 0.1 * exact_losses.norm()
-    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in model.parameters())

@@ -6,26 +6,15 @@ import re
 
 import pytest
 import torch
-from model_cases import KINDS, OVER_WIDTH, SLOTS, VARIANTS, config, decoder, random_tokens
+from model_cases import SLOTS, VARIANTS, config, random_tokens
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.mup import coordinate_check, coordinate_sizes, grouped_parameters
+from widthwise.model.mup import coordinate_check, grouped_parameters
 from widthwise.shape.template import ModelTemplate
 
 RECIPE = {"init": {"width_multiplier": 8}}
 OF_SLOTS = {"vector", "control", "scale"}
-
-
-def test_every_parameter_is_in_exactly_one_group_in_the_order_of_the_first():
-    for (shape, variant), by_layer in zip(KINDS, itertools.cycle([False, True])):
-        changes = {"residual": {"kind": "plain", "resize": "projection"}} | {**VARIANTS, **OVER_WIDTH}[variant]
-        model = build(config(shape, **changes), 0)
-        groups, by_name = grouped_parameters(model, lr_follows_layer_width=by_layer), dict(model.named_parameters())
-        assert sorted(name for group in groups for name in group.names) == sorted(by_name), variant
-        assert all(by_name[n] is p for group in groups for n, p in zip(group.names, group.parameters, strict=True))
-        firsts = [list(by_name).index(group.names[0]) for group in groups]
-        assert firsts == sorted(firsts), variant
 
 
 MODELS = {
@@ -100,30 +89,6 @@ def test_projections_of_the_release_learn_at_the_full_rate_and_decay():
     groups = grouped_parameters(build(config("zigzag", "full", **changes, **RECIPE), 0))
     (group,) = (group for group in groups if any("w_widen" in name for name in group.names))
     assert (group.name, group.lr_factor, group.decays, group.are_hidden_matrices) == ("tables", 1, True, False)
-
-
-def test_parameters_of_one_factor_are_a_group_of_their_own_and_names_of_none_are_refused():
-    model = build(config("x"), 0)
-    keys = {f"layers.{i}.attention.w_k.weight": 2.0 for i in (0, 1)} | {"layers.2.attention.w_k.weight": 3.0}
-    groups = grouped_parameters(model, scaled=keys)
-    factors = {name: group.multiplied_by for group in groups for name in group.names}
-    assert factors == dict.fromkeys(dict(model.named_parameters()), 1.0) | keys
-    assert {group.names for group in groups if group.multiplied_by != 1} == {tuple(keys)[:2], tuple(keys)[2:]}
-    plain = {name: group for group in grouped_parameters(model) for name in group.names}
-    for group in groups:
-        for name in group.names:
-            expected = plain[name]
-            assert (group.name, group.lr_factor, group.decays) == (expected.name, expected.lr_factor, expected.decays)
-    with pytest.raises(ValueError, match=r"^scaled: got 'w_k'; must be parameters of the model"):
-        grouped_parameters(model, scaled={"w_k": 2.0})
-
-
-def test_coordinate_sizes_measure_updates_and_logits():
-    model, tokens = decoder(config("x")), random_tokens(2, 5)
-    sizes = coordinate_sizes(model, tokens)
-    assert set(sizes) == {f"layers.{i}.{part}" for i in range(5) for part in ("attention", "ffn")} | {"logits"}
-    assert sizes["logits"] == pytest.approx(model(tokens).square().mean().sqrt().item(), rel=1e-5)
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def of_width(width_multiplier):

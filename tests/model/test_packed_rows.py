@@ -80,18 +80,6 @@ def test_every_target_counts():
     assert_close(found.objective, found.losses.mean())
 
 
-@pytest.mark.parametrize("name", ["moe", "slots_gqa"])
-def test_nothing_of_another_document_is_seen_whatever_the_positions(name):
-    model, rows = decoder(variant("x", name)), packed_rows()
-    changed = rows.clone()
-    changed[0, :3], changed[0, 6:] = 11, 13
-    told = Boundaries(EOS, masks=True, resets=False)
-    found, other = (scores(model, each, told)[0] for each in (rows, changed))
-    assert_close(found[0, 4:6], other[0, 4:6])  # the document of one token, and the first of the next
-    assert (found[0, :4] - other[0, :4]).abs().min() > 1e-6
-    assert (scores(model, rows)[0][0, 4:6] - scores(model, changed)[0][0, 4:6]).abs().min() > 1e-6
-
-
 @pytest.mark.parametrize(("name", "is_learned"), [("plain", False), ("unrotated", False), ("learned_positions", True)])
 def test_where_a_document_begins_matters_to_learned_positions_and_without_a_mask_to_rotated_ones(name, is_learned):
     model, rows = decoder(variant("x", name)), packed_rows()

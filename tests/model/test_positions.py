@@ -8,7 +8,6 @@ from model_cases import config, decoder, random_tokens
 from mtp_cases import mtp_decoder
 
 from widthwise.config_io import UserError
-from widthwise.model.decoder import build
 from widthwise.model.generate import SamplingConfig, generate, generate_drafted, pad_left
 
 N_POSITIONS = 19
@@ -38,13 +37,6 @@ def test_padding_takes_no_positions_and_cached_tokens_do():
         model(tokens[:, -1:], cache)
 
 
-def test_the_table_leaves_those_of_tokens_where_a_model_of_the_seed_without_it_has_them():
-    model, without = (build(config("x", **changes), seed=3) for changes in (POSITIONS, {}))
-    assert model.positions.weight.shape == (N_POSITIONS, 20)
-    assert torch.equal(model.embedding.weight, without.embedding.weight)
-    assert torch.equal(model.head.weight, without.head.weight)
-
-
 @pytest.mark.usefixtures("float64")
 def test_generation_and_drafting_read_as_many_tokens_as_there_are_positions_and_no_more():
     model, greedy = mtp_decoder("plain", 2, **POSITIONS), SamplingConfig(temperature=0)
@@ -53,7 +45,7 @@ def test_generation_and_drafting_read_as_many_tokens_as_there_are_positions_and_
         found = generate(model, prompts, n_new, greedy)
         assert [len(each) for each in found] == [n_new, n_new]
         assert generate_drafted(model, prompts, n_new)[0] == found
-        refused = rf"max_new_tokens: got {n_new + 1} behind a prompt of {n_prompt}; .* no more than 19 tokens"
+        refused = rf"max_new_tokens: got {n_new + 1} after a prompt of {n_prompt}; .* at most 19 tokens"
         for generated in (lambda *more: generate(*more, greedy), generate_drafted):
             with pytest.raises(UserError, match=refused):
                 generated(model, prompts, n_new + 1)

@@ -140,13 +140,3 @@ def test_where_no_layer_runs_again_the_count_is_that_of_the_model():
         assert all(again == Cost() for again in RECOMPUTE["none"].made_again(resolved))
     for size in (2, 4):
         assert RECOMPUTE["none"].kept(resolved).activation_bytes(size) == resolved.cost().activation_bytes(size)
-
-
-def test_most_is_made_again_for_the_largest_layer():
-    """A layer of width d and d_ff = 1.7 d: 36, the largest, reads 20 and keeps 20 + 4 x 36 + 36 + 3 x 61 numbers; its
-    two heads and two norms keep 4 in fp32.
-    """
-    resolved = variant("x", "plain")
-    d_ff = resolved.layers[0].ffn.d_ff
-    most = max(RECOMPUTE["layer"].made_again(resolved), key=Cost.activation_bytes)
-    assert most == Cost(activation_elements=20 + 4 * 36 + 36 + 3 * d_ff, activation_fp32_elements=4)

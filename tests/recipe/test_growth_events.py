@@ -75,13 +75,6 @@ def test_a_recipe_whose_growths_are_planned_goes_to_another_process(kind: str) -
     assert recipe.model_copy(update={"growth": ()}).final_model == recipe.explicit_model
 
 
-def test_events_draw_from_seeds_of_their_own() -> None:
-    growths = [phase.growth for phase in tiny_recipe(TWICE).phases[1:]]
-    seeds = [growth.seed(run_seed) for growth in growths for run_seed in (0, 1, 2**63 - 1)]
-    assert len(set(seeds)) == 6
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
 REFUSED = {
     "[{at_step: 9, model: {}}]": r"^growth\.0: comes after step 9; must come before the last, 9$",
     "[{at_step: 4, model: {}}, {at_step: 4, model: {}}]": r"^growth\.1: comes after step 4; the event before it",

@@ -3,12 +3,11 @@
 import pytest
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import parse
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe, layer_rows, ratios
 from widthwise.reports.inspection import budget_lines
 from widthwise.shape.template import ModelTemplate
-from widthwise.yaml_io import merge
 
 TEMPLATE = parse(
     ModelTemplate,
@@ -30,27 +29,6 @@ def test_rows_add_up_to_the_model_without_tables_and_final_norm():
     assert sum(row["params"] for row in rows) + outside == total.params
     assert sum(row["forward_flops"] for row in rows) + costs["head"].flops == total.forward_flops(33)
     assert sum(row["kv_bytes"] for row in rows) == total.kv_bytes()
-
-
-def test_rows_of_a_stream_of_slots_add_up_to_the_model_without_its_ends_and_further_heads():
-    slots = {"kind": "hyper_connections", "slot_width": 8, "n_slots": 24, "embedding": "expand"}
-    model = TEMPLATE.model_validate(merge(to_data(TEMPLATE), {"residual": slots, "mtp": {"n_depths": 1}})).resolve(33)
-    rows, costs, gains = layer_rows(model, 33), model.costs(), 24 * 8
-    ends = 2 * 24 * 8 * 64  # the matrices between d_model and the stream
-    assert costs["residual"].params - ends // 2 - gains == sum(cost["residual"].params for cost in model.layer_costs())
-    outside = 2 * 61 * 64 + ends + gains + model.final_norm_width
-    assert sum(row["params"] for row in rows) + outside == model.inference_cost().params
-    outside = 2 * (ends + 61 * 64)
-    assert sum(row["forward_flops"] for row in rows) + outside == model.inference_cost().forward_flops(33)
-
-
-def test_rows_repeat_the_sizes():
-    rows = layer_rows(MODEL, 33)
-    assert [row["layer"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row["d_model"] for row in rows] == MODEL.widths
-    for row, layer in zip(rows, MODEL.layers, strict=True):
-        assert row["n_heads"] * row["head_dim"] == row["d_model"]
-        assert (row["n_kv_heads"], row["hidden_widths"]) == (layer.attention.n_kv_heads, (layer.ffn.d_ff,))
 
 
 def test_ratios_are_of_the_headline_costs():

@@ -83,13 +83,17 @@ def test_a_virtual_width_is_that_of_a_recipe_and_keeps_the_factor_of_updates() -
 
 def test_what_a_model_cannot_become_is_refused() -> None:
     for changes, sizes, message in (
-        ({}, {"turn_width": 0.4}, "--turn-width: got 0.4; goes with --to-shape"),
+        ({}, {"turn_width": 0.4}, "--turn-width: got 0.4; needs --to-shape"),
         ({}, {"to_shape": "growing", "turn_layer": 0.4}, "--turn-layer: got 0.4; shape kind 'growing' has none"),
         ({}, {"to_shape": "x", "turn_width": 1.4}, "--to-shape: shape.bottleneck_width: got 1.4"),
-        ({"shape": {"kind": "x"}}, {"to_shape": "x"}, "--to-shape: goes with a uniform model"),
-        ({"layers": {2: {"ffn": {"d_ff": 9}}}}, {"to_shape": "x"}, r"--to RECIPE \(it has its own layers.2.ffn.d_ff\)"),
-        ({"residual": {"kind": "virtual", "width": 2.0}}, {"to_shape": "x"}, "--to-shape: goes with a uniform model"),
-        ({"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}}, {"ffn": "hourglass"}, "--ffn: got .* this is a moe"),
+        ({"shape": {"kind": "x"}}, {"to_shape": "x"}, "--to-shape: needs a uniform model"),
+        (
+            {"layers": {2: {"ffn": {"d_ff": 9}}}},
+            {"to_shape": "x"},
+            r"--to RECIPE \(its layers.2.ffn.d_ff does not follow a rule\)",
+        ),
+        ({"residual": {"kind": "virtual", "width": 2.0}}, {"to_shape": "x"}, "--to-shape: needs a uniform model"),
+        ({"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}}, {"ffn": "hourglass"}, "--ffn: got .*, not a moe"),
         ({"n_layers": 2}, {"to_shape": "x"}, "--to-shape: got x for n_layers = 2; add --add-layers 1"),
         ({"n_layers": 1}, {"to_shape": "x", "add_layers": 1}, "n_layers = 2; add --add-layers 2"),
         ({}, {"d_model": 24}, "d_model: got 24, and the model has 32; grow only enlarges: use `widthwise shrink`"),

@@ -1,7 +1,6 @@
 """Which parameters Muon and AdamW get, at which rates and decays, and that their steps are those of the formulas."""
 
 import math
-import re
 
 import pytest
 import torch
@@ -28,26 +27,6 @@ def groups_by_parameter(model, optimizer):
 
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4, embedding: expand}"
 PLAIN_MATRICES = {"w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"}
-MODELS = {
-    "plain": (("model.residual={kind: plain, resize: projection}",), {"w_widen"}, set()),
-    "hourglass": (("model.ffn={kind: hourglass, n_blocks: 2, d_hidden: 5}",), set(), set()),
-    "moe": (
-        ("model.ffn={kind: moe, n_experts: 3, top_k: 1, d_expert: 5, n_shared_experts: 1}",),
-        set(),
-        {"w_router", "w_gate", "w_up", "w_down"},
-    ),
-    "dynamic_mlp": (("model.ffn={kind: dynamic, d_ff: 9, score: {kind: mlp}}",), set(), {"w_in", "v"}),
-    "expand": ((SLOTS, "model.residual.group_norm=layer"), {"w_expand", "w_reduce"}, {"dynamic"}),
-    "direct": ((SLOTS, "model.residual.embedding=direct"), {"w_reduce"}, {"dynamic"}),
-    "slots": (
-        (SLOTS, "model.residual.embedding=slot", "model.residual.reduce=slot"),
-        set(),
-        {"dynamic", "w_expand", "w_reduce"},
-    ),
-    "mtp": ((SLOTS, "model.mtp={}"), {"w_expand", "w_reduce", "w_join"}, {"dynamic"}),
-    "tied": (("model.tie_embeddings=true", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}"), set(), set()),
-}
-"""Overrides; hidden matrices that the model has beside the usual ones; other matrices inside it, all 2-D as those."""
 
 
 def field(name):
@@ -58,42 +37,20 @@ def field(name):
 MUON = MuonConfig(lr=0.02, weight_decay=0.2, adamw=AdamWConfig(lr=0.004, weight_decay=0.3))
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_muon_gets_the_hidden_matrices_and_decay_is_by_what_a_parameter_is(kind):
-    """Static coefficients and biases never decay, matrices always, whatever the number of their axes; the embedding,
-    which may be the head too, gains and scales as asked."""
-    overrides, matrices, others = MODELS[kind]
-    model = build(tiny_recipe(*overrides).explicit_model, seed=0)
-    names = {name for name, parameter in model.named_parameters() if parameter.dim() == 2}
-    usual = {name for name in names if field(name) in PLAIN_MATRICES | matrices}
-    hidden = {name for name in usual if kind != "moe" or not re.search(r"ffn\.w_(gate|up|down)\.weight$", name)}
-    assert {field(name) for name in hidden} == PLAIN_MATRICES | matrices
-    assert {field(name) for name in names - hidden} - {"head"} == others | {"embedding"}
-
-    muon, adamw = MUON.build(model).parts
-    assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
-    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
-    of_muon, of_adamw = (
-        [by_id[id(parameter)] for group in part.param_groups for parameter in group["params"]] for part in (muon, adamw)
-    )
-    assert sorted(of_muon) == sorted(hidden)
-    assert sorted(of_adamw) == sorted(set(by_id.values()) - hidden)
-
-    parts = {field(name): "gains" for name in by_id.values() if field(name).endswith("norm")}
-    parts |= {"embedding": "embedding", "scale": "scales"}
-    for is_muon, asked in (
-        (False, {"embedding", "scales"}),
-        (False, {"gains", "scales"}),
-        (True, {"embedding", "gains"}),
-        (True, set()),
-    ):
-        options = {f"decays_{part}": part in asked for part in ("embedding", "gains", "scales")}
-        adamw = AdamWConfig(lr=0.01, weight_decay=0.3, **options)
-        config = MuonConfig(lr=0.02, weight_decay=0.2, adamw=adamw) if is_muon else adamw
-        for name, group in groups_by_parameter(model, config.build(model)).items():
-            part = parts.get(field(name))
-            decays = name in names if part is None else part in asked
-            assert group["weight_decay"] == (0.2 if is_muon and name in hidden else 0.3 * decays), name
+@pytest.mark.parametrize("decaying", [{"embedding", "scales"}, {"gains", "scales"}, {"embedding", "gains"}, set()])
+@pytest.mark.parametrize("is_muon", [False, True])
+def test_matrices_decay_and_the_embedding_gains_and_scales_if_the_recipe_says_so(is_muon, decaying):
+    model = build(tiny_recipe(SLOTS).explicit_model, seed=0)
+    options = {f"decays_{part}": part in decaying for part in ("embedding", "gains", "scales")}
+    adamw = AdamWConfig(lr=0.01, weight_decay=0.3, **options)
+    config = MuonConfig(lr=0.02, weight_decay=0.2, adamw=adamw) if is_muon else adamw
+    hidden = PLAIN_MATRICES | {"w_expand", "w_reduce"} if is_muon else set()
+    parameters = dict(model.named_parameters())
+    for name, group in groups_by_parameter(model, config.build(model)).items():
+        part = {"embedding": "embedding", "scale": "scales"}.get(field(name))
+        part = "gains" if field(name).endswith("norm") else part
+        decays = parameters[name].dim() == 2 if part is None else part in decaying
+        assert group["weight_decay"] == (0.2 if field(name) in hidden else 0.3 * decays), name
 
 
 def test_rates_follow_the_schedule_and_those_of_adamw_are_over_the_width_multiplier_inside_the_model():

@@ -11,7 +11,6 @@ from widthwise.recipe.design import search_recipe, write_search
 from widthwise.recipe.recipe import load_recipe
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.totals import Sizes, totals
-from widthwise.yaml_io import to_yaml
 
 MODEL = {"vocab_size": 61, "d_model": 48, "n_layers": 3, "attention": {"n_heads": 3}}
 RECIPE = {**to_data(tiny_recipe("optimizer.betas=[0.8, 0.9]")), "model": MODEL}
@@ -74,14 +73,6 @@ def test_the_same_search_may_be_written_again_and_another_not(tmp_path) -> None:
     with pytest.raises(UserError, match=r"search\.json: exists already with other content; choose another --out"):
         written(tmp_path, {}, {"tolerance": 0.03})
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
-
-
-def test_a_recipe_with_explicit_layers_is_refused(tmp_path) -> None:
-    base = tmp_path / "base.yaml"
-    base.write_text(yaml.safe_dump(RECIPE))
-    base.write_text(to_yaml(load_recipe(base).resolved()))
-    with pytest.raises(UserError, match=r"base\.yaml: a search needs a base recipe with d_model and n_layers"):
-        search_recipe(base, (), SearchSpace())
 
 
 def test_a_width_budget_of_the_base_is_not_asked_of_an_hourglass(tmp_path) -> None:

@@ -56,10 +56,6 @@ def test_only_proportions_count(widths, factor):
     assert resolved(curve(widths=widths)) == resolved(curve(widths=[factor * width for width in widths]))
 
 
-def test_a_flat_curve_is_the_uniform_model():
-    assert resolved(curve(widths=[2, 2], hidden=[1, 1], attention=[1, 1])).layers == resolved().layers
-
-
 def test_points_divide_the_depth_evenly_at_any_depth():
     fine = {"head_dim": 2}
     for n_layers in (5, 9, 17):
@@ -93,11 +89,6 @@ def test_widths_need_whole_heads_unless_attention_has_a_curve_of_its_own():
     assert all(width % 4 == 0 for width in resolved(curve(widths=[1, 2], quantum=4, attention=[1, 1])).widths)
 
 
-def test_a_feed_forward_of_given_width_has_no_curve():
-    with pytest.raises(UserError, match=r"shape.hidden: needs ffn.ratio, not ffn.d_ff"):
-        resolved(curve(widths=[1, 2], hidden=[1, 2]), ffn={"kind": "swiglu", "d_ff": 64})
-
-
 HOURGLASS = {"kind": "hourglass", "ratio": 0.5, "n_blocks": 3}
 
 
@@ -108,17 +99,6 @@ def test_blocks_are_whole_and_at_least_one():
     # Each block is as wide as the rule makes it: the curve says how many there are.
     assert {width / layer.d_model for layer in config.layers for width in layer.ffn.hidden_widths} == {0.5}
     assert config.cost().params == pytest.approx(resolved(ffn=HOURGLASS).cost().params, rel=0.01)
-
-
-def test_hidden_widths_of_blocks_have_a_curve_beside_that_of_their_number():
-    config = resolved(curve(widths=[1, 1], hidden=[2, 1], blocks=[1, 2], quantum=6), ffn=HOURGLASS)
-    for layer, hidden, blocks in zip(config.layers, np.linspace(2, 1, 7), np.linspace(1, 2, 7)):
-        assert layer.ffn.hidden_widths == (round(0.5 * hidden * layer.d_model),) * round(3 * blocks)
-
-
-def test_only_an_hourglass_has_blocks():
-    with pytest.raises(UserError, match=r"shape\.blocks: feed-forward kind 'swiglu' has no blocks for a curve"):
-        resolved(curve(widths=[1, 2], blocks=[1, 2]))
 
 
 @pytest.mark.parametrize(("n_layers", "depth", "n_uniform"), [(7, 1.4, 5), (7, 0.5, 14), (12, 1.3333, 9), (3, 30, 1)])

@@ -12,7 +12,7 @@ from widthwise.config_io import UserError, parse
 from widthwise.experiments.sweep import read_sweep
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
-from widthwise.shape.profile import shared_out, shares
+from widthwise.shape.profile import apportioned, shares
 from widthwise.shape.template import ModelTemplate
 
 GROUPED = {"head_dim": 2, "kv_group_size": 2, "bias": True, "qk_norm": {"over": "all_heads"}}
@@ -48,7 +48,7 @@ def test_profiles_of_the_literature(points, is_framed, expected):
 )
 def test_whole_numbers_keep_the_sum_and_stay_within_one_of_the_profile(points, n_layers, n_each):
     sizes = shares(points, n_layers, False)
-    counts = shared_out(n_each, sizes, "heads")
+    counts = apportioned(n_each, sizes, "heads")
     assert sum(counts) == n_each * n_layers
     assert np.abs(np.array(counts) - n_each * sizes).max() < 1 + 1e-6
 

@@ -1,10 +1,8 @@
 """The search finds the shapes of the hourglass paper, and all that meet a budget within limits."""
 
-import json
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from paper_hourglass import BASELINES, SEARCHED, flops, layer_params, paper_sizes, params
@@ -39,15 +37,6 @@ def test_every_shape_of_the_paper_is_found_and_its_rule_gives_it() -> None:
         for k, n, aim, d_model, d_hidden in rows:
             assert (k, n, d_model, d_hidden) in found
             assert paper_sizes(baseline.layer_params, k, n, aim, baseline.n_heads) == (d_model, d_hidden)
-
-
-@settings(deadline=None, max_examples=12)
-@given(st.sampled_from([*BASELINES]), st.integers(1, 8), st.integers(4, 40), st.floats(0.1, 1))
-def test_what_the_rule_gives_is_always_found(scale, n_blocks, n_layers, ratio) -> None:
-    baseline = BASELINES[scale]
-    sizes = paper_sizes(baseline.layer_params, n_blocks, n_layers, ratio, baseline.n_heads)
-    result = found_at(scale, n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio], tolerance=0.1)
-    assert (n_blocks, n_layers, *sizes) in sizes_of(result)
 
 
 @pytest.mark.parametrize(
@@ -205,19 +194,6 @@ def test_a_search_that_finds_nothing_says_why(space, message) -> None:
         found_at("113M", **space)
 
 
-def test_changes_to_single_layers_are_refused() -> None:
-    base = BASELINES["113M"].template(layers={3: {"ffn": {"d_ff": 8}}})
-    with pytest.raises(UserError, match=r"^model\.layers: "):
-        search(base, 2048, SearchSpace())
-
-
-def test_the_model_of_another_shape_can_set_the_budget() -> None:
-    base = BASELINES["113M"].template(shape={"kind": "x", "rounding": "balanced"})
-    result = search(base, 2048, parse(SearchSpace, {"match": "kv_bytes", "n_layers": [12], "tolerance": 0.02}))
-    assert result.budget == base.resolve(2048).cost().kv_bytes() < 4 * 12 * 768
-    assert (abs(4 * 12 * result.sizes.d_model / result.budget - 1) <= 0.02).all()
-
-
 def test_the_one_nearest_to_each_ratio_is_kept() -> None:
     """So that the paper's own sizes are, for the ratios behind its tables."""
     asked = {"n_blocks": [2, 4], "n_layers": [6, 12], "ratio": [0.4, 0.5, 0.75]}
@@ -229,17 +205,6 @@ def test_the_one_nearest_to_each_ratio_is_kept() -> None:
         aim = min(asked["ratio"], key=lambda aim: abs(ratio - aim))
         rivals = (hidden / width for *other, width, hidden in sizes_of(every) if other == depth)
         assert abs(ratio - aim) == min(abs(rival - aim) for rival in rivals)
-
-
-def test_a_summary_is_plain_data_with_the_same_numbers() -> None:
-    result = found_at("113M", n_layers=[12], n_blocks=[4], ratio=[0.4])
-    summary = json.loads(json.dumps(result.summary(2)))
-    assert (summary["n_found"], len(summary["candidates"])) == (3, 2)
-    assert summary["baseline"]["layer_params"] == BASELINES["113M"].layer_params == summary["budget"]
-    row = summary["candidates"][1]
-    assert (row["name"], row["d_model"], row["d_hidden"]) == ("d1032-h418-k4-l12", 1032, 418)
-    assert (row["ratio"], row["aspect"], row["head_dim"]) == (418 / 1032, 86, 86)
-    assert row["attention_params"] / row["layer_params"] == pytest.approx(4 / (4 + 3 * 4 * 418 / 1032))
 
 
 @given(arrays(np.int64, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.integers(0, 4)))

@@ -86,21 +86,6 @@ def test_solution_equals_appendix_a_solved_by_bisection(cost, turn_layer):
     np.testing.assert_allclose(widths, appendix_a(cost, 11, turn_layer, 0.37 * 97), rtol=1e-10)
 
 
-def test_only_the_wide_end_saves_in_growing_and_narrowing():
-    cost = params_cost(63, kv_share=0.5)
-    first_only = QuadraticCost(63, 15, first_saving=2)
-    narrowing = solve_widths(SCHEDULES["narrowing"], cost, 9, 9, 0.4)
-    np.testing.assert_allclose(narrowing, solve_widths(SCHEDULES["narrowing"], first_only, 9, 9, 0.4))
-    parameters = 15 * (narrowing**2).sum() - 2 * narrowing[0] * (narrowing[0] - 63)
-    assert cost.square == 15
-    assert parameters == pytest.approx(15 * 9 * 63**2, rel=1e-12)
-
-
-def test_matching_kv_bytes_keeps_the_mean_width():
-    cost = QuadraticCost(97, 0, linear=4)
-    assert solve_widths(SCHEDULES["x"], cost, 13, 5, 0.3).mean() == pytest.approx(97, rel=1e-12)
-
-
 @st.composite
 def problems(draw):
     """(schedule, cost, n_layers, turn_layer, turn_ratio), always feasible."""

@@ -3,8 +3,6 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from quadratic_cost import ORACLE, QuadraticCost
 from recipes import RECIPES
 from thinned import every_pair
@@ -136,11 +134,6 @@ def test_slim_endpoints_stop_at_d_model_and_full_ones_do_not_and_narrow_ones_sta
     assert (narrow.layers[0].d_in, narrow.layers[-1].d_out, narrow.final_norm_width) == (16, 32, 64)
 
 
-def test_one_layer_may_be_both_ends():
-    only = small(n_layers=1, shape={"kind": "explicit", "widths": [96]}).resolve(8).layers[0]
-    assert (only.d_in, only.d_model, only.d_out) == (64, 96, 64)
-
-
 def test_changes_to_single_layers():
     resolved = small(layers={2: {"ffn": {"d_ff": 7}}, 3: {"d_model": 32}, 0: {"d_model": 96}}).resolve(8)
     assert resolved.layers[2].ffn.d_ff == 7
@@ -200,13 +193,6 @@ def test_mistakes_are_named():
         assert "validation error" not in str(caught.value)
 
 
-def test_the_uniform_model_is_the_template_without_its_shape():
-    changed = {1: {"ffn": {"kind": "swiglu", "d_ff": 3}}}
-    template = small(shape={"kind": "x", "endpoints": "full"}, layers=changed, ffn={"kind": "swiglu", "ratio": 3})
-    expected = small(shape={"kind": "uniform", "endpoints": "full"}, ffn={"kind": "swiglu", "ratio": 3})
-    assert template.uniform() == expected
-
-
 def test_the_baseline_lacks_the_shape_or_else_the_slots_and_the_further_heads():
     stream = {"residual": {"kind": "hyper_connections", "slot_width": 8, "n_slots": 20, "multiplier": 0.5}}
     heads = {"mtp": {"n_depths": 2}, "norm": {"eps": 1e-3}}
@@ -232,14 +218,6 @@ def test_attention_may_be_wider_or_narrower_than_its_layer(widths, attention, ex
     layers = small(d_model=widths[0], n_layers=2, attention=attention, shape=shape).resolve(8).layers
     assert [(layer.attention.n_heads, layer.attention.head_dim) for layer in layers] == expected
     assert all(layer.attention.scale == layer.attention.head_dim**-0.5 for layer in layers)
-
-
-@settings(deadline=None, max_examples=20)
-@given(kv_group_size=st.integers(1, 7), n_groups=st.integers(1, 9))
-def test_every_group_of_query_heads_shares_one_key_value_head(kv_group_size, n_groups):
-    attention = {"head_dim": 4, "kv_group_size": kv_group_size}
-    layer = small(d_model=4 * kv_group_size * n_groups, n_layers=1, attention=attention).resolve(8).layers[0]
-    assert (layer.attention.n_heads, layer.attention.n_kv_heads) == (kv_group_size * n_groups, n_groups)
 
 
 @pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(4, 1), (4, 2)])

@@ -16,7 +16,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.shape.search import candidate_template
 from widthwise.shape.template import ModelTemplate
-from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
+from widthwise.shape.totals import Sizes, UniformTotals, totals
 
 T = 13
 
@@ -98,15 +98,6 @@ def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
     assert {name: count(name, sizes) for name in from_torch} == from_torch
     for name, value in totals(config, T)._asdict().items():
         assert count(name, sizes) == pytest.approx(value, rel=1e-12), name
-
-
-def test_arrays_are_counted_as_single_models_are() -> None:
-    count = count_of_113m()
-    widths = np.array([24, 1032, 768]), np.array([7, 418, 307]), np.array([48, 1032, 384])
-    arrays = Sizes(np.array([1, 4, 10]), np.array([20, 12, 3]), *widths)
-    singles = [totals(candidate_of_113m(Sizes(*map(int, sizes))), 2048) for sizes in zip(*arrays)]
-    for name in Totals._fields:
-        assert list(count(name, arrays)) == [getattr(single, name) for single in singles], name
 
 
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 96), st.floats(0.05, 4), st.floats(30, 20_000))

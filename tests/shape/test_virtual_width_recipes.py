@@ -13,8 +13,7 @@ from test_template import SHAPES, SLOTS
 from test_template import small as small_template
 from thinned import in_turn
 
-from widthwise.config_io import UserError, parse, to_data
-from widthwise.experiments.compare import read_plan
+from widthwise.config_io import UserError, to_data
 from widthwise.model.cost import Cost
 from widthwise.model.residual.slots import HyperConnectionOptions
 from widthwise.recipe.inspection import inspect_recipe
@@ -22,7 +21,6 @@ from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.shape.search import search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
-from widthwise.shape.totals import Sizes
 from widthwise.yaml_io import merge
 
 ROOT = Path(__file__).parents[2]
@@ -59,11 +57,6 @@ class TestSite:
             assert dynamic == (total - paper.norm) * d_model
             assert static == (paper.width + paper.depth) * d_model
             assert dynamic - static == paper.coefficients * d_model
-
-    def test_the_example_of_the_paper(self):
-        paper = site_flops(2, 3)
-        assert paper == (6, 21, 15, 6)
-        assert (paper.norm + paper.coefficients + paper.width, paper.depth) == (42, 6)
 
     @pytest.mark.parametrize(("m", "n", "slot_width", "by_hand"), [(2, 3, 1024, 8234), (8, 64, 256, 30976)])
     def test_parameters(self, m, n, slot_width, by_hand):
@@ -107,19 +100,6 @@ class TestRecipes:
         virtual["model"]["residual"] = uniform["model"]["residual"]
         assert virtual == uniform
 
-    @pytest.mark.parametrize("r", SERIES)
-    def test_a_sibling_has_a_further_head(self, r):
-        without, sibling = (recipe(f"virtual_width_{r}x{mtp}") for mtp in ("", "_mtp"))
-        assert sibling.model.mtp is not None
-        assert sibling.model.model_copy(update={"mtp": None}) == without.model
-        costs = [each.explicit_model for each in (without, sibling)]
-        assert costs[0].inference_cost() == costs[1].inference_cost() == costs[0].cost()
-
-    def test_variable_and_virtual_width_differ_from_the_x_in_the_residual_alone(self):
-        virtual, x = (to_data(recipe(name)) for name in ("x_virtual_width_200m", "x_200m_hw"))
-        virtual["model"]["residual"] = x["model"]["residual"]
-        assert virtual == x
-
 
 class TestInspection:
     @pytest.mark.parametrize("name", ["virtual_width_2x", "virtual_width_8x_mtp"])
@@ -128,12 +108,6 @@ class TestInspection:
         plain = inspected("uniform_200m")
         assert baseline == {key: plain[key] for key in baseline}
         assert (baseline["residual"], baseline["n_mtp_depths"], baseline["virtual_width"]) == ("plain", 0, 1)
-
-    def test_a_shape_stands_beside_the_uniform_model_it_is_matched_to(self):
-        summary = inspected("x_virtual_width_200m")
-        assert summary["baseline"]["residual"] == summary["residual"] == "hyper_connections"
-        assert set(summary["baseline"]["widths"]) == {640}
-        assert summary["ratio"]["params"] == pytest.approx(1, abs=1e-3)
 
     def test_flops_of_the_parts_are_those_of_training(self):
         summary = inspected("virtual_width_4x_mtp")
@@ -191,28 +165,6 @@ class TestBudgets:
             small(residual, shape=SHAPES[0]).resolve(8)
         by_hand = {"kind": "explicit", "widths": [512, 256, 64, 1024, 256, 512, 512, 512]}
         assert small(residual, shape=by_hand).resolve(8).stream_width == 1024
-
-    def test_a_comparison_counts_the_sites(self):
-        """At width 640 virtual_width_2x adds 0.7 percent of parameters, which may differ by one, and 1.2 of FLOPs."""
-        uniform, wide = "uniform_200m", "virtual_width_2x"
-        assert [*read_plan([uniform, wide], match="params").recipes] == ["uniform_200m", "virtual_width_2x"]
-        with pytest.raises(UserError, match=r"^virtual_width_2x: flops is 1\.01\d\d of uniform_200m's"):
-            read_plan([uniform, wide], match="flops")
-
-    @in_turn(
-        ("residual", [{"n_fractions": 3, "n_slots": 5}, {"slot_width": 12}, {"n_slots": 2}]),
-        ("match", ["params", "flops"]),
-    )
-    def test_a_search_counts_the_sites(self, match, residual):
-        base = small(residual, d_model=96, mtp={"n_depths": 2})
-        found = search(base, 33, parse(SearchSpace, {"match": match, "n_layers": [6, 8], "tolerance": 0.02}))
-        best, count = found.best(3), found.count
-        assert best
-        for row in best:  # whose costs `best` counts layer by layer
-            config = count.build(Sizes(*(row[name] for name in Sizes._fields)))
-            quantity = {"params": config.cost().params, "flops": config.inference_cost().forward_flops(33)}[match]
-            assert quantity == pytest.approx(found.budget, rel=0.02)
-            assert config.residual.kind == "hyper_connections"
 
     def test_a_search_needs_streams_that_grow_with_d_model(self):
         with pytest.raises(UserError, match=r"^model.residual.slot_width: conflicts with n_slots; a search changes"):

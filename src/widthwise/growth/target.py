@@ -42,11 +42,13 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
     """Raise UserError for what growth does not know, and for what it cannot change or take away."""
     for model in (old, wanted):
         residual = model.residual
-        if residual.kept is None or residual.layout is None:
-            raise UserError(f"residual: growth does not know `{residual.kind}`; it must say `kept` and `layout`")
+        if residual.constant_fields is None or residual.layout is None:
+            raise UserError(
+                f"residual: growth does not know `{residual.kind}`; it must set `constant_fields` and `layout`"
+            )
         for where, layer in model.named_layers():
-            if layer.ffn.kept is None:
-                raise UserError(f"{where}.ffn: growth does not know `{layer.ffn.kind}`; it must say `kept`")
+            if layer.ffn.constant_fields is None:
+                raise UserError(f"{where}.ffn: growth does not know `{layer.ffn.kind}`; it must set `constant_fields`")
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)

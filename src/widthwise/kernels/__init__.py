@@ -1,1 +1,1 @@
-"""Fused operations. Each file has a readable reference, which defines the operation, its fast forms and the choice."""
+"""Fused operations. Each file has a readable reference, its fast forms, and the choice among them."""

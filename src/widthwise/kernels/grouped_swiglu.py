@@ -1,4 +1,4 @@
-"""The routed SwiGLU experts of a mixture: for each token the weighted sum over its chosen experts."""
+"""The routed SwiGLU experts of a mixture: a weighted sum over the chosen experts of each token."""
 
 from itertools import pairwise
 from typing import Any
@@ -11,13 +11,13 @@ from torch.utils.flop_counter import register_flop_formula
 from widthwise.kernels.dispatch import compute_dtype, reference_wanted, refuse_double_backward
 
 ALIGNMENT_BYTES = 16
-"""Rows in torch's grouped product start at multiples of it."""
+"""Rows in torch's grouped product start at multiples of this."""
 
 
 def reference_grouped_swiglu(
     x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor
 ) -> Tensor:
-    """For each token, the sum over its chosen experts of weight * w_down (silu(w_gate x) * w_up x).
+    """Return, for each token, the sum over its chosen experts of weight * w_down (silu(w_gate x) * w_up x).
 
     x: (n_tokens, d_model), chosen: integers (n_tokens, top_k), weights: (n_tokens, top_k), w_gate and w_up: (n_experts,
     d_expert, d_model), w_down: (n_experts, d_out, d_expert) -> (n_tokens, d_out), in the autocast dtype if autocast
@@ -34,9 +34,9 @@ def reference_grouped_swiglu(
 
 @torch.library.custom_op("widthwise::grouped_mm", mutates_args=())
 def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Matrix products over consecutive groups of rows, as one operator.
+    """Multiply consecutive groups of rows by matrices, as one operator.
 
-    It wraps `torch.nn.functional.grouped_mm`, which requires strides that are multiples of 16 bytes, has no fp64 form,
+    Wraps `torch.nn.functional.grouped_mm`, which requires strides that are multiples of 16 bytes, has no fp64 form,
     can be traced in bf16 only, and is invisible to torch's FLOP counter.
 
     Group g is rows ends[g - 1] to ends[g] (exclusive). ends: int32 (n_groups,), ascending, the last one n_rows.
@@ -64,33 +64,34 @@ def _(a_shape: torch.Size, b_shape: torch.Size, *_: object, **__: object) -> int
 
 
 def _aligned(matrices: Tensor) -> Tensor:
-    """The same values, with rows (or columns, if those are contiguous) that start at multiples of 16 bytes."""
+    """Return the same values with rows, or contiguous columns, that start at multiples of 16 bytes."""
     if matrices.stride(-1) != 1:
         return _aligned(matrices.mT).mT
-    n_columns, unit = matrices.shape[-1], ALIGNMENT_BYTES // matrices.element_size()
+    unit = ALIGNMENT_BYTES // matrices.element_size()
     if matrices.stride(-2) % unit == 0:
         return matrices
+    n_columns = matrices.shape[-1]
     return pad(matrices, (0, unit - n_columns % unit))[..., :n_columns]
 
 
 class _GroupedSwiGLU(torch.autograd.Function):
     """Grouped matrix products over tokens sorted by expert.
 
-    The host never waits for the device: the token counts of the experts stay on it. Kept for the backward pass are gate
-    and up of every choice; sorted inputs and hidden activations are recomputed.
+    The host never waits for the device, because the token counts of the experts stay there. Gate and up of every choice
+    are kept for the backward pass; sorted inputs and hidden activations are recomputed.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor
     ) -> Tensor:
-        n_experts, top_k = len(w_gate), chosen.shape[1]
+        top_k = chosen.shape[1]
         # order: the flat (token, choice) at each sorted row; place: its inverse; ends: the last row + 1 of each expert.
         experts, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(experts, torch.arange(n_experts, device=x.device), right=True, out_int32=True)
+        ends = torch.searchsorted(experts, torch.arange(len(w_gate), device=x.device), right=True, out_int32=True)
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         rows = x[order // top_k]  # one for each choice
-        gate, up = grouped_mm(rows, w_gate.mT, ends), grouped_mm(rows, w_up.mT, ends)
+        gate, up = (grouped_mm(rows, w.mT, ends) for w in (w_gate, w_up))
         hidden = silu(gate).mul_(up).mul_(weights.flatten()[order, None])
         ctx.save_for_backward(x, weights, w_gate, w_up, w_down, gate, up, order, place, ends)
         return _summed(grouped_mm(hidden, w_down.mT, ends), place, top_k)
@@ -100,7 +101,8 @@ class _GroupedSwiGLU(torch.autograd.Function):
         refuse_double_backward()
         x, weights, w_gate, w_up, w_down, gate, up, order, place, ends = ctx.saved_tensors
         top_k = weights.shape[1]
-        weight, token = weights.flatten()[order, None], order // top_k
+        weight = weights.flatten()[order, None]
+        token = order // top_k
         grad_rows = grad[token]
         grad_hidden = grouped_mm(grad_rows, w_down, ends)
         activated = silu(gate)
@@ -111,18 +113,18 @@ class _GroupedSwiGLU(torch.autograd.Function):
         grad_gate = torch.ops.aten.silu_backward(grad_product * up, gate)
         grad_up = activated.mul_(grad_product)
         rows = x[token]
-        grad_w_gate, grad_w_up = grouped_mm(grad_gate.T, rows, ends), grouped_mm(grad_up.T, rows, ends)
+        grad_w_gate, grad_w_up = (grouped_mm(grad.T, rows, ends) for grad in (grad_gate, grad_up))
         grad_x = _summed(grouped_mm(grad_gate, w_gate, ends).add_(grouped_mm(grad_up, w_up, ends)), place, top_k)
         return grad_x, None, grad_weight[place].view_as(weights), grad_w_gate, grad_w_up, grad_w_down
 
 
 def _summed(rows: Tensor, place: Tensor, top_k: int) -> Tensor:
-    """The adjoint of `x[token]`. It gathers rather than scatter-adds, so that the result is deterministic."""
+    """Return the adjoint of `x[token]`. Gathers rather than scatter-adds, so that the result is deterministic."""
     return rows[place].view(len(place) // top_k, top_k, rows.shape[1]).sum(dim=1)
 
 
 def grouped_swiglu(x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
-    """See `reference_grouped_swiglu`."""
+    """Compute `reference_grouped_swiglu`."""
     if reference_wanted():
         return reference_grouped_swiglu(x, chosen, weights, w_gate, w_up, w_down)
     dtype = compute_dtype(x)

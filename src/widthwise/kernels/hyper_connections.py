@@ -1,15 +1,15 @@
-"""Generalized hyper-connections: the residual state of a token is slots, which sublayers read and write.
+"""Generalized hyper-connections: the residual state of a token consists of slots that sublayers read and write.
 
 Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10), Alg. 1-3. The state is n slots of b numbers. A sublayer
 reads n_read mixtures of the slots and writes n_write blocks back; the slots themselves are carried over and mixed as
 well. The weights of all three mixtures are the columns of one table of n rows, [read | carry | write]. Its carry part
 is stored as the deviation from the identity, because in bf16 a carry of 1 + 2^-8 would round to 1.
 
-The fused form has a hand-written backward pass that recomputes most states. A read works on a few tokens at a time;
-what leaves it is the sublayer's input, the carried state and the coefficients of the write. For the backward pass a
-site keeps its sublayer's update and, at every state_every-th site, the state. A state that was not kept is recomputed
-by repeating the write that made it, from the previous state and the update. No sublayer runs twice, and the result is
-bitwise the same. Source: section 3.5 of the paper.
+The fused form has a hand-written backward pass that recomputes most states. A read works on a few tokens at a time and
+returns the sublayer's input, the carried state and the coefficients of the write. For the backward pass a site keeps
+its sublayer's update and, at every state_every-th site, the state. Other states are recomputed from the previous state
+and the update, by repeating the write. No sublayer runs twice, and the result is bitwise the same. Source: section 3.5
+of the paper.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from widthwise.kernels.hyper_connections_chunks import Chunks, Site, add_product
 def reference_read_slots(
     state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None, n_read: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The input of a sublayer, and the coefficients that `reference_write_slots` needs.
+    """Return the input of a sublayer, and the coefficients for `reference_write_slots`.
 
     coefficients = scale * tanh(state / rms(state) @ projection) + static, each slot normalised separately.
 
@@ -46,7 +46,7 @@ def reference_read_slots(
 def reference_write_slots(
     state: Tensor, update: Tensor, coefficients: Tensor, n_read: int, multiplier: float
 ) -> Tensor:
-    """The state after a sublayer: state + carry^T state + multiplier * write update, in the state's dtype.
+    """Return the state after a sublayer, state + carry^T state + multiplier * write update, in the state's dtype.
 
     state: (B, T, n, b); update: (B, T, n_write * b); coefficients: from `reference_read_slots`.
     """
@@ -60,38 +60,38 @@ def reference_write_slots(
 
 
 class FusedRead(NamedTuple):
-    """A read, as its write takes it."""
+    """Result of a fused read for the write that follows."""
 
     carried: Tensor
-    """(B, T, n, b), fp32 or wider: the state, mixed among its slots. The write overwrites it."""
+    """(B, T, n, b), fp32 or wider: the mixed state. The write overwrites it."""
     write: Tensor
-    """(N, n_write, n), N = B * T: how much of each written block a slot takes."""
+    """(N, n_write, n), N = B * T: weights of the written blocks in each slot."""
     dtype: torch.dtype
-    """The type of the state."""
+    """The dtype of the state."""
     reading: Any
-    """The read in autograd's graph; None without gradients."""
+    """Node of the read in autograd's graph; None without gradients."""
 
 
 def _slots(state: Tensor) -> Tensor:
-    """(B, T, n, b) -> (N, n, b), fp32 or wider."""
+    """Reshape (B, T, n, b) to (N, n, b), fp32 or wider."""
     return widened(state.flatten(0, -3)).contiguous()
 
 
 def _blocks(x: Tensor, state: Tensor) -> Tensor:
-    """(B, T, d) -> (N, d / b, b), in the type of the state (N, n, b)."""
+    """Reshape (B, T, d) to (N, d / b, b), in the dtype of the state (N, n, b)."""
     n_tokens, _, slot_width = state.shape
     return x.reshape(n_tokens, x.shape[-1] // slot_width, slot_width).to(state.dtype)
 
 
 def _mixtures(table: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-    """Read (C, n_read, n), carry (C, n, n) and write (C, n_write, n) of a chunk's table (k, C, n)."""
+    """Split a chunk's table (k, C, n) into read (C, n_read, n), carry (C, n, n) and write (C, n_write, n)."""
     read, carry, write = table.transpose(0, 1).tensor_split((site.n_read, site.n_read + table.shape[-1]), dim=1)
     return read, carry, write
 
 
 class _Gradients(NamedTuple):
-    """The gradients of what a read took: of the state (N, n, b), and of its site's tables, (k, n) and (k, b), which are
-    summed over the tokens."""
+    """Gradients of the inputs of a read: the state (N, n, b), and its site's tables (k, n) and (k, b), summed over the
+    tokens."""
 
     state: Tensor
     static: Tensor
@@ -100,20 +100,20 @@ class _Gradients(NamedTuple):
 
 
 def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write: Tensor) -> _Gradients:
-    """The backward pass of a read, whose coefficients it overwrites."""
-    state, site, scratch = chunks.state, chunks.site, chunks.scratch
-    slot_width = state.shape[-1]
+    """Run the backward pass of a read. Overwrites its coefficients."""
+    site = chunks.site
+    slot_width = chunks.state.shape[-1]
     sums = [None if table is None else torch.zeros_like(table) for table in site[:3]]
-    gradients = _Gradients(torch.empty_like(state), *sums)  # pyright: ignore[reportArgumentType]
+    gradients = _Gradients(torch.empty_like(chunks.state), *sums)  # pyright: ignore[reportArgumentType]
     for rows, chunk, (table, half_tanh, doubled, inverse_rms) in chunks:
         n_tokens, n_slots, _ = chunk.shape
         n_mixed = site.n_read + n_slots
-        mixed = torch.cat(
-            (grad_x[rows], grad_carried[rows]), dim=1, out=scratch("mixed", n_tokens, n_mixed, slot_width)
-        )
-        grad_mixed = torch.bmm(mixed, chunk.transpose(1, 2), out=scratch("grad_mixed", n_tokens, n_mixed, n_slots))
+        mixed = chunks.scratch("mixed", n_tokens, n_mixed, slot_width)
+        torch.cat((grad_x[rows], grad_carried[rows]), dim=1, out=mixed)
+        grad_mixed = chunks.scratch("grad_mixed", n_tokens, n_mixed, n_slots)
+        torch.bmm(mixed, chunk.transpose(1, 2), out=grad_mixed)
         columns = grad_mixed.transpose(0, 1), grad_write[rows].transpose(0, 1)
-        grad = torch.cat(columns, out=scratch("grad", *table.shape))
+        grad = torch.cat(columns, out=chunks.scratch("grad", *table.shape))
         gradients.static.add_(grad.sum(dim=1))
         grad_chunk = gradients.state[rows]
         torch.bmm(table[:n_mixed].permute(1, 2, 0), mixed, out=grad_chunk)
@@ -133,7 +133,7 @@ def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write:
 
 
 class _Read(torch.autograd.Function):
-    """Mixes the slots, a few tokens at a time, for the sublayer and for what is carried past it."""
+    """Mix the slots, a few tokens at a time, into the sublayer's input and the carried state."""
 
     @staticmethod
     def forward(
@@ -160,12 +160,15 @@ class _Read(torch.autograd.Function):
                 product(read, chunk, out=x_slots[rows])
                 product(carry, chunk, out=carried_slots[rows])
         x = x.to(state.dtype)
-        # One state in state_every is saved; the write that made any other one can remake it.
+        # One state in state_every is saved; the others are recomputed by repeating their write.
         producer: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
         ctx.n_since_kept = 0 if producer is None else (producer.reading.n_since_kept + 1) % state_every
         ctx.producer = producer if ctx.n_since_kept else None
         ctx.save_for_backward(None if ctx.n_since_kept else state, static, projection, scale)
-        ctx.n_read, ctx.eps, ctx.shape, ctx.dtype = n_read, eps, state.shape, state.dtype
+        ctx.n_read = n_read
+        ctx.eps = eps
+        ctx.shape = state.shape
+        ctx.dtype = state.dtype
         ctx.chunks = ctx.parameters = None
         return x, carried, write
 
@@ -175,8 +178,9 @@ class _Read(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
         with without_autocast(grad_x):
-            chunks, parameters = _chunks_of(ctx), ctx.parameters
-            ctx.chunks = ctx.parameters = None  # the read runs last in a backward pass, so that the cache can go
+            chunks = _chunks_of(ctx)
+            parameters = ctx.parameters
+            ctx.chunks = ctx.parameters = None  # a read runs after its write in the backward pass, so free the cache
             state = chunks.state
             gradients = _gradients(chunks, _blocks(grad_x, state), grad_carried.reshape(state.shape), grad_write)
         grad_state = gradients.state.view(ctx.shape).to(ctx.dtype)
@@ -188,13 +192,15 @@ class _Read(torch.autograd.Function):
 
 
 class _Write(torch.autograd.Function):
-    """Adds the update to what was carried, in place."""
+    """Add the update to the carried state, in place."""
 
     @staticmethod
     def forward(
         ctx: Any, carried: Tensor, write: Tensor, dtype: torch.dtype, reading: Any, update: Tensor, multiplier: float
     ) -> Tensor:
-        ctx.reading, ctx.multiplier, ctx.update = reading, multiplier, None
+        ctx.reading = reading
+        ctx.multiplier = multiplier
+        ctx.update = None
         ctx.save_for_backward(update)
         with without_autocast(carried):
             slots = carried.flatten(0, -3)
@@ -207,12 +213,15 @@ class _Write(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        update, ctx.update = _update_of(ctx), None
+        update = _update_of(ctx)
+        ctx.update = None
         with without_autocast(grad):
             chunks = _chunks_of(ctx.reading).of_the_write()
             state = chunks.state
-            blocks, wide = _blocks(update, state), grad.reshape(state.shape).to(state.dtype)
-            grad_write, grad_update = state.new_empty(*blocks.shape[:2], state.shape[1]), torch.empty_like(blocks)
+            blocks = _blocks(update, state)
+            wide = grad.reshape(state.shape).to(state.dtype)
+            grad_write = state.new_empty(*blocks.shape[:2], state.shape[1])
+            grad_update = torch.empty_like(blocks)
             for rows, _, (table, *_) in chunks:
                 torch.bmm(blocks[rows], wide[rows].transpose(1, 2), out=grad_write[rows])
                 product(table[-blocks.shape[1] :].transpose(0, 1), wide[rows], out=grad_update[rows])
@@ -222,38 +231,39 @@ class _Write(torch.autograd.Function):
 
 
 def _chunks_of(reading: Any) -> Chunks:
-    """State and coefficients of a read, computed once per backward pass and cached on its graph node.
+    """Return state and coefficients of a read, computed once per backward pass and cached on its graph node.
 
-    So are the parameters, because activation checkpointing unpacks a saved tensor only once in a pass. Coefficients
-    that are more than the state itself are not cached: to compute them again takes no longer than to fetch them.
+    Parameters are cached too, because activation checkpointing unpacks a saved tensor only once in a pass. Coefficients
+    larger than the state are not cached: computing them again takes no longer than fetching them.
     """
     if reading.chunks is None:
         state, *reading.parameters = reading.saved_tensors
-        slots = _slots(_made_again(reading.producer, reading.dtype) if state is None else state)
+        slots = _slots(_recomputed(reading.producer, reading.dtype) if state is None else state)
         site = site_of(reading.parameters, reading.n_read, reading.eps, slots.dtype)
         reading.chunks = Chunks(slots, site, keeps=len(site.static) <= slots.shape[-1])
     return reading.chunks
 
 
 def _update_of(writing: Any) -> Tensor:
-    """The update that a write added, cached on its graph node until its own backward pass for the same reason."""
+    """Return the update of a write, cached on its graph node until its backward pass for the same reason."""
     if writing.update is None:
         (writing.update,) = writing.saved_tensors
     return writing.update
 
 
-def _made_again(writing: Any, dtype: torch.dtype) -> Tensor:
-    """Recomputes the state (N, n, b) that a write left. writing: its node in autograd's graph."""
+def _recomputed(writing: Any, dtype: torch.dtype) -> Tensor:
+    """Recompute the state (N, n, b) after a write. writing: its node in autograd's graph."""
     chunks = _chunks_of(writing.reading)
-    made, blocks = torch.empty_like(chunks.state), _blocks(_update_of(writing), chunks.state)
+    state = torch.empty_like(chunks.state)
+    blocks = _blocks(_update_of(writing), chunks.state)
     for rows, chunk, (table, *_) in chunks:
         _, carry, write = _mixtures(table, chunks.site)
-        add_product(product(carry, chunk, out=made[rows]), write.transpose(1, 2), blocks[rows], writing.multiplier)
-    return made.to(dtype)
+        add_product(product(carry, chunk, out=state[rows]), write.transpose(1, 2), blocks[rows], writing.multiplier)
+    return state.to(dtype)
 
 
 class ReferenceRead(NamedTuple):
-    """The same of the reference."""
+    """Result of a reference read for the write that follows."""
 
     state: Tensor
     coefficients: Tensor
@@ -269,11 +279,11 @@ def read_slots(
     eps: float,
     state_every: int = 1,
 ) -> tuple[Tensor, ReferenceRead | FusedRead]:
-    """The input of a sublayer, and what `write_slots` needs later. See `reference_read_slots`.
+    """Return the input of a sublayer, and the argument of `write_slots`. See `reference_read_slots`.
 
-    state_every: of so many consecutive sites the hand-written form keeps one state for the backward pass.
+    state_every: the hand-written form keeps one state of so many consecutive sites for the backward pass.
     """
-    is_recorded = state.requires_grad or static.requires_grad  # else a write would find no read in the graph
+    is_recorded = state.requires_grad or static.requires_grad  # otherwise a write has no read in the graph
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
         x, carried, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
         return x, FusedRead(carried, write, x.dtype, x.grad_fn)
@@ -281,8 +291,8 @@ def read_slots(
     return x, ReferenceRead(state, coefficients, n_read)
 
 
-def write_slots(kept: ReferenceRead | FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """The state after a sublayer, once for each read, which it overwrites. See `reference_write_slots`."""
-    if isinstance(kept, FusedRead):
-        return _Write.apply(*kept, update, multiplier)
-    return reference_write_slots(kept.state, update, kept.coefficients, kept.n_read, multiplier)
+def write_slots(read: ReferenceRead | FusedRead, update: Tensor, multiplier: float) -> Tensor:
+    """Return the state after a sublayer. Overwrites the read, so call it only once. See `reference_write_slots`."""
+    if isinstance(read, FusedRead):
+        return _Write.apply(*read, update, multiplier)
+    return reference_write_slots(read.state, update, read.coefficients, read.n_read, multiplier)

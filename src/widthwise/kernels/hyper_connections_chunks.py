@@ -1,8 +1,8 @@
-"""The coefficients of hyper-connections for a few tokens at a time, so that they stay in the cache; products with them.
+"""Coefficients of hyper-connections for a few tokens at a time, so that they stay in the cache, and products with them.
 
 The tables of many narrow slots are several times as large as the slots. They are (k, C, n) for C tokens: the product
-that makes them takes a quarter of the time with its small dimension as rows, and the batched small products that use
-them are indifferent to it as long as C is odd, because rows a power of two apart would share a few lines of the cache.
+that computes them takes a quarter of the time with its small dimension as rows. The batched small products that use
+them are as fast in this layout if C is odd; otherwise rows a power of two apart share a few cache lines.
 """
 
 import math
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 2**20
-"""Slots and coefficients to work on at a time: about a second-level cache."""
+"""Size of the slots and coefficients of a chunk: about a second-level cache."""
 MIN_MULTIPLICATIONS = 400
-"""Multiplications r k w of one pair below which torch's batched product takes a loop over single numbers, four times as
-slow as a sum of outer products."""
+"""Multiplications r k w of one pair below which torch's batched product loops over single numbers, which is four times
+as slow as a sum of outer products."""
 
 
 class Scratch:
-    """Memory that one chunk after the other uses, and therefore finds in the cache."""
+    """Memory that all chunks reuse, so that it stays in the cache."""
 
     def __init__(self, like: Tensor):
         self._like = like
         self._parts: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The part of that name, whose contents are left to chance. No shape is larger than the first."""
+        """Return the uninitialised part of that name. No shape may be larger than the first one."""
         n_elements = math.prod(shape)
         if name not in self._parts:
             self._parts[name] = self._like.new_empty(n_elements)
@@ -35,7 +35,7 @@ class Scratch:
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of a chunk. All but the table only serve the derivative, and are None if tokens share them."""
+    """The coefficients of a chunk. Only the derivative needs the fields after the table; None if tokens share it."""
 
     table: Tensor
     """(k, C, n): the k coefficients of each slot of each token."""
@@ -48,10 +48,10 @@ class Coefficients(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The parameters of one site, or of some of its coefficients, as chunks take them."""
+    """The parameters of one site, or of some of its coefficients, in the layout of chunks."""
 
     static: Tensor
-    """(k, n), with the 1 of a slot that carries itself."""
+    """(k, n), including the 1 with which each slot carries itself."""
     projection: Tensor | None
     """(k, b)"""
     scale: Tensor | None
@@ -60,7 +60,7 @@ class Site(NamedTuple):
     eps: float
 
     def coefficients(self, chunk: Tensor, scratch: Scratch) -> Coefficients:
-        """chunk: (C, n, b). The result lasts as long as the contents of the scratch."""
+        """Return the coefficients of a chunk (C, n, b). They are valid as long as the contents of the scratch."""
         n_tokens, n_slots, slot_width = chunk.shape
         if self.projection is None or self.scale is None:
             return Coefficients(self.static[:, None].expand(-1, n_tokens, -1))
@@ -70,14 +70,14 @@ class Site(NamedTuple):
         doubled = scratch("doubled", *shape)
         torch.mm(self.projection, chunk.view(-1, slot_width).T, out=doubled.flatten(1))
         doubled.mul_(2 * inverse_rms)
-        # tanh(x) = 2 sigmoid(2 x) - 1 in a fifth of the time; exact to 1e-7 in fp32, the rounding of a coefficient of 1
+        # tanh(x) = 2 sigmoid(2 x) - 1 takes a fifth of the time. In fp32 it is exact to 1e-7, the rounding of 1.
         half_tanh = torch.sigmoid(doubled, out=scratch("half_tanh", *shape)).sub_(0.5)
-        start, scale, table = self.static[:, None], self.scale[:, None], scratch("table", *shape)
-        torch.addcmul(start, scale, half_tanh, value=2, out=table)
+        table = scratch("table", *shape)
+        torch.addcmul(self.static[:, None], self.scale[:, None], half_tanh, value=2, out=table)
         return Coefficients(table, half_tanh, doubled, inverse_rms)
 
     def of_the_write(self) -> "Site":
-        """The coefficients of the write alone."""
+        """Return the site with the coefficients of the write only."""
         first = self.n_read + self.static.shape[-1]
         if self.projection is None or self.scale is None:
             return self._replace(static=self.static[first:], n_read=0)
@@ -85,12 +85,14 @@ class Site(NamedTuple):
 
 
 class Chunks:
-    """The state of a site, an odd number of tokens at a time, with the coefficients of each."""
+    """The state of a site, an odd number of tokens at a time, with the coefficients of each chunk."""
 
     def __init__(self, state: Tensor, site: Site, keeps: bool = False):
-        """state: (N, n, b). keeps: whether coefficients are kept for the next pass; else each chunk overwrites them."""
-        self.state, self.site, self.scratch = state, site, Scratch(state)
-        self._kept: dict[int, Coefficients] | None = {} if keeps else None
+        """state: (N, n, b). keeps: cache coefficients for the next pass; otherwise each chunk overwrites them."""
+        self.state = state
+        self.site = site
+        self.scratch = Scratch(state)
+        self._cache: dict[int, Coefficients] | None = {} if keeps else None
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Coefficients]]:
         n_tokens, n_slots, slot_width = self.state.shape
@@ -101,34 +103,34 @@ class Chunks:
             yield rows, chunk, self._coefficients(start, chunk)
 
     def _coefficients(self, start: int, chunk: Tensor) -> Coefficients:
-        if self._kept is None:
+        if self._cache is None:
             return self.site.coefficients(chunk, self.scratch)
-        if start not in self._kept:
-            self._kept[start] = self.site.coefficients(chunk, Scratch(chunk))
-        return self._kept[start]
+        if start not in self._cache:
+            self._cache[start] = self.site.coefficients(chunk, Scratch(chunk))
+        return self._cache[start]
 
     def of_the_write(self) -> "Chunks":
-        """With the coefficients of the write at least, which come last."""
-        return Chunks(self.state, self.site.of_the_write()) if self._kept is None else self
+        """Return chunks whose tables end with the coefficients of the write, without other ones unless cached."""
+        return Chunks(self.state, self.site.of_the_write()) if self._cache is None else self
 
 
 def site_of(parameters: Sequence[Tensor | None], n_read: int, eps: float, dtype: torch.dtype) -> Site:
-    """parameters: static (n, k), projection (b, k) and scale (n, k), as in `hyper_connections.reference_read_slots`."""
+    """Return the site of static (n, k), projection (b, k) and scale (n, k) of `reference_read_slots`."""
     static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
     assert static is not None
     n_slots = static.shape[1]
-    static = static.clone()  # with one slot or coefficient it is still the parameter's memory
+    static = static.clone()  # with one slot or coefficient it still shares the parameter's memory
     static[n_read : n_read + n_slots].diagonal().add_(1)
     return Site(static, projection, scale, n_read, eps)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """a b, written to `out`. a: (N, r, k), b: (N, k, w), out: (N, r, w)."""
+    """Write a b to `out`. a: (N, r, k), b: (N, k, w), out: (N, r, w)."""
     return torch.bmm(a, b, out=out) if _is_large(a, b) else _add_outer(out.zero_(), a, b, 1.0)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
-    """total += factor a b. total: (N, r, w); a, b: as in `product`."""
+    """Add factor a b to the total (N, r, w). a, b: as in `product`."""
     return total.baddbmm_(a, b, alpha=factor) if _is_large(a, b) else _add_outer(total, a, b, factor)
 
 

@@ -13,28 +13,28 @@ from torch.nn.functional import cross_entropy, kl_div, linear
 from widthwise.kernels.dispatch import reference_wanted, refuse_double_backward, widened
 
 LOGITS_PER_CHUNK = {"cpu": 2**20, "cuda": 2**28}
-"""Logits wanted at a time, by device: few enough for a CPU's caches, enough for efficient products on a GPU."""
+"""Logits of a chunk by device: few enough for a CPU's caches, enough for efficient products on a GPU."""
 MIN_ROWS = 256
-"""Positions in a chunk at least: each chunk adds to the gradient of the whole matrix."""
+"""Fewest positions of a chunk, because each chunk adds to the gradient of the whole matrix."""
 
 
 class Teacher(NamedTuple):
-    """Predictions of another model to learn in addition to the targets. No gradient goes into them.
+    """Predictions of another model to learn in addition to the targets. They receive no gradient.
 
-    The last two fields are for the layers in front of the head; the head leaves them alone.
+    The last two fields are for the layers before the head; the head ignores them.
     """
 
     hidden: Tensor
-    """(..., d_teacher), what the teacher's head reads at the student's positions."""
+    """(..., d_teacher), the input of the teacher's head at the student's positions."""
     weight: Tensor
     """(vocab_size, d_teacher), the teacher's head."""
     multiplier: float
-    """On the teacher's logits."""
+    """Factor of the teacher's logits."""
     share: float
-    """The share of the objective that the teacher has, from 0 to 1."""
+    """Share of the teacher in the objective, from 0 to 1."""
     temperature: float
     states: Sequence[Tensor] = ()
-    """(..., n_coordinates) each: hidden states to learn after the student's last layers, one for each."""
+    """Hidden states to learn after the student's last layers, (..., n_coordinates) for each layer."""
     states_weight: float = 1.0
 
 
@@ -46,7 +46,7 @@ def reference_linear_cross_entropy(
     z_coefficient: float = 0.0,
     teacher: Teacher | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of softmax(multiplier * hidden weight^T) against targets, in nats, in fp32 or wider.
+    """Compute the cross-entropy of softmax(multiplier * hidden weight^T) and targets, in nats, in fp32 or wider.
 
     hidden: (..., d_model), weight: (vocab_size, d_model), targets: integers (...).
     Returns the scalar objective mean(loss + z_coefficient * log_normaliser^2) and, detached, the loss and the
@@ -60,7 +60,7 @@ def reference_linear_cross_entropy(
     objective = loss
     if teacher is not None:
         taught = _logits(teacher.hidden, teacher.weight, teacher.multiplier).detach()
-        ours, aims = ((each / teacher.temperature).log_softmax(dim=-1) for each in (logits, taught))
+        ours, aims = ((x / teacher.temperature).log_softmax(dim=-1) for x in (logits, taught))
         divergence = kl_div(ours, aims, reduction="none", log_target=True).sum(dim=-1).view(targets.shape)
         objective = (1 - teacher.share) * loss + teacher.share * teacher.temperature**2 * divergence
     objective = (objective + z_coefficient * log_normaliser.square()).mean()
@@ -68,12 +68,12 @@ def reference_linear_cross_entropy(
 
 
 def _logits(hidden: Tensor, weight: Tensor, multiplier: float) -> Tensor:
-    """(n, vocab_size), in fp32 or wider."""
+    """Return the logits (n, vocab_size), in fp32 or wider."""
     return widened(linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)) * multiplier
 
 
 def rows_per_chunk(device_type: str, vocab_size: int) -> int:
-    """Positions whose logits are held at a time."""
+    """Return the number of positions whose logits are in memory at a time."""
     return max(MIN_ROWS, LOGITS_PER_CHUNK.get(device_type, 2**24) // vocab_size)
 
 
@@ -94,11 +94,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compute_weight = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         loss = hidden.new_empty(len(hidden), dtype=wide)
-        log_normaliser, objective = torch.empty_like(loss), loss if teacher is None else torch.empty_like(loss)
+        log_normaliser = torch.empty_like(loss)
+        objective = loss if teacher is None else torch.empty_like(loss)
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
         grad_weight = torch.zeros_like(weight) if with_gradient and ctx.needs_input_grad[1] else None
         n_rows = rows_per_chunk(hidden.device.type, len(weight))
-        share, by_logits = 0.0 if teacher is None else teacher.share, None
+        share = 0.0 if teacher is None else teacher.share
+        by_logits = None
         teacher_weight = None if teacher is None else teacher.weight.to(teacher.hidden.dtype)
         for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
@@ -107,7 +109,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits.mul_(multiplier)
             probs = torch.softmax(logits, dim=-1)
             # The highest probability is 1 / sum(exp(logits - highest)), and at least 1 / vocab_size.
-            highest, log_sum = logits.amax(dim=-1), probs.amax(dim=-1).log_().neg_()
+            highest = logits.amax(dim=-1)
+            log_sum = probs.amax(dim=-1).log_().neg_()
             loss[rows] = highest - logits.gather(1, target)[:, 0] + log_sum
             log_normaliser[rows] = highest + log_sum
             if teacher is not None and teacher_weight is not None:
@@ -141,8 +144,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _divergence(logits: Tensor, taught: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """temperature^2 * KL(teacher || student) at each position, and its derivative by the student's logits."""
-    student, teacher = ((each / temperature).log_softmax(dim=-1) for each in (logits, taught))
+    """Return temperature^2 * KL(teacher || student) at each position, and its derivative by the student's logits."""
+    student, teacher = ((x / temperature).log_softmax(dim=-1) for x in (logits, taught))
     expected = teacher.exp()
     divergence = (expected * teacher.sub_(student)).sum(dim=-1)
     return temperature**2 * divergence, student.exp_().sub_(expected).mul_(temperature)
@@ -156,7 +159,7 @@ def linear_cross_entropy(
     z_coefficient: float = 0.0,
     teacher: Teacher | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference_linear_cross_entropy`."""
+    """Compute `reference_linear_cross_entropy`."""
     if reference_wanted():
         return reference_linear_cross_entropy(hidden, weight, targets, multiplier, z_coefficient, teacher)
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)

@@ -1,6 +1,6 @@
-"""RMSNorm whose backward pass needs only its output, which the next matrix product keeps anyway.
+"""RMSNorm whose backward pass needs only its output, which the next matrix product keeps anyway, so no extra memory.
 
-So the norm needs no additional memory. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ from torch import Tensor
 from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward, use_fused, widened
 
 SMALLEST_GAIN = 1e-3
-"""If any |gain| is smaller, output / gain is too inexact, and the normalised input is kept instead."""
+"""If any |gain| is smaller, output / gain is too inexact, so the normalised input is kept instead."""
 
 
 def reference_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_width: int | None = None) -> Tensor:
-    """gain * x / sqrt(sum(x^2) / norm_dim + eps) over the last axis, computed in fp32 or wider.
+    """Return gain * x / sqrt(sum(x^2) / norm_dim + eps) over the last axis, computed in fp32 or wider.
 
-    stat_width: how many leading coordinates enter the sum of squares; None: all.
+    stat_width: number of leading coordinates in the sum of squares; None: all.
 
     x: (..., n), gain: (n,), or (groups, n) for x (..., groups, n) -> the shape of x, in the autocast dtype if autocast
-    is on, else in the dtype of x.
+    is on, otherwise in the dtype of x.
     """
     wide = widened(x)
     inverse_rms = torch.rsqrt(wide[..., :stat_width].square().sum(dim=-1, keepdim=True) / norm_dim + eps)
@@ -28,7 +28,7 @@ def reference_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_
 
 
 def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
-    """x over its root mean square, and one over that, in fp32 or wider."""
+    """Return x over its root mean square, and the inverse root mean square, in fp32 or wider."""
     wide = widened(x)
     # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
@@ -37,7 +37,7 @@ def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Keeps the output instead of the input."""
+    """RMSNorm that keeps its output instead of its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, norm_dim: int, dtype: torch.dtype) -> Tensor:
@@ -45,7 +45,8 @@ class _RMSNorm(torch.autograd.Function):
         recoverable = bool(gain.detach().abs().amin() > SMALLEST_GAIN)
         output = (normalised.mul_(gain) if recoverable else normalised * gain).to(dtype)
         ctx.save_for_backward(output, None if recoverable else normalised, inverse_rms, gain)
-        ctx.norm_dim, ctx.input_dtype = norm_dim, x.dtype
+        ctx.norm_dim = norm_dim
+        ctx.input_dtype = x.dtype
         return output
 
     @staticmethod
@@ -54,7 +55,7 @@ class _RMSNorm(torch.autograd.Function):
         output, normalised, inverse_rms, gain = ctx.saved_tensors
         wide = inverse_rms.dtype
         # With y = gain * x / r, r = rms: dx = (grad * gain - (x / r) * sum(grad * y) / norm_dim) / r.
-        grad, output = grad.to(wide), output.to(wide)
+        grad, output = (x.to(wide) for x in (grad, output))
         product = grad * output
         projection = product.sum(dim=-1, keepdim=True).mul_(inverse_rms).div_(ctx.norm_dim)
         if normalised is None:
@@ -67,7 +68,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
-    """See `reference_rms_norm`."""
+    """Compute `reference_rms_norm` over all coordinates."""
     if not use_fused(x):
         return reference_rms_norm(x, gain, eps, norm_dim)
     if not torch.is_grad_enabled():

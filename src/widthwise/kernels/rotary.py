@@ -1,4 +1,4 @@
-"""Rotary positions: the frequencies of a head, the angles of positions, and queries or keys turned by them.
+"""Rotary positions: the frequencies of a head, the angles of positions, and the rotation of queries and keys.
 
 Source: Su et al. 2021, arXiv:2104.09864.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from widthwise.kernels.dispatch import refuse_double_backward, use_fused
 
 TOLERANCE = 1e-12
-"""Relative difference up to which two frequencies count as equal."""
+"""Largest relative difference between frequencies that count as equal."""
 
 
 class Rope(NamedTuple):
@@ -25,7 +25,7 @@ class Rope(NamedTuple):
     """Radians per position of each of the head_dim / 2 pairs; None: base^(-2i / head_dim) of pair i."""
 
     def radians(self, device: torch.device | str = "cpu") -> Tensor:
-        """(head_dim / 2,), fp64: the angle of each pair at position 1."""
+        """Return the angle of each pair at position 1, (head_dim / 2,), fp64."""
         if self.frequencies is not None:
             return torch.tensor(self.frequencies, device=device, dtype=torch.float64)
         exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64) / self.head_dim
@@ -33,43 +33,43 @@ class Rope(NamedTuple):
 
     @property
     def pair_frequencies(self) -> tuple[float, ...]:
-        """The same numbers, as a config holds them."""
+        """The angles of all pairs at position 1, as plain numbers."""
         return tuple(self.radians().tolist())
 
 
-def agree(frequencies: Sequence[float], others: Sequence[float]) -> bool:
+def agree(first: Sequence[float], second: Sequence[float]) -> bool:
     """Return whether two lists of frequencies are equal up to rounding."""
-    return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(frequencies, others, strict=True))
+    return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(first, second, strict=True))
 
 
 def base_of(frequencies: Sequence[float], guess: float) -> float | None:
-    """The base that yields these frequencies, or None; the guess is tried first, then a whole number, then any other.
+    """Return the base that yields these frequencies, or None. Try the guess, then whole numbers, then any number.
 
-    A head grown from d to d' coordinates that continues its geometric series has the base base^(d' / d).
+    A head that grew from d to d' coordinates and continues its geometric series has the base base^(d' / d).
     """
     n_pairs = len(frequencies)
-    found = guess if n_pairs == 1 else (frequencies[0] / frequencies[-1]) ** (n_pairs / (n_pairs - 1))
-    candidates = (guess, float(max(1, round(found))), found)
+    base = guess if n_pairs == 1 else (frequencies[0] / frequencies[-1]) ** (n_pairs / (n_pairs - 1))
+    candidates = (guess, float(max(1, round(base))), base)
     return next((base for base in candidates if agree(Rope(2 * n_pairs, base).pair_frequencies, frequencies)), None)
 
 
 def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of the angles position * radians, in fp32 (fp64 if that is the default).
+    """Return cosines and signed sines of the angles position * radians, in fp32 (fp64 if that is the default).
 
-    positions: integers (B, T) or (1, T) -> the factors of `rotate`, two tensors (B or 1, T, 1, head_dim): the
-    cosines twice over, and the sines, negative in the first half.
+    positions: integers (B, T) or (1, T) -> the factors of `rotate`, two tensors (B or 1, T, 1, head_dim): cosines in
+    both halves, and sines that are negative in the first half.
     """
     angles = positions.to(torch.float64)[:, :, None, None] * rope.radians(positions.device)
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cos = angles.cos().to(dtype)
+    sin = angles.sin().to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def reference_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates each pair (x_i, x_{i + head_dim/2}) by the angle of its position and frequency.
+    """Rotate each pair (x_i, x_{i + head_dim/2}) by the angle of its position and frequency.
 
-    x: (B, T, n_heads, head_dim); cos, sin: (B or 1, T, 1, head_dim) from `rope_table`, the sines negative in
-    the first half -> x's shape and type.
+    x: (B, T, n_heads, head_dim); cos, sin: (B or 1, T, 1, head_dim) from `rope_table` -> x's shape and dtype.
     """
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     first, second = wide.chunk(2, dim=-1)
@@ -77,34 +77,34 @@ def reference_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """Turns the gradient back by the same angles."""
+    """Rotation whose backward pass rotates the gradient back by the same angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
+        return _rotated(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        return _turned(grad, *ctx.saved_tensors, sign=-1), None, None
+        return _rotated(grad, *ctx.saved_tensors, sign=-1), None, None
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
-    """x turned by the angles, or with sign -1 back.
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
+    """Return x rotated by the angles, or with sign -1 rotated back.
 
-    The halves of a head are added where they belong, so that no tensor with swapped halves is made.
+    The halves of a head are added in place, which avoids a tensor with swapped halves.
     """
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
-    turned = wide * cos
-    halves, others, sines = (tensor.chunk(2, dim=-1) for tensor in (turned, wide, sin))
-    for half, other, sine in zip(halves, reversed(others), sines, strict=True):
-        half.addcmul_(other, sine, value=sign)
-    return turned.to(x.dtype)
+    rotated = wide * cos
+    halves, sources, sines = (tensor.chunk(2, dim=-1) for tensor in (rotated, wide, sin))
+    for half, source, sine in zip(halves, reversed(sources), sines, strict=True):
+        half.addcmul_(source, sine, value=sign)
+    return rotated.to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """See `reference_rotate`."""
+    """Compute `reference_rotate`."""
     if not use_fused(x):
         return reference_rotate(x, cos, sin)
-    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turned(x, cos, sin)
+    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _rotated(x, cos, sin)

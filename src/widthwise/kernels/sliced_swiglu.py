@@ -1,4 +1,4 @@
-"""A SwiGLU in which each token uses only its first few hidden units; unused units are not computed."""
+"""A SwiGLU in which each token uses only its first hidden units and skips the rest."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +12,7 @@ from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward, us
 from widthwise.kernels.swiglu import swiglu
 
 Mask = Callable[[Tensor, Tensor], Tensor]
-"""Elementwise and differentiable: widths (n, 1), unit centres (m,) -> values (n, m)."""
+"""Elementwise and differentiable function of widths (n, 1) and unit centres (m,), with values (n, m)."""
 
 
 class Edge(NamedTuple):
@@ -20,36 +20,33 @@ class Edge(NamedTuple):
 
     mask: Mask
     margin: float
-    """In units: the mask is exactly 1 where c_i < w - margin and exactly 0 where c_i > w + margin, with no derivative
-    in either range. 0 for a hard mask, infinite for a sigmoid; a straight-through mask gives where its derivative is
-    lost in rounding."""
-    overlap: float
-    """Distance beyond the width, in units, up to which the mask is above 0, at most `margin`: its derivative may go
-    further."""
+    """In units: the mask is exactly 1 where c_i < w - margin, and its derivative is 0 where |c_i - w| > margin. 0 for a
+    hard mask. A straight-through mask ends where its derivative is lost in rounding. If finite, the mask is exactly 0
+    where c_i > w; only the derivative extends beyond the width. Infinite for a sigmoid, which cannot be sliced."""
 
 
 UNIT_TILE = 64
-"""Bucket edges are multiples of this, because matrix products run best at such sizes."""
+"""Bucket edges are multiples of this, because matrix products are fastest at such sizes."""
 N_BUCKETS = 8
-"""Number of widths to which tokens are rounded up. Four waste more units and, from 128 tokens on, were never faster."""
+"""Number of widths to which tokens are rounded up. Four waste more units and were never faster from 128 tokens on."""
 ROW_TILE = {torch.bfloat16: 64}
 """Multiple to which the rows of a stripe are rounded up. A bf16 product on the CPU needs preparation for every new
 shape, which took a fifth of the time with unrounded row counts; an fp32 product does not."""
 
 
 def unit_centres(start: int, stop: int, like: Tensor) -> Tensor:
-    """i + 1/2 for the units start <= i < stop, with the type and device of `like`."""
+    """Return i + 1/2 for the units start <= i < stop, with the dtype and device of `like`."""
     return torch.arange(start, stop, dtype=like.dtype, device=like.device) + 0.5
 
 
 def reference_sliced_swiglu(
     x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, edge: Edge
 ) -> Tensor:
-    """w_down (silu(w_gate x) * (w_up x) * mask(width, c)), where unit i has its centre at c_i = i + 1/2.
+    """Return w_down (silu(w_gate x) * (w_up x) * mask(width, c)), where c_i = i + 1/2 is the centre of unit i.
 
     x: (N, d_model), w_gate and w_up: (d_ff, d_model), w_down: (d_out, d_ff), width: (N,), in units, fp32 or wider
-    -> (N, d_out), in the autocast dtype if autocast is on, else that of x. This form skips nothing, whatever the margin
-    and the overlap of the edge.
+    -> (N, d_out), in the autocast dtype if autocast is on, otherwise in the dtype of x. This form skips no units, for
+    any margin of the edge.
     """
     hidden = silu(linear(x, w_gate)) * linear(x, w_up)
     values = edge.mask(width[:, None], unit_centres(0, len(w_gate), width))
@@ -62,7 +59,7 @@ def whole_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
 
 
 def reached_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
-    """Count the leading units that a token needs: all later ones have mask 0 and no derivative.
+    """Count the leading units that a token needs. All later units have mask 0 and no derivative.
 
     width: (...), in units; margin: see `Edge` -> integers (...).
     """
@@ -70,51 +67,51 @@ def reached_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
 
 
 def bucket_edges(d_ff: int) -> list[int]:
-    """At most `N_BUCKETS` nearly equal steps up to d_ff; all edges but the last are multiples of `UNIT_TILE`."""
+    """Return at most `N_BUCKETS` nearly equal steps up to d_ff. All but the last are multiples of `UNIT_TILE`."""
     n_tiles = -(-d_ff // UNIT_TILE)
     n_buckets = min(N_BUCKETS, n_tiles)
     return [*(UNIT_TILE * round(n_tiles * i / n_buckets) for i in range(1, n_buckets)), d_ff]
 
 
 def bucketed_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
-    """Units computed for a token: its reached units rounded up to a bucket edge (0 stays 0).
+    """Return the units computed for a token: its reached units rounded up to a bucket edge (0 stays 0).
 
-    Arguments as in `reached_units` -> integers (...). The sum over tokens times 4 d_model + 2 d_out is the FLOPs of the
-    forward pass in stripes, except for the few rows that `plan_stripes` adds by rounding and, where a mask ends before
-    its derivative does, the rows that w_down leaves out.
+    Arguments as in `reached_units` -> integers (...). The sum over tokens times 4 d_model + 2 d_out is the number of
+    FLOPs of the forward pass in stripes, except for the few rows that `plan_stripes` adds by rounding and the rows of
+    derivatives beyond the width, which w_down skips.
     """
     ends = torch.tensor([0, *bucket_edges(d_ff)], device=width.device)
     return ends[torch.searchsorted(ends, reached_units(width, margin, d_ff))]
 
 
 def units_for_all(width: Tensor, margin: float, d_ff: int) -> int:
-    """Units that the widest token needs, rounded up to a multiple of `UNIT_TILE`, at most d_ff."""
+    """Return the units that the widest token needs, rounded up to a multiple of `UNIT_TILE`, at most d_ff."""
     n_units = max(reached_units(width, margin, d_ff).tolist(), default=0)
     return min(d_ff, -(-n_units // UNIT_TILE) * UNIT_TILE)
 
 
 class Stripe(NamedTuple):
-    """A rectangle of the tokens x units matrix, with tokens sorted from wide to narrow."""
+    """A rectangle of the matrix of tokens and units, with tokens sorted from wide to narrow."""
 
     units: slice
     n_rows: int
-    """The first n_rows tokens are computed; the mask of all later ones is 0 here."""
+    """The first n_rows tokens are computed; all later tokens have mask 0 and no derivative."""
     n_used: int
-    """The first n_used tokens have a mask above 0 here; later ones only a derivative."""
+    """The first n_used tokens can have a mask above 0; later ones only a derivative."""
     n_whole: int
-    """The first n_whole tokens have mask 1 on the whole stripe, so that the mask is applied to later ones only,"""
+    """The first n_whole tokens have mask 1 on the whole stripe, so the mask is applied only to later tokens."""
     masked_from: int
-    """and only from this unit of the stripe on: before it the mask is 1 for all computed tokens."""
+    """The mask is applied only from this unit of the stripe on; before it the mask is 1 for all computed tokens."""
 
 
-def plan_stripes(width: Tensor, margin: float, overlap: float, d_ff: int, row_tile: int) -> list[Stripe]:
-    """The fewest stripes that compute every token up to its bucket edge; buckets in which no token ends are merged.
+def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list[Stripe]:
+    """Return the fewest stripes that compute every token up to its bucket edge, by merging buckets where no token ends.
 
-    width: (N,) with N > 0, descending; margin, overlap: see `Edge`. `n_rows` and `n_used` are
-    rounded up to a multiple of `row_tile`, at most N.
+    width: (N,) with N > 0, descending; margin: see `Edge`. `n_rows` and `n_used` are rounded up to a multiple of
+    `row_tile`, at most N.
     """
     whole = whole_units(width, margin, d_ff)
-    reach, used = (reached_units(width, far, d_ff) for far in (margin, overlap))
+    reach, used = (reached_units(width, distance, d_ff) for distance in (margin, 0.0))
     edges = bucket_edges(d_ff)
     starts, stops = torch.tensor([0, *edges], device=width.device).unfold(0, 2, 1).unbind(dim=1)
     n_tokens = ((units[:, None] > starts).sum(dim=0) for units in (reach, used))
@@ -122,17 +119,18 @@ def plan_stripes(width: Tensor, margin: float, overlap: float, d_ff: int, row_ti
     n_whole = (whole[:, None] >= stops).sum(dim=0)
     least_whole = whole[(n_rows - 1).clamp(min=0)]
     counts = torch.stack([n_rows, n_used, n_whole, least_whole], dim=1).tolist()  # the only wait for a device
-    stripes, start = [], 0
-    for (stop, own), (_, following) in pairwise([*zip(edges, counts), (d_ff, [0] * 4)]):
-        if own[:2] != following[:2]:  # else no token ends at this edge: extend the stripe to the next
-            rows, used_rows, whole_rows, least = own
+    stripes = []
+    start = 0
+    for (stop, current), (_, following) in pairwise([*zip(edges, counts), (d_ff, [0] * 4)]):
+        if current[:2] != following[:2]:  # otherwise no token ends at this edge, so extend the stripe to the next
+            rows, used_rows, whole_rows, least = current
             stripes.append(Stripe(slice(start, stop), rows, used_rows, whole_rows, max(0, least - start)))
             start = stop
     return [stripe for stripe in stripes if stripe.n_rows]
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b without a temporary for the product, which saves up to 5% of the time."""
+    """Add a b to the total without a temporary for the product, which saves up to 5% of the time."""
     torch.addmm(total, a, b, out=total)  # not addmm_, which torch's FLOP counter does not count
 
 
@@ -140,11 +138,11 @@ class _SlicedSwiGLU(torch.autograd.Function):
     """Stripes of units, each computed only for the tokens that reach into it.
 
     With tokens sorted from wide to narrow these are the first rows of x, so a view. Each stripe is a small feed-forward
-    whose output is added to its rows. Columns of w_down are used in place, which measurably costs a matrix product
-    nothing. The alternative, one bucket of tokens at a time with its whole prefix of units, reads the weights more
-    often: equally fast with 4096 tokens, slower with fewer.
+    whose output is added to its rows. Columns of w_down are used in place, at no measurable cost. The alternative, one
+    bucket of tokens at a time with its whole prefix of units, reads the weights more often: it is as fast with 4096
+    tokens and slower with fewer.
 
-    Kept for the backward pass are the sorted rows and each stripe's gate and up; hidden activations are recomputed.
+    The sorted rows and each stripe's gate and up are kept for the backward pass; hidden activations are recomputed.
     Autograd through slices would keep those too, and takes 5% longer with 4096 tokens and 40% longer with 256.
     """
 
@@ -161,15 +159,15 @@ class _SlicedSwiGLU(torch.autograd.Function):
     ) -> Tensor:
         rows = x.index_select(0, order)  # x[order] takes six times as long in bf16
         out = x.new_zeros(len(x), len(w_down))
-        kept = []
+        gates_and_ups = []
         for (units, n_rows, n_used, n_whole, masked_from), mask in zip(stripes, masks):
-            gate, up = linear(rows[:n_rows], w_gate[units]), linear(rows[:n_rows], w_up[units])
+            gate, up = (linear(rows[:n_rows], w[units]) for w in (w_gate, w_up))
             hidden = silu(gate[:n_used]).mul_(up[:n_used])
             hidden[n_whole:, masked_from:].mul_(mask[: n_used - n_whole])
             _add_product(out[:n_used], hidden, w_down[:, units].T)
-            kept += gate, up
+            gates_and_ups += gate, up
         inverse = order.argsort()
-        ctx.save_for_backward(rows, w_gate, w_up, w_down, order, inverse, *masks, *kept)
+        ctx.save_for_backward(rows, w_gate, w_up, w_down, order, inverse, *masks, *gates_and_ups)
         ctx.stripes = stripes
         return out.index_select(0, inverse)
 
@@ -178,24 +176,27 @@ class _SlicedSwiGLU(torch.autograd.Function):
         refuse_double_backward()
         rows, w_gate, w_up, w_down, order, inverse, *rest = ctx.saved_tensors
         n_stripes = len(ctx.stripes)
-        masks, gates, ups = rest[:n_stripes], rest[n_stripes::2], rest[n_stripes + 1 :: 2]
+        masks = rest[:n_stripes]
+        gates = rest[n_stripes::2]
+        ups = rest[n_stripes + 1 :: 2]
         grad = grad.index_select(0, order)
         grad_rows = torch.zeros_like(rows)
         grad_w_gate, grad_w_up, grad_w_down = (torch.zeros_like(weight) for weight in (w_gate, w_up, w_down))
         grad_masks: list[Tensor | None] = []
         for i, (stripe, mask, gate, up) in enumerate(zip(ctx.stripes, masks, gates, ups)):
-            units, n_used = stripe.units, stripe.n_used
-            masked = slice(stripe.n_whole, None), slice(stripe.masked_from, None)
-            activation, grad_hidden = silu(gate), grad[: stripe.n_rows] @ w_down[:, units]
+            units, n_rows, n_used, n_whole, masked_from = stripe
+            masked = slice(n_whole, None), slice(masked_from, None)
+            activation = silu(gate)
+            grad_hidden = grad[:n_rows] @ w_down[:, units]
             hidden = activation * up
             grad_masks.append(grad_hidden[masked] * hidden[masked] if ctx.needs_input_grad[6 + i] else None)
-            # What no token uses has no gradient but the mask's.
+            # Tokens after n_used have only the gradient of the mask.
             x, grad_x, grad_out = (tensor[:n_used] for tensor in (rows, grad_rows, grad))
             gate, up, activation, hidden, grad_hidden = (
                 tensor[:n_used] for tensor in (gate, up, activation, hidden, grad_hidden)
             )
-            hidden[masked].mul_(mask[: n_used - stripe.n_whole])
-            grad_hidden[masked].mul_(mask[: n_used - stripe.n_whole])
+            hidden[masked].mul_(mask[: n_used - n_whole])
+            grad_hidden[masked].mul_(mask[: n_used - n_whole])
             _add_product(grad_w_down[:, units], grad_out.T, hidden)
             grad_up = activation.mul_(grad_hidden)
             grad_gate = torch.ops.aten.silu_backward(grad_hidden.mul_(up), gate)
@@ -207,10 +208,10 @@ class _SlicedSwiGLU(torch.autograd.Function):
 
 
 def fused_sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, edge: Edge) -> Tensor:
-    """See `reference_sliced_swiglu`. N > 0."""
+    """Compute `reference_sliced_swiglu` in stripes of sorted tokens. N > 0."""
     dtype = compute_dtype(x)
     widths, order = width.sort(descending=True)
-    stripes = plan_stripes(widths.detach(), edge.margin, edge.overlap, len(w_gate), ROW_TILE.get(dtype, 1))
+    stripes = plan_stripes(widths.detach(), edge.margin, len(w_gate), ROW_TILE.get(dtype, 1))
     masks = [
         edge.mask(widths[n_whole:n_rows, None], unit_centres(units.start + masked_from, units.stop, widths)).to(dtype)
         for units, n_rows, _, n_whole, masked_from in stripes
@@ -222,26 +223,26 @@ def fused_sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor,
 def sliced_is_faster(n_tokens: int, dtype: torch.dtype) -> bool:
     """Return whether stripes of sorted tokens are faster than the masked form, which computes all units.
 
-    Measured on one CPU thread at d_model 768, d_ff 2048 and widths spread evenly from 0 to d_ff, as time over the
-    masked form's (forward / with backward, where they differ): fp32 1.0 / 1.1 for 16 tokens, 0.9 for 32, 0.8 for 64;
-    bf16 1.2 for 64 tokens, 0.9 / 1.0 for 128, 0.9 for 256. For thousands of tokens stripes were no slower even if all
-    tokens used all units.
+    Measured on one CPU thread at d_model 768, d_ff 2048 and widths spread evenly from 0 to d_ff. Time over the masked
+    form's (forward / with backward, where they differ): fp32 1.0 / 1.1 for 16 tokens, 0.9 for 32, 0.8 for 64; bf16 1.2
+    for 64 tokens, 0.9 / 1.0 for 128, 0.9 for 256. For thousands of tokens stripes were not slower even if all tokens
+    used all units.
     """
     return n_tokens >= (128 if dtype == torch.bfloat16 else 32)
 
 
 def sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, edge: Edge) -> Tensor:
-    """See `reference_sliced_swiglu`. A few tokens, as in decoding, all compute the units that the widest of them needs.
+    """Compute `reference_sliced_swiglu`. A few tokens, as in decoding, all compute the units that the widest one needs.
 
-    All units are computed under torch.compile, because token counts are known only at run time, and on a GPU, where
-    reading these counts stalls the queue; when that pays has not been measured.
+    Compute all units under torch.compile, because token counts are known only at run time, and on a GPU, where reading
+    these counts stalls the queue. Slicing has not been measured on a GPU.
     """
     if use_fused(x):
         if sliced_is_faster(len(x), compute_dtype(x)):
             everything = bool((whole_units(width, edge.margin, len(w_gate)) == len(w_gate)).all())
-            if everything and not width.requires_grad:  # else the width needs the gradient of 0 that stripes give it
+            if everything and not width.requires_grad:  # otherwise stripes give the width its gradient of 0
                 return linear(swiglu(linear(x, w_gate), linear(x, w_up)), w_down)
             return fused_sliced_swiglu(x, w_gate, w_up, w_down, width, edge)
         n_units = units_for_all(width, edge.margin, len(w_gate))
-        w_gate, w_up, w_down = w_gate[:n_units], w_up[:n_units], w_down[:, :n_units]
+        return reference_sliced_swiglu(x, w_gate[:n_units], w_up[:n_units], w_down[:, :n_units], width, edge)
     return reference_sliced_swiglu(x, w_gate, w_up, w_down, width, edge)

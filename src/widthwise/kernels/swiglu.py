@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU: silu(gate) * up, with only gate and up kept for the backward pass."""
+"""The gate of a SwiGLU, silu(gate) * up, which keeps only gate and up for the backward pass."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from widthwise.kernels.dispatch import refuse_double_backward, use_fused
 
 
 def reference_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, elementwise. gate, up: (..., d_ff) -> (..., d_ff)."""
+    """Return silu(gate) * up, elementwise. gate, up: (..., d_ff) -> (..., d_ff)."""
     return silu(gate) * up
 
 
 class _SwiGLU(torch.autograd.Function):
-    """Computes silu(gate) again in the backward pass instead of keeping it."""
+    """Recompute silu(gate) in the backward pass instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """See `reference_swiglu`."""
+    """Compute `reference_swiglu`."""
     if not use_fused(gate):
         return reference_swiglu(gate, up)
     return _SwiGLU.apply(gate, up) if torch.is_grad_enabled() else silu(gate).mul_(up)

@@ -1,1 +1,1 @@
-"""A config, what it costs, and the module, side by side."""
+"""Components of a model. Config with cost, and module, are two files side by side."""

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 LARGEST_DENOMINATOR = 64
-"""The largest denominator of the fraction that `ratio` of a template is read as."""
+"""Largest denominator of the fraction that replaces `ratio` of a template."""
 MOST_RATIO_MISS = 0.01
-"""By which part of itself a ratio may miss that fraction."""
+"""Largest relative difference between a ratio and that fraction."""
 
 
 class HeadWidths(NamedTuple):
-    """Widths of the projections: head counts times head sizes. Real before they are rounded."""
+    """Widths of the projections: head counts times head sizes. They are real numbers before rounding."""
 
     queries: float
     keys: float
@@ -35,10 +35,10 @@ class HeadWidths(NamedTuple):
 
 
 def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: float, bias: bool, out_bias: bool) -> Cost:
-    """Four projections with their biases, the scores and the weighted sum.
+    """Return the cost of four projections with their biases, the scores and the weighted sum.
 
     Kept for the backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every
-    head, which attention in blocks does without.
+    head, which attention in blocks does not keep.
     """
     projections = linear(d_in, widths.queries) + linear(d_in, widths.keys) + linear(d_in, widths.values)
     biases = vector(widths.queries + widths.keys + widths.values if bias else 0) + vector(d_model if out_bias else 0)
@@ -52,17 +52,17 @@ def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: flo
 
 
 def check_head_dim(head_dim: int, is_rotary: bool) -> None:
-    """Raises ValueError for rotary heads of an odd size."""
+    """Raise ValueError for rotary heads of an odd size."""
     if is_rotary and head_dim % 2:
         raise ValueError(f"head_dim: got {head_dim}; rotary positions rotate pairs, so it must be even")
 
 
 def _one_size(value: Any) -> Any:
-    """Refuses a list, which the paper on growth would allow. Raises ValueError."""
+    """Raise ValueError for a list, which the paper on growth would allow."""
     if isinstance(value, (list, tuple)):
         raise ValueError(
             f"got {shortened(list(value))}; heads of different sizes in one layer are not available, because all are "
-            "computed in one product; give one number, and layers their own (model.layers.0.attention.head_dim)"
+            "computed in one product; give one number, or one for each layer (model.layers.0.attention.head_dim)"
         )
     return value
 
@@ -72,7 +72,7 @@ HeadDim = Annotated[Width, pydantic.BeforeValidator(_one_size)]
 
 
 class AttentionConfig(Config):
-    """Attention of one layer; every number explicit, none derived from a width later."""
+    """Attention of one layer, with all numbers explicit."""
 
     n_heads: Count
     n_kv_heads: Count
@@ -85,8 +85,8 @@ class AttentionConfig(Config):
     rope_base: pydantic.PositiveFloat | None = 10000.0
     """Base of the rotary frequencies; null: no rotary positions."""
     rope_frequencies: tuple[pydantic.PositiveFloat, ...] | None = None
-    """Radians per position of each of the head_dim / 2 pairs, in place of what follows from rope_base; null: that is
-    rope_base^(-2i / head_dim) of pair i. A head that has grown keeps the frequencies of its old pairs."""
+    """Radians per position of each of the head_dim / 2 pairs, instead of those from rope_base; null:
+    rope_base^(-2i / head_dim) for pair i. A head that has grown keeps the frequencies of its old pairs."""
     bias: bool = False
     """Give w_q, w_k and w_v biases."""
     out_bias: bool = False
@@ -99,11 +99,12 @@ class AttentionConfig(Config):
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads: got {self.n_kv_heads}; must divide n_heads = {self.n_heads}")
         if self.rope_frequencies is not None:
-            n_found, n_pairs = len(self.rope_frequencies), self.head_dim // 2
+            n_frequencies = len(self.rope_frequencies)
             if self.rope_base is None:
                 raise ValueError("rope_frequencies: conflicts with rope_base: null, which means no rotary positions")
-            if n_found != n_pairs:
-                raise ValueError(f"rope_frequencies: got {n_found} numbers; must be head_dim / 2 = {n_pairs}")
+            if n_frequencies != self.head_dim // 2:
+                got = f"rope_frequencies: got {n_frequencies} numbers"
+                raise ValueError(f"{got}; must be head_dim / 2 = {self.head_dim // 2}")
         return self
 
     @property
@@ -113,7 +114,7 @@ class AttentionConfig(Config):
 
     @property
     def rope(self) -> "Rope | None":
-        """The rotary positions of its heads; None where it has none."""
+        """The rotary positions of its heads; None without rotary positions."""
         if self.rope_base is None:
             return None
         return resolve_name("widthwise.kernels.rotary:Rope")(self.head_dim, self.rope_base, self.rope_frequencies)
@@ -135,35 +136,36 @@ class AttentionConfig(Config):
         return {"n_heads": self.n_heads, "v_head_dim": self.value_dim}
 
     def cost(self, d_model: int, d_in: int) -> Cost:
-        """Projections and scores of a layer of width d_model that reads d_in coordinates; norms are counted apart."""
+        """Return the cost, without norms, in a layer of width d_model that reads d_in coordinates."""
         widths = HeadWidths(size(self.queries), size(self.keys), size(self.values), size(self.attended))
         cost = attention_cost(d_in, d_model, widths, self.n_heads, self.bias, self.out_bias)
         if self.head_dim == self.value_dim:
             return cost
-        # Torch's fused function keeps padding besides queries, keys, values and output. Where there is one head, or
-        # values of size 1, the output needs no memory, and less is kept. Attention in blocks pads nothing.
+        # Torch's fused function also keeps the padding of queries, keys and values, and the padded output. With one
+        # head, or values of size 1, the output needs no memory, and less is kept. Attention in blocks pads nothing.
         padded = max(self.head_dim, self.value_dim)
-        of_keys, of_values = padded - self.head_dim, padded - self.value_dim
-        n_padding = (self.n_heads + self.n_kv_heads) * of_keys + self.n_kv_heads * of_values + self.n_heads * padded
-        return cost + Cost(activation_elements=n_padding)
+        key_padding = (self.n_heads + self.n_kv_heads) * (padded - self.head_dim)
+        value_padding = self.n_kv_heads * (padded - self.value_dim)
+        return cost + Cost(activation_elements=key_padding + value_padding + self.n_heads * padded)
 
     def norm_cost(self, d_model: int, d_in: int, norm: NormSite) -> Cost:
-        """The sublayer's norm, and QK-norm of queries and keys."""
+        """Return the cost of the sublayer's norm, and of QK-norm for queries and keys."""
         cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
             return cost
         is_kept_by_attention = self.rope_base is None and self.value_dim <= self.head_dim
-        of_queries, of_keys = (self.qk_norm.cost(heads, is_kept_by_attention) for heads in (self.queries, self.keys))
-        return cost + of_queries + of_keys
+        for heads in (self.queries, self.keys):
+            cost += self.qk_norm.cost(heads, is_kept_by_attention)
+        return cost
 
 
 class AttentionTemplate(Config):
-    """Attention for a layer of any width: the heads follow the width. Their sizes multiply to it, unless given."""
+    """Attention for a layer of any width, which decides the heads: n_heads * head_dim is the width, unless given."""
 
     n_heads: Count | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
     head_dim: HeadDim | None = None
-    """The same head size in every layer, n_heads = width / head_dim: what kernels like. 64 where neither is given."""
+    """The same head size in every layer, n_heads = width / head_dim, which suits kernels. 64 where neither is given."""
     ratio: Annotated[float, Field(gt=0, le=100)] | None = None
     """n_heads * head_dim over the width of the layer, a fraction of small whole numbers. null: 1."""
     d_attention: Width | None = None
@@ -173,7 +175,7 @@ class AttentionTemplate(Config):
     n_kv_heads: Count | None = None
     """The same number of key-value heads in every layer, instead of kv_group_size, which it becomes; needs n_heads."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
-    """Factor of the scores; 1/head_dim is muP's."""
+    """Factor of the scores; 1/head_dim for muP."""
     rope_base: pydantic.PositiveFloat | None = 10000.0
     """Base of the rotary frequencies; null: no rotary positions, and heads may have an odd size."""
     bias: bool = False
@@ -203,7 +205,7 @@ class AttentionTemplate(Config):
         return self
 
     def _counted_group(self, n_kv_heads: int) -> int:
-        """Query heads for each of so many key-value heads. Raises ValueError where their number is not known."""
+        """Return the query heads per key-value head. Raise ValueError where n_heads is missing or does not fit."""
         if self.n_heads is None:
             raise ValueError(
                 "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per "
@@ -239,7 +241,7 @@ class AttentionTemplate(Config):
 
     @property
     def _fraction(self) -> Fraction:
-        """The ratio, of whole numbers up to LARGEST_DENOMINATOR, so that 0.3333 means a third."""
+        """The ratio as a fraction of whole numbers up to LARGEST_DENOMINATOR, so that 0.3333 means a third."""
         return Fraction(1 if self.ratio is None else self.ratio).limit_denominator(LARGEST_DENOMINATOR)
 
     @property
@@ -247,11 +249,11 @@ class AttentionTemplate(Config):
         return 64 if self.head_dim is None else self.head_dim
 
     def width(self, d_model: float) -> float:
-        """n_heads * head_dim, before rounding, in a layer of any real width."""
+        """Return n_heads * head_dim, before rounding, in a layer of any real width."""
         return self.d_attention or d_model * self._fraction.numerator / self._fraction.denominator
 
     def cost(self, d_model: float, d_in: float) -> Cost:
-        """Before rounding, at any real width."""
+        """Return the cost before rounding, at any real width."""
         width = self.width(d_model)
         n_heads = width / self.constant_head_dim if self.n_heads is None else self.n_heads
         kv_width = width / self.kv_group_size
@@ -259,7 +261,7 @@ class AttentionTemplate(Config):
         return attention_cost(d_in, d_model, widths, n_heads, self.bias, self.out_bias)
 
     def at_width(self, d_model: int) -> AttentionConfig:
-        """Raises ValueError where the width holds no whole number of heads."""
+        """Return the attention of a layer of width d_model. Raise ValueError where heads do not fit the width."""
         if d_model % self.quantum:
             rule = self._rule if self.ratio is None else f"{self._rule}, over ratio {self._fraction}"
             raise ValueError(f"d_model: got {d_model}; attention needs a multiple of {self.quantum} ({rule})")
@@ -276,7 +278,7 @@ class AttentionTemplate(Config):
 
 
 def in_groups(section: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's section with kv_group_size in place of n_kv_heads, over which another number of heads can be laid."""
+    """Return a recipe's section with n_kv_heads replaced by kv_group_size, so that n_heads can be changed."""
     if "n_kv_heads" not in section:
         return section
     group = {"kv_group_size": AttentionTemplate.model_validate(section).kv_group_size}

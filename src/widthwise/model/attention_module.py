@@ -1,4 +1,4 @@
-"""The module of attention; `attention.py` has its sizes and costs."""
+"""The module of attention. See `attention.py` for sizes and costs."""
 
 from torch import Tensor, nn
 
@@ -30,25 +30,22 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, context: PassContext, cache: LayerCache | None = None) -> Tensor:
         """x: (B, T, d_in), the stream -> the update (B, T, d_model).
 
-        With a cache, the T tokens join it and also look at what it holds.
+        With a cache, the T tokens are added to it and attend to the tokens that it holds.
         """
-        queries, keys, values = self._project(self.norm.before(x), context)  # (B, heads, T, sizes of heads)
-        if cache is not None:
-            keys, values = cache.write(context.start, keys, values)
-        attended = attention(queries, keys, values, self.config.scale, context.documents, context.mask)
-        return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
-
-    def _project(self, x: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys, values = self.w_q(x), self.w_k(x), self.w_v(x)
+        x = self.norm.before(x)
+        queries, keys, values = (project(x) for project in (self.w_q, self.w_k, self.w_v))
         if self.config.qk_norm is not None:
             queries = self._normalise(queries, self.q_norm)
             keys = self._normalise(keys, self.k_norm)
         queries, keys = (x.unflatten(-1, (-1, self.config.head_dim)) for x in (queries, keys))
         if self.rope is not None:
-            cos, sin = context.rope[self.rope]
-            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+            queries, keys = (rotate(x, *context.rope[self.rope]) for x in (queries, keys))
         values = values.unflatten(-1, (-1, self.config.value_dim))
-        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+        queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))  # (B, heads, T, sizes of heads)
+        if cache is not None:
+            keys, values = cache.write(context.start, keys, values)
+        attended = attention(queries, keys, values, self.config.scale, context.documents, context.mask)
+        return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
 
     def _normalise(self, x: Tensor, norm: RMSNorm) -> Tensor:
         return norm(x.unflatten(-1, (-1, size(norm.in_axes)))).flatten(-2)

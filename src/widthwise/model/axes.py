@@ -1,8 +1,7 @@
 """Linear, Embedding, Vector and norms whose axes have names and sizes.
 
-Initialisation, muP, counting, growth and export read the names. They live on the module, because an attribute of a
-Parameter is lost by deepcopy, by `to_empty` and by sharding. Construct on the meta device if the weights are to be
-filled later.
+Initialisation, muP, counting, growth and export read the names. They are attributes of the module, because a Parameter
+loses its attributes in deepcopy, `to_empty` and sharding. Construct on the meta device to fill weights later.
 """
 
 import math
@@ -17,15 +16,17 @@ from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
 from widthwise.model.cost import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None
-"""Initial entries of a weight: one number, what a function fills in, or None where they are drawn."""
+"""Initial entries of a weight: one number, a function that fills them in, or None to draw them."""
 
 
 class Weight(nn.Module):
-    """A module with one parameter, `weight`, whose axes have names; a vector has one mapping for in and out."""
+    """A module with one parameter, `weight`, whose axes have names. A vector has the same mapping for both axes."""
 
     def __init__(self, in_axes: Axes, out_axes: Axes, start: Start):
         super().__init__()
-        self.in_axes, self.out_axes, self.start = in_axes, out_axes, start
+        self.in_axes = in_axes
+        self.out_axes = out_axes
+        self.start: Start = start
         self.weight = nn.Parameter(torch.empty([size(axes) for axes in self.dimensions]))
 
     @property
@@ -58,31 +59,28 @@ class Linear(Weight):
 
 
 class UnscaledLinear(Linear):
-    """A Linear that starts as torch's do, for any widths of the model, and learns at the rate of the tables."""
+    """A Linear with torch's initial weights for any width, and with the learning rate of the tables."""
 
     def __init__(self, in_axes: Axes, out_axes: Axes):
-        super().__init__(in_axes, out_axes, start=_torchs_start)
+        super().__init__(in_axes, out_axes, start=_uniform)
 
 
-def _torchs_start(weight: Tensor, generator: torch.Generator) -> None:
-    """Fills it uniformly within 1 / sqrt(inputs)."""
+def _uniform(weight: Tensor, generator: torch.Generator) -> None:
+    """Fill the weight uniformly within 1 / sqrt(inputs), as torch does."""
     limit = weight.shape[1] ** -0.5
     weight.uniform_(-limit, limit, generator=generator)
 
 
 class Control(Linear):
-    """A Linear whose output is no hidden state but controls what happens to one.
-
-    Its outputs, or its entries themselves, are scores of experts, widths, or coefficients of a mixture.
-    """
+    """A Linear whose output controls hidden states: scores of experts, widths, or coefficients of a mixture."""
 
 
 class Experts(Linear):
-    """The matrices of several experts, stacked along the rows."""
+    """Matrices of several experts, stacked along the rows."""
 
 
 class Table(Weight):
-    """A lookup table: rows are its in_axes, columns its out_axes."""
+    """A lookup table, whose rows are its in_axes and whose columns are its out_axes."""
 
     @property
     def dimensions(self) -> tuple[Axes, ...]:
@@ -105,39 +103,35 @@ class LearnedPositions(Table):
 
     def __init__(self, n_positions: int, width: int):
         super().__init__({"n_positions": n_positions}, {"d_model": width}, start=None)
-
-    @property
-    def n_positions(self) -> int:
-        return len(self.weight)
+        self.n_positions = n_positions
 
 
 class Vector(Weight):
-    """A parameter that is no matrix: a bias, a gain, or, with axes {}, one number.
+    """A vector of parameters: a bias, a gain, or with axes {} one number.
 
-    It has no weight decay and learns at the rate of the gains.
+    It has no weight decay and the learning rate of the gains.
     """
 
     def __init__(self, axes: Axes, start: Start):
         super().__init__(axes, axes, start)
 
     def forward(self) -> Tensor:
-        """The entries, (size(axes),)."""
+        """Return the entries, (size(axes),)."""
         return self.weight
 
 
 class Scale(Vector):
-    """A learned factor of another learned parameter, so that only their product matters. It can be set to decay."""
+    """A learned factor of another learned parameter. Only their product matters. Weight decay is optional."""
 
 
 class Norm(Weight):
     """A norm over the last axis. Its weight is the gain.
 
-    `norm_dim` is the divisor of the sum of squares. It is the size of the axis except where the norm reads only the
-    part of a wider vector that can be non-zero: the slim first layer reads d_model of its w_1 coordinates and divides
-    by w_1; and in a grown model, whose norms divide by what they divided by before. `stat_width`: the squares of the
-    first so many coordinates are summed, None: all; a layer grown into coordinates that others had written measures
-    what it measured before. `output_multiplier`: constant factor of the output. `is_after`: whether, as the norm of a
-    sublayer, it acts on what that writes; if not, on what it reads.
+    `norm_dim`: divisor of the sum of squares. It is the size of the axis, with two exceptions: a slim first layer reads
+    d_model of its w_1 coordinates, the only ones that can be non-zero, and divides by w_1; and the norms of a grown
+    model keep their old divisors. `stat_width`: number of leading coordinates in the sum of squares; None: all. It
+    keeps the statistics of a layer that has grown into coordinates written by other layers. `output_multiplier`:
+    constant factor of the output. `is_after`: True to normalise the output of a sublayer, False to normalise its input.
     """
 
     is_after = False
@@ -146,24 +140,27 @@ class Norm(Weight):
         self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, output_multiplier: float = 1.0
     ):
         super().__init__(axes, axes, start=1.0)
-        self.eps, self.norm_dim, self.stat_width, self.output_multiplier = eps, norm_dim, stat_width, output_multiplier
+        self.eps = eps
+        self.norm_dim = norm_dim
+        self.stat_width = stat_width
+        self.output_multiplier = output_multiplier
 
     def before(self, x: Tensor) -> Tensor:
-        """x: (B, T, d_read), the stream -> what the sublayer works on."""
+        """x: (B, T, d_read), the stream -> the input of the sublayer."""
         # Cast once: autocast would keep a copy for every matrix that reads x.
         return x.to(compute_dtype(x)) if self.is_after else self(x)
 
     def after(self, update: Tensor) -> Tensor:
-        """update: (B, T, d_write), what the sublayer made -> what joins the stream."""
+        """update: (B, T, d_write), the output of the sublayer -> the update of the stream."""
         return self(update) if self.is_after else update
 
     def times_multiplier(self, weight: Tensor) -> Tensor:
-        """A gain or a bias that makes the output as large as it is to be."""
+        """Return a gain or a bias times the output multiplier."""
         return weight if self.output_multiplier == 1.0 else weight * self.output_multiplier
 
-    def gain_factor(self, other: "Norm") -> float:
-        """Return the factor that the gain needs in another norm of the same eps * norm_dim, for the same output."""
-        return math.sqrt(self.norm_dim / other.norm_dim)
+    def gain_factor(self, target: "Norm") -> float:
+        """Return the factor for the gain in a target norm of equal eps * norm_dim, for the same output."""
+        return math.sqrt(self.norm_dim / target.norm_dim)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, eps={self.eps}, norm_dim={self.norm_dim}"
@@ -173,7 +170,7 @@ class RMSNorm(Norm):
     """y = gain * x / sqrt(sum(x^2) / norm_dim + eps)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
+        """x: (..., size(axes)) -> the same shape, in the autocast dtype if autocast is on."""
         gain = self.times_multiplier(self.weight)
         if self.stat_width is not None:
             return reference_rms_norm(x, gain, self.eps, self.norm_dim, self.stat_width)
@@ -191,7 +188,7 @@ class LayerNorm(Norm):
         self.bias = Vector(axes, start=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
+        """x: (..., size(axes)) -> the same shape, in the autocast dtype if autocast is on."""
         wide = widened(x)
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)
@@ -204,12 +201,12 @@ NORM_MODULES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 
 class NoNorm(nn.Module):
-    """f(x), a sublayer without a norm."""
+    """The absence of a norm around a sublayer."""
 
     def before(self, x: Tensor) -> Tensor:
-        """The stream in the compute type, cast once as in `Norm.before`."""
+        """Return the stream in the compute dtype, cast once as in `Norm.before`."""
         return x.to(compute_dtype(x))
 
     def after(self, update: Tensor) -> Tensor:
-        """The update as it is."""
+        """Return the update unchanged."""
         return update

@@ -1,4 +1,4 @@
-"""The resolved model: explicit layers, every size and every multiplier written out."""
+"""The resolved model: explicit layers, with all sizes and multipliers written out."""
 
 import math
 from itertools import accumulate, groupby
@@ -19,14 +19,14 @@ class InitConfig(Config):
     """Standard deviations of the initial weights."""
 
     std: pydantic.PositiveFloat = 0.02
-    """Standard deviation of embedding and head; the other matrices' derives from it."""
+    """Standard deviation of embedding and head; other standard deviations are derived from it."""
     width_multiplier: pydantic.PositiveFloat = 1.0
     """m_width: hidden matrices have std / sqrt(m_width), and their learning rate is divided by it."""
     depth_scaled: bool = True
     """Divide matrices that write the stream by the root of the number of updates it receives, 2 * n_layers
     in a plain decoder (GPT-2) and n_layers * (1 + n_blocks) with hourglass feed-forwards."""
     truncate_at: pydantic.PositiveFloat | None = None
-    """Standard deviations beyond which nothing is drawn, 3 in OLMo 2; null: all is."""
+    """Standard deviations at which the distribution is truncated, 3 in OLMo 2; null: not truncated."""
 
 
 class LearnedPositionsConfig(Config):
@@ -36,10 +36,10 @@ class LearnedPositionsConfig(Config):
     """
 
     n_positions: NTokens
-    """Rows, which is the longest context the model can read."""
+    """Rows, and longest context of the model."""
 
     def cost(self, width: int) -> Cost:
-        """width: columns of the table. The sum keeps nothing for the backward pass."""
+        """Return the cost of the table. width: its columns. Nothing is kept for the backward pass."""
         return vector(self.n_positions * width)
 
 
@@ -55,9 +55,9 @@ class ModelConfig(Config):
     final_norm_width: Width
     """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
     mtp: MTPConfig | None = None
-    """Further heads that predict later tokens."""
+    """MTP heads, which predict later tokens."""
     positions: LearnedPositionsConfig | None = None
-    """Learned positions, added to the embedding; null: none, rotary positions alone."""
+    """Learned positions, added to the embedding; null: rotary positions only."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -69,7 +69,8 @@ class ModelConfig(Config):
             layer = self.mtp.layer
             if set(layer.widths) != {self.d_model}:
                 raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
-        d_model, residual = self.d_model, self.residual
+        d_model = self.d_model
+        residual = self.residual
         widths = [width for layer in self.layers for width in layer.widths]
         with mistakes_at("residual"):
             residual.check_widths(d_model, widths)
@@ -85,11 +86,11 @@ class ModelConfig(Config):
         return self
 
     def width_of(self, name: str) -> int:
-        """Return the width of the layer that holds the parameter of that name; d_model for one outside of layers."""
+        """Return the width of the layer that contains a parameter; d_model for a parameter outside of layers."""
         return self.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else self.d_model
 
     def named_layers(self) -> list[tuple[str, LayerConfig]]:
-        """Every layer with its path, including the layer of further heads."""
+        """Return every layer with its path, including the layer of MTP heads."""
         named = [(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
         return named if self.mtp is None else [*named, ("mtp.layer", self.mtp.layer)]
 
@@ -99,11 +100,11 @@ class ModelConfig(Config):
 
     @property
     def n_residual_additions(self) -> int:
-        """Updates the stream receives: one from each attention, one or more from each feed-forward."""
+        """Number of updates of the stream: one from each attention, one or more from each feed-forward."""
         return sum(1 + layer.ffn.n_residual_additions for layer in self.layers)
 
     def resolve(self, seq_len: int) -> "ModelConfig":
-        """The model itself, so that a recipe asks it as it asks a template, which writes its layers out."""
+        """Return the model, as `ModelTemplate.resolve` returns the resolved model."""
         return self
 
     @property
@@ -112,12 +113,12 @@ class ModelConfig(Config):
 
     @property
     def widths_before(self) -> list[int]:
-        """Coordinates that the predecessor of each layer wrote; d_model for the first layer."""
+        """Width of the stream before each layer: what its predecessor writes, or d_model for the first layer."""
         return [self.d_model, *(layer.d_out for layer in self.layers[:-1])]
 
     @property
     def n_coordinates(self) -> int:
-        """Coordinates of the whole stream, which are the coordinates of all slots."""
+        """Coordinates of all slots."""
         return math.prod(self.residual.slot_shape(self.d_model))
 
     @property
@@ -126,55 +127,54 @@ class ModelConfig(Config):
         return max(self.n_coordinates, *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
-        """Cost of every layer by part; a layer equal to the one before it is not counted again, which takes long."""
+        """Return the cost of every layer by part. Count equal neighbours once, because counting is slow."""
         costs = []
         for (layer, d_before), equal in groupby(zip(self.layers, self.widths_before)):
             costs += [layer.costs(self.residual, d_before)] * len(list(equal))
         return costs
 
     def end_costs(self) -> dict[str, Cost]:
-        """Cost by part of what comes before and after the layers.
+        """Return the cost by part of the modules before and after the layers.
 
-        A tied head has no additional parameters but the FLOPs of the product. The head keeps the gradient of its input,
-        because the loss forms gradients in the forward pass; the gradient of its weight is formed there too, but is not
-        an activation.
+        A tied head adds FLOPs but no parameters. The head keeps the gradient of its input, because the loss computes
+        gradients in the forward pass; the gradient of its weight is computed there too, but is not an activation.
         """
-        residual, d_model = self.residual, self.d_model
-        n_columns = residual.embedding_width(d_model)
-        embedding = vector(self.vocab_size * n_columns) + residual.entry_cost(d_model)
+        n_columns = self.residual.embedding_width(self.d_model)
+        embedding = vector(self.vocab_size * n_columns) + self.residual.entry_cost(self.d_model)
         if self.positions is not None:
             embedding += self.positions.cost(n_columns)
-        head = self.head_cost.shared() if self.tie_embeddings else self.head_cost
+        head = linear(self.d_model, self.vocab_size)
+        if self.tie_embeddings:
+            head = head.shared()
         return {
             "embedding": embedding,
-            "head": head + Cost(activation_elements=d_model),
+            "head": head + Cost(activation_elements=self.d_model),
             "norm": self.final_norm.cost(self.final_norm_width, is_read=False),
-            "residual": residual.exit_cost(d_model),
+            "residual": self.residual.exit_cost(self.d_model),
         }
 
-    @property
-    def head_cost(self) -> Cost:
-        """Cost of the head's matrix."""
-        return linear(self.d_model, self.vocab_size)
-
     def costs(self) -> dict[str, Cost]:
-        """Cost of the whole model by part, see PARTS. `mtp` holds what further heads add in training."""
+        """Return the cost of the whole model by part, see PARTS. `mtp` is the cost of MTP heads in training."""
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
         for costs in (self.end_costs(), *self.layer_costs()):
             parts = {part: cost + costs.get(part, Cost()) for part, cost in parts.items()}
         if self.mtp is not None:
-            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, self.head_cost)
+            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, linear(self.d_model, self.vocab_size))
         return parts
 
     def exit_flops(self, seq_len: int) -> list[float]:
-        """Forward FLOPs of a token that leaves the model after each depth, through the last norm and the head; depth 0
-        is before the first layer, the last belongs to the whole model without further heads."""
+        """Return the forward FLOPs of a token that leaves the model after each layer, through last norm and head.
+
+        The first number is for no layer, the last for the whole model without MTP heads.
+        """
         layers = (sum(costs.values(), Cost()).forward_flops(seq_len) for costs in self.layer_costs())
         return list(accumulate(layers, initial=_without_mtp(self.end_costs()).forward_flops(seq_len)))
 
     def block_exit_flops(self, seq_len: int) -> list[list[float]]:
-        """Forward FLOPs of a token that leaves each layer after each feed-forward block but the last, through the last
-        norm and the head: a list for each layer, empty where its feed-forward is no stack."""
+        """Return the forward FLOPs of a token that leaves after each feed-forward block but the last of each layer.
+
+        It then passes the last norm and the head. One list per layer, empty unless its feed-forward is a stack.
+        """
         flops = []
         for layer, after in zip(self.layers, self.exit_flops(seq_len)[1:]):
             blocks = [cost.forward_flops(seq_len) for cost in layer.ffn.block_costs(layer.d_model, layer.d_out)]
@@ -182,27 +182,27 @@ class ModelConfig(Config):
         return flops
 
     def cost(self) -> Cost:
-        """The cost of training, the further heads included."""
+        """Return the cost of training, including MTP heads."""
         return sum(self.costs().values(), Cost())
 
     @property
     def n_dead_params(self) -> int:
-        """Parameters whose gradient is 0 by construction: they read coordinates of the stream that nothing wrote, or
-        write coordinates that nothing reads. The design of some shapes, such as growing ones, and of full ends.
+        """Parameters that receive no gradient because of the shape.
+
+        They read coordinates of the stream that nothing writes, or write coordinates that nothing reads. Some shapes
+        have them by design, such as growing ones, and so have full ends.
         """
         sites = [site for layer, d_before in zip(self.layers, self.widths_before) for site in layer.sites(d_before)]
         idle = self.residual.idle(self.d_model, sites, self.final_norm_width)
-        of_layers = sum(
-            layer.n_dead_params(n_unwritten, n_unread)
-            for layer, (n_unwritten, _), (_, n_unread) in zip(self.layers, idle.sites[::2], idle.sites[1::2])
-        )
-        has_other_reader = self.tie_embeddings or self.mtp is not None
-        of_embedding = 0 if has_other_reader else self.vocab_size * idle.n_unread
-        of_last_norm = self.final_norm.cost(max(self.final_norm_width - self.d_model, 0)).params
-        return int(of_layers + of_embedding + of_last_norm + idle.n_params)
+        n_dead = idle.n_params + self.final_norm.cost(max(self.final_norm_width - self.d_model, 0)).params
+        for layer, (n_unwritten, _), (_, n_unread) in zip(self.layers, idle.sites[::2], idle.sites[1::2]):
+            n_dead += layer.n_dead_params(n_unwritten, n_unread)
+        if not self.tie_embeddings and self.mtp is None:  # otherwise the head or MTP heads read the whole embedding
+            n_dead += self.vocab_size * idle.n_unread
+        return int(n_dead)
 
     def inference_cost(self) -> Cost:
-        """The cost of the model without the further heads, which its function does not need."""
+        """Return the cost of the model without MTP heads, which inference does not need."""
         return _without_mtp(self.costs())
 
 
@@ -211,9 +211,10 @@ def _without_mtp(costs: dict[str, Cost]) -> Cost:
 
 
 def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
-    """Sizes and costs of a model: what `inspect --json` prints and what a run's result keeps."""
+    """Return the sizes and costs of a model, for `inspect --json` and the result of a run."""
     parts = config.costs()
-    total, inference = sum(parts.values(), Cost()), _without_mtp(parts)
+    total = sum(parts.values(), Cost())
+    inference = _without_mtp(parts)
     n_slots, slot_width = config.residual.slot_shape(config.d_model)
     return CostSummary(
         d_model=config.d_model,
@@ -251,12 +252,12 @@ def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
 
 
 def pflops_days(training_flops_per_token: float, n_tokens: int) -> float:
-    """Training compute in PFLOP/s-days, as the variable-width paper's Table 2 counts it."""
+    """Return the training compute in PFLOP/s-days, as in Table 2 of the variable-width paper."""
     return training_flops_per_token * n_tokens / (1e15 * 86400)
 
 
 def part_of(name: str) -> str:
-    """The part, one of `records.cost.PARTS`, of a decoder's parameter with this name."""
+    """Return the part, one of `records.cost.PARTS`, that contains a decoder's parameter."""
     first, *inside = name.split(".")
     if first in ("head", "mtp"):
         return first

@@ -1,4 +1,4 @@
-"""The interfaces of a layer's parts, and what they are given in a forward pass: a context, its masks, and caches."""
+"""Interfaces of the parts of a layer, and their inputs in a forward pass: context, masks and caches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,38 +11,38 @@ from torch import Tensor, nn
 from widthwise.kernels.rotary import Rope
 
 Stream = Any
-"""The value that flows from layer to layer. Only the residual that creates it knows its type."""
+"""Value passed from layer to layer. Its type depends on the residual."""
 
 Choices = dict[str, Tensor]
-"""Decisions of a layer, returned besides the stream; empty if it makes none.
+"""Decisions of a layer, returned in addition to the stream; empty if it makes none.
 
 auxiliary_loss: scalar added to the objective, coefficients included; never part of a reported loss.
-width_fraction: (B, T) fp32, the hidden width each token asks for over d_ff, with gradient.
-expert_load: (n_experts,), each expert's share of the routed choices, without gradient.
+width_fraction: (B, T) fp32, hidden width of each token over d_ff, with gradient.
+expert_load: (n_experts,), share of each expert in the routed choices, without gradient.
 balance_loss, router_z_loss: scalars without gradient, for reports.
 """
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """Computed once before the first layer."""
+    """Inputs of all layers, computed once before the first layer."""
 
     rope: dict[Rope, tuple[Tensor, Tensor]]
-    """Rotation of heads -> cosines and sines of this pass's positions."""
+    """Rotary positions of heads -> cosines and sines for the tokens of this pass."""
     mask: Tensor | None
-    """(B, 1, T, S): bool, True where a query may look, or what is added to scores; None: causal over the T tokens."""
+    """(B, 1, T, S): bool, True for visible keys, or numbers to add to the scores; None: causal over the T tokens."""
     width_fraction: Tensor | None = None
-    """A scalar that takes the place of what dynamic-width layers would choose for each token."""
+    """Scalar that replaces the widths that dynamic-width layers choose for each token."""
     start: int = 0
     """Tokens in the cache before this pass."""
     positions: Tensor | None = None
-    """integers (B or 1, T), positions of queries and keys; None where only layers are run."""
+    """integers (B or 1, T), positions of queries and keys; None if only layers are run."""
     documents: Tensor | None = None
-    """integers (B, S), over cached and new tokens: a query looks at earlier tokens of equal number alone, which `mask`
-    then says too; None where rows are not divided. For a form of attention that needs no mask."""
+    """integers (B, S), over cached and new tokens: a query sees only earlier tokens of equal number; None: one document
+    per row. Used by forms of attention that need no mask; `mask` has the same information."""
 
     def first(self, n: int) -> "PassContext":
-        """The first n positions. For a pass without cache and padding."""
+        """Return the context of the first n positions, for a pass without cache and padding."""
         rope = {kind: (cos[:, :n], sin[:, :n]) for kind, (cos, sin) in self.rope.items()}
         mask = None if self.mask is None else self.mask[..., :n, :n]
         positions, documents = (None if x is None else x[:, :n] for x in (self.positions, self.documents))
@@ -50,10 +50,10 @@ class PassContext:
 
 
 def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
-    """bool (B, S) over cached and new tokens, or None where nothing is padding.
+    """Return bool (B, S) over cached and new tokens, False for padding; None if nothing is padding.
 
-    start: how many are cached. seen, is_real: of cached and of new tokens, None: all are real. No tensor is looked
-    into, which on a GPU would wait.
+    start: number of cached tokens. seen, is_real: the same for cached and for new tokens; None: all are real. Reads no
+    values, which would wait for a GPU.
     """
     if is_real is None and seen is None:
         return None
@@ -62,15 +62,15 @@ def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | 
 
 
 def padding_documents(real: Tensor) -> Tensor:
-    """Documents of which each token sees its own: the real tokens of a row are one, each token of left padding is one.
+    """real: bool (B, S) -> documents, integers (B, S).
 
-    real: bool (B, S) -> integers (B, S).
+    The real tokens of a row are one document, and each token of left padding is another one.
     """
     return torch.where(real, 0, -1 - torch.arange(real.shape[1], device=real.device))
 
 
 class FeedForward(nn.Module, ABC):
-    """A feed-forward, including its norm."""
+    """A feed-forward and its norm."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
@@ -81,31 +81,31 @@ class Site(nn.Module, ABC):
     """One sublayer's access to the stream."""
 
     def set_index(self, index: int) -> None:
-        """Set the number of sites before it in the stream, on which only the start of weights may depend."""
+        """Set the number of sites before this one, on which only initial weights may depend."""
         return
 
     @abstractmethod
     def read(self, stream: Stream) -> tuple[Tensor, Any]:
-        """The sublayer's input (B, T, d_read), and what `write` needs as `kept`."""
+        """Return the sublayer's input (B, T, d_read), and the argument `skip` of `write`."""
 
     @abstractmethod
-    def write(self, kept: Any, update: Tensor) -> Stream:
-        """update: (B, T, d_write), the sublayer's output -> the stream after it. Once for each read."""
+    def write(self, skip: Any, update: Tensor) -> Stream:
+        """update: (B, T, d_write), the sublayer's output -> the stream after it. Called once for each read."""
 
 
 class Exit(nn.Module, ABC):
-    """From the stream after the last layer to the input of the head."""
+    """The modules between the last layer and the head."""
 
-    def share_reduction(self, other: Any) -> None:
-        """Uses the reduction matrix of another exit of the same variant, if the variant has one."""
+    def share_reduction(self, source: Any) -> None:
+        """Use the reduction matrix of a source exit of the same variant, if the variant has one."""
 
     @abstractmethod
     def forward(self, stream: Stream) -> Tensor:
-        """The stream after the last layer -> the normalised input of the head, (B, T, d_model)."""
+        """Return the normalised input of the head, (B, T, d_model), from the stream after the last layer."""
 
 
 class CacheShape(NamedTuple):
-    """Sizes of the keys and values that one layer keeps per token."""
+    """Sizes of the cached keys and values of one layer per token."""
 
     n_kv_heads: int
     head_dim: int
@@ -115,14 +115,14 @@ class CacheShape(NamedTuple):
 
 
 class LayerCache:
-    """Room for `capacity` tokens of one layer."""
+    """Cached keys and values of one layer, for up to `capacity` tokens."""
 
     def __init__(self, shape: CacheShape, batch_size: int, capacity: int, **tensor_options):
         self.keys = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.head_dim, **tensor_options)
         self.values = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.v_head_dim, **tensor_options)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores T tokens from `start` on; returns the keys and values of all tokens up to there.
+        """Store T tokens from `start` on. Return the keys and values of all tokens up to them.
 
         keys: (B, n_kv_heads, T, head_dim), values: (B, n_kv_heads, T, v_head_dim) -> the same with start + T for T.
         """
@@ -133,14 +133,14 @@ class LayerCache:
 
 
 class KVCache:
-    """One `LayerCache` per layer, one length for all, and which tokens are real.
+    """One `LayerCache` per layer, with a common length and padding.
 
-    The length counts the tokens of finished forward passes: the decoder reads it once before the first layer writes and
-    moves it once after the last, so that all layers agree on the positions.
+    The length counts the tokens of finished forward passes. The decoder reads it before the first layer and advances it
+    after the last, so that all layers use the same positions.
     """
 
     def __init__(self, shapes: Sequence[CacheShape], batch_size: int, capacity: int, **tensor_options):
-        """shapes: of every layer; capacity in tokens; tensor_options: dtype and device."""
+        """shapes: one per layer; capacity: in tokens; tensor_options: dtype and device."""
         self.layers = [LayerCache(shape, batch_size, capacity, **tensor_options) for shape in shapes]
         self.capacity = capacity
         self.length = 0
@@ -149,24 +149,24 @@ class KVCache:
         self.is_real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)
 
     def check_room(self, batch_size: int, n_tokens: int) -> None:
-        """Raises ValueError where that many more tokens of that many texts do not fit."""
+        """Raise ValueError if n_tokens more tokens of batch_size texts do not fit."""
         if batch_size != len(self.is_real) or self.length + n_tokens > self.capacity:
             holds = f"a cache for {len(self.is_real)} texts of {self.capacity} tokens with {self.length} of them filled"
             raise ValueError(f"{holds} cannot take {n_tokens} tokens of {batch_size} texts")
 
     @property
     def seen(self) -> Tensor | None:
-        """bool (B, length): which of the tokens seen so far are real; None: all, which is known without a look."""
+        """bool (B, length): False for padding among the cached tokens; None if all are real (avoids a device sync)."""
         return self.is_real[:, : self.length] if self.has_padding and self.length else None
 
     def advance(self, n_tokens: int, is_real: Tensor | None = None) -> None:
-        """Counts the tokens just written as seen. is_real: bool (B, n_tokens), False on padding; None: all are real."""
+        """Add the tokens just written to the length. is_real: bool (B, n_tokens), False on padding; None: all True."""
         self.has_padding = self.has_padding or is_real is not None
         self.is_real[:, self.length : self.length + n_tokens] = True if is_real is None else is_real
         self.length += n_tokens
 
     def repeated(self, counts: Tensor, capacity: int) -> "KVCache":
-        """A cache that holds each text as often as `counts`, integers (B,), says, neighbours of each other."""
+        """Return a cache with each text repeated in place. counts: integers (B,), the repetitions of each text."""
         first = self.layers[0].keys
         shapes = [
             CacheShape(layer_before.keys.shape[1], layer_before.keys.shape[3], layer_before.values.shape[3])
@@ -180,7 +180,7 @@ class KVCache:
         return copy
 
     def rewind(self, length: int) -> None:
-        """Forgets the tokens from `length` on. Raises ValueError where it holds fewer than that."""
+        """Forget the tokens from `length` on. Raise ValueError if there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be rewound to {length}")
         self.length = length

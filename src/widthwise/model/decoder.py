@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers, norm, head, and further heads for later tokens."""
+"""The decoder: embedding, layers, norm, head, and MTP heads for later tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
@@ -28,28 +28,30 @@ class Loss(NamedTuple):
     """Results of `Decoder.loss`. Only the objective and the choices carry gradients."""
 
     objective: Tensor
-    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2), or what a teacher makes of it, the
-    layers' auxiliary losses, and the mean objective of the further heads times its coefficient."""
+    """Scalar to differentiate: the mean of loss + z_coefficient * log_normaliser^2, or of the objective with a teacher,
+    plus auxiliary losses of layers, plus the mean objective of the MTP heads times its coefficient."""
     losses: Tensor
-    """(B, T), nats per token, without any auxiliary term."""
+    """(B, T), nats per token, without auxiliary terms."""
     log_normalisers: Tensor
     """(B, T), the log of the softmax denominator at each position."""
     choices: tuple[Choices, ...]
-    """One a layer; see `model.context.Choices`."""
+    """One per layer; see `model.context.Choices`."""
     mtp_losses: tuple[Tensor, ...] = ()
-    """One a depth of multi-token prediction, (B, T - k) nats per token: at depth k position i predicts target i + k."""
+    """(B, T - k) nats per token for each depth k of multi-token prediction, where position i predicts target i + k."""
 
 
 class Decoder(nn.Module):
-    """A language model. Build with `build`; made directly, its weights are uninitialised."""
+    """A language model. Create it with `build`; the constructor leaves weights uninitialised."""
 
     progress: Tensor
     """Progress of training, from 0 to 1, for schedules inside the model; set by the training loop."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config, self.recompute = config, KEEP_ALL
-        residual, d_model = config.residual, config.d_model
+        self.config = config
+        self.recompute = KEEP_ALL
+        residual = config.residual
+        d_model = config.d_model
         n_columns = residual.embedding_width(d_model)
         self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
         self.positions = None if config.positions is None else LearnedPositions(config.positions.n_positions, n_columns)
@@ -65,7 +67,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Shares the parameters that the config says are shared; `to_empty` separates them, so call it again then."""
+        """Tie the parameters that the config shares. Call it again after `to_empty`, which separates them."""
         if self.config.tie_embeddings:
             self.head.weight = self.embedding.weight
         if self.config.mtp is not None and self.config.mtp.share_reduce:
@@ -74,37 +76,39 @@ class Decoder(nn.Module):
 
     @property
     def depths(self) -> Sequence[MTPDepth]:
-        """The further heads, in order."""
+        """The MTP heads, in order."""
         return cast(Sequence[MTPDepth], self.mtp)
 
     def named_layers(self) -> list[tuple[str, DecoderLayer]]:
-        """Return every layer with its path, the layers of further heads last: the order of the forward pass."""
+        """Return every layer with its path in the order of the forward pass; layers of MTP heads come last."""
         layers = [(f"layers.{i}", cast(DecoderLayer, layer)) for i, layer in enumerate(self.layers)]
         return [*layers, *((f"mtp.{k}.layer", depth.layer) for k, depth in enumerate(self.depths))]
 
     @torch.no_grad()
     def set_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies a whole tensor into every parameter, of which each process keeps the rows that it holds; tied
-        parameters go by the first of their names."""
+        """Copy a whole tensor into every parameter. Each process copies the rows that it holds.
+
+        Tied parameters have the first of their names.
+        """
         missing = dict(self.named_parameters())
         for name, tensor in weights:
             put(missing.pop(name), tensor)
         assert not missing, f"no weights for {', '.join(missing)}"
 
     def init_weights(self, seed: int) -> None:
-        """Fill every weight from the seed, the same on any device and for any dtype; see `model.initial_weights`.
+        """Fill every weight from the seed, equally on any device and for any dtype. See `model.initial_weights`.
 
-        One at a time, so that no process needs room for them all.
+        Weights are drawn one at a time, so that no process needs memory for all of them.
         """
-        config, init = self.config, self.config.init
+        config = self.config
+        init = config.init
         ends = (self.embedding, None if config.tie_embeddings else self.head, self.positions)
-        stds = [(module, init.std) for module in ends if module is not None]
+        stds: list[tuple[nn.Module, float]] = [(module, init.std) for module in ends if module is not None]
         widths = dict(zip(self.layers, config.widths))
         for part in (*self.layers, self.entry, self.exit, *self.mtp):
             ratio = config.d_model / widths.get(part, config.d_model)
-            stds += [
-                (module, initial_std(init, module, ratio, config.n_residual_additions)) for module in part.modules()
-            ]
+            for module in part.modules():
+                stds.append((module, initial_std(init, module, ratio, config.n_residual_additions)))
         generator = torch.Generator().manual_seed(seed)
         for module, std in stds:
             if isinstance(module, Weight):
@@ -113,16 +117,17 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
 
-        positions: integers (B or 1, T), None: from 0 on. They matter to learned positions only.
+        positions: integers (B or 1, T), for learned positions only; None: from 0 on.
         """
         rows = self.embedding(tokens) * self.config.embedding_multiplier
         if self.positions is not None:
-            places = torch.arange(tokens.shape[1], device=tokens.device)[None] if positions is None else positions
-            rows = rows + self.positions(places)
+            if positions is None:
+                positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            rows = rows + self.positions(positions)
         return self.entry(rows)
 
     def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
-        """Return the normalised hidden states (B, T, d_model) before the head. For the arguments see `stream`."""
+        """Return the normalised hidden states (B, T, d_model) before the head. See `stream` for the arguments."""
         return self.exit(self.stream(tokens, cache, is_real))
 
     def stream(
@@ -136,9 +141,9 @@ class Decoder(nn.Module):
     ) -> Stream:
         """Return the residual's stream after the last layer. tokens: integers (B, T).
 
-        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on padding. For rows of several
-        documents, without cache and padding, see `data.boundaries`: documents: integers (B, T), attention sees only
-        tokens of an equal number; positions: integers (B, T), in place of those in the row.
+        With a cache, `tokens` continue the cached ones. is_real: bool (B, T), False on padding. documents, positions:
+        integers (B, T), for rows of several documents without cache and padding, see `data.boundaries`. Attention sees
+        only tokens of the same document; positions replace the positions in the row.
         """
         if cache is not None:
             cache.check_room(*tokens.shape)
@@ -162,7 +167,7 @@ class Decoder(nn.Module):
         return stream, tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
-        """tokens: integers (B, T) -> logits (B, T, vocab_size). For the other arguments see `stream`."""
+        """tokens: integers (B, T) -> logits (B, T, vocab_size). See `stream` for the other arguments."""
         return self.logits(self.hidden(tokens, cache, is_real))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -179,21 +184,23 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         teacher: Teacher | None = None,
     ) -> Loss:
-        """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
+        """Compute the next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
-        width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
-        see `stream`; every target counts, also one of another document than its token. teacher: what the predictions
-        learn besides the targets, and the layers, whose mean `relative_distance` from its states joins the objective;
-        the further heads learn from targets alone.
+        width_fraction: forced on all tokens in dynamic-width layers. documents, positions: see `stream`; a target
+        counts even if it belongs to another document than its token. teacher: predictions to learn in addition to the
+        targets, and hidden states, whose mean `relative_distance` from the student's is added to the objective. MTP
+        heads learn from targets only.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
         entered = self.embed(tokens, context.positions)
-        aims, distances = () if teacher is None else teacher.states, list[Tensor]()
+        aims = () if teacher is None else teacher.states
+        distances = list[Tensor]()
 
         def compare(layer: int, stream: Stream) -> None:
-            if (place := layer - len(self.layers) + len(aims)) >= 0:
-                distances.append(relative_distance(self.slots(stream).flatten(-2), aims[place]))
+            index = layer - len(self.layers) + len(aims)
+            if index >= 0:
+                distances.append(relative_distance(self.slots(stream).flatten(-2), aims[index]))
 
         stream, choices = self._run_layers(entered, context, see=compare)
         hidden = self.exit(stream)
@@ -205,55 +212,58 @@ class Decoder(nn.Module):
             objective = objective + teacher.states_weight * torch.stack(distances).mean()
         if self.config.mtp is None:
             return Loss(objective, losses, log_normalisers, choices)
-        further, mtp_losses = self._mtp_losses(entered, stream, targets, context)
-        coefficient, final = self.config.mtp.coefficient, self.config.mtp.final_coefficient
+        mtp_objective, mtp_losses = self._mtp_losses(entered, stream, targets, context)
+        coefficient = self.config.mtp.coefficient
+        final = self.config.mtp.final_coefficient
         if final is not None:
             coefficient = self.progress.new_tensor(coefficient).lerp(self.progress.new_tensor(final), self.progress)
-        objective = objective + coefficient * further
+        objective = objective + coefficient * mtp_objective
         return Loss(objective, losses, log_normalisers, choices, mtp_losses)
 
     def _mtp_losses(
         self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Multi-token prediction: the mean of the depths' objectives, and their losses.
+        """Return the mean of the objectives of all MTP depths, and their losses.
 
-        entered, stream: before the first layer and after the last. Depth k is given the token k places ahead and
-        predicts the next one. The batch holds no such target for the last k positions of a row, so they are left out. A
-        depth's objective is its mean loss over the rest plus the auxiliary losses of its layer; a depth without targets
-        is skipped.
+        entered, stream: before the first layer and after the last. Depth k reads the token k places ahead and predicts
+        the next one. The last k positions of a row have no such target and are skipped. The objective of a depth is its
+        mean loss over the other positions plus the auxiliary losses of its layer. Depths without targets are skipped.
         """
-        slots, later = self.slots(stream), self.slots(entered)
+        slots, later = (self.slots(x) for x in (stream, entered))
         n_tokens = targets.shape[1]
-        total, losses = targets.new_zeros((), dtype=torch.float32), []
+        total = targets.new_zeros((), dtype=torch.float32)
+        losses = []
+        multiplier = self.config.logit_multiplier
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
-            of_depth = context.first(n_tokens - k)
-            slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], of_depth)
-            hidden, multiplier = depth.hidden(slots), self.config.logit_multiplier
-            mean, of_tokens, _ = linear_cross_entropy(hidden, self.head.weight, targets[:, k:], multiplier)
+            shorter = context.first(n_tokens - k)
+            slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], shorter)
+            mean, token_losses, _ = linear_cross_entropy(
+                depth.hidden(slots), self.head.weight, targets[:, k:], multiplier
+            )
             total = total + mean + chosen.get("auxiliary_loss", 0.0)
-            losses.append(of_tokens)
+            losses.append(token_losses)
         return total / max(1, len(losses)), tuple(losses)
 
     def slots(self, stream: Stream) -> Tensor:
-        """The stream in the form that further heads read, (B, T, n_slots, slot_width)."""
+        """Return the stream as MTP heads read it, (B, T, n_slots, slot_width)."""
         return self.config.residual.to_slots(stream, self.config.d_model)
 
     def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
-        """The slots of depth k for tokens that continue the cache of the depths, which is not advanced.
+        """Return the slots of depth k for tokens that continue the cache of the depths, without advancing it.
 
-        slots: (B, T, n_slots, slot_width) of depth k - 1, where depth 0 is the model; tokens: integers (B, T), k places
-        after those positions.
+        slots: (B, T, n_slots, slot_width) of depth k - 1; depth 0 is the model. tokens: integers (B, T), k places ahead
+        of these positions.
         """
         assert self.config.mtp is not None
         context = self._context(tokens, (self.config.mtp.layer,), cache)
         first = cache.length + k
-        places = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
-        later = self.slots(self.embed(tokens, places))
+        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
+        later = self.slots(self.embed(tokens, positions))
         joined, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
         return joined
 
     def new_cache(self, batch_size: int, capacity: int, of_mtp: bool = False) -> KVCache:
-        """An empty cache for `capacity` tokens in the model's type, on its device; of_mtp: for the further heads."""
+        """Return an empty cache for `capacity` tokens in the model's dtype, on its device. of_mtp: for MTP heads."""
         modules = [depth.layer for depth in self.depths] if of_mtp else self.layers
         heads = [layer.config.attention for layer in cast(Iterable[DecoderLayer], modules)]
         shapes = [CacheShape(head.n_kv_heads, head.head_dim, head.value_dim) for head in heads]
@@ -270,9 +280,12 @@ class Decoder(nn.Module):
         documents: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> PassContext:
-        """Positions, rotary tables and mask, once for all layers, from the cache's length before any layer writes."""
-        assert cache is is_real is None or documents is positions is None, "rows of documents are read whole"
-        n_new, start = tokens.shape[1], 0 if cache is None else cache.length
+        """Return positions, rotary tables and mask for all layers. The cache still has its length before this pass."""
+        assert cache is is_real is None or documents is positions is None, (
+            "rows of documents need neither cache nor padding"
+        )
+        n_new = tokens.shape[1]
+        start = 0 if cache is None else cache.length
         real = all_real(tokens, start, None if cache is None else cache.seen, is_real)
         if positions is None and real is not None:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
@@ -289,39 +302,38 @@ class Decoder(nn.Module):
         are_masked = documents is not None
         if real is not None:
             documents = padding_documents(real)
-        mask = None  # where plain causal attention over the new tokens says the same
+        mask = None  # for plain causal attention over the new tokens
         if documents is not None or (start and n_new > 1):
             mask = visible(n_new, start + n_new, documents, tokens.device)
         if mask is not None and are_masked:
-            # Numbers of the type of the queries, because torch's attention makes such numbers of bool, and every layer
-            # would keep its own.
+            # Numbers in the dtype of the queries, because torch would convert a bool mask and keep a copy per layer.
             mask = torch.zeros_like(mask, dtype=compute_dtype(self.embedding.weight)).masked_fill_(~mask, -torch.inf)
         return PassContext(tables, mask, forced, start, positions, documents)
 
 
 def relative_distance(states: Tensor, aims: Tensor) -> Tensor:
-    """Return the mean over positions of |states - aims|^2 / |aims|^2, a scalar in fp32 or wider. Both: (..., n)."""
+    """Return the mean over positions of |states - aims|^2 / |aims|^2, a scalar in fp32 or wider. Inputs: (..., n)."""
     aims = widened(aims)
     return ((widened(states) - aims).square().sum(dim=-1) / aims.square().sum(dim=-1)).mean()
 
 
 def blueprint(config: ModelConfig) -> Decoder:
-    """A decoder without memory, on the meta device: names, axes and shapes."""
+    """Return a decoder on the meta device, with names, axes and shapes but no memory."""
     with torch.device("meta"):
         return Decoder(config)
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """The shape of every parameter by name; tied parameters appear under the first of their names."""
+    """Return the shape of every parameter by name. Tied parameters have the first of their names."""
     return {name: parameter.shape for name, parameter in blueprint(config).named_parameters()}
 
 
 def build(
     config: ModelConfig, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """A decoder with initial weights: built on the meta device, then filled where it will live.
+    """Build a decoder with initial weights.
 
-    Raises UserError where the weights do not fit into memory, and TypeError for a template.
+    Raises UserError if the weights do not fit into memory, and TypeError for a template.
     """
     if not isinstance(config, ModelConfig):
         raise TypeError(
@@ -335,9 +347,9 @@ def build(
 
 
 def allocate(model: Decoder, device: torch.device | str, n_shards: int = 1) -> None:
-    """Gives a blueprint its memory, with weights that are not set. Raises UserError where they do not fit.
+    """Allocate a blueprint's memory without setting weights. Raise UserError if they do not fit.
 
-    n_shards: over how many processes its parameters are divided.
+    n_shards: number of processes that divide its parameters.
     """
     n_params = sum(parameter.numel() for parameter in model.parameters())
     too_large = f"model: {n_params:,} parameters do not fit into memory"

@@ -1,4 +1,4 @@
-"""The layers of a model in which tokens can have different hidden widths, and what width costs there."""
+"""The dynamic-width layers of a model, and the cost of width in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from widthwise.model.ffn.swiglu import swiglu_cost
 
 @dataclass(frozen=True)
 class DynamicLayer:
-    """A dynamic-width layer, and what its width costs."""
+    """A dynamic-width layer and the cost of its width."""
 
     index: int
     """Position among all layers, from 0."""
@@ -20,7 +20,7 @@ class DynamicLayer:
 
     @property
     def narrowest(self) -> float:
-        """The least fraction that a token can choose."""
+        """Smallest fraction that a token can choose."""
         return self.config.min_fraction if self.config.mask.has_width else 1.0
 
     @property
@@ -30,7 +30,7 @@ class DynamicLayer:
 
 
 def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
-    """The dynamic-width layers of a model, first to last."""
+    """Return the dynamic-width layers of a model, first to last."""
     return tuple(
         DynamicLayer(index, layer.ffn, swiglu_cost(layer.d_model, 1, layer.d_out).flops)
         for index, layer in enumerate(model.layers)
@@ -44,12 +44,12 @@ def chooses_width(model: ModelConfig) -> bool:
 
 
 def flops_shares(layers: Sequence[DynamicLayer]) -> list[float]:
-    """Return the share of each layer in the FLOPs of all at full width. The shares sum to 1."""
+    """Return the share of each layer in the FLOPs of all layers at full width. The shares sum to 1."""
     total = sum(layer.full_flops for layer in layers)
     return [layer.full_flops / total for layer in layers]
 
 
 def forced_fractions(layers: Sequence[DynamicLayer], n_widths: int) -> list[float]:
-    """Fractions that can be forced on all layers: equal steps from the narrowest that a token can have in any to 1."""
+    """Return fractions to force on all layers, in equal steps from the smallest of any token to 1."""
     narrowest = min(layer.config.min_fraction for layer in layers)
     return [narrowest + (1 - narrowest) * step / (n_widths - 1) for step in range(n_widths)]

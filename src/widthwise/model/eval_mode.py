@@ -1,4 +1,4 @@
-"""Evaluation mode: no gradients, and the same random draws every time."""
+"""Evaluation mode, without gradients and with the same random draws every time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 SEED = 0
-"""Seeds the random draws of a model under evaluation."""
+"""Seed of random draws in evaluation."""
 
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """No gradients, and the same random draws every time; the generators continue afterwards as if nothing had run."""
+    """Disable gradients and seed random draws. The generators then continue as if nothing had run."""
     devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         torch.manual_seed(SEED)
@@ -21,11 +21,12 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """The model in evaluation mode, without gradients; yields its device.
+    """Put the model into evaluation mode without gradients, and yield its device.
 
     Random draws are the same every time, and the generators of training continue as if nothing had run.
     """
-    device, was_training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
+    was_training = model.training
     with repeatable(device):
         model.eval()
         try:

@@ -1,12 +1,12 @@
 """Sampling from a decoder with its KV cache, and self-speculative greedy decoding: MTP heads draft, one pass checks.
 
-A pass of the model over the newest token and K drafts gives the token of greedy decoding at each of these
-places. The drafts up to the first wrong one are therefore the tokens of greedy decoding, and so is the model's own
-choice after them: each pass adds one token and as many as were drafted rightly. Sources: Stern et al. 2018,
-arXiv:1811.03115; with the heads of multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2.
+A pass of the model over the newest token and K drafts gives the token of greedy decoding at each of these positions.
+The drafts before the first wrong one are therefore the tokens of greedy decoding, and so is the model's choice after
+them: each pass adds the correct drafts and one more token. Sources: Stern et al. 2018, arXiv:1811.03115; with the heads
+of multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2.
 
-A pass over several tokens rounds otherwise than one over each, so that with weights of 16 or 32 bits two nearly equal
-logits may be ordered otherwise than by plain decoding.
+A pass over several tokens rounds differently from single passes. With weights of 16 or 32 bits, two nearly equal logits
+may therefore be ordered differently than in plain decoding.
 """
 
 import time
@@ -39,11 +39,12 @@ class SamplingConfig(Config):
 
 
 def filter_logits(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """Divides by the temperature (> 0) and sets what top_k and top_p exclude to -inf, the largest to 0.
+    """Divide logits by the temperature (> 0), shift the largest to 0 and set those that top_k and top_p exclude to
+    -inf.
 
-    logits: (..., vocab_size) -> the same shape. Of equal logits at the border top_k keeps any.
+    logits: (..., vocab_size) -> the same shape. Among equal logits at the limit, top_k keeps any.
     """
-    # Relative to the largest, so that a low temperature overflows to -inf only.
+    # Relative to the largest, so that a low temperature can overflow only to -inf.
     logits = logits.float()
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / config.temperature
     if config.top_k is not None and config.top_k < logits.shape[-1]:
@@ -67,7 +68,7 @@ def draw(logits: Tensor, config: SamplingConfig, generator: torch.Generator | No
 
 
 def pad_left(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts of any lengths -> tokens (B, T) with padding in front, and bool (B, T), True on real tokens."""
+    """Return prompts as tokens (B, T) with padding on the left, and bool (B, T), True on real tokens."""
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
     is_real = torch.zeros_like(tokens, dtype=torch.bool)
@@ -78,15 +79,15 @@ def pad_left(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def check_prompts(model: Decoder, prompts: Prompts, max_new_tokens: int) -> None:
-    """Raises UserError where there is none, or an empty one, and where a model with learned positions has too few."""
+    """Raise UserError if there is no prompt, an empty one, or one too long for learned positions."""
     if not prompts or not all(prompts):
         raise UserError("prompt: is empty; give at least one token for each text")
     n_prompt = max(map(len, prompts))
-    n_read = n_prompt + max_new_tokens - 1  # the last token is only found
+    n_read = n_prompt + max_new_tokens - 1  # the last token is not read
     if model.positions is not None and max_new_tokens and n_read > model.positions.n_positions:
         raise UserError(
-            f"max_new_tokens: got {max_new_tokens} behind a prompt of {n_prompt}; the model reads no more than "
-            f"{model.positions.n_positions} tokens, its learned positions"
+            f"max_new_tokens: got {max_new_tokens} after a prompt of {n_prompt}; the model reads at most "
+            f"{model.positions.n_positions} tokens, because its positions are learned"
         )
 
 
@@ -94,10 +95,10 @@ def check_prompts(model: Decoder, prompts: Prompts, max_new_tokens: int) -> None
 def stream_tokens(
     model: Decoder, prompts: Prompts, max_new_tokens: int, sampling: SamplingConfig | None = None, seed: int = 0
 ) -> Iterator[Tensor]:
-    """Yields the next token ids (B,) of all prompts, `max_new_tokens` times.
+    """Yield the next token ids (B,) of all prompts, `max_new_tokens` times.
 
-    Raises UserError for an empty prompt, where positions are learned and end before the text does, and where the cache
-    does not fit into memory.
+    Raises UserError for an empty prompt, for more tokens than learned positions, and if the cache does not fit into
+    memory.
     """
     check_prompts(model, prompts, max_new_tokens)
     sampling = SamplingConfig() if sampling is None else sampling
@@ -124,13 +125,14 @@ def continue_cached(
 ) -> Iterator[Tensor]:
     """Yield the next token ids (B,) after the cached tokens and `tokens` (B, T), `max_new_tokens` times.
 
-    is_real: bool (B, T), False on left padding; None: nothing is. generator: of draws at a temperature above 0.
+    is_real: bool (B, T), False on left padding; None: all are real. generator: for draws at a temperature above 0.
     """
     for _ in range(max_new_tokens):
         hidden = model.hidden(tokens, cache, is_real)[:, -1]
         following = draw(model.logits(hidden), sampling, generator)
         yield following
-        tokens, is_real = following[:, None], None
+        tokens = following[:, None]
+        is_real = None
 
 
 @torch.inference_mode()
@@ -142,7 +144,7 @@ def generate(
     seed: int = 0,
     eos_id: int | Collection[int] | None = None,
 ) -> list[list[int]]:
-    """Continuations of all prompts, each cut before its first `eos_id`, one or several. Stops when all have ended."""
+    """Return the continuations of all prompts, each cut before its first `eos_id`. Stop when all have ended."""
     ends = _ends(eos_id)
     continuations: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
@@ -165,31 +167,27 @@ class Speculation:
     """Statistics of the drafts of some continuations."""
 
     n_passes: int = 0
-    """Passes of the model, those over prompts included; each ends with one token that is no draft."""
+    """Passes of the model, including those over prompts. Each adds one token that is not a draft."""
     n_drafted: int = 0
     n_accepted: int = 0
-    """Drafts that were what greedy decoding takes."""
+    """Drafts that equal the tokens of greedy decoding."""
     seconds: float = 0.0
 
-    @property
-    def n_tokens(self) -> int:
-        """Found tokens, including tokens after an end of text."""
-        return self.n_passes + self.n_accepted
-
     def record(self) -> dict[str, float | None]:
-        """The quotients that matter; None where nothing was drafted or found."""
+        """Return acceptance rate, tokens per pass and tokens per second; None if nothing was drafted or generated."""
+        n_tokens = self.n_passes + self.n_accepted  # including tokens after an end of text
         return {
             "accept_rate": self.n_accepted / self.n_drafted if self.n_drafted else None,
-            "tokens_per_pass": self.n_tokens / self.n_passes if self.n_passes else None,
-            "tokens_per_second": self.n_tokens / self.seconds if self.n_passes else None,
+            "tokens_per_pass": n_tokens / self.n_passes if self.n_passes else None,
+            "tokens_per_second": n_tokens / self.seconds if self.n_passes else None,
         }
 
 
 class Drafter:
-    """The further heads of a model and what they remember of one text.
+    """The MTP heads of a model and their cache for one text.
 
-    All depths share one length: the positions at which even the last depth has seen known tokens only. What they wrote
-    beyond it followed from drafts, so each round does those few positions again.
+    The cache has one length for all depths: the positions at which even the last depth has read known tokens only.
+    Later entries are based on drafts, so each round recomputes these few positions.
     """
 
     def __init__(self, model: Decoder, capacity: int):
@@ -200,41 +198,45 @@ class Drafter:
     def draft(self, tokens: Tensor, n_known: int, slots: Tensor, n_drafts: int) -> None:
         """Write n_drafts tokens after the first n_known.
 
-        tokens: integers (1, capacity); slots: (1, T, n_slots, slot_width), the model's at the positions since the last
-        call, up to that before the last known token. n_drafts may not grow from call to call: a depth that was left
-        out has not seen what came meanwhile.
+        tokens: integers (1, capacity); slots: (1, T, n_slots, slot_width), of the model at the positions since the last
+        call, up to the one before the last known token. n_drafts must not grow from call to call, because a skipped
+        depth has not read the tokens since then.
         """
-        model, start, stop = self._model, self._cache.length, n_known - 1
-        kept = slots if self._slots is None else torch.cat((self._slots, slots), dim=1)
-        slots = kept
+        model = self._model
+        start = self._cache.length
+        stop = n_known - 1
+        model_slots = slots if self._slots is None else torch.cat((self._slots, slots), dim=1)
+        slots = model_slots
         for k in range(1, n_drafts + 1):
             slots = model.mtp_slots(k, slots, tokens[:, start + k : stop + k], self._cache)
             logits = model.logits(model.depths[k - 1].hidden(slots[:, -1:]))
             tokens[:, stop + k] = logits[:, -1].argmax(dim=-1)
         n_certain = max(0, n_known - len(model.depths) - start)
         self._cache.advance(n_certain)
-        self._slots = kept[:, n_certain:]
+        self._slots = model_slots[:, n_certain:]
 
 
 @torch.no_grad()
 def stream_drafted(
     model: Decoder, prompt: Sequence[int], max_new_tokens: int, counts: Speculation
 ) -> Iterator[list[int]]:
-    """Yields the tokens that each pass of the model adds, `max_new_tokens` in all, and counts what happens.
+    """Yield the tokens that each pass of the model adds, `max_new_tokens` in total, and update the counts.
 
-    For the errors see `generate_drafted`.
+    See `generate_drafted` for the errors.
     """
     capacity = len(prompt) + max_new_tokens
     with allocating(f"generate: a cache for {capacity} tokens does not fit into memory"):
-        cache, drafter = model.new_cache(1, capacity), Drafter(model, capacity)
+        cache = model.new_cache(1, capacity)
+        drafter = Drafter(model, capacity)
         tokens = torch.zeros(1, capacity, dtype=torch.long, device=model.embedding.weight.device)
     tokens[0, : len(prompt)] = torch.tensor(prompt)
-    n_known, n_drafts = len(prompt), 0
+    n_known = len(prompt)
+    n_drafts = 0
     while n_known < capacity:
         stream = model.stream(tokens[:, cache.length : n_known + n_drafts], cache)
         greedy = model.logits(model.exit(stream)[:, -n_drafts - 1 :]).argmax(dim=-1)
         is_right = greedy[:, :n_drafts] == tokens[:, n_known : n_known + n_drafts]
-        # Both at once: on a GPU every look at a number waits for all that is under way.
+        # One transfer, because reading a value waits for the GPU.
         n_right, *answer = torch.cat((is_right.long().cumprod(dim=1).sum(dim=1), greedy[0])).tolist()
         tokens[:, n_known : n_known + n_right + 1] = greedy[:, : n_right + 1]
         n_known += n_right + 1
@@ -253,14 +255,16 @@ def stream_drafted(
 def generate_drafted(
     model: Decoder, prompts: Prompts, max_new_tokens: int, eos_id: int | Collection[int] | None = None
 ) -> tuple[list[list[int]], Speculation]:
-    """Generate as `generate` does at temperature 0, in fewer passes; the prompts one after another.
+    """Generate as `generate` does at temperature 0, in fewer passes, one prompt after the other.
 
-    Raises UserError for a model without further heads, and for what `stream_tokens` refuses.
+    Raises UserError for a model without MTP heads, and as `stream_tokens`.
     """
     check_prompts(model, prompts, max_new_tokens)
     if not model.depths:
-        raise UserError("generate: the model has no heads to draft with; `model.mtp` in its recipe would give it some")
-    counts, continuations, ends = Speculation(), [], _ends(eos_id)
+        raise UserError("generate: the model has no MTP heads for drafts; train it with `model.mtp` in its recipe")
+    counts = Speculation()
+    continuations = []
+    ends = _ends(eos_id)
     started = time.perf_counter()
     for prompt in prompts:
         continuation: list[int] = []

@@ -1,10 +1,10 @@
 """Initial weights from the names of the axes.
 
-The paper's recipe (variable-width paper, section 4 of its release): embedding and head normal(std); a matrix that reads
-the stream normal(std / sqrt(width_multiplier) * sqrt(d_model / w)) in a layer of width w; one that writes it the same
-divided by the root of the number of updates the stream receives, 2 * n_layers where every layer has one attention and
-one feed-forward; gains 1. With width_multiplier = d_model / base width this is muP for Adam; kept constant
-it is the paper's.
+The recipe of the variable-width paper (section 4 of its release): embedding and head normal(std); a matrix that reads
+the stream normal(std / sqrt(width_multiplier) * sqrt(d_model / w)) in a layer of width w; a matrix that writes the
+stream the same, divided by the root of the number of updates, which is 2 * n_layers if every layer has one attention
+and one feed-forward; gains 1. With width_multiplier = d_model / base width this is muP for Adam; the paper keeps it
+constant.
 """
 
 import math
@@ -17,9 +17,10 @@ from widthwise.model.config import InitConfig
 
 
 def initial_std(config: InitConfig, module: nn.Module, width_ratio: float, n_additions: int) -> float:
-    """Standard deviation of the weight of a module inside a layer: `std`, which matrices scale by width and depth.
+    """Return the standard deviation of the weight of a module in a layer: `std`, scaled by width and depth for
+    matrices.
 
-    width_ratio: d_model of the embedding over the layer's width; n_additions: updates the stream receives.
+    width_ratio: d_model of the embedding over the layer's width; n_additions: number of updates of the stream.
     """
     if not isinstance(module, Linear):
         return config.std
@@ -32,7 +33,7 @@ def drawn(module: Weight, std: float, generator: torch.Generator, truncate_at: f
 
     truncate_at: cut of the normal distribution, in standard deviations.
     """
-    # Drawn on the CPU in fp32 for any dtype and device of the model, so that a seed names one set of weights.
+    # Drawn on the CPU in fp32 for any dtype and device of the model, so that a seed determines the weights.
     weight = torch.empty(module.weight.shape, dtype=torch.float32)
     if isinstance(module.start, (int, float)):
         return weight.fill_(module.start)

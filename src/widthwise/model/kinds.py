@@ -1,4 +1,4 @@
-"""Components with a `kind`, of the package and of plugins; and the fields of them that growth must keep."""
+"""Components with a `kind`, of the package and of plugins, and checks of the fields that growth must keep."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, reduce
@@ -22,8 +22,8 @@ ENTRY_POINTS = "widthwise.plugins"
 class Kinds(Generic[C]):
     """Registry of the subclasses of Base that a field of type `Annotated[Base, kinds]` accepts.
 
-    As strict as pydantic's union with a discriminator, and open: a class added later is valid in configs that were
-    declared before, and part of their JSON schema. A kind that is not known yet is looked for in plugins.
+    It is as strict as pydantic's union with a discriminator, and open: a class added later is valid in configs that
+    were declared before, and part of their JSON schema. Plugins are loaded to look for an unknown kind.
     """
 
     def __init__(self, base: type[C]):
@@ -31,19 +31,21 @@ class Kinds(Generic[C]):
         self._classes: dict[str, type[C]] = {}
 
     def __iter__(self) -> Iterator[type[C]]:
-        """The classes."""
+        """Return the classes."""
         return iter(tuple(self._classes.values()))
 
     def add(self, member: type[C]) -> None:
-        """Raises UserError for a class of another base, without a kind, or whose kind is taken.
+        """Register a class. Raise UserError if it has another base, no kind, or a kind that is taken.
 
-        A class declared once more, as by a cell of a notebook, replaces the one of its name.
+        A class declared again, as by a cell of a notebook, replaces the class of the same name.
         """
         if not issubclass(member, self._base):
             raise UserError(f"{member.__name__}: must be a {self._base.__name__}")
         registered = self._classes.get(kind_of(member), member)
         if (registered.__module__, registered.__qualname__) != (member.__module__, member.__qualname__):
-            raise UserError(f"{member.__name__}: kind {kind_of(member)!r} is that of {registered.__module__} already")
+            raise UserError(
+                f"{member.__name__}: kind {kind_of(member)!r} is already registered by {registered.__module__}"
+            )
         self._classes[kind_of(member)] = member
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -76,13 +78,14 @@ class Kinds(Generic[C]):
 
 
 class Component(Generic[C, T]):
-    """A component of which there are several kinds, each a config of one layer or model, and a template."""
+    """A component with several kinds, each of which has a config for one layer or model, and a template."""
 
     def __init__(self, config: type[C], template: type[T]):
-        self.configs, self.templates = Kinds(config), Kinds(template)
+        self.configs = Kinds(config)
+        self.templates = Kinds(template)
 
     def register(self, config: type[C], template: type[T]) -> None:
-        """Raises UserError where they are no pair, or where their kind is taken."""
+        """Register a config and its template. Raise UserError if their kinds differ or are taken."""
         if kind_of(config) != kind_of(template):
             kinds = kind_of(config), kind_of(template)
             raise UserError(f"{config.__name__}: is of kind {kinds[0]!r}, and {template.__name__} of {kinds[1]!r}")
@@ -91,7 +94,7 @@ class Component(Generic[C, T]):
 
 
 def kind_of(member: type[Config]) -> str:
-    """The kind of a class. Raises UserError where it has none."""
+    """Return the kind of a class. Raise UserError if it has none."""
     field = member.model_fields.get("kind")
     if field is None or not isinstance(field.default, str):
         raise UserError(f'{member.__name__}.kind: must be declared, as kind: Literal["gated"] = "gated"')
@@ -100,7 +103,7 @@ def kind_of(member: type[Config]) -> str:
 
 @cache
 def load_plugins() -> None:
-    """Imports, once, what installed packages name under `ENTRY_POINTS`. Raises UserError that names one which fails."""
+    """Import once the modules that installed packages list under `ENTRY_POINTS`. Raise UserError if one fails."""
     for point in entry_points(group=ENTRY_POINTS):
         try:
             point.load()
@@ -110,7 +113,7 @@ def load_plugins() -> None:
 
 
 def must_agree(name: str, old: object, new: object, why: str = ", which would change the function") -> None:
-    """Raise UserError where a growth would change something that is no size. why: the end of the message."""
+    """Raise UserError if growth would change a value that is not a size. why: the end of the message."""
     if old != new:
         was, got = (repr(to_data(value) if isinstance(value, Config) else value) for value in (old, new))
         raise UserError(f"{name}: got {got} where it was {was}{why}")
@@ -123,12 +126,12 @@ def all_must_agree(names: Iterable[str], old: Config, new: Config) -> None:
 
 
 def must_stay(names: Iterable[str], old: Config, new: Config) -> None:
-    """Raise UserError for fields that could change without changing the function, but growth does not know how."""
+    """Raise UserError if fields change for which growth has no conversion that keeps the function."""
     for name in names:
         must_agree(name, getattr(old, name), getattr(new, name), "; growth has no conversion for it")
 
 
 def may_be_added(name: str, old: object, new: object) -> None:
-    """Raise UserError where a growth would take away what was there; what joins starts unheard."""
+    """Raise UserError if growth would remove a part. A part can be added, because it starts without effect."""
     if old and not new:
         must_agree(name, old, new, "; growth takes nothing away")

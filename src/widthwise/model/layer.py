@@ -1,14 +1,14 @@
-"""A decoder layer: attention and feed-forward, each with its norm and its residual; and MTP heads, a layer each.
+"""A decoder layer: attention and feed-forward, each with its norm and residual; and MTP heads, with one layer each.
 
-Multi-token prediction: depth k takes the stream of depth k - 1 at position i (depth 0 is the model itself) and the
-embedding of token i + k, and predicts token i + k + 1. Its slots are joined one by one by the same small matrix, so
-that its cost does not grow with the square of the stream: virtual-width paper, arXiv:2511.11238, section 3.4. With a
-single slot it is the module of DeepSeek-V3 (arXiv:2412.19437, section 2.2). Embedding, head and reduction are the
-model's own.
+Multi-token prediction: depth k takes the stream of depth k - 1 at position i (depth 0 is the model) and the embedding
+of token i + k, and predicts token i + k + 1. One small matrix joins its slots one by one, so that its cost does not
+grow with the square of the stream: virtual-width paper, arXiv:2511.11238, section 3.4. With a single slot it is the
+module of DeepSeek-V3 (arXiv:2412.19437, section 2.2). The model shares its embedding, head and reduction with all
+depths.
 
-Positions stay those of the model: depth k at position i is rotated by i and attends to positions up to i, of its own
-document where attention is masked. A depth predicts across the border of documents as the model does, masked or not: in
-the last k positions of a document its input is a token of the next document.
+Depth k at position i is rotated by i and attends to positions up to i, within the document if attention is masked. A
+depth predicts across the end of a document as the model does, masked or not: in the last k positions of a document its
+input is a token of the next document.
 """
 
 import pydantic
@@ -26,14 +26,14 @@ from widthwise.sizes import Width
 
 
 class LayerConfig(Config):
-    """A layer and its sizes. Width belongs to the layer."""
+    """A layer and its sizes."""
 
     d_model: Width
-    """Width of the layer: the coordinates of the stream it owns."""
+    """Width of the layer: its coordinates of the stream."""
     d_in: Width
-    """Coordinates the attention reads; d_model except in a slim first layer, which reads the width of the embedding."""
+    """Coordinates that attention reads: d_model, but the width of the embedding in a slim first layer."""
     d_out: Width
-    """Coordinates the feed-forward writes; d_model except in a slim last layer, which writes the width of the head."""
+    """Coordinates that the feed-forward writes: d_model, but the width of the head in a slim last layer."""
     norm_placement: Placement = "pre"
     attention_norm: NormConfig
     attention: AttentionConfig
@@ -44,23 +44,23 @@ class LayerConfig(Config):
     def _check(self) -> "LayerConfig":
         for name in ("d_in", "d_out"):
             if getattr(self, name) > self.d_model:
-                raise ValueError(f"{name}: got {getattr(self, name)}; a layer reaches its own {self.d_model} only")
+                raise ValueError(f"{name}: got {getattr(self, name)}; must be at most d_model = {self.d_model}")
         return self
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Coordinates of the stream that the layer owns, reads and writes."""
+        """Width of the layer, and coordinates that it reads and writes."""
         return self.d_model, self.d_in, self.d_out
 
     def sites(self, d_before: int) -> tuple[SiteWidths, SiteWidths]:
-        """Return the widths at the residual sites of attention and feed-forward. d_before: of the arriving stream."""
+        """Return the widths at the sites of attention and feed-forward. d_before: width of the input stream."""
         return (d_before, self.d_in, self.d_model), (self.d_model, self.d_model, self.d_out)
 
     @property
     def usual_norm_dims(self) -> dict[str, int]:
-        """By norm the divisor that it has in a layer that never grew.
+        """Name of norm -> its divisor in a layer that never grew.
 
-        At slim ends it is not what a norm before its sublayer reads: that is their design.
+        At slim ends it differs by design from the width that a norm before its sublayer reads.
         """
         placement = PLACEMENTS[self.norm_placement]
         return {"attention_norm": self.d_model, "ffn_norm": placement.normalised_width(self.d_model, self.d_out)}
@@ -74,7 +74,7 @@ class LayerConfig(Config):
         return NormSite(self.norm_placement, self.ffn_norm)
 
     def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
-        """Cost by part. d_before: width of the stream as it arrives."""
+        """Return the cost by part. d_before: width of the input stream."""
         return {
             "attention": self.attention.cost(self.d_model, self.d_in),
             "ffn": self.ffn.cost(self.d_model, self.d_out),
@@ -84,23 +84,24 @@ class LayerConfig(Config):
         }
 
     def n_dead_params(self, n_unwritten: int, n_unread: int) -> float:
-        """Parameters without gradient where n_unwritten of the coordinates that the attention reads are always 0 and
-        n_unread of those that the feed-forward writes are never read.
+        """Return the number of parameters without gradient.
 
-        A LayerNorm makes other numbers of zeros, and a norm of the update hears all of it: of these, gains alone idle.
+        n_unwritten of the coordinates that attention reads are always 0; n_unread of those that the feed-forward writes
+        are never read. A LayerNorm shifts zeros, and a norm of the update reads all of it: then only gains are dead.
         """
 
-        def reading(d_in: int) -> float:
+        def read_params(d_in: int) -> float:
             norm = self.attention.norm_cost(self.d_model, d_in, self.attention_norm_site)
             return self.attention.cost(self.d_model, d_in).params + norm.params
 
-        def writing(d_out: int) -> float:
+        def write_params(d_out: int) -> float:
             norm = self.ffn.norm_cost(self.d_model, d_out, self.ffn_norm_site).params
             return norm if self.norm_placement == "reordered" else norm + self.ffn.cost(self.d_model, d_out).params
 
-        moves_zeros = self.norm_placement == "pre" and self.attention_norm.kind == "layer"
-        unread = writing(self.d_out) - writing(self.d_out - n_unread)
-        return unread if moves_zeros else unread + reading(self.d_in) - reading(self.d_in - n_unwritten)
+        n_dead = write_params(self.d_out) - write_params(self.d_out - n_unread)
+        if self.norm_placement != "pre" or self.attention_norm.kind != "layer":
+            n_dead += read_params(self.d_in) - read_params(self.d_in - n_unwritten)
+        return n_dead
 
 
 class MTPOptions(Config):
@@ -109,44 +110,44 @@ class MTPOptions(Config):
     n_depths: int = Field(default=1, gt=0, le=MOST_MTP_DEPTHS)
     """Tokens predicted beyond the next one."""
     coefficient: pydantic.NonNegativeFloat = 0.3
-    """Factor in the objective of the mean of their losses, which is never part of the reported loss."""
+    """Factor of the mean of their losses in the objective; never part of the reported loss."""
     final_coefficient: pydantic.NonNegativeFloat | None = None
-    """The coefficient at the end of training, in a straight line; null: it stays."""
+    """The coefficient at the end of training, reached linearly; null: constant."""
     share_reduce: bool = True
-    """Reduce the slots of all depths by the model's own matrix."""
+    """Share the model's reduction matrix with all depths."""
 
 
 class MTPConfig(MTPOptions):
-    """Further heads with the sizes written out."""
+    """MTP heads with the sizes written out."""
 
     layer: LayerConfig
     """The layer of every depth."""
     slot_norm: NormConfig
-    """The norm of each half of a slot, before the two are joined."""
+    """The norm of each half of a slot, before the halves are joined."""
     final_norm: NormConfig
     """The norm before the head."""
 
     def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
-        """The cost in training of all depths, as if each predicted at every position; depth k lacks the last k.
+        """Return the training cost of all depths, as if each predicted at every position; depth k skips the last k.
 
-        head: cost of the product with the head, whose parameters are the model's.
+        head: cost of the head, whose parameters are counted with the model.
         """
         depth = self.slots_cost(residual, d_model) + self.exit_cost(residual, d_model, head)
         return sum([depth] * self.n_depths, Cost())
 
     def slots_cost(self, residual: Residual, d_model: int) -> Cost:
-        """The cost of making the slots of one depth.
+        """Return the cost of the slots of one depth.
 
-        For the backward pass are kept: what the layer keeps, what the norms of the halves keep, and the halves joined.
+        Layer and norms keep their activations for the backward pass, and the joined halves are kept as well.
         """
         n_slots, slot_width = residual.slot_shape(d_model)
-        norm = self.slot_norm.cost(slot_width, n_slots, is_read=False)  # joining them makes copies
+        norm = self.slot_norm.cost(slot_width, n_slots, is_read=False)  # joining the halves copies them
         join = linear(2 * slot_width, slot_width, n_slots) + norm + norm
         join += Cost(activation_elements=2 * n_slots * slot_width)
         return sum(self.layer.costs(residual, d_model).values(), join)
 
     def exit_cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
-        """The cost of the loss of one depth. It keeps what the exit keeps, and the gradient of the head's input."""
+        """Return the cost of the loss of one depth: the exit, and the gradient of the head's input."""
         cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + head.shared()
         if self.share_reduce:
             cost += vector(-residual.reduction_params(d_model))

@@ -1,4 +1,4 @@
-"""The modules of one decoder layer, and of one further head of multi-token prediction, which is a layer deep."""
+"""The modules of a decoder layer, and of an MTP head, which has one layer."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from widthwise.model.residual import Residual
 
 class DecoderLayer(nn.Module):
     def __init__(self, config: LayerConfig, residual: Residual, d_before: int, index: int = 0):
-        """d_before: width of the stream as it arrives; index: number of layers before it."""
+        """d_before: width of the input stream; index: number of layers before this one."""
         super().__init__()
         self.config = config
         attention_site, ffn_site = config.sites(d_before)
@@ -24,23 +24,21 @@ class DecoderLayer(nn.Module):
         self.ffn_residual.set_index(2 * index + 1)
 
     def forward(self, stream: Stream, context: PassContext, cache: LayerCache | None = None) -> tuple[Stream, Choices]:
-        """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.
-
-        Also returns what the feed-forward chose for the tokens.
-        """
-        x, kept = self.attention_residual.read(stream)
-        stream = self.attention_residual.write(kept, self.attention(x, context, cache))
-        x, kept = self.ffn_residual.read(stream)
+        """Return the residual's stream after the layer, and the choices of the feed-forward for the tokens."""
+        x, skip = self.attention_residual.read(stream)
+        stream = self.attention_residual.write(skip, self.attention(x, context, cache))
+        x, skip = self.ffn_residual.read(stream)
         update, choices = self.ffn(x, context)
-        return self.ffn_residual.write(kept, update), choices
+        return self.ffn_residual.write(skip, update), choices
 
 
 class MTPDepth(nn.Module):
-    """One further head."""
+    """An MTP head."""
 
     def __init__(self, config: MTPConfig, residual: Residual, d_model: int):
         super().__init__()
-        self.residual, self.d_model = residual, d_model
+        self.residual = residual
+        self.d_model = d_model
         slot_width = residual.slot_shape(d_model)[1]
         slot = {"slot_width": slot_width}
         self.state_norm = config.slot_norm.build(slot)
@@ -52,13 +50,13 @@ class MTPDepth(nn.Module):
     def forward(
         self, slots: Tensor, later: Tensor, context: PassContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Choices]:
-        """slots: (B, T, n_slots, slot_width), of the depth before; later: the same shape, the later tokens' as they
-        enter the model; context: with those tokens -> the slots of this depth, and what its feed-forward chose.
+        """slots: (B, T, n_slots, slot_width), of the previous depth; later: of the later tokens before the first layer,
+        in the same shape -> the slots of this depth, and the choices of its feed-forward.
         """
         joined = self.w_join(torch.cat((self.state_norm(slots), self.embedding_norm(later)), dim=-1))
         stream, choices = self.layer(self.residual.from_slots(joined), context, cache)
         return self.residual.to_slots(stream, self.d_model), choices
 
     def hidden(self, slots: Tensor) -> Tensor:
-        """The slots of this depth -> what the head multiplies, (B, T, d_model)."""
+        """Return the input of the head, (B, T, d_model), from the slots of this depth."""
         return self.exit(self.residual.from_slots(slots))

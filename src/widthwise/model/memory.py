@@ -9,22 +9,23 @@ import torch
 
 from widthwise.config_io import UserError
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""As malloc.h numbers them; see mallopt(3)."""
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+"""Parameters of mallopt(3), as numbered in malloc.h."""
 MAX_KEPT_BYTES = 2**31 - 1
-"""Free memory at the end of the heap above which it goes back to the system: the most that malloc takes."""
+"""Free memory at the end of the heap above which glibc returns it to the system: the maximum of mallopt."""
 MAX_IN_HEAP_BYTES = 2**25
-"""Larger blocks come from the system and go back to it. glibc raises its limit to this, but stops
-adapting once the other is set."""
+"""Larger blocks are allocated from the system and returned to it. By default glibc raises its limit up to this value,
+but stops adapting once the other limit is set."""
 ALLOCATION_FAILURES = ("can't allocate memory", "overflow")
-"""Words of the plain RuntimeError that torch raises on a CPU: the system refused, or the size overflows an address."""
+"""Phrases in the RuntimeError that torch raises on a CPU if the system refuses or the size overflows an address."""
 
 
 @contextmanager
 def allocating(what: str) -> Iterator[None]:
-    """Turns a failed allocation inside the block into a UserError. what: what does not fit, and what to change.
+    """Turn a failed allocation inside the block into a UserError with the message `what`.
 
-    A system that promises more memory than it has kills the process instead; `check_room` sees that coming.
+    A system that overcommits memory kills the process instead; `check_room` prevents that.
     """
     try:
         yield
@@ -36,17 +37,17 @@ def allocating(what: str) -> Iterator[None]:
 
 
 def check_room(n_bytes: int, what: str) -> None:
-    """Raises UserError `what` where the machine does not have so many bytes, used or not, swap included."""
+    """Raise UserError `what` if the machine has fewer bytes in total, including swap."""
     if n_bytes > _meminfo("MemTotal") + _meminfo("SwapTotal", default=0):
         raise UserError(what)
 
 
 def keep_freed_memory() -> None:
-    """Memory that tensors free stays with the process from now on, because the next step needs it again.
+    """Keep the memory of freed tensors in the process, because the next step needs it again.
 
-    Memory from the system comes page by page, each cleared when it is first touched. glibc gives back what is free at
-    the end of its heap, which for a small model is after every step: asking for it again took a tenth of a bf16 step.
-    Does nothing where the environment sets its own limits.
+    The system clears each page of new memory when it is first used. glibc returns free memory at the end of its heap,
+    in a small model after every step; allocating it again took a tenth of a bf16 step. Do nothing if the environment
+    sets limits.
     """
     if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
         _call_glibc("mallopt", M_MMAP_THRESHOLD, MAX_IN_HEAP_BYTES)
@@ -60,23 +61,23 @@ def give_back_tensors() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Gives back to the system, once, all memory that was freed."""
+    """Return all freed memory to the system once."""
     _call_glibc("malloc_trim", 0)
 
 
 def _call_glibc(name: str, *numbers: int) -> None:
-    """Does nothing with another allocator."""
+    """Call a function of glibc; do nothing with another allocator."""
     if function := getattr(ctypes.CDLL(None), name, None):
         function(*numbers)
 
 
 def free_memory() -> int:
-    """Bytes that the machine could give a process now."""
+    """Return the bytes that are available to a process now."""
     return _meminfo("MemAvailable")
 
 
 def _meminfo(key: str, default: int | None = None) -> int:
-    """Bytes, as Linux counts them. default: where it does not say; None: all the memory there is."""
+    """Return a field of /proc/meminfo in bytes. default: if it is missing; None: the physical memory."""
     try:
         with open("/proc/meminfo") as file:
             sizes = dict(line.split(":", 1) for line in file)

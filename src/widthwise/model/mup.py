@@ -1,4 +1,4 @@
-"""Which weights learn at which rate and which decay, from the modules that hold them, never from the number of axes.
+"""Learning rates and weight decay of parameters, which follow from their modules, never from the number of axes.
 
 The paper's groups: hidden matrices at lr / width_multiplier, embedding, head and gains at lr, gains without decay. With
 width_multiplier proportional to width this is muP for Adam (Yang et al. 2022, arXiv:2203.03466); held constant it is
@@ -19,23 +19,24 @@ from widthwise.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are optimised alike."""
+    """Parameters with the same settings of the optimizer."""
 
     name: str
-    """Name of the class of parameters; two groups of one name differ in what follows."""
+    """Name of the kind of parameters. Groups with the same name differ in other fields."""
     names: tuple[str, ...]
     """The names of the parameters, as in `named_parameters`."""
     parameters: tuple[nn.Parameter, ...]
     lr_factor: float
-    """Times the recipe's learning rate."""
+    """Factor of the recipe's learning rate."""
     decays: bool
     """True if weight decay applies."""
     are_hidden_matrices: bool
-    """True if each is one matrix from one hidden state to another, so that its singular values mean something."""
+    """True if each parameter is one matrix between hidden states, so that its singular values are meaningful."""
     multiplied_by: float = 1.0
-    """Factor by which their entries were multiplied when the model was given another form that computes the same."""
+    """Factor by which `bake` or growth multiplied the entries when it gave the model another form of the same
+    function."""
     own_lr_factor: float = 1.0
-    """Factor of the recipe on their learning rate, in addition to `lr_factor`."""
+    """Factor from the recipe's `lr_factors`, in addition to `lr_factor`."""
 
 
 def grouped_parameters(
@@ -47,16 +48,16 @@ def grouped_parameters(
     scaled: Mapping[str, float] | None = None,
     lr_factors: Mapping[str, float] | None = None,
 ) -> list[ParameterGroup]:
-    """Every parameter in exactly one group, groups in the order of their first parameter.
+    """Return every parameter in exactly one group, groups in the order of their first parameter.
 
-    lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would
-    do; the paper does not. decays_embedding, decays_gains, decays_scales: whether weight decay applies to the embedding
-    (a tied head is the embedding) and to learned positions, to the gains of the norms, and to what scales learned
-    coefficients. scaled: parameter -> `multiplied_by`, where it is not 1. lr_factors: part of the model ->
-    `own_lr_factor` of its parameters. Raises ValueError where a key of these names none, or two a parameter's rate.
+    lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), as in muP; the
+    paper does not. decays_embedding, decays_gains, decays_scales: apply weight decay to the embedding (including a tied
+    head) and learned positions, to the gains of the norms, and to scales of learned coefficients. scaled: parameter ->
+    `multiplied_by`, where it is not 1. lr_factors: part of the model -> `own_lr_factor` of its parameters. Raises
+    ValueError if a key matches no parameter, or if several keys of `lr_factors` match the same one.
     """
-    tables, matrices = Table, (Control, Experts, UnscaledLinear)
-    decaying = {tables: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
+    decaying = {Table: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
+    special = (Control, Experts, UnscaledLinear)
     members: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
     own_lr_factors = _by_parameter(lr_factors or {}, parameters)
@@ -66,10 +67,9 @@ def grouped_parameters(
     for name in parameters:
         owner = model.get_submodule(name.rpartition(".")[0])
         group, lr_factor = _group_of(model, name, owner, lr_follows_layer_width)
-        decays = next((each for kind, each in decaying.items() if isinstance(owner, kind)), True)
-        own = factors.get(name, 1.0), own_lr_factors.get(name, 1.0)
-        is_hidden_matrix = isinstance(owner, Linear) and not isinstance(owner, matrices) and owner is not model.head
-        key = (group, lr_factor, decays, is_hidden_matrix, *own)
+        decays = next((decay for kind, decay in decaying.items() if isinstance(owner, kind)), True)
+        is_hidden_matrix = isinstance(owner, Linear) and not isinstance(owner, special) and owner is not model.head
+        key = (group, lr_factor, decays, is_hidden_matrix, factors.get(name, 1.0), own_lr_factors.get(name, 1.0))
         members.setdefault(key, []).append(name)
     return [
         ParameterGroup(key[0], tuple(names), tuple(parameters[name] for name in names), *key[1:])
@@ -78,7 +78,7 @@ def grouped_parameters(
 
 
 def _by_parameter(factors: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    """Parameter -> the factor of the part that it is in, for those in one. factors: part -> factor."""
+    """Return a dict from parameter to the factor of its part. Other parameters are skipped. factors: part -> factor."""
     factors_by_name: dict[str, float] = {}
     for part, factor in factors.items():
         inside = [name for name in names if f".{part}." in f".{name}."]
@@ -92,7 +92,7 @@ def _by_parameter(factors: Mapping[str, float], names: Iterable[str]) -> dict[st
 
 
 def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_width: bool) -> tuple[str, float]:
-    """Name and lr_factor of the group that a parameter belongs to. owner: the module that holds it."""
+    """Return the name and lr_factor of a parameter's group. owner: the module of the parameter."""
     if isinstance(owner, (Norm, Vector)):
         return "gains", 1.0
     if not isinstance(owner, Linear) or isinstance(owner, UnscaledLinear) or owner is model.head:
@@ -107,10 +107,10 @@ def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_widt
 def coordinate_check(
     build: Callable[[int], Decoder], widths: Sequence[int], tokens: Tensor, lr: float, n_steps: int = 4
 ) -> dict[int, dict[str, float]]:
-    """Width -> the coordinate sizes of `build(width)` after a few steps of AdamW on one batch.
+    """Return a dict from width to the coordinate sizes of `build(width)` after a few steps of AdamW on one batch.
 
-    Where the parametrisation transfers between widths, sizes do not grow with the width; where it does not, they grow
-    as a power of it. tokens: integers (B, T); lr: the rate before the factors of the groups. Source: Yang et al. 2022,
+    Sizes do not grow with the width if the parametrisation transfers between widths; otherwise they grow as a power of
+    it. tokens: integers (B, T); lr: the rate before the factors of the groups. Source: Yang et al. 2022,
     arXiv:2203.03466, appendix D.1.
     """
     sizes = {}
@@ -128,16 +128,16 @@ def coordinate_check(
 
 @torch.no_grad()
 def coordinate_sizes(model: Decoder, tokens: Tensor) -> dict[str, float]:
-    """Root mean square of every layer's two updates before they join the stream, and of the logits.
+    """Return the root mean square of every layer's two updates before they are added to the stream, and of the logits.
 
-    These are the coordinates that muP keeps of order one. tokens: integers (B, T). Keys: "layers.0.attention",
+    muP keeps these coordinates of order one. tokens: integers (B, T). Keys: "layers.0.attention",
     "layers.0.ffn", ..., "logits".
     """
     sizes: dict[str, float] = {}
 
     def record(name: str, _module: object, _inputs: object, output: Any) -> None:
-        found = output[0] if isinstance(output, tuple) else output
-        sizes[name] = found.float().square().mean().sqrt().item()
+        update = output[0] if isinstance(output, tuple) else output
+        sizes[name] = update.float().square().mean().sqrt().item()
 
     hooks = [
         getattr(layer, part).register_forward_hook(partial(record, f"layers.{i}.{part}"))

@@ -1,4 +1,4 @@
-"""The norms: what one computes, and its place in a sublayer: before it, after it, or nowhere."""
+"""Norms and their placement: before a sublayer, after it, or nowhere."""
 
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -18,7 +18,7 @@ NormKind = Literal["rms", "layer"]
 
 
 N_VECTORS = {"rms": 1, "layer": 2}
-"""Kind of norm -> its gain, and its bias if it has one."""
+"""Kind of norm -> number of parameter vectors: the gain, and the bias if there is one."""
 
 
 class NormConfig(Config):
@@ -29,29 +29,29 @@ class NormConfig(Config):
     norm_dim: pydantic.PositiveInt
     """Divisor of the sum of squares."""
     stat_width: Width | None = None
-    """Coordinates whose squares are summed, the first ones; null: all. Only of `rms`."""
+    """Number of leading coordinates in the sum of squares; null: all. For `rms` only."""
     output_multiplier: pydantic.PositiveFloat = 1.0
-    """Constant factor of the output, 1 / sqrt(l) in layer l where norms are scaled by depth."""
+    """Constant factor of the output: 1 / sqrt(l) in layer l if norms are scaled by depth."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NormConfig":
         if self.kind != "rms" and self.stat_width is not None:
-            raise ValueError(f"stat_width: got {self.stat_width}; only an rms norm has one")
+            raise ValueError(f"stat_width: got {self.stat_width}; is only for an rms norm")
         return self
 
     @property
     def keeps_output(self) -> bool:
-        """True if autograd keeps the output even where nothing reads it, because the backward pass works from it.
+        """True if autograd keeps the output even if no product reads it, because the backward pass needs it.
 
-        Other norms keep two numbers per coordinate in fp32: the input (of `layer` without its mean), and that over its
-        root mean square.
+        Other norms keep two numbers per coordinate in fp32: the input (without its mean for `layer`), and the input
+        over its root mean square.
         """
         return self.kind == "rms" and self.stat_width is None
 
     def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
-        """Normalising n_vectors of each token, with the reciprocal root mean squares kept for the backward pass.
+        """Return the cost of normalising n_vectors of each token, including the kept reciprocal root mean squares.
 
-        is_read: whether a matrix product comes next, which keeps the output in any case; the head's keeps gradients.
+        is_read: True if a matrix product follows, which keeps the output in any case. The head keeps gradients instead.
         """
         n_outputs = n_vectors * width if is_read or self.keeps_output else 0
         n_in_fp32 = n_vectors * (1 + (0 if self.keeps_output else 2 * width))
@@ -59,7 +59,7 @@ class NormConfig(Config):
         return parameters + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
     def build(self, axes: Axes, is_after: bool = False) -> "Norm":
-        """is_after: True for the norm of a sublayer that comes after it, not before it."""
+        """Build the module. is_after: True to normalise the output of a sublayer, False to normalise its input."""
         modules = resolve_name("widthwise.model.axes:NORM_MODULES")
         norm = modules[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
         norm.is_after = is_after
@@ -67,16 +67,18 @@ class NormConfig(Config):
 
 
 class Place(NamedTuple):
-    """Place of a norm around a sublayer, if there is one."""
+    """Place of a norm around a sublayer; neither before nor after it means no norm."""
 
     is_before: bool = False
     """f(norm(x)), the usual order."""
     is_after: bool = False
-    """norm(f(x)): the norm acts on the update before it joins the stream. Source: OLMo 2, arXiv:2501.00656."""
+    """norm(f(x)): the update is normalised before it is added to the stream. Source: OLMo 2, arXiv:2501.00656."""
 
     def normalised_width(self, d_read: int, d_write: int) -> int:
-        """The width it sees around a sublayer that reads d_read coordinates and writes d_write; 0 without a norm."""
-        return d_read if self.is_before else d_write if self.is_after else 0
+        """Return the width of the norm of a sublayer that reads d_read coordinates and writes d_write; 0 without it."""
+        if self.is_before:
+            return d_read
+        return d_write if self.is_after else 0
 
 
 Placement = Literal["pre", "reordered"]
@@ -85,14 +87,16 @@ PLACEMENTS = {"pre": Place(is_before=True), "reordered": Place(is_after=True), "
 
 @dataclass(frozen=True)
 class NormSite:
-    """Place of the norm of a sublayer and what it computes; the sublayer, which knows its widths, builds it."""
+    """Placement and config of the norm of a sublayer. The sublayer knows its widths and builds the norm."""
 
     placement: str
     config: NormConfig
 
     def cost(self, d_read: int, d_write: int) -> Cost:
-        """The cost of the norm of a sublayer that reads d_read coordinates and writes d_write, and its input, which the
-        sublayer keeps for the backward pass: the norm's output, or the stream in the type of the matrix products.
+        """Return the cost of the norm, and of the sublayer's input, which is kept for the backward pass.
+
+        The sublayer reads d_read coordinates and writes d_write. Its input is the norm's output, or the stream in the
+        dtype of the matrix products.
         """
         place = PLACEMENTS[self.placement]
         if place.is_before:
@@ -101,9 +105,10 @@ class NormSite:
         return self.config.cost(d_write, is_read=False) + stream if place.is_after else stream
 
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
-        """The site of a part of that sublayer that writes d_part coordinates and has its norm at `placement`.
+        """Return the norm site of a part of the sublayer. The divisor changes as much as the normalised width.
 
-        The divisor changes by as much as the normalised width does.
+        The sublayer reads d_read coordinates and writes d_write; the part writes d_part, and has its norm at
+        `placement`.
         """
         width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
         moved_width = PLACEMENTS[placement].normalised_width(d_read, d_part) or width  # 0 where there is no norm
@@ -111,7 +116,7 @@ class NormSite:
         return NormSite(placement, self.config.model_copy(update={"norm_dim": norm_dim}))
 
     def build(self, d_read: int, d_write: int) -> "Norm | NoNorm":
-        """Take the arguments of `cost`."""
+        """Build the norm of a sublayer that reads d_read coordinates and writes d_write."""
         place = PLACEMENTS[self.placement]
         width = place.normalised_width(d_read, d_write)
         if not width:
@@ -124,20 +129,20 @@ class QKNormConfig(Config):
 
     eps: pydantic.PositiveFloat = 1e-5
     over: Literal["head", "all_heads"] = "head"
-    """Normalise each head alone (Qwen 3), not all heads together (OLMo 2)."""
+    """Normalise each head separately (Qwen 3), or all heads together (OLMo 2)."""
     q_norm_dim: pydantic.PositiveInt | None = None
-    """Divisor of the sum of squares of a query; null: its size. A grown head keeps the divisor of its old size."""
+    """Divisor of the sum of squares of a query; null: its size. A grown head keeps its old divisor."""
     k_norm_dim: pydantic.PositiveInt | None = None
-    """The same for keys."""
+    """Divisor of the sum of squares of a key; null: its size."""
 
     def axes(self, heads: Axes) -> Axes:
-        """The axes one norm covers. heads: the axes of queries or keys, n_heads first."""
+        """Return the axes of one norm. heads: the axes of queries or keys, n_heads first."""
         return {"head_dim": heads["head_dim"]} if self.over == "head" else heads
 
     def cost(self, heads: Axes, is_kept_by_attention: bool) -> Cost:
-        """The gain, the output, and one reciprocal root mean square per norm.
+        """Return the cost of the gain, the output, and one reciprocal root mean square per norm.
 
-        is_kept_by_attention: whether attention keeps the output anyway, because it neither rotates nor pads it.
+        is_kept_by_attention: True if attention keeps the output anyway, because it neither rotates nor pads it.
         """
         covered = size(self.axes(heads))
         n_kept = 0 if is_kept_by_attention else size(heads)

@@ -1,9 +1,9 @@
-"""Tensors of which this process may hold only some rows, as `fully_shard` leaves parameters; the units it splits.
+"""Tensors of which this process may hold only some rows, as after `fully_shard`, and the units that it shards.
 
-The k-th of n shards, counted from 0, holds rows k * c to (k + 1) * c with c = ceil(rows / n), as far as there are any;
-memory and collectives are laid out for full shards, so the difference is padding. `fully_shard` acts on every decoder
-layer, on the layer of every further head, and on the rest: what such a unit holds is gathered and freed together.
-Nothing here imports torch.distributed, which takes a second: a tensor that is whole is a plain one.
+Shard k of n, counted from 0, holds the existing rows from k * c to (k + 1) * c, with c = ceil(rows / n). Memory and
+collectives have the size of full shards, so the difference is padding. `fully_shard` is applied to every decoder layer,
+to the layer of every MTP head, and to the root; the parameters of such a unit are gathered and freed together. This
+file does not import torch.distributed at the top, which takes a second, because an unsharded tensor is a plain one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,28 +15,28 @@ from torch import Tensor, nn
 
 
 def rows_of_shard(n_rows: int, shard: int, n_shards: int) -> slice:
-    """The rows that a shard holds of a tensor with so many."""
-    n_each = -(-n_rows // n_shards)
-    return slice(min(shard * n_each, n_rows), min((shard + 1) * n_each, n_rows))
+    """Return the rows that a shard holds of a tensor with n_rows rows."""
+    shard_size = -(-n_rows // n_shards)
+    return slice(min(shard * shard_size, n_rows), min((shard + 1) * shard_size, n_rows))
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Return whether several processes share the tensor, a DTensor; each may still hold all of it."""
+    """Return whether the tensor is a DTensor, shared by several processes; each may still hold all of it."""
     return hasattr(tensor, "full_tensor")
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether each process may hold only some rows of it."""
+    """Return whether each process may hold only some rows of the tensor."""
     return is_shared(tensor) and cast(Any, tensor).device_mesh.size(1) > 1
 
 
 def held(tensor: Tensor) -> Tensor:
-    """The rows that this process holds, all of them where the tensor is whole. Shares its memory."""
+    """Return the rows that this process holds, without a copy; of an unsharded tensor all."""
     return cast(Any, tensor).to_local() if is_shared(tensor) else tensor
 
 
 def held_rows(tensor: Tensor) -> slice:
-    """Which rows those are."""
+    """Return the range of rows that this process holds."""
     if not is_shared(tensor):
         return slice(0, len(tensor))
     mesh = cast(Any, tensor).device_mesh
@@ -44,12 +44,12 @@ def held_rows(tensor: Tensor) -> slice:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor. Where it is sharded, all processes that share it must ask at the same time."""
+    """Return the whole tensor. If it is sharded, all processes that share it must call this."""
     return cast(Any, tensor).full_tensor() if is_shared(tensor) else tensor
 
 
 def with_rows(like: Tensor, rows: Tensor) -> Tensor:
-    """A tensor that is divided as `like` is. rows: those that this process holds."""
+    """Return a tensor with the sharding of `like`. rows: the rows that this process holds."""
     if not is_shared(like):
         return rows
     from torch.distributed.tensor import DTensor
@@ -62,14 +62,14 @@ def with_rows(like: Tensor, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put(tensor: Tensor, values: Tensor) -> None:
-    """Copies the rows that this process holds from a whole tensor of values."""
+    """Copy the rows that this process holds from a whole tensor of values into the tensor."""
     held(tensor).copy_(values[held_rows(tensor)] if is_shared(tensor) else values)
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the whole weights that a forward pass without a backward pass has left gathered.
+    """Free whole weights that are still gathered after a forward pass without a backward pass.
 
-    Until then the model's parameters are others than those that its optimizer knows.
+    Until then the model's parameters are not the ones of its optimizer.
     """
     for module in model.modules():
         if hasattr(module, "reshard"):
@@ -77,7 +77,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def block_entries(shape: Sequence[int], n_shards: int) -> int:
-    """Entries of a parameter's block, padding included: ceil(rows / n_shards) rows of it."""
+    """Return the entries of a shard of a parameter, including padding: those of ceil(rows / n_shards) rows."""
     n_rows, *row = shape
     return -(-n_rows // n_shards) * torch.Size(row).numel()
 
@@ -88,23 +88,23 @@ class Unit:
 
     name: str
     parameters: tuple[nn.Parameter, ...]
-    """In no other unit, each once: a tied head is the embedding."""
+    """Each parameter belongs to one unit and appears once; a tied head is the embedding."""
 
     @property
     def n_params(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters)
 
     def block_entries(self, n_shards: int) -> int:
-        """Entries that each of n_shards processes holds, padding included."""
+        """Return the entries that each of n_shards processes holds, including padding."""
         return sum(block_entries(parameter.shape, n_shards) for parameter in self.parameters)
 
     def gathered_entries(self, n_shards: int) -> int:
-        """Entries of the unit gathered from n_shards processes, padding included."""
+        """Return the entries of the unit gathered from n_shards processes, including padding."""
         return n_shards * self.block_entries(n_shards)
 
 
 def sharded_units(layers: Iterable[tuple[str, nn.Module]], model: nn.Module) -> list[Unit]:
-    """Return the units of a model: its named layers, then the root, whose parameters are in no layer.
+    """Return the units of a model: its named layers, then the root with all other parameters.
 
     A parameter belongs to the first unit that reaches it, as with `fully_shard` called in this order.
     """

@@ -1,1 +1,1 @@
-"""The recipe: everything that a run needs, and what follows from it before any training."""
+"""The recipe, which has everything that a run needs, and computations on it without training."""

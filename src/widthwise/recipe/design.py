@@ -1,4 +1,4 @@
-"""New recipes: a shape designed or searched from a base recipe and a request, and recipes to start from."""
+"""New recipes: a shape designed or searched from a base recipe, and bundled recipes to start from."""
 
 import math
 import os
@@ -26,7 +26,7 @@ from widthwise.yaml_io import apply_overrides, difference, dump_yaml, merge, rea
 
 WIDTH_PER_LAYER = 40
 HEAD_DIM = 64
-"""As in the siblings of the paper's recipes for hardware; d_model is a multiple of it."""
+"""As in the paper's recipes for hardware. d_model is a multiple of it."""
 PARAMS_PER_TOKEN_OF_STEP = 480
 WARMUP = 0.08
 FAMILY_MODEL: dict[str, Any] = {
@@ -49,28 +49,34 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
 def shape_section(request: ShapeRequest) -> dict[str, Any]:
-    """Return the `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
+    """Return the `model.shape` section of the new recipe. Raise UserError for an option that the kind does not have."""
     schedule = SCHEDULES.get(request.kind)
-    layer_key, width_key = (schedule.layer_key, schedule.ratio_key) if schedule else (None, None)
     section: dict[str, Any] = {"kind": request.kind}
-    turn = (("--turn-layer", request.turn_layer, layer_key), ("--turn-width", request.turn_width, width_key))
-    for option, value, key in (*turn, ("--quantum", request.quantum, "quantum")):
+    options = (
+        ("--turn-layer", request.turn_layer, schedule and schedule.layer_key),
+        ("--turn-width", request.turn_width, schedule and schedule.ratio_key),
+        ("--quantum", request.quantum, "quantum"),
+    )
+    for option, value, key in options:
         if value is not None and key is None and request.kind in (*SCHEDULES, "uniform"):
             raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
         if value is not None and key is not None:
             section[key] = value
-    return section | ({} if request.kind == "uniform" else {"match": request.match, "rounding": request.rounding})
+    if request.kind != "uniform":
+        section |= {"match": request.match, "rounding": request.rounding}
+    return section
 
 
 def design_recipe(
     base: Path | str, request: ShapeRequest, overrides: Sequence[str] = (), out: Path | str | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """The new recipe as YAML, written to `out` if given, and the inspection of its model next to the uniform one.
+    """Return the new recipe as YAML, and the inspection of its model next to the uniform one.
 
-    The recipe extends the base. With a budget the inspection says how far the model is from it, as a fraction. Raises
-    UserError where the request cannot be met, naming what could be.
+    The recipe extends the base. out: file to write it to. With a budget, the inspection has the relative distance from
+    it. Raises UserError with possible values if the request cannot be met.
     """
-    base, out = Path(base), None if out is None else Path(out)
+    base = Path(base)
+    out = None if out is None else Path(out)
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out")
     base_data = read_recipe(base, overrides)
@@ -86,7 +92,7 @@ def design_recipe(
 
 
 def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
-    """Return a request's changes to a recipe, to be laid over its data. Raises UserError where it cannot be met."""
+    """Return a request's changes to the data of a recipe. Raise UserError if the request cannot be met."""
     section: dict[str, Any] = {"shape": shape_section(request)}
     if request.budget is not None:
         section["d_model"] = fitting_d_model(base, request)
@@ -94,19 +100,23 @@ def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
 
 
 def budget_met(recipe: Recipe, request: ShapeRequest) -> dict[str, Any]:
-    """Return the distance of a designed model from its budget, as `budget` of its inspection; nothing without one."""
+    """Return the entry `budget` for the inspection of a designed model; {} if the request has no budget."""
     if request.budget is None:
         return {}
-    asked, found = parse_quantity(request.budget), cost_summary(recipe.final_model, recipe.seq_len)
-    miss = OF_MODELS[request.match].of_cost(found) / asked - 1
-    return {"budget": {"match": request.match, "asked": asked, "miss": miss}}
+    target = parse_quantity(request.budget)
+    cost = OF_MODELS[request.match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
+    return {"budget": {"match": request.match, "asked": target, "miss": cost / target - 1}}
 
 
 def parse_quantity(text: str, option: str = "--budget") -> float:
-    """ "30M" -> 3e7. Raises UserError."""
-    number, suffix = (text[:-1], SUFFIXES[text[-1]]) if text[-1:] in SUFFIXES else (text, 1.0)
+    """Return a number such as 3e7 for "30M". Raise UserError if it is not a positive number."""
+    number = text
+    factor = 1.0
+    if text[-1:] in SUFFIXES:
+        number = text[:-1]
+        factor = SUFFIXES[text[-1]]
     try:
-        value = float(number) * suffix
+        value = float(number) * factor
     except ValueError:
         value = 0.0
     if not value > 0 or value == float("inf"):
@@ -115,7 +125,7 @@ def parse_quantity(text: str, option: str = "--budget") -> float:
 
 
 def is_quantity(text: str) -> bool:
-    """Return True if `parse_quantity` reads it."""
+    """Return True if `parse_quantity` accepts the text."""
     try:
         return parse_quantity(text) > 0
     except UserError:
@@ -123,7 +133,7 @@ def is_quantity(text: str) -> bool:
 
 
 def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
-    """The uniform d_model whose matched quantity is nearest to request.budget, embedding and head included.
+    """Return the uniform d_model whose matched quantity, including embedding and head, is nearest to the budget.
 
     Raises UserError for a budget that no d_model meets.
     """
@@ -148,7 +158,7 @@ def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
 
 
 def search_recipe(base: Path, overrides: Sequence[str], space: SearchSpace) -> SearchResult:
-    """The search around a recipe's model, at its seq_len. Raises UserError."""
+    """Return the search around a recipe's model, at its seq_len. Raise UserError for explicit layers."""
     recipe = parse_recipe(read_recipe(base, overrides), str(base))
     if not isinstance(recipe.model, ModelTemplate):
         raise UserError(f"{base}: a search needs a base recipe with d_model and n_layers, not one with explicit layers")
@@ -156,17 +166,16 @@ def search_recipe(base: Path, overrides: Sequence[str], space: SearchSpace) -> S
 
 
 def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], folder: Path) -> list[Path]:
-    """Writes the summary as search.json and, in recipes/, the base with its overrides and recipes that extend it.
+    """Write the summary as search.json and, in recipes/, the base with its overrides and a recipe for each candidate.
 
-    There is one for each candidate of the summary. Returns the paths of the recipes, the base first. Raises UserError
-    where a file exists with other content; the same again is no harm.
+    Returns the paths of the recipes, the base first. Raises UserError if a file exists with other content.
     """
     recipes = folder / "recipes"
     base_data = read_recipe(base, overrides)
     if "attention" in base_data["model"]:
         base_data["model"]["attention"] = in_groups(base_data["model"]["attention"])
     contents = {recipes / f"{recipe_name(base)}.yaml": dump_yaml(base_data)}
-    # An hourglass has no width that tokens choose.
+    # Remove options for dynamic widths, which an hourglass does not have.
     off = {key: None for key in ("width_budget", "nested") if base_data.get("train", {}).get(key) is not None}
     for row in summary["candidates"]:
         data = {"extends": f"{recipe_name(base)}.yaml", "model": _changes(row), **({"train": off} if off else {})}
@@ -181,7 +190,7 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
 
 
 def _changes(row: dict[str, Any]) -> dict[str, Any]:
-    """The model section of a candidate's recipe; null where the base may have a rule for a size that is given here."""
+    """Return the model section of a candidate's recipe. null removes a rule of the base for a size that is set here."""
     d_attention = None if row["d_attention"] == row["d_model"] else row["d_attention"]
     sizes = {"d_hidden": row["d_hidden"], "ratio": None, "multiple_of": 1}
     return {
@@ -196,7 +205,7 @@ def _changes(row: dict[str, Any]) -> dict[str, Any]:
 def copy_recipes(folder: Path | str, everything: bool = False) -> int:
     """Copy the bundled recipes to start from, or everything in `configs`, into a new folder.
 
-    Returns the number of files. Raises UserError where the folder is not free.
+    Returns the number of files. Raises UserError if the folder exists.
     """
     patterns = ("**/*.yaml", "**/*.csv") if everything else ("*.yaml",)
     names = [path.relative_to(recipes_folder()) for pattern in patterns for path in recipes_folder().glob(pattern)]
@@ -208,29 +217,31 @@ def copy_recipes(folder: Path | str, everything: bool = False) -> int:
 
 
 class Family:
-    """Models of all sizes with the recipe of the variable-width paper (arXiv:2606.18246) and some changes to it.
+    """Models of all sizes with the recipe of the variable-width paper (arXiv:2606.18246) and some changes.
 
-    Its four sizes, 200M to 2B, all have 40 coordinates of d_model for each layer, the same multipliers, warm-up for 8%
-    of the steps, and steps of a power of two of tokens, about one for every 480 parameters. `size` counts heads of the
+    The paper's four sizes, 200M to 2B, have 40 coordinates of d_model per layer, the same multipliers, warm-up for 8%
+    of the steps, and a power of two of tokens per step, about one token per 480 parameters. `size` counts heads of the
     uniform model.
     """
 
     def __init__(self, changes: Sequence[str], shape: dict[str, Any], n_devices: int):
         """changes: a.b=c, as on the command line; shape: the `model.shape` section. Raises UserError."""
-        self._changes, self._shape, self._n_devices = changes, shape, n_devices
+        self._changes = changes
+        self._shape = shape
+        self._n_devices = n_devices
         self.has_data = any(re.match(r"data(\.(corpus|path|mixture))?=", change) for change in changes)
         """True if the changes name the data."""
         for change in changes:
             if change.split("=")[0] in ("model.d_model", "model.n_layers", "train.steps"):
-                raise UserError(f"{change}: is what a plan without a recipe proposes; leave it out, or give a recipe")
+                raise UserError(f"{change}: a plan without a recipe proposes this value; remove it, or give a recipe")
         parse(Recipe, self._data(1, shape, n_tokens=0, batch_size=n_devices), "proposal")
 
     def uniform(self, size: int) -> Recipe:
-        """The uniform model, for one step."""
+        """Return the recipe of the uniform model, for one step."""
         return parse(Recipe, self._data(size, {"kind": "uniform"}, n_tokens=0, batch_size=self._n_devices), "family")
 
     def recipe(self, size: int, n_tokens: float, train: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-        """The shaped model on so many tokens, and its data for a file. train: changes to that section."""
+        """Return the recipe of the shaped model for n_tokens, and its data. train: changes to that section."""
         uniform = self.uniform(size)
         n_params = uniform.explicit_model.cost().params
         tokens_per_step = 2 ** round(math.log2(n_params / PARAMS_PER_TOKEN_OF_STEP))

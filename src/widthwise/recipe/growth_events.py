@@ -1,4 +1,4 @@
-"""Growth in the course of a run: what a recipe says of it, and the models and rates that follow from it."""
+"""Growth during a run: the events in a recipe, and the resulting models and learning rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 class Rewarmup(Config):
-    """Learning rates after a growth, as factors on the schedule's. Steps are counted from 1."""
+    """Learning rates after a growth, as factors of the schedule's. Steps are counted from 1."""
 
     after_step: pydantic.NonNegativeInt
     """The step at which the model grew."""
     steps: pydantic.NonNegativeInt
-    """Steps over which rates rise linearly from 0 to the schedule's."""
+    """Steps in which rates rise linearly from 0 to the schedule's."""
     freeze_steps: pydantic.NonNegativeInt = 0
-    """Steps in which the old entries stay as they are."""
+    """Steps in which old entries are frozen."""
     grown_from: ModelConfig | None = None
-    """The model before `widthwise grow`, where it freezes the old entries."""
+    """The model before `widthwise grow`, if its old entries are frozen."""
     layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
-    """For each layer the one of that model that it comes from, or null."""
+    """Layer of that model from which each layer comes, or null for a new layer."""
 
     @classmethod
     def after(cls, step: int, choices: GrowthChoices, settling_steps: int, n_left: int, is_verb: bool = False) -> Self:
-        """Return the rates after a growth at a step with n_left steps to come.
+        """Return the rates after a growth with n_left remaining steps.
 
-        By default they rise over the steps that the optimizer looks back. is_verb: the choices are options of
-        `widthwise grow`. Raises UserError for more steps than are left.
+        By default they rise over settling_steps, the memory of the optimizer. is_verb: the choices are options of
+        `widthwise grow`. Raises UserError for more steps than remain.
         """
         steps = min(settling_steps, n_left) if choices.rewarmup_steps is None else choices.rewarmup_steps
         for name, n_steps in (("rewarmup_steps", steps), ("freeze_steps", choices.freeze_steps)):
@@ -51,11 +51,11 @@ class Rewarmup(Config):
 
     @property
     def frozen_until(self) -> int:
-        """The last step in which old entries stay as they are; `after_step` if there is none."""
+        """Last step in which old entries are frozen; `after_step` if there is none."""
         return self.after_step + self.freeze_steps
 
     def check_next(self, start: int, next_growth: str) -> None:
-        """Raises UserError if the model grows again while its old entries are frozen."""
+        """Raise UserError if the model grows again while its old entries are frozen."""
         if self.after_step < start < self.frozen_until:
             raise UserError(
                 f"{next_growth}: comes after step {start}; the old entries of the growth after step {self.after_step} "
@@ -64,21 +64,20 @@ class Rewarmup(Config):
 
 
 class _Moment(Config):
-    """The moment of a growth and its changes: a separate class, so that recipes are written with this first."""
+    """The step of a growth and its changes, in a separate class so that recipes list them first."""
 
     at_step: pydantic.PositiveInt
     """Steps done before the growth."""
     model: ModelChange
-    """Changes to the model section, laid over it as those of a child recipe are, and over those of the events before;
-    or every layer."""
+    """Changes to the model section after earlier events, as in a recipe that extends it, or explicit layers."""
 
 
 class GrowthEvent(GrowthChoices, _Moment):
-    """The model becomes a larger one between two steps, and continues with its weights and the optimizer's state."""
+    """Growth into a larger model between two steps, which keeps weights and the optimizer's state."""
 
     preserve: bool = True
-    """Keep the constants that keep the function. false: attention scale, divisors of norms and frequencies of
-    rotation become those of the larger model's recipe, so that the loss jumps: to show what growth costs without."""
+    """Keep constants so that the function stays the same. false: take attention scale, divisors of norms and rotary
+    frequencies from the larger model's recipe, so that the loss jumps, to show the cost of inexact growth."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +85,18 @@ class Growth:
     """A growth event with its plan."""
 
     index: int
-    """Its place among the events of the recipe, from 0."""
+    """Index of the event in the recipe, from 0."""
     event: GrowthEvent
     plan: "GrowthPlan"
     rewarmup: Rewarmup
 
     def seed(self, run_seed: int) -> int:
-        """The seed from which the new entries of this growth are drawn."""
-        words = np.random.SeedSequence([run_seed, self.index]).generate_state(1, np.uint64)
-        return int(words[0] >> np.uint64(1))
+        """Return the seed for new entries of this growth."""
+        (seed,) = np.random.SeedSequence([run_seed, self.index]).generate_state(1, np.uint64)
+        return int(seed >> np.uint64(1))
 
     def resolved(self, at_step: int) -> GrowthEvent:
-        """The event with nothing left to be derived: the grown model with every layer and constant."""
+        """Return the event with all derived values written out: the grown model with explicit layers and constants."""
         return self.event.model_copy(
             update={
                 "at_step": at_step,
@@ -110,18 +109,18 @@ class Growth:
 
 @dataclass(frozen=True)
 class Phase:
-    """The steps of a run that one model makes."""
+    """The steps of a run with one model."""
 
     start: int
-    """Steps that the run has made before it."""
+    """Number of steps before the phase."""
     end: int
-    """Steps that the run has made after it."""
+    """Number of steps up to its end."""
     section: ModelSection
-    """The model as the recipe asks for it."""
+    """The model section of the recipe."""
     model: ModelConfig
-    """The model with every layer written out."""
+    """The model with explicit layers."""
     growth: Growth | None
-    """The growth out of the model before; None for the first."""
+    """The growth from the previous model; None for the first phase."""
 
     @property
     def n_steps(self) -> int:
@@ -129,17 +128,20 @@ class Phase:
 
 
 def grown_phases(first: Phase, events: Sequence[GrowthEvent], seq_len: int, settling_steps: int) -> tuple[Phase, ...]:
-    """The phases of a run whose model grows. first: the phase as it would be without growth.
+    """Return the phases of a run whose model grows. first: the phase without growth.
 
-    settling_steps: of the optimizer. Raises UserError `growth.0: ...` for an event that is out of order or whose growth
-    would change the function.
+    settling_steps: of the optimizer. Raises UserError `growth.0: ...` for an event that is out of order or would change
+    the function.
     """
     from widthwise.growth.correspondence import align
     from widthwise.growth.plan import plan_growth, with_constants_of
 
-    phases, n_steps = [first], first.end
+    phases = [first]
+    n_steps = first.end
     for index, event in enumerate(events):
-        before, start, where = phases.pop(), event.at_step, f"growth.{index}"
+        before = phases.pop()
+        start = event.at_step
+        where = f"growth.{index}"
         if start >= n_steps:
             raise UserError(f"{where}: comes after step {start}; must come before the last, {n_steps}")
         if start <= before.start:

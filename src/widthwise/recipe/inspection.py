@@ -1,4 +1,4 @@
-"""The sizes and costs of a model, layer by layer and next to a baseline; nothing is trained."""
+"""Sizes and costs of a model, layer by layer and relative to a baseline, without training."""
 
 from typing import Any
 
@@ -15,11 +15,12 @@ from widthwise.shape.template import ModelTemplate
 def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
     """Return the sizes and costs of each layer, numbered from 1; FLOPs and bytes are per token.
 
-    `hidden_widths` are the hidden channels of every map of the feed-forward, in order.
+    `hidden_widths` has the hidden channels of every map of the feed-forward, in order.
     """
     rows = []
     for number, (layer, parts) in enumerate(zip(config.layers, config.layer_costs(), strict=True), start=1):
-        cost, attention = sum(parts.values(), Cost()), layer.attention
+        cost = sum(parts.values(), Cost())
+        attention = layer.attention
         rows.append(
             {
                 "layer": number,
@@ -38,7 +39,7 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
 
 
 def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
-    """The costs by which models are compared, over the baseline's."""
+    """Return the compared costs of a model over the baseline's."""
     return {
         name: quantity.of_cost(cost) / quantity.of_cost(baseline)
         for name, quantity in OF_MODELS.items()
@@ -59,8 +60,8 @@ def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
     """Return the inspection of a recipe's model next to the model of `against`, by default `ModelTemplate.baseline`.
 
-    A run whose model grows is described by its last model; `growth` has the cost of every model. Raises UserError for
-    a recipe that `train` refuses.
+    If the model grows, it is the last one, and `growth` has the cost of every model. Raises UserError for a recipe that
+    `train` refuses.
     """
     recipe.check()
     section = recipe.phases[-1].section
@@ -88,23 +89,24 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
 
 
 def _chosen_flops(recipe: Recipe) -> dict[str, float]:
-    """Forward FLOPs per token of the final model, head included, at widths that its layers or tokens could choose.
+    """Return the forward FLOPs per token of the final model, including the head, at different hidden widths.
 
-    `narrowest`, `target` where a width budget names a mean, `full`; a width between two units counts in part.
+    Keys: `narrowest`, `target` if there is a width budget, and `full`. Fractions of a unit count as fractions.
     """
-    model, budget = recipe.final_model, recipe.train.width_budget
+    model = recipe.final_model
+    budget = recipe.train.width_budget
     full = model.inference_cost().forward_flops(recipe.seq_len)
     layers = dynamic_layers(model)
-    of_choice = sum(layer.full_flops for layer in layers)
+    dynamic = sum(layer.full_flops for layer in layers)
     narrowest = sum(layer.narrowest * layer.full_flops for layer in layers)
-    flops = {"narrowest": full - of_choice + narrowest}
+    flops = {"narrowest": full - dynamic + narrowest}
     if budget is not None:
-        flops["target"] = full - of_choice * (1 - budget.target)
+        flops["target"] = full - dynamic * (1 - budget.target)
     return {**flops, "full": full}
 
 
 def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:
-    """For each model of a run: the steps before it, its size, and what it adds to tokens and compute."""
+    """Return for each model of a run the first step, size, and its share of tokens and compute."""
     until = recipe.training_flops_until
     return [
         {

@@ -1,4 +1,4 @@
-"""The smallest model that contains a given one and has other sizes, another shape, residual or feed-forward."""
+"""The smallest model that contains a given one and has other sizes or another shape, residual or feed-forward."""
 
 import math
 from itertools import count
@@ -25,27 +25,28 @@ from widthwise.shape.template import ModelTemplate, NormTemplate
 from widthwise.sizes import WIDEST
 
 SEQ_LEN = 1
-"""Shapes are matched by parameters, which do not depend on it."""
+"""Shapes are matched by parameters, which do not depend on seq_len."""
 OF_WIDTH = ("n_heads", "n_kv_heads", "scale")
-NO_RULE = "goes with a uniform model, whose layers follow one rule; give --to RECIPE"
+NO_RULE = "needs a uniform model, whose layers follow one rule; give --to RECIPE"
 
 
 def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
-    """Return the smallest model with these sizes and this form; whether growth can make it exactly, its plan says.
+    """Return the smallest model with these sizes and this form. `plan_growth` checks that growth is exact.
 
-    Raises UserError `--option: ...` or `size: ...` for what the model cannot get.
+    Raises UserError `--option: ...` or `size: ...` for changes that are impossible.
     """
     for name in ("turn_layer", "turn_width"):
-        if (value := getattr(sizes, name)) is not None and sizes.to_shape is None:
-            raise UserError(f"--{name.replace('_', '-')}: got {value}; goes with --to-shape")
+        value = getattr(sizes, name)
+        if value is not None and sizes.to_shape is None:
+            raise UserError(f"--{name.replace('_', '-')}: got {value}; needs --to-shape")
     if sizes.to_shape is not None and sizes.virtual_width is not None:
-        raise UserError("--virtual-width: conflicts with --to-shape; they are two growths, one after the other")
+        raise UserError("--virtual-width: conflicts with --to-shape; run two growths, one after the other")
     model = resized(model, sizes)
     if sizes.to_shape is not None:
         n_missing = next(n for n in count() if SCHEDULES[sizes.to_shape].turn_layers(model.n_layers + n))
         if n_missing:
-            way_out = f"--add-layers {sizes.add_layers + n_missing}"
-            raise UserError(f"--to-shape: got {sizes.to_shape} for n_layers = {model.n_layers}; add {way_out}")
+            remedy = f"--add-layers {sizes.add_layers + n_missing}"
+            raise UserError(f"--to-shape: got {sizes.to_shape} for n_layers = {model.n_layers}; add {remedy}")
         request = ShapeRequest(
             kind=sizes.to_shape, turn_layer=sizes.turn_layer, turn_width=sizes.turn_width, rounding="nearest"
         )
@@ -53,20 +54,20 @@ def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
     if sizes.ffn is not None:
         model = with_layers(model, lambda _, layer: _as_hourglass(layer))
     if sizes.virtual_width is not None:
-        asked = {"kind": "virtual", "width": sizes.virtual_width}
+        virtual = {"kind": "virtual", "width": sizes.virtual_width}
         with mistakes_at("--virtual-width"):
-            template = VirtualWidthTemplate.model_validate(_shared(HyperConnectionOptions, model.residual) | asked)
+            template = VirtualWidthTemplate.model_validate(_shared(HyperConnectionOptions, model.residual) | virtual)
             model = model.model_copy(update={"residual": template.at_widths(model.d_model, model.widths)})
     return model
 
 
 def _shared(template: type[Config], config: Config) -> dict[str, Any]:
-    """Return the fields of a config that a template has too, as plain data."""
+    """Return the fields that a config and a template share, as plain data."""
     return {name: value for name, value in to_data(config).items() if name in template.model_fields}
 
 
 def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
-    """Return the narrowest model of a shape in which no layer is narrower than the layers of a uniform model."""
+    """Return the narrowest model of a shape in which no layer is narrower than the uniform model."""
     try:
         rule = uniform_rule(model)
     except UserError as error:
@@ -78,24 +79,24 @@ def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
         if min(shaped.widths) >= model.d_model:
             return shaped
     raise UserError(
-        f"--to-shape: got {request.kind}; no layer as wide as {model.d_model} leaves the others below {WIDEST}"
+        f"--to-shape: got {request.kind}; with all layers at least {model.d_model} wide, some would exceed {WIDEST}"
     )
 
 
 def uniform_rule(model: ModelConfig) -> ModelTemplate:
-    """Return the rule that the layers of a uniform model follow, in which all heads have one size.
+    """Return the rule of the layers of a uniform model, in which all heads have one size.
 
-    It need not give the constants that growth keeps. Raises UserError with the reason if they follow none.
+    The rule may differ in constants that growth keeps. Raises UserError with the reason if there is no rule.
     """
-    layer, norm = model.layers[0], model.layers[-1].attention_norm
-    attention, d_model = layer.attention, layer.d_model
-    ffn = next(each for each in FEED_FORWARDS.templates if kind_of(each) == layer.ffn.kind)
+    layer = model.layers[0]
+    attention = layer.attention
+    ffn = next(template for template in FEED_FORWARDS.templates if kind_of(template) == layer.ffn.kind)
     if {*model.widths} != {model.d_model}:
         raise UserError("its layers are not all as wide as the embedding")
     if not issubclass(ffn, HiddenWidthTemplate):
-        raise UserError(f"the hidden width of a {layer.ffn.kind} is no ratio")
+        raise UserError(f"the hidden width of a {layer.ffn.kind} is not given by a ratio")
     scales = [name for name, scale in SCALES.items() if math.isclose(scale(attention.head_dim), attention.scale)]
-    ratio = attention.n_heads * attention.head_dim / d_model
+    ratio = attention.n_heads * attention.head_dim / layer.d_model
     data = _shared(ModelTemplate, model) | {
         "n_layers": model.n_layers,
         "layers": {},
@@ -105,26 +106,28 @@ def uniform_rule(model: ModelConfig) -> ModelTemplate:
             "kv_group_size": attention.n_heads // attention.n_kv_heads,
             "ratio": None if ratio == 1 else ratio,
         },
-        "ffn": _shared(ffn, layer.ffn) | {ffn.hidden_key: None, "ratio": layer.ffn.hidden_widths[0] / d_model},
+        "ffn": _shared(ffn, layer.ffn) | {ffn.hidden_key: None, "ratio": layer.ffn.hidden_widths[0] / layer.d_model},
         "norm": {
             **_shared(NormTemplate, layer.attention_norm),
             "placement": layer.norm_placement,
-            "scaling": "none" if norm.output_multiplier == 1 else "depth",
+            "scaling": "none" if model.layers[-1].attention_norm.output_multiplier == 1 else "depth",
         },
         "mtp": model.mtp and _shared(MTPOptions, model.mtp),
     }
-    rule, same = parse(ModelTemplate, data, "the model"), Correspondence.same(model)
-    found, wanted = (to_data(grown_config(model, each, same)) for each in (rule.resolve(SEQ_LEN), model))
-    if found != wanted:
-        raise UserError(f"it has its own {next(differences(wanted, found))[0]}")
+    rule = parse(ModelTemplate, data, "the model")
+    same = Correspondence.same(model)
+    by_rule, given = (to_data(grown_config(model, config, same)) for config in (rule.resolve(SEQ_LEN), model))
+    if by_rule != given:
+        raise UserError(f"its {next(differences(given, by_rule))[0]} does not follow a rule")
     return rule
 
 
 def _as_hourglass(layer: LayerConfig) -> dict[str, Any]:
-    """Return a layer's feed-forward as the first block of an hourglass of as many blocks and units as usual."""
-    old, usual = layer.ffn, HourglassTemplate()
+    """Return a layer's feed-forward as the first block of an hourglass with the default number of blocks and units."""
+    old = layer.ffn
+    usual = HourglassTemplate()
     if not isinstance(old, CONVENTIONAL):
-        raise UserError(f"--ffn: got hourglass; its first block can be a swiglu or an mlp, and this is a {old.kind}")
+        raise UserError(f"--ffn: got hourglass; its first block can be a swiglu or an mlp, not a {old.kind}")
     d_hidden = (old.d_ff, *[usual.whole_hidden(layer.d_model)] * (usual.n_blocks - 1))
     form = {"gated": False, "activation": old.activation} if isinstance(old, MLPConfig) else {}
     return {"ffn": HourglassConfig(n_blocks=usual.n_blocks, d_hidden=d_hidden, **form)}

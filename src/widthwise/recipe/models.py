@@ -1,4 +1,4 @@
-"""Models in memory, from recipes: built, grown, and divided into the parameter groups of an optimizer."""
+"""Models in memory, from recipes: building, growth, and parameter groups for an optimizer."""
 
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ def build(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """The model of a recipe, of a recipe's file, or of a config, with its initial weights.
+    """Build the model of a recipe, of a recipe's file, or of a config, with its initial weights.
 
-    seed: of the weights; by default the seed of the recipe, and for a config the default seed of recipes. A
-    recipe that grows gives its first model. Raises UserError for a mistake in the recipe and where the weights do not
-    fit into memory, and TypeError for a template, which has no sizes yet.
+    seed: of the weights; by default the seed of the recipe, or for a config the default seed of recipes. If the model
+    grows, build its first form. Raises UserError for a mistake in the recipe and if the weights do not fit into memory,
+    and TypeError for a template, which has no explicit sizes.
     """
     recipe = load_recipe(source) if isinstance(source, (str, Path)) else source
     if isinstance(recipe, Recipe):
@@ -37,11 +37,11 @@ def build(
 
 
 def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str, seed: int = 0) -> Decoder:
-    """A larger model that computes exactly the same, on the same device; the given one stays as it is.
+    """Return a larger model of exactly the same function, on the same device. The given model is not changed.
 
-    to: what it becomes as a recipe, a recipe's file or a config, or by sizes, as `NewSizes(d_model=96, add_layers=2)`.
-    It keeps the constants of the given model. seed: of new entries that are drawn. Raises UserError where the function
-    cannot be preserved; `widthwise grow` does the same for a run, with its optimizer state and a certificate.
+    to: the larger model as a recipe, a recipe's file or a config, or sizes such as `NewSizes(d_model=96,
+    add_layers=2)`. It keeps the constants of the given model. seed: for new entries that are drawn. Raises UserError if
+    the function cannot be preserved. For a run, with optimizer state and certificate, use `widthwise grow`.
     """
     recipe = load_recipe(to) if isinstance(to, (str, Path)) else to
     if isinstance(recipe, NewSizes):
@@ -58,10 +58,11 @@ def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str,
 def parameter_groups(
     model: Decoder, lr: float, weight_decay: float = 0.1, lr_follows_layer_width: bool = False
 ) -> list[dict[str, Any]]:
-    """The groups in which a recipe's AdamW optimises a model, as torch's optimizers take them.
+    """Return the parameter groups of a recipe's AdamW for a torch optimizer.
 
-    lr: the rate of embedding, head and gains; hidden matrices learn at lr / `init.width_multiplier`. weight_decay: of
-    all but gains and biases. lr_follows_layer_width: see `optimizer.lr_follows_layer_width`. Every group has a name.
+    lr: the rate of embedding, head and gains; hidden matrices have lr / `init.width_multiplier`. weight_decay: of
+    all parameters except gains and biases. lr_follows_layer_width: see `optimizer.lr_follows_layer_width`. Every group
+    has a name.
 
     `torch.optim.AdamW(parameter_groups(model, lr=0.004), betas=(0.9, 0.95))`
     """

@@ -1,4 +1,4 @@
-"""The optimizers of recipes built with torch: two as one, their rates and states, and Muon on divided matrices."""
+"""Torch optimizers of recipes: AdamW, Muon together with AdamW, and Muon on sharded matrices."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Two optimizers as one, with the groups of both, and the state of both in one place."""
+    """Two optimizers as one, with a common list of groups and a common state."""
 
     def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
         super().__init__([*muon.param_groups, *adamw.param_groups], defaults={})
@@ -33,14 +33,14 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def adamw(config: AdamWConfig, model: Decoder) -> torch.optim.AdamW:
-    """Build AdamW over all parameters. Raises UserError where a key names none of them."""
+    """Build AdamW for all parameters. Raise UserError if a key matches no parameter."""
     with mistakes_at("optimizer"):
         groups = _groups(config, model)
     return _adamw(config, groups, config.lr)
 
 
 def _groups(config: AdamWConfig, model: Decoder) -> list[ParameterGroup]:
-    """Raises ValueError where `scaled` or `lr_factors` names no parameter."""
+    """Return the parameter groups. Raise ValueError if a key of `scaled` or `lr_factors` matches no parameter."""
     return grouped_parameters(
         model,
         config.lr_follows_layer_width,
@@ -53,20 +53,20 @@ def _groups(config: AdamWConfig, model: Decoder) -> list[ParameterGroup]:
 
 
 def _adamw(config: AdamWConfig, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
-    """lr: the rate that `set_lr` gets at the peak."""
-    described = [
-        _described(group, group.lr_factor * (config.lr / lr), config.weight_decay)
+    """Build AdamW for some groups. lr: peak rate of `set_lr`."""
+    torch_groups = [
+        _torch_group(group, group.lr_factor * (config.lr / lr), config.weight_decay)
         | {"eps": config.eps / group.multiplied_by}
         for group in groups
     ]
-    return torch.optim.AdamW(described, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return torch.optim.AdamW(torch_groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
 def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:
-    """Build both, each with one parameter group per `ParameterGroup` that is its own. Raises as `adamw`."""
+    """Build both optimizers, each with one parameter group per `ParameterGroup`. Raises as `adamw`."""
     with mistakes_at("optimizer.adamw"):
         groups = _groups(config.adamw, model)
-    hidden = [_described(group, 1.0, config.weight_decay) for group in groups if group.are_hidden_matrices]
+    hidden = [_torch_group(group, 1.0, config.weight_decay) for group in groups if group.are_hidden_matrices]
     kind = ShardedMuon if is_sharded(model.embedding.weight) else torch.optim.Muon
     matrices = kind(
         hidden, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
@@ -76,16 +76,15 @@ def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:
 
 
 def hidden_matrices(config: Optimizer, model: Decoder) -> set[nn.Parameter]:
-    """Return the parameters that a step needs whole, and keeps the momentum of alone."""
+    """Return the parameters that a step needs unsharded, and of which it keeps only the momentum."""
     groups = [] if config.kind == "adamw" else _groups(config.adamw, model)
     return {parameter for group in groups if group.are_hidden_matrices for parameter in group.parameters}
 
 
-def _described(group: ParameterGroup, lr_factor: float, weight_decay: float) -> dict[str, Any]:
-    """Return a group for torch; one that does not decay has weight decay 0. lr_factor: without `own_lr_factor`.
+def _torch_group(group: ParameterGroup, lr_factor: float, weight_decay: float) -> dict[str, Any]:
+    """Return a parameter group for torch. lr_factor: without `own_lr_factor`.
 
-    Entries that were multiplied by c take steps c times as long. The product of rate and weight decay, the part of
-    itself that an entry loses in a step, stays.
+    Entries that were multiplied by c take steps c times as long. The product of rate and weight decay does not change.
     """
     c = group.multiplied_by
     return {
@@ -97,13 +96,13 @@ def _described(group: ParameterGroup, lr_factor: float, weight_decay: float) -> 
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Gives every group lr times its own factor."""
+    """Set the rate of every group to lr times its factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
 
 
 def state_shapes(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, torch.Size]]:
-    """Return the states that an optimizer built here keeps of each parameter after its first step, by name."""
+    """Return the shapes of an optimizer's states for each parameter after the first step, by name."""
     parts = optimizer.parts if isinstance(optimizer, MuonAndAdamW) else (optimizer,)
     return {
         parameter: {"momentum_buffer": parameter.shape}
@@ -116,10 +115,10 @@ def state_shapes(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[st
 
 
 class ShardedMuon(torch.optim.Muon):
-    """torch's Muon over parameters of which `fully_shard` has left each process some rows. All processes step together.
+    """torch's Muon on parameters that `fully_shard` has sharded by rows. All processes must step together.
 
-    A matrix can only be made orthogonal whole. The momentum is kept by rows; of n processes that share a model each
-    gathers n matrices, makes one of them orthogonal and sends it to the others, so that the work is divided as well.
+    Only an unsharded matrix can be made orthogonal. The momentum is sharded by rows. Each of n processes gathers n
+    matrices, makes one of them orthogonal and broadcasts it, so that the work is divided.
     """
 
     @torch.no_grad()
@@ -136,9 +135,10 @@ class ShardedMuon(torch.optim.Muon):
             self._move(moved[first : first + n_shards])
 
     def _move(self, turn: "Sequence[tuple[DTensor, dict[str, Any]]]") -> None:
-        """Moves at most as many matrices as processes share them, each of which makes one orthogonal at that time."""
+        """Update at most one matrix per process; each process makes one of them orthogonal."""
         shards = turn[0][0].device_mesh.get_group(1)
-        rank, steps = dist.get_rank(shards), []
+        rank = dist.get_rank(shards)
+        steps = []
         for owner, (parameter, group) in enumerate(turn):
             update = whole(with_rows(parameter, self._update(parameter, group)))
             steps.append(_step_along(update, group) if owner == rank else update)
@@ -149,9 +149,10 @@ class ShardedMuon(torch.optim.Muon):
             rows.add_(step[held_rows(parameter)])
 
     def _update(self, parameter: "DTensor", group: dict[str, Any]) -> Tensor:
-        """The momentum with the gradient taken in, by rows."""
+        """Update the momentum with the gradient, and return the update, by rows."""
         assert parameter.grad is not None
-        state, gradient = self.state[parameter], held(parameter.grad)
+        state = self.state[parameter]
+        gradient = held(parameter.grad)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = with_rows(parameter, torch.zeros_like(gradient))
         momentum = held(state["momentum_buffer"])
@@ -160,7 +161,7 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def _step_along(update: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the update of a whole matrix: torch's Muon, without momentum and decay, moves a matrix of zeros by it."""
+    """Return the step of a whole matrix: the change of a matrix of zeros by torch's Muon without momentum and decay."""
     moved = nn.Parameter(torch.zeros_like(update))
     moved.grad = update
     options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}

@@ -1,4 +1,4 @@
-"""The recipe: everything a run needs."""
+"""The recipe, which has everything that a run needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -25,27 +25,27 @@ from widthwise.sizes import NTokens
 from widthwise.yaml_io import parse_yaml, read_recipe
 
 DERIVED = ("explicit_model", "phases")
-"""Properties of a recipe that it keeps once they are computed."""
+"""Cached properties of a recipe."""
 
 
 class Recipe(Config):
-    """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second.
+    """A run. `model` is a template with a shape, or explicit layers; `resolved` turns the former into the latter.
 
-    Models are derived once and kept; a copy derives them again.
+    Models are derived once and cached; a copy derives them again.
     """
 
     model: ModelSection
     seq_len: NTokens
-    """Tokens per training sequence, and the context at which FLOPs are counted."""
+    """Tokens per training sequence, and context length for FLOPs."""
     data: DataSection = DataConfig()
     validation: ValidationConfig = ValidationConfig()
     optimizer: Optimizer
     schedule: Schedule
     train: TrainConfig
     growth: tuple[GrowthEvent, ...] = ()
-    """Moments at which the model becomes a larger one that computes the same, first to last."""
+    """Growth of the model into larger ones with the same function, first to last."""
     rewarmup: Rewarmup | None = None
-    """Written by `widthwise grow` for the run that it makes."""
+    """Learning rates after a growth, written by `widthwise grow`."""
 
     @pydantic.model_validator(mode="wrap")
     @classmethod
@@ -57,7 +57,7 @@ class Recipe(Config):
         return read({**data, "train": {**data["train"], "steps": endless.steps_within(budget)}})._with_teacher_sizes()
 
     def _with_teacher_sizes(self) -> Self:
-        """The same run with the sizes of its teacher. Raises UserError where the teacher is no run, or too short."""
+        """Return the recipe with the sizes of its teacher. Raise UserError if the teacher does not fit."""
         distill = self.train.distill
         if distill is None:
             return self
@@ -67,8 +67,8 @@ class Recipe(Config):
             model = saved_recipe(RunDir(distill.teacher)).final_model
         if model.positions is not None and self.seq_len > model.positions.n_positions:
             raise UserError(
-                f"train.distill.teacher: {distill.teacher} reads {model.positions.n_positions} tokens; must be at "
-                f"least seq_len = {self.seq_len}"
+                f"train.distill.teacher: {distill.teacher} reads at most {model.positions.n_positions} tokens; must be "
+                f"at least seq_len = {self.seq_len}"
             )
         sizes = TeacherSizes.of(distill.teacher, model, self.seq_len)
         train = self.train.model_copy(update={"distill": distill.model_copy(update={"sizes": sizes})})
@@ -81,30 +81,30 @@ class Recipe(Config):
         return copied
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the state to pickle, without derived values: the plan of a growth holds functions."""
+        """Return the state to pickle, without derived values, because growth plans contain functions."""
         state = super().__getstate__()
         fields = {name: value for name, value in vars(self).items() if name not in DERIVED}
         return {**state, "__dict__": fields}
 
     @cached_property
     def explicit_model(self) -> ModelConfig:
-        """The model of the first step with every layer written out. Raises UserError if the shape is impossible."""
+        """The model of the first step with explicit layers. Raises UserError if the shape is impossible."""
         return self.model.resolve(self.seq_len)
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """The models of the run: one, unless it grows. Raises UserError if a model is impossible."""
+        """The phases of the run: one, unless the model grows. Raises UserError if a model is impossible."""
         first = Phase(0, self.train.steps, self.model, self.explicit_model, None)
         if not self.growth:
             return (first,)
         return grown_phases(first, self.growth, self.seq_len, self.optimizer.settling_steps)
 
     def phase_at(self, step: int) -> Phase:
-        """The phase that makes a step, counted from 1; the first for step 0."""
+        """Return the phase of a step, counted from 1; the first phase for step 0."""
         return next(phase for phase in self.phases if step <= phase.end)
 
     def model_at(self, step: int) -> ModelConfig:
-        """The model in a checkpoint of a step. A growth at that very step is still to come."""
+        """Return the model in the checkpoint of a step, before a growth at that step."""
         return self.phase_at(step).model
 
     @property
@@ -112,7 +112,7 @@ class Recipe(Config):
         return self.phases[-1].model
 
     def optimizer_of(self, phase: Phase) -> Optimizer:
-        """The optimizer of a phase: what growth multiplies learns at that multiple of the rate."""
+        """Return the optimizer of a phase, with rates multiplied for parameters that growth has multiplied."""
         factors = self.optimizer.adamw.scaled
         for earlier in self.phases:
             if earlier.growth is not None and earlier.start <= phase.start:
@@ -122,30 +122,30 @@ class Recipe(Config):
         return self.optimizer.with_scaled(factors)
 
     def freezes(self, phase: Phase) -> bool:
-        """Return True if old entries of the model of a phase are frozen in some of its steps."""
+        """Return True if old entries are frozen in some steps of a phase."""
         if phase.growth is None:
             return self.rewarmup is not None and self.rewarmup.grown_from is not None
         return phase.growth.rewarmup.freeze_steps > 0
 
     def resolved(self) -> "Recipe":
-        """The same run with the explicit layers of every model."""
+        """Return the recipe with explicit layers for every model."""
         growth = tuple(phase.growth.resolved(phase.start) for phase in self.phases if phase.growth is not None)
         return checked_copy(self, "recipe", model=self.explicit_model, growth=growth)
 
     def settled(self, choose: Callable[[], Precision]) -> "Recipe":
-        """The same run in a precision that is chosen, where the recipe says `auto`."""
+        """Return the recipe with precision `auto` replaced by the result of `choose`."""
         if self.train.precision != "auto":
             return self
         return checked_copy(self, "recipe", train=checked_copy(self.train, "train", precision=choose()))
 
     def lr_factor(self, step: int) -> float:
-        """Return the factor on the optimizer's rates at a step, counted from 1."""
+        """Return the factor of the optimizer's rates at a step, counted from 1."""
         factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
         growths = (phase.growth.rewarmup.factor(step) for phase in self.phases if phase.growth is not None)
         return factor * min(growths, default=1.0) * (1.0 if self.rewarmup is None else self.rewarmup.factor(step))
 
     def check(self) -> None:
-        """Raises UserError where the parts do not fit together, so that training could not work or not finish."""
+        """Raise UserError if parts of the recipe conflict, so that training would fail."""
         self.schedule.check(self.train.steps)
         for phase in self.phases:
             where = "" if phase.growth is None else f"growth.{phase.growth.index}: "
@@ -156,7 +156,7 @@ class Recipe(Config):
         self._check_lr_factors()
 
     def _check_lr_factors(self) -> None:
-        """Check that the factors name something in the model of every phase."""
+        """Raise UserError if a key of `lr_factors` matches no parameter in the model of some phase."""
         if len(self.phases) == 1 or not self.optimizer.adamw.lr_factors:
             return
         from widthwise.model.decoder import blueprint
@@ -176,16 +176,16 @@ class Recipe(Config):
         if model.mtp is not None and model.mtp.n_depths >= self.seq_len:
             raise UserError(f"model.mtp.n_depths: got {model.mtp.n_depths}; must be less than seq_len = {self.seq_len}")
         if self.train.width_budget is not None and (chooses_width(model) or model is self.final_model):
-            self.train.width_budget.check(model)  # a model that becomes dynamic by growth has no widths before
+            self.train.width_budget.check(model)  # a model that growth makes dynamic has no widths before
         if self.train.nested is not None:
             self.train.nested.check(model)
         if self.train.distill is not None:
             self.train.distill.check(model)
 
     def held_out(self, data: OpenedData, n_processes: int = 1) -> HeldOut:
-        """Return the settings of validations, with as many windows at a time as each of so many processes trains on.
+        """Return the settings of validations, with as many windows per pass as in training with n_processes.
 
-        Raises UserError where the data do not tell documents apart, and the recipe wants that.
+        Raises UserError if the recipe masks documents but the data do not separate them.
         """
         train = self.train
         n_windows = min(train.sequences_per_pass, train.batch_size // n_processes)
@@ -203,7 +203,7 @@ class Recipe(Config):
         return self.train.steps * self.tokens_per_step
 
     def training_flops_until(self, step: int) -> float:
-        """Training FLOPs of the first steps of the run, each counted with the model that makes it."""
+        """Return the training FLOPs of the run up to a step, each step with its model."""
         return sum(
             self.train.flops_per_token(phase.model, self.seq_len)
             * (min(step, phase.end) - phase.start)
@@ -218,9 +218,9 @@ class Recipe(Config):
         return self.training_flops_until(self.train.steps)
 
     def steps_within(self, budget: FlopBudget, step: int = 0, spent_flops: float = 0.0) -> int:
-        """Return the number of steps of a run that continues at a step, after spent_flops, and spends the budget.
+        """Return the number of steps with which a run spends the budget, if it continues at a step after spent_flops.
 
-        Independent of train.steps as long as no growth comes after it. Raises UserError if no step remains.
+        It does not depend on train.steps unless a growth comes after it. Raises UserError if no step remains.
         """
         last = self.phases[-1]
         start = max(last.start, step)
@@ -229,8 +229,8 @@ class Recipe(Config):
         n_steps = round((budget.training_flops - before) / (per_token * self.tokens_per_step))
         if n_steps < 1:
             raise UserError(
-                f"train.steps: got training_flops {budget.training_flops:.4g}, which leave no step of the last model: "
-                f"those before step {start} take {before:.4g}"
+                f"train.steps: got training_flops {budget.training_flops:.4g}, which leave no step for the last model: "
+                f"the steps up to {start} take {before:.4g}"
             )
         return start + n_steps
 
@@ -241,7 +241,7 @@ class Recipe(Config):
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] | None = None) -> Recipe:
-    """A recipe file with overrides, checked. Raises UserError."""
+    """Read and check a recipe file with overrides. Raise UserError for mistakes."""
     return parse_recipe(read_recipe(path, overrides or ()), str(path))
 
 
@@ -255,12 +255,12 @@ def describes_several(data: Mapping[str, Any]) -> bool:
 
 
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
-    """The recipe of one run. Raises UserError for a mistake, and where the data describe several runs."""
+    """Return the recipe of one run. Raise UserError for mistakes, and if the data describe several runs."""
     for section in SEVERAL_RUNS:
         if section in data:
             raise UserError(
-                f"{where}: has a {section} section, so it describes several runs; `widthwise {section}` runs them, "
-                "and `widthwise train --variant NAME` one of them"
+                f"{where}: has a {section} section, so it describes several runs; use `widthwise {section}` for "
+                "all of them, or `widthwise train --variant NAME` for one"
             )
     train = data.get("train")
     for key in train if isinstance(train, dict) else ():
@@ -270,15 +270,15 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
 
 
 def saved_recipe(run: RunDir) -> Recipe:
-    """The resolved recipe of a run directory. Raises UserError where it is none."""
+    """Return the resolved recipe of a run directory. Raise UserError if it is no run directory."""
     where = f"{run.path}/config.yaml"
     return parse(Recipe, parse_yaml(run.config_yaml(), where), where)
 
 
 ELSEWHERE = {
-    "tensor_parallel": "it sends the stream twice a layer, however narrow the layer is",
+    "tensor_parallel": "it sends the stream twice per layer, even for narrow layers",
     "pipeline_parallel": "it would send the widest stream and lose the auxiliary losses",
     "context_parallel": "attention is computed over whole sequences; a smaller micro_batch_size saves activations",
     "expert_parallel": "the experts of a layer are one tensor",
 }
-"""Keys of a train section that other programs have, and why there are none here."""
+"""Keys for a train section in other programs, and reasons why they are not available."""

@@ -1,4 +1,4 @@
-"""The number of steps of a run, and the learning rate of each: pure functions of the step, which counts from 1."""
+"""The number of steps of a run, and learning rates as pure functions of the step, which is counted from 1."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,18 +12,18 @@ Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 
 class _Schedule(Config, ABC):
-    """Linear warm-up to the shape's value at its end, then the shape."""
+    """Base of schedules: linear warm-up, then a shape."""
 
     warmup_steps: pydantic.NonNegativeInt = 0
-    """Steps over which the rate rises linearly from 0."""
+    """Steps in which the rate rises linearly from 0."""
 
     def factor(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:
-        """Return the factor on the learning rates at a step from 1 to total_steps. lr: the recipe's rate."""
+        """Return the factor of the learning rates at a step from 1 to total_steps. lr: the recipe's rate."""
         shape = self._shape(max(step, self.warmup_steps, 1), lr, total_steps, tokens_per_step)
         return shape * step / self.warmup_steps if step < self.warmup_steps else shape
 
     def check(self, total_steps: int) -> None:
-        """Raises UserError where the schedule does not fit into the run."""
+        """Raise UserError if the schedule does not fit into the run."""
         if self.warmup_steps >= total_steps:
             raise UserError(
                 f"schedule.warmup_steps: got {self.warmup_steps}; must be less than train.steps = {total_steps}"
@@ -31,7 +31,7 @@ class _Schedule(Config, ABC):
 
     @abstractmethod
     def _shape(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:
-        """The factor without the warm-up. Takes the arguments of `factor`."""
+        """Return the factor without warm-up. See `factor` for the arguments."""
 
 
 class PowerSchedule(_Schedule):
@@ -39,10 +39,10 @@ class PowerSchedule(_Schedule):
 
     kind: Literal["power"] = "power"
     a: pydantic.PositiveFloat | None = None
-    """Tokens per step / 1024 where not given: what the variable-width paper uses at every size."""
+    """null: tokens per step / 1024, as in the variable-width paper at every size."""
     b: pydantic.NegativeFloat = -0.566
     c: pydantic.PositiveInt | None = None
-    """Tokens a step counts for; the recipe's batch_size * seq_len where not given."""
+    """Tokens per step. null: batch_size * seq_len of the recipe."""
 
     def _shape(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:
         c = tokens_per_step if self.c is None else self.c
@@ -68,7 +68,7 @@ class WSDSchedule(_Schedule):
     decay_steps: pydantic.PositiveInt | None = None
     """Length of the decay; give this or `decay_fraction`."""
     decay_fraction: Fraction | None = None
-    """The same as a part of all steps; 0.2 where neither is given."""
+    """Length of the decay as a fraction of all steps; 0.2 if neither is given."""
     final_factor: Fraction = 0.0
 
     @pydantic.model_validator(mode="after")
@@ -84,11 +84,11 @@ class WSDSchedule(_Schedule):
 
     def check(self, total_steps: int) -> None:
         super().check(total_steps)
-        room, n_decay = total_steps - self.warmup_steps, self.n_decay_steps(total_steps)
-        if n_decay > room:
+        n_decay = self.n_decay_steps(total_steps)
+        if n_decay > total_steps - self.warmup_steps:
             raise UserError(
-                f"schedule: the decay takes {n_decay} steps, but warm-up leaves {room} of train.steps = {total_steps}; "
-                "lower schedule.warmup_steps or the decay"
+                f"schedule: the decay takes {n_decay} steps, but warm-up leaves {total_steps - self.warmup_steps} of "
+                f"train.steps = {total_steps}; lower schedule.warmup_steps or the decay"
             )
 
     def _shape(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:
@@ -112,19 +112,19 @@ Schedule = Annotated[
 
 
 ENDLESS = 2**53
-"""Steps of a run while they are not known; more than any run makes, and exact as a float."""
+"""Placeholder for an unknown number of steps: more than in any run, and exact as a float."""
 
 
 class FlopBudget(Config):
-    """A budget that may replace the number of steps in a recipe, for any cost and growth of the model."""
+    """A budget that can replace the number of steps in a recipe, for any cost and growth of the model."""
 
     training_flops: pydantic.PositiveFloat
-    """Training FLOPs of the whole run, each phase of one that grows counted with its own model. The number of steps
-    follows, rounded to the nearest."""
+    """Training FLOPs of the whole run, in which each phase counts with its model. The number of steps is rounded to the
+    nearest."""
 
     @classmethod
     def of(cls, data: Any) -> "FlopBudget | None":
-        """Return the budget in the data of a recipe; None where they give the steps themselves. Raises UserError."""
+        """Return the budget in the data of a recipe; None if they give a number of steps. May raise UserError."""
         train = data.get("train") if isinstance(data, dict) else None
         steps = train.get("steps") if isinstance(train, dict) else None
         if not isinstance(steps, dict):
@@ -139,4 +139,4 @@ _AS_STEPS_OR_BUDGET = [
     {"type": "object", "properties": _AS_BUDGET, "additionalProperties": False},
 ]
 Steps = Annotated[pydantic.PositiveInt, pydantic.WithJsonSchema({"anyOf": _AS_STEPS_OR_BUDGET})]
-"""In a recipe that has been read always a number."""
+"""A number of steps; in the file of a recipe also a budget."""

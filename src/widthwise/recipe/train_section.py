@@ -1,4 +1,4 @@
-"""The `train:` and `validation:` sections of a recipe: how long, how much at a time, what to keep and to look at."""
+"""The `train:` and `validation:` sections of a recipe: steps, batches, checkpoints and validation."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ from widthwise.sizes import Count, VocabSize
 
 
 class StopAtSpike(Config):
-    """A run that has diverged stops; its last good checkpoint remains. Costs nothing."""
+    """Stop a run that has diverged. Its last good checkpoint remains. This costs nothing."""
 
     kind: Literal["stop"] = "stop"
     window_steps: ClassVar[int] = 0
@@ -26,24 +26,24 @@ class StopAtSpike(Config):
 
 
 class SkipSpike(Config):
-    """A step whose gradient is not finite or far above the usual makes no update; its batch is passed over.
+    """Skip the update of a step whose gradient is not finite or unusually large.
 
-    Weights, optimizer state and width prices stay as they were; the learning rate schedule continues. Costs one wait
-    for the device in each step, which otherwise runs ahead of it, and among several processes one message.
+    Weights, optimizer state and width prices do not change; the learning rate schedule continues. Each step then waits
+    for the device, and several processes exchange one message.
     """
 
     kind: Literal["skip"] = "skip"
     factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
-    """Multiple of the median norm of the last `window_steps` updates a gradient norm may be."""
+    """Largest gradient norm, as a multiple of the median norm of the last `window_steps` updates."""
     window_steps: Annotated[int, Field(gt=0, le=100_000)] = 100
-    """Before there were so many updates, only norms that are not finite count; a model that has grown starts again."""
+    """Number of updates in the median. Before that, only non-finite norms are skipped. Growth restarts the count."""
     max_skipped: pydantic.PositiveInt = 5
-    """Most steps in a row without an update; with one more the run stops."""
+    """Most consecutive steps without an update. One more stops the run."""
 
     def admits(self, grad_norm: float, earlier: Sequence[float]) -> bool:
-        """Return True if a step makes its update. earlier: norms of the last `window_steps` steps that made one."""
+        """Return True if a step updates the model. earlier: norms of the last `window_steps` updates."""
         if not math.isfinite(grad_norm):
-            return not earlier  # a first step that is not finite says that something else is wrong
+            return not earlier  # a first step that is not finite has another cause
         return len(earlier) < self.window_steps or grad_norm <= self.factor * statistics.median(earlier)
 
 
@@ -51,12 +51,12 @@ SpikePolicy = Annotated[StopAtSpike | SkipSpike, Field(discriminator="kind")]
 
 
 class SampleConfig(Config):
-    """Prompts that the model continues, and the sampling of its tokens, with the same draws every time."""
+    """Prompts for the model, and the sampling of its continuations, with the same draws every time."""
 
     prompts: tuple[str, ...] = pydantic.Field(default=("",), min_length=1)
-    """Texts to continue; an empty one begins a document."""
+    """Texts to continue; an empty text starts a document."""
     n_tokens: Count = 64
-    """Tokens of each continuation, which ends earlier where the model ends the document."""
+    """Tokens of each continuation, fewer if the model ends the document."""
     temperature: pydantic.NonNegativeFloat = 0.8
     """0 takes the most probable token."""
     top_k: VocabSize | None = None
@@ -81,74 +81,74 @@ Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), pydantic.AfterValidator
 
 
 class TrainConfig(Config):
-    """The length of a run, its batches, and the checkpoints to keep."""
+    """Steps, batches and checkpoints of a run."""
 
     steps: Steps
-    """Optimizer steps of the run; or `{training_flops: 1e15}`, from which they follow."""
+    """Optimizer steps of the run, or a budget for them: `{training_flops: 1e15}`."""
     batch_size: Count
     """Sequences per optimizer step, over all processes."""
     micro_batch_size: Count | None = None
-    """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""
+    """Sequences per forward pass; default: the whole batch. Must divide batch_size."""
     shards: Count = 1
-    """Processes that hold one copy of the model and of the optimizer's state together, each its rows; 1: each holds
-    all. Must divide the number of processes. It may be another when a run is resumed."""
+    """Processes that share one copy of the model and of the optimizer's state, sharded by rows; 1: each process has a
+    copy. Must divide the number of processes. It may change when a run is resumed."""
     hang_seconds: pydantic.PositiveFloat = 1800
-    """Time that a process waits for the others, as they join and within a step, before it names the missing one and
-    ends."""
+    """Time that a process waits for other processes, at the start and within a step, before it reports the missing one
+    and exits."""
     precision: Literal["auto", "fp32", "bf16"] = "bf16"
-    """Type of the matrix products; weights and optimizer state are fp32. `auto`: bf16 if the machine that starts the
-    run multiplies it clearly faster than fp32 (`runs.speed.faster_precision`), else fp32; predictions count bf16."""
+    """Dtype of matrix products; weights and optimizer state are fp32. `auto`: bf16 if its products are clearly faster
+    than fp32 on the machine that starts the run (`runs.speed.faster_precision`), otherwise fp32. Plans assume bf16."""
     compile: bool = False
-    """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
+    """Compile each layer. Worthwhile on a GPU, and on a CPU in runs of more than about ten minutes."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """Layers that the backward pass runs again instead of keeping it: no layer, every `layer`, or every second one."""
+    """Layers that the backward pass recomputes: `none`, every `layer`, or every second one (`selective`)."""
     seed: Seed = 42
     """Seed of the initial weights and of the data order."""
     max_grad_norm: pydantic.PositiveFloat = 1.0
-    """Global norm to which gradients are clipped."""
+    """Largest global norm of gradients, to which they are clipped."""
     z_loss: pydantic.NonNegativeFloat = 0.0
     """Coefficient of the mean squared log-normaliser in the objective; never part of the reported loss."""
     width_budget: WidthBudgetConfig | None = None
-    """Price that dynamic-width layers pay for width, in the objective; never part of the reported loss."""
+    """Price of width in dynamic-width layers, in the objective; never part of the reported loss."""
     nested: NestedConfig | None = None
-    """Further passes of every step at forced widths of the dynamic-width layers."""
+    """Additional passes in every step at forced widths of dynamic-width layers."""
     distill: DistillConfig | None = None
-    """Trained model from whose predictions this one learns besides."""
+    """Trained model whose predictions this model also learns."""
     log_every: pydantic.PositiveInt = 10
-    """Steps between records; a record holds the mean loss of the steps since the last."""
+    """Steps between records, each with the mean loss of the steps since the last one."""
     norms_every: pydantic.PositiveInt | None = None
-    """Steps between records of the norms of each layer; none where not given."""
+    """Steps between records of the norms of each layer; default: no records."""
     validate_every: pydantic.PositiveInt | None = None
-    """Steps between validations; only at the end where not given."""
+    """Steps between validations; default: only at the end."""
     sample: SampleConfig | None = None
-    """Texts that the model writes at each validation; none where not given."""
+    """Texts that the model generates at each validation; default: none."""
     validation_tokens: pydantic.PositiveInt | None = None
-    """Held-out tokens used by a validation, from the front; all where not given."""
+    """First held-out tokens that a validation uses; default: all."""
     validation_skip: pydantic.NonNegativeInt = 0
-    """Held-out tokens at the front that a validation leaves out."""
+    """First held-out tokens that a validation skips."""
     checkpoint_every: pydantic.PositiveInt | None = None
-    """Steps between checkpoints; only at the end and on interruption where not given."""
+    """Steps between checkpoints; default: only at the end and on interruption."""
     checkpoint_in_background: bool = False
-    """Training continues while a checkpoint is written. Needs room for a copy of weights and optimizer state in
-    the machine's memory; pays where the disk is slow."""
+    """Continue training while a checkpoint is written. Needs memory for a copy of weights and optimizer state;
+    worthwhile with a slow disk."""
     keep_last: pydantic.PositiveInt = 2
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: pydantic.PositiveInt | None = None
-    """Checkpoints whose step is a multiple of this are kept for good; must be a multiple of checkpoint_every."""
+    """Keep checkpoints whose step is a multiple of this forever. Must be a multiple of checkpoint_every."""
     keep_best: bool = False
-    """Keep the checkpoint with the lowest held-out loss. Of checkpoint_every and validate_every, one must
-    be a multiple of the other."""
+    """Keep the checkpoint with the lowest held-out loss. One of checkpoint_every and validate_every must be a multiple
+    of the other."""
     loss_window_steps: pydantic.PositiveInt = 1000
-    """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
+    """Last steps whose mean is the reported training loss; all steps of a shorter run. As in the paper."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
-    """Nats above the lowest logged loss at which a run has diverged."""
+    """A run has diverged if its loss is this many nats above the lowest logged loss."""
     on_spike: SpikePolicy = StopAtSpike()
-    """Fate of a run that has diverged, and of a step with an unusual gradient."""
+    """Reaction to divergence and to steps with an unusual gradient."""
 
     @property
     def settled_precision(self) -> Precision:
-        """The type that a machine has chosen, where the recipe left it to one."""
-        assert self.precision != "auto", "Recipe.settled comes first"
+        """The precision, after `Recipe.settled` has replaced `auto`."""
+        assert self.precision != "auto", "call Recipe.settled first"
         return self.precision
 
     @pydantic.model_validator(mode="after")
@@ -178,11 +178,11 @@ class TrainConfig(Config):
         return self.micro_batch_size or self.batch_size
 
     def rows_of_process(self, n: int) -> int:
-        """Sequences of a step that each of n processes has. Raises UserError where a number does not divide another."""
+        """Return the sequences per step of each of n processes. Raise UserError if sizes do not divide evenly."""
         if n % self.shards:
             raise UserError(
                 f"train.shards: got {self.shards}; must divide the number of processes, which is {n}; "
-                f"`train.shards={math.gcd(self.shards, n)}` does, also for a run that is resumed"
+                f"`train.shards={math.gcd(self.shards, n)}` does, also to resume a run"
             )
         if self.batch_size % n:
             raise UserError(
@@ -197,10 +197,10 @@ class TrainConfig(Config):
         return n_rows
 
     def flops_per_token(self, model: ModelConfig, seq_len: int) -> float:
-        """Training FLOPs of a step for each of its tokens, with every pass over it and a teacher's forward pass."""
+        """Return the training FLOPs per token of a step, including all passes and a teacher's forward pass."""
         flops = self.n_passes * model.cost().training_flops(seq_len)
         if self.distill is not None:
-            assert self.distill.sizes is not None, "a recipe that was read has them"
+            assert self.distill.sizes is not None, "set when a recipe is read"
             flops += self.distill.sizes.flops_per_token
         return flops
 
@@ -214,14 +214,14 @@ Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-
 
 
 class ValidationText(Config):
-    """A text, read in windows of the recipe's seq_len as the held-out text is, with the same tokenizer."""
+    """A text, read in windows of seq_len and with the tokenizer of the held-out text."""
 
     source: PathText
-    """A prepared folder, of which the held-out part is read, or a source that `widthwise data prepare` takes."""
+    """A prepared folder, whose held-out part is read, or a source for `widthwise data prepare`."""
     field: str = "text"
     """Key of the text in JSONL, or column in Parquet."""
     max_tokens: pydantic.PositiveInt | None = None
-    """Tokens that are predicted, from the front; all where not given."""
+    """First tokens to predict; default: all."""
 
 
 class ValidationTask(Config):
@@ -230,13 +230,13 @@ class ValidationTask(Config):
     file: PathText
     """A JSONL file."""
     delimiter: str = " "
-    """Text between question and answer."""
+    """Separator of question and answer."""
     limit: Count | None = None
-    """Questions from the front; all where not given."""
+    """First questions to ask; default: all."""
 
 
 class ValidationConfig(Config):
-    """Texts and tasks by name. Every validation of a run reads all texts and asks all questions."""
+    """Texts and tasks by name. Every validation of a run uses all of them."""
 
     texts: dict[Name, ValidationText] = pydantic.Field(default_factory=dict)
     tasks: dict[Name, ValidationTask] = pydantic.Field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""Numbers before weights: how wide each layer is, and what that costs."""
+"""Widths of layers and their costs, without weights."""

@@ -1,4 +1,4 @@
-"""Sizes of a model that a comparison may adjust, and the value that meets a budget."""
+"""Sizes of a model that a comparison can adjust, and the search for the value that meets a budget."""
 
 import itertools
 import math
@@ -13,21 +13,21 @@ from widthwise.shape.rounding import TOLERANCE
 from widthwise.shape.template import ModelTemplate
 
 Adjust = Literal["ffn", "d_model", "shape"]
-"""The part of a model that is adjusted."""
+"""Part of a model that is adjusted."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One number of a template, and the templates with other values of it."""
+    """A number of a template, and the templates with other values of it."""
 
     template: ModelTemplate
     section: str | None
-    """The section of the model that holds it; None for the model itself."""
+    """Section of the model that contains the number; None for the model."""
     adjustable: Adjustable
 
     @classmethod
     def of(cls, template: ModelTemplate, adjust: Adjust, seq_len: int) -> "Knob":
-        """Raises UserError where that part of the model has nothing to adjust."""
+        """Return the knob of a part of the model. Raise UserError if that part has nothing to adjust."""
         if adjust == "d_model":
             return cls(template, None, Adjustable("d_model", template.d_model, step=_width_quantum(template)))
         widths = template.resolve(seq_len).widths
@@ -38,20 +38,20 @@ class Knob:
 
     @property
     def path(self) -> str:
-        """Its key in a recipe."""
+        """Its path in a recipe."""
         return ".".join(filter(None, ["model", self.section, self.adjustable.key]))
 
     @property
     def start(self) -> int:
-        """The value that the template has, in steps, or the nearest whole number of them."""
+        """The value of the template in steps, rounded to the nearest whole number."""
         return max(1, round(self.adjustable.value / self.adjustable.step))
 
     def value(self, n_steps: int) -> float:
-        """A whole number if the step is one."""
+        """Return the value of a number of steps, an integer if the step is one."""
         return n_steps * self.adjustable.step
 
     def at(self, n_steps: int) -> ModelTemplate:
-        """Raises UserError for a value that is not allowed."""
+        """Return the template with another value, in steps. Raise UserError if it is not allowed."""
         change: dict[str, Any] = {self.adjustable.key: self.value(n_steps)}
         if self.section is not None:
             section = checked_copy(getattr(self.template, self.section), f"model.{self.section}", **change)
@@ -59,12 +59,11 @@ class Knob:
         return checked_copy(self.template, "model", **change)
 
     def nearest(self, miss: Callable[[int], float]) -> int:
-        """The value, in steps, at which the model is nearest to a budget.
+        """Return the value, in steps, at which the model is nearest to a budget.
 
-        miss: value in steps -> how far its model is from the budget, with the sign. It may raise UserError where there
-        is no such model.
+        miss: value in steps -> signed distance of its model from the budget. It may raise UserError if there is no such
+        model.
         """
-
         missed = or_nan(miss)
         limits = self.adjustable.limits
         if limits is None:
@@ -74,9 +73,9 @@ class Knob:
 
 
 def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[ModelTemplate], float]) -> int:
-    """The n_layers at which a model is nearest to a budget, its d_model being `aspect` times that, in whole heads.
+    """Return the n_layers at which a model with d_model = aspect * n_layers, in whole heads, is nearest to a budget.
 
-    miss: how far a model is from the budget, with the sign; it may raise UserError where there is no such model.
+    miss: signed distance of a model from the budget. It may raise UserError if there is no such model.
     """
     quantum = _width_quantum(template)
 
@@ -93,7 +92,7 @@ def _width_quantum(template: ModelTemplate) -> int:
 
 
 def or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
-    """Called once for each size; NaN where there is no model of that size."""
+    """Return a cached `miss` that is NaN for sizes at which it raises UserError."""
 
     @cache
     def missed(size: int) -> float:
@@ -106,41 +105,43 @@ def or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
 
 
 NEIGHBOURS = 4
-"""Sizes on either side of the nearest that are looked at, because rounded widths can make costs fall where they should
-rise."""
+"""Sizes to try on either side of the nearest one, because costs are not monotone after rounding of widths."""
 LARGEST = 2**40
-"""The size at which the search ends if nothing that grows meets the budget."""
+"""Size at which the search ends if no larger size meets the budget."""
 
 
 def nearest_size(miss: Callable[[int], float], start: int) -> int:
-    """The whole number, at least 1, whose miss is nearest to zero: no other within NEIGHBOURS of it is nearer.
+    """Return the whole number, at least 1, with the miss nearest to zero among all within NEIGHBOURS of it.
 
-    miss: signed, rising with the size but for the unevenness of rounding; NaN where there is no model of that size.
-    start: an existing size.
+    miss: signed, rising with the size except for rounding; NaN if there is no model of that size. start: an existing
+    size.
     """
-    low, high = start, start
+    low = start
+    high = start
     while miss(high) < 0 and high < LARGEST:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while low > 0 and miss(low) > 0:
-        low, high = low // 2, low
+        high = low
+        low = low // 2
     while high - low > 1:
         middle = (low + high) // 2
-        # A missing size is beyond the existing ones: above the start on the way up, below it down.
+        # Missing sizes are above all existing ones in an upward search, and below them in a downward search.
         is_low = miss(middle) < 0 if low >= start else not miss(middle) > 0
         low, high = (middle, high) if is_low else (low, middle)
-    best = _least([start, low, high], miss)
-    while (better := _least([best, *range(best - NEIGHBOURS, best + NEIGHBOURS + 1)], miss)) != best:
+    best = _nearest([start, low, high], miss)
+    while (better := _nearest([best, *range(best - NEIGHBOURS, best + NEIGHBOURS + 1)], miss)) != best:
         best = better
     return best
 
 
 def closest_size(miss: Callable[[int], float], start: int, sizes: range, tolerance: float) -> int:
-    """The size closest to `start` whose miss is within the tolerance; where there is none, the one with the least."""
+    """Return the size closest to `start` with a miss within the tolerance, or else the one with the smallest miss."""
     by_distance = sorted(sizes, key=lambda size: abs(size - start))
     close = (size for size in by_distance if abs(miss(size)) <= tolerance)
-    return next(itertools.chain(close, [_least([start, *by_distance], miss)]))
+    return next(itertools.chain(close, [_nearest([start, *by_distance], miss)]))
 
 
-def _least(sizes: Iterable[int], miss: Callable[[int], float]) -> int:
-    """The first of those with the least miss."""
+def _nearest(sizes: Iterable[int], miss: Callable[[int], float]) -> int:
+    """Return the positive size with the smallest miss, the first of several."""
     return min((size for size in sizes if size > 0), key=lambda size: (math.isnan(miss(size)), abs(miss(size))))

@@ -1,4 +1,4 @@
-"""The shapes a recipe can ask for: `model.shape`, chosen by `kind`."""
+"""The shapes of a recipe, `model.shape`, selected by `kind`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from widthwise.sizes import Width
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Points = Annotated[tuple[pydantic.PositiveFloat, ...], Field(min_length=2, max_length=100)]
 Match = Literal["params", "layer_params", "active_params", "flops", "flops_causal", "kv_bytes"]
-"""A cost of a model that others can be given. layer_params: attention and feed-forward, without embedding, heads and
-norms, as the hourglass paper counts."""
+"""A cost that two models can share. layer_params: attention and feed-forward, without embedding, heads and norms, as in
+the hourglass paper."""
 Rounding = Literal["nearest", "balanced"]
 
 
 class LayerShape(Config):
-    """The fields of all shapes."""
+    """Base of all shapes."""
 
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
@@ -34,9 +34,9 @@ class LayerShape(Config):
     def layer_parts(
         self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
     ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
-        """(n_layers,) the attention and the feed-forward of each layer: the recipe's, unless the shape moves them.
+        """Return the attention and feed-forward of each layer: the recipe's, unless the shape changes them.
 
-        widths: of the layers, in channels; not rounded yet where costs are compared.
+        widths: of the layers, in channels; real numbers if costs are compared before rounding.
         """
         return [(attention, ffn)] * len(widths)
 
@@ -45,16 +45,16 @@ class LayerShape(Config):
         return attention.quantum
 
     def n_uniform_layers(self, n_layers: int) -> int:
-        """Layers of the uniform model that n_layers of this shape are matched to."""
+        """Return the number of layers of the uniform model that matches n_layers of this shape."""
         return n_layers
 
     def adjustable(self) -> Adjustable:
-        """The parameter that moves its widths. Raises ValueError where there is none."""
+        """Return the parameter that changes its widths. Raise ValueError if there is none."""
         raise ValueError(f"kind: {self.kind!r} has no parameter that can be adjusted")
 
 
 class UnsolvedShape(LayerShape):
-    """A shape that asks for no budget; unless it says otherwise, every layer is as wide as the embedding."""
+    """A shape without a budget. By default every layer is as wide as the embedding."""
 
     match: ClassVar[Match] = "params"
 
@@ -63,18 +63,18 @@ class UnsolvedShape(LayerShape):
 
 
 class UniformShape(UnsolvedShape):
-    """Every layer as wide as the embedding: the baseline."""
+    """The baseline, in which every layer is as wide as the embedding."""
 
     kind: Literal["uniform"] = "uniform"
     endpoints: Literal["slim", "full"] = "slim"
 
 
 class ExplicitShape(UnsolvedShape):
-    """Widths that are written out."""
+    """Explicit widths."""
 
     kind: Literal["explicit"] = "explicit"
     widths: tuple[Width, ...]
-    """One for each layer, first to last."""
+    """Width of each layer, first to last."""
     endpoints: Literal["slim", "full"] = "slim"
 
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
@@ -84,16 +84,16 @@ class ExplicitShape(UnsolvedShape):
 
 
 class ProfileShape(UnsolvedShape):
-    """A uniform stream whose heads or hidden units are spread unevenly over the layers; see `shape.profile`."""
+    """A uniform stream with different numbers of heads or hidden units in each layer; see `shape.profile`."""
 
     kind: Literal["profile"] = "profile"
     heads: Points | None = None
-    """Heads of the first to the last layer in relation to each other, on straight lines: [0.5, 1] is OpenELM's, [1,
-    0.5] the reverse, [0.5, 1, 0.5] a crown. Every layer has heads of the same size. null: as many in every layer."""
+    """Relative numbers of heads from the first to the last layer, with linear interpolation: [0.5, 1] is OpenELM's, [1,
+    0.5] the reverse, [0.5, 1, 0.5] a crown. All heads have the same size. null: equal numbers."""
     hidden: Points | None = None
-    """The same for the hidden width of the feed-forward."""
+    """Relative hidden widths of the feed-forward, in the same form."""
     framed: bool = False
-    """The first and the last layer keep the sizes of the uniform model, and the lines lead through the rest."""
+    """Keep the sizes of the uniform model in the first and last layer, and apply the profile to the other layers."""
     endpoints: Literal["slim", "full"] = "slim"
 
     @pydantic.model_validator(mode="after")
@@ -106,7 +106,8 @@ class ProfileShape(UnsolvedShape):
         self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
     ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
         n_layers = len(widths)
-        attentions, ffns = [attention] * n_layers, [ffn] * n_layers
+        attentions = [attention] * n_layers
+        ffns = [ffn] * n_layers
         if self.heads is not None:
             attentions = profile.with_heads(attention, profile.shares(self.heads, n_layers, self.framed), d_model)
         if self.hidden is not None:
@@ -115,28 +116,28 @@ class ProfileShape(UnsolvedShape):
 
 
 class SolvedShape(LayerShape, ABC):
-    """Widths that are solved so that the model costs what a uniform one of width d_model costs."""
+    """Widths that are solved so that the model costs as much as a uniform one of width d_model."""
 
     quantum: Width | None = None
-    """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
-    slots of hyper-connections."""
+    """Widths are multiples of this. null: the smallest with whole heads of an even size, and whole slots of
+    hyper-connections."""
     match: Match = "params"
-    """The quantity that equals the uniform model's: matrix parameters (the paper; those of the layers alone are the
-    same, because embedding and head do not change), those of them that one token uses, forward FLOPs at seq_len, the
-    same with half the context, or KV bytes."""
+    """The quantity that equals the uniform model's. params: matrix parameters (the paper; equivalent to layer_params,
+    because embedding and head do not change). active_params: matrix parameters per token. flops: forward FLOPs at
+    seq_len. flops_causal: forward FLOPs with half the context. kv_bytes: size of the KV cache."""
     rounding: Rounding = "nearest"
-    """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
+    """Each width to the nearest multiple (the paper), or balanced: up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full", "full_matched"] = "slim"
-    """First-layer inputs and last-layer outputs stop at d_model (slim, the paper) or span the layer. With `full` the
-    widths are those of slim ends (its release, which costs more than the uniform model); with `full_matched` they are
-    solved for the full ones."""
+    """Inputs of the first layer and outputs of the last have at most d_model coordinates (slim, the paper), or as many
+    as the layer. `full` uses the widths solved for slim ends (the paper's release, which costs more than the uniform
+    model); `full_matched` solves them for full ends."""
 
     @abstractmethod
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
-        """(n_layers,) widths in channels, not rounded, that cost what the uniform model costs. Raises UserError."""
+        """Return real widths in channels, (n_layers,), with the cost of the uniform model. May raise UserError."""
 
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
-        """The rounded widths. least_quantum: what every width must be a multiple of for the sake of heads and slots."""
+        """Return the rounded widths. least_quantum: divisor of all widths with whole heads and slots."""
         quantum = least_quantum if self.quantum is None else self.quantum
         if quantum % least_quantum:
             raise UserError(
@@ -151,24 +152,22 @@ class SolvedShape(LayerShape, ABC):
 
 
 class DrawnShape(SolvedShape):
-    """The fields of shapes that are curves over the depth.
+    """A curve over the depth.
 
-    Only proportions count: a curve found at one size says what the same curve is at another depth, width and budget.
+    It has only proportions, so a curve from one size applies to another depth, width and budget.
     """
 
     widths: Points
-    """Widths of the first to the last layer in relation to each other; between the points, which divide the depth
-    evenly, they are on straight lines."""
+    """Relative widths from the first to the last layer, with linear interpolation between evenly spaced points."""
     attention: Points | None = None
-    """Width of attention over that of the stream, times what the recipe's rule gives, along the depth; heads keep the
-    size that they have at d_model. null: the recipe's rule."""
+    """Factors of the width of attention from the recipe's rule, along the depth. Heads keep their size at d_model.
+    null: the recipe's rule."""
     hidden: Points | None = None
-    """The same for the hidden width of the feed-forward, of each block if it is an hourglass."""
+    """Factors of the hidden width of the feed-forward, along the depth; in an hourglass, of each block. null: 1."""
     blocks: Points | None = None
-    """Blocks of an hourglass over the recipe's ffn.n_blocks, along the depth; rounded, at least one. null: as many in
-    every layer."""
+    """Factors of ffn.n_blocks of an hourglass, along the depth; the product is rounded, at least one. null: 1."""
     depth: pydantic.PositiveFloat = 1.0
-    """n_layers over the layers of the uniform model which costs as much."""
+    """n_layers over the number of layers of the uniform model with the same cost."""
 
     def n_uniform_layers(self, n_layers: int) -> int:
         return max(1, round(n_layers / self.depth))
@@ -182,7 +181,8 @@ class DrawnShape(SolvedShape):
     def layer_parts(
         self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
     ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
-        attentions, ffns = [attention] * len(widths), [ffn] * len(widths)
+        attentions = [attention] * len(widths)
+        ffns = [ffn] * len(widths)
         if self.attention is not None:
             factors = profile.along(self.attention, len(widths))
             attentions = profile.with_attention_widths(attention, factors, d_model, widths)
@@ -200,10 +200,10 @@ class CurveShape(DrawnShape):
 
 
 class FoundShape(DrawnShape):
-    """The mean of twelve searches at 0.66M parameters, on books and on Python source: a head start in training; see
-    docs/findings.md.
+    """The mean of twelve searches at 0.66M parameters, on books and on Python source; see docs/findings.md.
 
-    Hidden units in the first quarter of the depth, heads in the last one, the stream narrowest after the first layer.
+    It is a head start in training. Most hidden units are in the first quarter of the depth, most heads in the last one,
+    and the stream is narrowest after the first layer.
     """
 
     kind: Literal["found"] = "found"
@@ -214,36 +214,36 @@ class FoundShape(DrawnShape):
 
 
 class ScheduledShape(SolvedShape):
-    """A schedule whose end width is solved for. Source: variable-width paper, Appendix A."""
+    """A schedule whose end width is solved. Source: variable-width paper, Appendix A."""
 
     schedule: ClassVar[Schedule]
     schedule_options: ClassVar[tuple[str, ...]] = ("progression",)
-    """Fields that replace the schedule's."""
+    """Fields that override the fields of the schedule."""
     progression: Progression = "geometric"
-    """Widths between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference, which
-    its footnote 2 found to be worse."""
+    """Widths between the turn and the ends: with a constant ratio from layer to layer (the paper), or with a constant
+    difference, which is worse according to its footnote 2."""
 
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
-        # The schedule knows which fields of the subclass place its turn.
         depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)
-        turn_layer, turn_ratio = self.schedule.turn_layer(n_layers, depth), getattr(self, self.schedule.ratio_key)
-        given = {name: getattr(self, name) for name in self.schedule_options}
-        return solve_widths(replace(self.schedule, **given), cost, n_layers, turn_layer, turn_ratio)
+        turn_layer = self.schedule.turn_layer(n_layers, depth)
+        schedule = replace(self.schedule, **{name: getattr(self, name) for name in self.schedule_options})
+        return solve_widths(schedule, cost, n_layers, turn_layer, getattr(self, self.schedule.ratio_key))
 
     def adjustable(self) -> Adjustable:
-        """The width at the turn, in hundredths of d_model."""
-        key = self.schedule.ratio_key
-        value, (lowest, highest) = getattr(self, key), self.schedule.ratios
-        return Adjustable(key, value, step=0.01, limits=(lowest, min(highest, max(2 * value, 1))))
+        """Return the width at the turn, in hundredths of d_model."""
+        value = getattr(self, self.schedule.ratio_key)
+        lowest, highest = self.schedule.ratios
+        limits = lowest, min(highest, max(2 * value, 1))
+        return Adjustable(self.schedule.ratio_key, value, step=0.01, limits=limits)
 
 
 class TurningShape(ScheduledShape):
-    """A shape with an end on either side of its turn."""
+    """A shape with its turn between the ends."""
 
     schedule_options = ("progression", "last_over_first")
     last_over_first: pydantic.PositiveFloat | None = 1.0
-    """Width of the last layer over the first layer's; 1 in the paper. null: what the same rate of change on both sides
-    of the turn gives (its release's symmetric_widths: false)."""
+    """Width of the last layer over the first layer's; 1 in the paper. null: use the same rate of change on both sides
+    of the turn (symmetric_widths: false in its release)."""
 
 
 class XShape(TurningShape):
@@ -269,21 +269,21 @@ class DiamondShape(TurningShape):
 
 
 class MonotoneShape(ScheduledShape):
-    """From a narrow end to a wide one."""
+    """Widths that change monotonically between a narrow and a wide end."""
 
     narrow_width: Fraction = 0.5
     """Width of the narrow end over d_model."""
 
 
 class GrowingShape(MonotoneShape):
-    """Narrow first layer, wider and wider."""
+    """Widths that grow from a narrow first layer."""
 
     schedule = SCHEDULES["growing"]
     kind: Literal["growing"] = "growing"
 
 
 class NarrowingShape(MonotoneShape):
-    """Wide first layer, narrower and narrower."""
+    """Widths that shrink from a wide first layer."""
 
     schedule = SCHEDULES["narrowing"]
     kind: Literal["narrowing"] = "narrowing"

@@ -1,4 +1,4 @@
-"""Sizes of layers along the depth: points on straight lines, and the attention and feed-forwards that have them."""
+"""Sizes of layers along the depth by linear interpolation, and attention and feed-forwards with these sizes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,29 +12,28 @@ from widthwise.records.shrinking import LayerSizes
 
 
 def sizes_of(layer: LayerConfig) -> LayerSizes:
-    """Return the sizes of a layer that a curve gives."""
+    """Return the sizes of a layer that a curve controls."""
     attention = layer.attention.n_heads * layer.attention.head_dim
     return LayerSizes(width=layer.d_model, attention=attention, hidden=sum(layer.ffn.hidden_widths))
 
 
 def along(points: Sequence[float], n_layers: int) -> np.ndarray:
-    """(n_layers,) values on straight lines through points that divide the depth evenly."""
+    """Interpolate linearly between points that divide the depth evenly: (n_layers,)."""
     return np.interp(np.linspace(0, 1, n_layers), np.linspace(0, 1, len(points)), points)
 
 
 def with_attention_widths(
     attention: AttentionTemplate, factors: np.ndarray, d_model: int, widths: Sequence[float]
 ) -> list[AttentionTemplate]:
-    """(n_layers,) attention that is `factors` times as wide as the template makes it at these widths.
+    """Return the attention of each layer, `factors` times as wide as the template at these widths.
 
-    Heads keep the size that they have at d_model. At whole widths they are whole groups of heads, at least one; at
-    real ones, for which costs are counted, fractions of them.
+    Heads keep their size at d_model. For integer widths there are whole groups of heads, at least one; for real widths,
+    in the comparison of costs, fractions of groups.
     """
     uniform = attention.at_width(d_model)
     unit = uniform.head_dim * attention.kv_group_size
-    are_whole = all(isinstance(width, int) for width in widths)
     wanted = [factor * attention.width(width) for factor, width in zip(factors, widths, strict=True)]
-    if are_whole:
+    if all(isinstance(width, int) for width in widths):
         wanted = [max(1, round(width / unit)) * unit for width in wanted]
     return _with_widths(attention, uniform.head_dim, wanted)
 
@@ -45,9 +44,9 @@ def _with_widths(attention: AttentionTemplate, head_dim: int, widths: Iterable[f
 
 
 def with_hidden_ratios(ffn: FFNTemplate, factors: np.ndarray) -> list[FFNTemplate]:
-    """(n_layers,) feed-forwards with `factors` times the hidden width over the stream's.
+    """Return the feed-forward of each layer, with `factors` times the template's ratio of hidden width.
 
-    Raises ValueError where the template has no such ratio.
+    Raises ValueError if the template has no such ratio.
     """
     if not isinstance(ffn, HiddenWidthTemplate):
         raise ValueError(f"shape.hidden: feed-forward kind {ffn.kind!r} has no hidden width for a curve")
@@ -57,9 +56,9 @@ def with_hidden_ratios(ffn: FFNTemplate, factors: np.ndarray) -> list[FFNTemplat
 
 
 def with_blocks(ffns: Sequence[FFNTemplate], factors: np.ndarray) -> list[FFNTemplate]:
-    """(n_layers,) hourglasses with `factors` times as many blocks, rounded, at least one.
+    """Return the hourglass of each layer, with `factors` times as many blocks, rounded, at least one.
 
-    Raises ValueError where a feed-forward is not made of blocks.
+    Raises ValueError if a feed-forward has no blocks.
     """
     templates = list[FFNTemplate]()
     for ffn, factor in zip(ffns, factors, strict=True):
@@ -70,10 +69,10 @@ def with_blocks(ffns: Sequence[FFNTemplate], factors: np.ndarray) -> list[FFNTem
 
 
 def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarray:
-    """(n_layers,) sizes of mean 1, on straight lines through the points, which divide the depth evenly.
+    """Interpolate linearly between points that divide the depth evenly, and scale to mean 1: (n_layers,).
 
-    is_framed: the first and the last layer keep 1, and the lines lead through those between. Raises ValueError where
-    none are between.
+    is_framed: the first and last layer get 1, and the points apply to the layers between. Raises ValueError if there
+    are none.
     """
     n_between = n_layers - 2 if is_framed else n_layers
     if n_between < 1:
@@ -83,38 +82,38 @@ def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarra
     return np.concatenate([[1.0], sizes, [1.0]]) if is_framed else sizes
 
 
-def shared_out(n_each: int, sizes: np.ndarray, key: str) -> list[int]:
-    """(n_layers,) whole numbers proportional to sizes of mean 1, n_each on average.
+def apportioned(mean: int, sizes: np.ndarray, key: str) -> list[int]:
+    """Return (n_layers,) whole numbers with that mean, proportional to sizes of mean 1.
 
-    Rounded down, and what is left goes to those that lost most. key: of the recipe. Raises ValueError where a layer
-    would get none.
+    Numbers are rounded down, and the remainder goes to the layers that lost most. key: in the recipe. Raises ValueError
+    if a layer would get 0.
     """
-    wanted = n_each * sizes
+    wanted = mean * sizes
     counts = np.floor(wanted + 1e-9).astype(int)
-    n_left = n_each * len(sizes) - int(counts.sum())
+    n_left = mean * len(sizes) - int(counts.sum())
     counts[np.argsort(counts - wanted, kind="stable")[:n_left]] += 1
     if counts.min() < 1:
         layer = int(np.argmin(counts)) + 1
         raise ValueError(
             f"shape.{key}: leaves nothing for layer {layer} of {len(sizes)}, which would get {wanted.min():.2g} "
-            f"where the mean is {n_each}; give a flatter profile, or smaller and more of them"
+            f"where the mean is {mean}; give a flatter profile, or smaller and more of them"
         )
     return counts.tolist()
 
 
 def with_heads(attention: AttentionTemplate, sizes: np.ndarray, d_model: int) -> list[AttentionTemplate]:
-    """(n_layers,) the attention of each layer: heads of the uniform model's size, in whole groups."""
+    """Return the attention of each layer, with whole groups of heads of the uniform model's size."""
     uniform = attention.at_width(d_model)
     group_width = attention.kv_group_size * uniform.head_dim
-    n_groups = shared_out(uniform.n_kv_heads, sizes, "heads")
+    n_groups = apportioned(uniform.n_kv_heads, sizes, "heads")
     return _with_widths(attention, uniform.head_dim, (n * group_width for n in n_groups))
 
 
 def with_hidden(ffn: FFNTemplate, sizes: np.ndarray, d_model: int) -> list[FFNTemplate]:
-    """(n_layers,) the feed-forward of each layer, hidden widths in multiples of its `multiple_of`."""
+    """Return the feed-forward of each layer, with hidden widths in multiples of its `multiple_of`."""
     if not isinstance(ffn, HiddenWidthTemplate):
         raise ValueError(f"shape.hidden: feed-forward kind {ffn.kind!r} has no hidden width for a profile")
     step = ffn.multiple_of
-    counts = shared_out(ffn.whole_hidden(d_model) // step, sizes, "hidden")
+    counts = apportioned(ffn.whole_hidden(d_model) // step, sizes, "hidden")
     rule = {"ratio": None, "multiple_of": 1}
     return [ffn.model_copy(update={**rule, ffn.hidden_key: count * step}) for count in counts]

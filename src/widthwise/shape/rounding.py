@@ -1,4 +1,4 @@
-"""From continuous widths to multiples of a quantum."""
+"""Rounding of real widths to multiples of a quantum."""
 
 import itertools
 import math
@@ -10,26 +10,26 @@ from widthwise.config_io import UserError
 from widthwise.shape.schedule import WidthCost
 
 TOLERANCE = 0.0005
-"""The miss of the budget, as a fraction of it, below which balanced rounding looks no further."""
+"""Relative miss of the budget that balanced rounding accepts."""
 FAR = 0.005
-"""The miss above which balanced rounding lets layers go beyond the two nearest multiples; comparisons allow 0.01."""
+"""Miss above which balanced rounding tries more than the two nearest multiples. Comparisons allow 0.01."""
 MOST_CHOICES = 200_000
 
 
 def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> np.ndarray:
-    """(n_layers,) widths -> the nearest multiples of `quantum` as integers; ties go to the even multiple.
+    """Round widths, (n_layers,), to the nearest multiples of `quantum`. Ties go to the even multiple.
 
-    least_quantum: what a quantum must be a multiple of. Source: arXiv:2606.18246, Appendix A, last equation. Raises
-    UserError where a layer would vanish.
+    least_quantum: divisor of every allowed quantum. Source: arXiv:2606.18246, Appendix A, last equation. Raises
+    UserError if a layer would have no channels.
     """
     rounded = np.rint(widths / quantum).astype(np.int64) * quantum
     if rounded.min() < 1:
         layer = int(np.argmin(widths))
-        largest = math.ceil(2 * widths[layer]) - 1  # half a quantum itself is a tie, and goes to 0
+        largest = math.ceil(2 * widths[layer]) - 1  # half a quantum is a tie that goes to 0
         largest -= largest % least_quantum
         remedy = f"the largest quantum that works is {largest}" if largest >= 1 else "no quantum works: widen the shape"
         if largest < 1 < least_quantum:
-            remedy += f", or give smaller heads or slots, of which a quantum of {least_quantum} must be whole ones"
+            remedy += f", or give smaller heads or slots, which need a quantum of at least {least_quantum}"
         raise UserError(
             f"model.shape.quantum: {quantum} rounds layer {layer + 1} of {len(widths)} ({widths[layer]:.4g} channels) "
             f"to no channels; {remedy}"
@@ -38,25 +38,24 @@ def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> n
 
 
 def round_whole(widths: np.ndarray, quantum: int, d_model: int, least_quantum: int = 1) -> np.ndarray:
-    """(n_layers,) widths -> those of `round_nearest`, but down where up would pass an end of the stream of d_model.
+    """Round as `round_nearest`, but down where rounding up would exceed the stream of d_model at an end.
 
-    No layer then reads coordinates that nothing wrote, or writes some that nothing reads, unless its real width does.
+    Rounding then adds no coordinates that nothing writes or nothing reads.
     """
     nearest = round_nearest(widths, quantum, least_quantum)
     below = np.floor(widths / quantum).astype(np.int64) * quantum
-    return np.where((below > 0) & _strays(nearest, widths, d_model), below, nearest)
+    return np.where((below > 0) & _exceeds(nearest, widths, d_model), below, nearest)
 
 
 def round_balanced(
     widths: np.ndarray, quantum: int, cost: WidthCost, budget: float, least_quantum: int = 1
 ) -> np.ndarray:
-    """(n_layers,) widths -> multiples of `quantum` as integers that together cost `budget` to within TOLERANCE.
+    """Round widths, (n_layers,), to multiples of `quantum` whose total cost is `budget` to within TOLERANCE.
 
-    Each layer goes up or down to the next multiple, but none outgrows the stream where its width does not, and equal
-    ends stay equal. Among the choices within TOLERANCE the one with the least summed distance from `widths` wins; where
-    there is none, the one with the smallest miss, and where that is above FAR because of the ends, layers may go a
-    multiple further. Every choice is examined for up to 17 moves, and for more those of few. Raises what
-    `round_nearest` raises.
+    Each layer is rounded up or down, but never exceeds the stream unless its real width does, and equal ends stay
+    equal. Among the choices within TOLERANCE, take the smallest total distance from `widths`; if there is none, the
+    smallest miss. If that is above FAR because of the ends, layers may move by one more multiple. All choices are tried
+    for up to 17 layers, and those of few moves for more. Raises as `round_nearest`.
     """
     nearest = round_whole(widths, quantum, cost.d_model, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)
@@ -67,20 +66,18 @@ def round_balanced(
 
 
 def _best(
-    nearest: np.ndarray, others: np.ndarray, widths: np.ndarray, cost: WidthCost, budget: float
+    nearest: np.ndarray, alternatives: np.ndarray, widths: np.ndarray, cost: WidthCost, budget: float
 ) -> tuple[np.ndarray, float, float]:
-    """The best choice of `round_balanced`, its miss, and the least miss of all choices, of refused ones too.
+    """Return the best choice of `round_balanced`, its miss, and the smallest miss including refused choices.
 
-    others: (n, n_layers) what each layer may have instead of the nearest multiple.
+    alternatives: (n, n_layers), the other multiples that each layer may take.
     """
-    which, layers = np.nonzero((others != nearest) & (others > 0))
+    rows, layers = np.nonzero((alternatives != nearest) & (alternatives > 0))
     if not layers.size:
         return nearest, 0.0, 0.0
-    targets, costs = (
-        others[which, layers],
-        np.stack([cost.per_layer(np.maximum(alternative, 1)) for alternative in others]),
-    )
-    changes = costs[which, layers] - cost.per_layer(nearest)[layers]
+    targets = alternatives[rows, layers]
+    costs = np.stack([cost.per_layer(np.maximum(alternative, 1)) for alternative in alternatives])
+    changes = costs[rows, layers] - cost.per_layer(nearest)[layers]
     detours = np.abs(targets - widths[layers]) - np.abs(nearest - widths)[layers]
     choices = _choices(len(layers))
     misses = np.abs(cost.total(nearest) - budget + _sums(changes, choices)) / budget
@@ -90,13 +87,13 @@ def _best(
         rounded[layers[moves]] = targets[moves]
         ends_stay = widths[0] != widths[-1] or rounded[0] == rounded[-1]
         moves_once = len(set(layers[moves])) == len(moves)
-        if ends_stay and moves_once and not _strays(rounded, widths, cost.d_model).any():
+        if ends_stay and moves_once and not _exceeds(rounded, widths, cost.d_model).any():
             return rounded, float(misses[best]), float(misses.min())
     return nearest, float(misses[0]), float(misses.min())
 
 
-def _strays(rounded: np.ndarray, widths: np.ndarray, d_model: int) -> np.ndarray:
-    """(n_layers,) whether rounding alone makes a layer wider than d_model and all layers before it, or all after it."""
+def _exceeds(rounded: np.ndarray, widths: np.ndarray, d_model: int) -> np.ndarray:
+    """Return (n_layers,), True where only rounding makes a layer wider than d_model and all layers before or after."""
     return np.logical_or(
         _outgrows(rounded, d_model) & ~_outgrows(widths, d_model),
         (_outgrows(rounded[::-1], d_model) & ~_outgrows(widths[::-1], d_model))[::-1],
@@ -104,17 +101,17 @@ def _strays(rounded: np.ndarray, widths: np.ndarray, d_model: int) -> np.ndarray
 
 
 def _outgrows(widths: np.ndarray, d_model: int) -> np.ndarray:
-    """(n_layers,) whether a layer is wider than d_model and all layers before it."""
+    """Return (n_layers,), True where a layer is wider than d_model and all layers before it."""
     return widths > np.maximum.accumulate(np.append(d_model, widths[:-1]))
 
 
-# Enumerated rather than left to scipy.optimize.milp, whose solver prints on standard output (in the middle of a --json
-# answer), may take seconds, and returns any one of several equally good choices.
+# Not scipy.optimize.milp, whose solver prints on standard output (within the output of --json), may take seconds, and
+# returns any one of several equally good choices.
 @lru_cache(maxsize=4)
 def _choices(n: int) -> np.ndarray:
-    """(choices, most things): the subsets of n things by their indices, filled up with n; the smaller ones first.
+    """Return the subsets of n indices as rows, padded with n, smallest first: (n_choices, largest size).
 
-    All of them, or those of the sizes that MOST_CHOICES leaves room for.
+    Returns all subsets, or all up to the size that MOST_CHOICES allows.
     """
     counts = itertools.accumulate(math.comb(n, size) for size in range(n + 1))
     largest = sum(count <= MOST_CHOICES for count in counts) - 1
@@ -124,5 +121,5 @@ def _choices(n: int) -> np.ndarray:
 
 
 def _sums(values: np.ndarray, choices: np.ndarray) -> np.ndarray:
-    """(choices,): the sum of each choice's values."""
+    """Return the sum of the values of each choice, (n_choices,)."""
     return np.append(values, 0)[choices].sum(axis=1)

@@ -1,5 +1,5 @@
-"""Width schedules: how wide each layer is, given the widths at the ends and at the turn; and which end width makes the
-layers cost what a uniform model costs.
+"""Width schedules: widths of layers from the widths at the ends and at the turn, and the solver for the end width with
+which layers cost as much as a uniform model.
 """
 
 import math
@@ -18,14 +18,14 @@ BETWEEN: dict[Progression, Callable[[np.ndarray, float, np.ndarray], np.ndarray]
     "geometric": lambda ends, turn, nearness: ends ** (1.0 - nearness) * turn**nearness,
     "arithmetic": lambda ends, turn, nearness: ends * (1.0 - nearness) + turn * nearness,
 }
-"""Widths between an end, nearness 0, and the turn, nearness 1."""
+"""Widths between an end (nearness 0) and the turn (nearness 1)."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Widths that run in one progression from an end to the turn and in another to the other end.
+    """Widths in one progression from the first layer to the turn, and in another from there to the last.
 
-    The turn width is chosen, the end width is solved for. Layers count from 1.
+    The turn width is chosen; the end width is solved. Layers count from 1.
     Source: Variable-Width Transformers, arXiv:2606.18246, Appendix A.
     """
 
@@ -33,19 +33,19 @@ class Schedule:
     ratios: tuple[float, float]
     """Open interval of the turn width as a fraction of d_model."""
     turn_layers: Callable[[int], range]
-    """n_layers -> the layers at which the schedule may turn; empty where there are too few layers."""
+    """n_layers -> layers at which the schedule may turn; empty if there are too few layers."""
     ratio_key: str
-    """A recipe's key for the ratio."""
+    """Key of the ratio in a recipe."""
     layer_key: str | None = None
-    """A recipe's key for the depth of the turn; None where the kind settles it."""
+    """Key of the depth of the turn in a recipe; None if the kind decides it."""
     progression: Progression = "geometric"
     last_over_first: float | None = 1.0
-    """Width of the last layer over the first layer's; None: what the same rate on both sides of the turn gives."""
+    """Width of the last layer over the first layer's; None: use the same rate on both sides of the turn."""
 
     def turn_layer(self, n_layers: int, depth: float | None) -> int:
-        """The layer nearest to the fraction `depth` of n_layers; None for a kind that leaves no choice.
+        """Return the layer nearest to the fraction `depth` of n_layers. depth: None if the kind allows one layer only.
 
-        Raises UserError, with the allowed layers and fractions, where the schedule cannot turn there.
+        Raises UserError, with the allowed layers and fractions, if the schedule cannot turn there.
         """
         allowed = self.turn_layers(n_layers)
         assert depth is not None or len(allowed) <= 1, f"kind '{self.kind}' needs a depth"
@@ -53,15 +53,17 @@ class Schedule:
             raise UserError(f"model.n_layers: {n_layers} is too few for shape kind '{self.kind}'")
         turn = allowed.start if depth is None else round(depth * n_layers)
         if turn not in allowed:
-            key, first, last = self.layer_key or "kind", allowed[0], allowed[-1]
+            first = allowed[0]
+            last = allowed[-1]
             raise UserError(
-                f"model.shape.{key}: turns at layer {turn} of {n_layers}; kind '{self.kind}' turns at "
-                f"layers {first} to {last}, a fraction {first / n_layers:.4g} to {last / n_layers:.4g} of the depth"
+                f"model.shape.{self.layer_key or 'kind'}: turns at layer {turn} of {n_layers}; kind '{self.kind}' "
+                f"turns at layers {first} to {last}, a fraction {first / n_layers:.4g} to {last / n_layers:.4g} of the "
+                "depth"
             )
         return turn
 
     def check_turn_ratio(self, turn_ratio: float) -> None:
-        """Raises UserError where the turn width has the wrong size relative to d_model."""
+        """Raise UserError if the turn width over d_model is outside of `ratios`."""
         low, high = self.ratios
         if not low < turn_ratio < high:
             allowed = f"between {low:g} and {high:g}" if np.isfinite(high) else f"above {low:g}"
@@ -69,9 +71,9 @@ class Schedule:
             raise UserError(f"{got}; kind '{self.kind}' needs {allowed}")
 
     def widths(self, end_width: float, turn_width: float, n_layers: int, turn_layer: int) -> np.ndarray:
-        """(n_layers,) widths in channels, not rounded; exactly the given width at the turn.
+        """Return real widths in channels, (n_layers,), with exactly turn_width at the turn.
 
-        end_width: of the first layer, and of the last unless ends differ; at one rate, of the end farther from the
+        end_width: of the first layer, and of the last unless the ends differ; at one rate, of the end farther from the
         turn.
         """
         layers = np.arange(1, n_layers + 1)
@@ -85,11 +87,13 @@ class Schedule:
         return BETWEEN[self.progression](ends, turn_width, nearness)
 
     def check_ends(self, widths: np.ndarray, turn_layer: int) -> None:
-        """Raises UserError where an end is on the wrong side of the turn, as ends of different width can be."""
-        first, turn, last = widths[0], widths[turn_layer - 1], widths[-1]
+        """Raise UserError if an end has the wrong size relative to the turn, which ends of different width can have."""
+        first = widths[0]
+        turn = widths[turn_layer - 1]
+        last = widths[-1]
         is_wide = self.ratios[0] >= 1
-        wrong = max(first, last) > turn if is_wide else min(first, last) < turn
-        if wrong:
+        is_wrong = max(first, last) > turn if is_wide else min(first, last) < turn
+        if is_wrong:
             side = "narrower" if is_wide else "wider"
             raise UserError(
                 f"model.shape.last_over_first: got {self.last_over_first:g}; makes the ends {first:.4g} and {last:.4g} "
@@ -106,43 +110,43 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule("narrowing", (0.0, 1.0), lambda n: range(max(2, n), n + 1), "narrow_width"),
     )
 }
-"""Every kind of shape that has to be solved for."""
+"""Kinds of shapes that are solved."""
 
 
 NARROWEST = 1.0
-"""The least end width that the solver accepts, in channels; of the first layer where ends differ."""
+"""Smallest end width of the solver, in channels; of the first layer if the ends differ."""
 
 
 class WidthCost(ABC):
     """Costs of the layers of a model as a function of their widths, in parameters, FLOPs or bytes.
 
-    The cost of a layer grows with its width, and depends on its width and its place alone. What is the same for all
-    widths may be left out.
+    The cost of a layer grows with its width, and depends only on its width and position. Constant costs may be left
+    out.
     """
 
     def __init__(self, d_model: int):
-        """d_model: width of the uniform model whose cost is the budget."""
+        """d_model: width of the uniform model, whose cost is the budget."""
         self.d_model = d_model
 
     @abstractmethod
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
-        """(n_layers,) widths, whole or not -> (n_layers,) costs."""
+        """Return the costs of layers with these real widths, (n_layers,)."""
 
     def total(self, widths: np.ndarray) -> float:
-        """The cost of all layers together."""
+        """Return the cost of all layers together."""
         return float(self.per_layer(widths).sum())
 
     def uniform(self, n_layers: int) -> float:
-        """The cost of n_layers layers of width d_model: the budget that shapes are matched to."""
+        """Return the cost of n_layers layers of width d_model, the budget of a shape."""
         return self.total(np.full(n_layers, float(self.d_model)))
 
 
 def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer: int, turn_ratio: float) -> np.ndarray:
-    """(n_layers,) widths in channels, not rounded, that cost as much as n_layers layers of width cost.d_model.
+    """Return real widths in channels, (n_layers,), that cost as much as n_layers layers of width cost.d_model.
 
     The width at `turn_layer` (counted from 1) is turn_ratio * cost.d_model. The cost grows with the end width, so at
-    most one fits. turn_layer: one that `Schedule.turn_layer` allows. Raises UserError where nothing is left for the
-    ends, or an end is on the wrong side of the turn.
+    most one fits. turn_layer: from `Schedule.turn_layer`. Raises UserError if no budget remains for the ends, or an end
+    has the wrong size relative to the turn.
     """
     schedule.check_turn_ratio(turn_ratio)
 
@@ -162,9 +166,9 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
 
 
 def scaled_widths(curve: np.ndarray, cost: WidthCost, budget: float) -> np.ndarray:
-    """(n_layers,) widths in proportion to `curve` that cost as much as a budget, of what `cost` counts.
+    """Return real widths in proportion to `curve`, (n_layers,), whose cost is the budget.
 
-    Raises UserError where not even the narrowest are within the budget.
+    Raises UserError if even the narrowest widths exceed the budget.
     """
     curve = curve / curve.max()
     if cost.total(NARROWEST * curve) > budget:
@@ -173,13 +177,14 @@ def scaled_widths(curve: np.ndarray, cost: WidthCost, budget: float) -> np.ndarr
 
 
 def _rising_root(function: Callable[[float], float], low: float) -> float:
-    """The root above `low` of a rising function that is not positive at `low`, to the last digit of a float.
+    """Return the root above `low` of a rising function that is not positive at `low`, to the last digit of a float.
 
-    By bisection, some 60 calls, because importing scipy's faster methods takes as long as a thousand.
+    Bisection needs about 60 calls. Importing SciPy's faster methods takes as long as a thousand.
     """
     high = max(2 * low, 1.0)
     while function(high) < 0:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if function(middle) < 0 else (low, middle)
     return high

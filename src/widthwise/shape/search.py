@@ -1,6 +1,7 @@
-"""Every shape of one budget: uniform models with hourglass feed-forwards, and which of them cost least elsewhere.
+"""Search for all shapes of one budget: uniform models with hourglass feed-forwards, and those with the least other
+costs.
 
-Counting needs no weights, so a search takes no time. What it cannot know is the loss.
+Counting needs no weights, so a search is fast. It does not predict the loss.
 """
 
 import math
@@ -18,40 +19,40 @@ from widthwise.shape.template import ModelTemplate
 from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
 
 DEEPEST = 256
-"""Layers, where n_layers is left open."""
+"""Largest number of layers if n_layers is open."""
 MOST_EXAMINED = 1_000_000
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The shapes found, best first: the Pareto front, then the rest; each by the cost ranked by, then by size.
+    """The candidates, best first: the Pareto front, then other shapes, each ordered by `rank_by`, then by size.
 
-    With `SearchSpace.per` the candidates are only the best of each number of blocks, depth or ratio.
+    With `SearchSpace.per`, only the best candidate of each number of blocks, depth or ratio.
     """
 
     space: SearchSpace
     budget: float
     baseline: Totals
-    """The totals of the base."""
+    """Totals of the base model."""
     count: UniformTotals
-    """The totals of the examined models, as functions of their sizes."""
+    """Totals of the examined models, as functions of their sizes."""
     n_examined: int
     rejected: dict[str, int]
-    """Reason for a rejection -> how many shapes were rejected for it."""
+    """Reason for a rejection -> number of rejected shapes."""
     n_found: int
-    """Shapes that meet the budget."""
+    """Number of shapes that meet the budget."""
     sizes: Sizes
-    """(n,) of each candidate."""
+    """(n,) sizes of the candidates."""
     is_pareto: np.ndarray
-    """(n,) whether nothing found is as cheap in every cost and cheaper in one."""
+    """(n,) True if no other shape is as cheap in every cost and cheaper in one."""
 
     def __len__(self) -> int:
         return len(self.is_pareto)
 
     def best(self, n: int) -> list[dict[str, Any]]:
-        """The first n candidates: name, sizes and totals as plain data, each counted once more layer by layer.
+        """Return name, sizes and totals of the first n candidates as plain data, counted again layer by layer.
 
-        `miss` is the distance from the budget, as a fraction of it.
+        `miss` is the relative distance from the budget.
         """
         return [self._row(index) for index in range(min(n, len(self)))]
 
@@ -62,8 +63,9 @@ class SearchResult:
         for name, value in counted._asdict().items():
             assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
         attention = config.layers[0].attention
+        name = f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}"
         return {
-            "name": self._name(sizes),
+            "name": f"{name}-a{sizes.d_attention}" if self.space.attention_ratio else name,
             "is_pareto": bool(self.is_pareto[index]),
             **sizes._asdict(),
             "n_heads": attention.n_heads,
@@ -76,12 +78,8 @@ class SearchResult:
             **counted._asdict(),
         }
 
-    def _name(self, sizes: Sizes) -> str:
-        name = f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}"
-        return f"{name}-a{sizes.d_attention}" if self.space.attention_ratio else name
-
     def summary(self, n: int) -> dict[str, Any]:
-        """As plain data, with the first n candidates."""
+        """Return the result as plain data, with the first n candidates."""
         return {
             "match": self.space.match,
             "budget": self.budget,
@@ -100,9 +98,10 @@ class SearchResult:
 
 
 def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResult:
-    """The shapes of the space that meet the budget. Width, depth, heads and feed-forward vary; the rest is the base's.
+    """Return the shapes of the space that meet the budget.
 
-    Raises UserError with the reasons if there are none.
+    Width, depth, heads and feed-forward vary; everything else is as in the base. Raises UserError with the reasons if
+    there are none.
     """
     if base.layers:
         raise UserError("model.layers: a search gives all layers the same sizes; leave changes to single layers out")
@@ -122,13 +121,13 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     # To lexsort, the last key comes first.
     by_size = (meeting.d_hidden, meeting.d_attention, meeting.d_model, meeting.n_blocks, meeting.n_layers)
     order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], meeting), ~is_pareto))
-    best, n_examined = order[_best_of_each(meeting.at(order), space)], len(is_left)
-    sizes, on_front = meeting.at(best), is_pareto[best]
-    return SearchResult(space, budget, baseline, count, n_examined, rejected, len(order), sizes, on_front)
+    best = order[_best_of_each(meeting.at(order), space)]
+    sizes = meeting.at(best)
+    return SearchResult(space, budget, baseline, count, len(is_left), rejected, len(order), sizes, is_pareto[best])
 
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
-    """The base with these sizes; the feed-forward of an hourglass base keeps the options of its blocks."""
+    """Return the base with these sizes. If it has an hourglass, the options of its blocks are kept."""
     options = options_of(BlockOptions, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
     change = {
         "d_model": sizes.d_model,
@@ -141,12 +140,12 @@ def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Siz
 
 
 def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: AttentionTemplate) -> Sizes:
-    """For each n_blocks, n_layers and ratios the width that fits, as the grid allows it, with both neighbours.
+    """Return, for each n_blocks, n_layers and ratio, the fitting d_model on the grid and its two neighbours.
 
-    Attention is in whole heads as wide as the space requests, or by the rule of the heads.
-    The hidden width is what the budget leaves, or follows the ratio where the matched total does not depend on it.
+    Attention has whole heads, with the width that the space requests or by the rule of the heads. The hidden width uses
+    the remaining budget, or follows the ratio if the matched total does not depend on it.
     """
-    grid, match = GRIDS[space.grid], space.match
+    grid = GRIDS[space.grid]
     quantum = math.lcm(grid.d_model, count.quantum)
     depths = range(1, DEEPEST + 1) if space.n_layers is None else space.n_layers
     shares = space.attention_ratio or (1.0,)
@@ -155,6 +154,7 @@ def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: At
         raise UserError(f"search: {n_examined:,} shapes are too many to examine; at most {MOST_EXAMINED:,}")
     axes = np.meshgrid(space.n_blocks, depths, space.ratio, shares)
     n_blocks, n_layers, ratio, share = (axis.ravel() for axis in axes)
+    match = space.match
     d_model = count.d_model(match, budget, n_blocks, n_layers, ratio, lambda d_model: share * heads.width(d_model))
     if space.n_layers is None:
         is_near = _within(d_model / n_layers, space.aspect_limits)
@@ -176,11 +176,13 @@ def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: At
 
 
 def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:
-    """Return fault of a shape -> (n,) True where it applies, the gravest first."""
+    """Return a dict from fault to (n,) True where it applies, most important first."""
     misses = np.abs(count(space.match, examined) / budget - 1)
     has_room = examined.d_hidden > 0
     nearest = f"{100 * misses[has_room].min():.2g}%" if has_room.any() else "more"
-    tolerance, aspect, ratio = space.tolerance_or_default, space.aspect_limits, space.ratio_range or ANY
+    tolerance = space.tolerance_or_default
+    aspect = space.aspect_limits
+    ratio = space.ratio_range or ANY
     faults = {
         "leave the feed-forward nothing": ~has_room,
         f"miss the budget by more than {100 * tolerance:g}% (the nearest by {nearest})": misses > tolerance,
@@ -196,22 +198,22 @@ def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: S
 
 
 def _sifted(faults: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, int]]:
-    """(n,) whether a shape has no fault; and how many were rejected for which, each for its first one."""
+    """Return (n,), True for shapes without a fault, and the number of shapes that each fault rejects."""
     has_fault = np.zeros_like(next(iter(faults.values())))
     rejected = {}
-    for fault, has_this in faults.items():
-        n_rejected = int((has_this & ~has_fault).sum())
+    for fault, applies in faults.items():
+        n_rejected = int((applies & ~has_fault).sum())
         if n_rejected:
             rejected[fault] = n_rejected
-        has_fault |= has_this
+        has_fault |= applies
     if has_fault.all():
         reasons = ", ".join(f"{n:,} {fault}" for fault, n in rejected.items())
-        raise UserError(f"search: of {len(has_fault):,} shapes examined none is left: {reasons}")
+        raise UserError(f"search: no shape remains of {len(has_fault):,} examined: {reasons}")
     return ~has_fault, rejected
 
 
 def _best_of_each(ranked: Sizes, space: SearchSpace) -> np.ndarray:
-    """The places of those that `space.per` keeps, in their order."""
+    """Return the indices of the shapes that `space.per` keeps, in order."""
     if not space.per:
         return np.arange(len(ranked.d_model))
     distances = np.abs((ranked.d_hidden / ranked.d_model)[:, None] - np.array(space.ratio))
@@ -230,7 +232,7 @@ def _span(limits: tuple[float, float]) -> str:
 
 
 def pareto_front(costs: np.ndarray) -> np.ndarray:
-    """(n, n_costs) -> (n,) whether no other row is as low everywhere and lower somewhere."""
+    """costs: (n, n_costs) -> (n,), True for rows to which no other row is as low everywhere and lower somewhere."""
     front = np.empty_like(costs)
     n_front = 0
     is_pareto = np.zeros(len(costs), dtype=bool)

@@ -12,34 +12,34 @@ from widthwise.model.attention import AttentionTemplate
 from widthwise.sizes import Count, NBlocks, NLayers, Width
 
 CostName = Literal["flops", "kv_bytes", "params", "activation_bytes", "n_residual_additions"]
-"""Totals of which less is better at any loss; see `shape.totals`."""
+"""Totals to minimise; see `shape.totals`."""
 Range = tuple[pydantic.PositiveFloat, pydantic.PositiveFloat]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes that a search may propose."""
+    """Sizes that a search may propose."""
 
     d_model: int
-    """Widths are multiples of this, and hold whole groups of heads."""
+    """Widths are multiples of this, with whole groups of heads."""
     d_hidden: int
     """Hidden widths are multiples of this."""
     head_dims: tuple[int, ...] | None
-    """Head sizes allowed, the first the default; None: any even one."""
+    """Allowed head sizes, default first; None: any even size."""
     tolerance: float
-    """The default of `SearchSpace.tolerance`. A coarse grid seldom meets a budget closely."""
+    """Default of `SearchSpace.tolerance`. A coarse grid rarely meets a budget closely."""
 
 
 GRIDS = {"paper": Grid(1, 1, None, 0.001), "hardware": Grid(128, 64, (64, 128), 0.01)}
-"""The hourglass paper's, and one whose matrices and heads fill the tiles of GPU kernels."""
+"""The grid of the hourglass paper, and one whose matrices and heads fill the tiles of GPU kernels."""
 
 ANY = (0.0, math.inf)
 ASPECT = (100.0, 250.0)
-"""Default where n_layers is open: d_model / n_layers where the hourglass paper's Figure 4 has its lowest losses."""
+"""Default of d_model / n_layers if n_layers is open: the range of lowest losses in Figure 4 of the hourglass paper."""
 
 
 class ShapeRequest(Config):
-    """The request of `widthwise design`; None leaves the shape's default."""
+    """The request of `widthwise design`; None: the shape's default."""
 
     kind: str = "x"
     """x, diamond, growing, narrowing, or uniform."""
@@ -61,14 +61,14 @@ class ShapeRequest(Config):
 class SearchSpace(Config):
     """The quantity to match, and the space to search.
 
-    The defaults of n_blocks, ratio and aspect repeat what the hourglass paper reports at 113M (arXiv:2602.06471), one
-    seed a shape. They are a start and no law: three of its four headline models are deeper than that aspect allows.
+    The defaults of n_blocks, ratio and aspect are the results of the hourglass paper at 113M (arXiv:2602.06471), with
+    one seed per shape. They are only a start: three of its four main models are deeper than that aspect allows.
     """
 
     match: Literal["layer_params", "params", "flops", "flops_causal", "kv_bytes"] = "layer_params"
-    """The total that equals the budget; layer_params is what the paper counts."""
+    """The total that equals the budget; the paper counts layer_params."""
     budget: float | None = Field(default=None, gt=0, le=1e15)
-    """Amount of it, such as 113M or 2.5G; default: what the base has."""
+    """Amount of it, such as 113M or 2.5G; default: the base's."""
     tolerance: float | None = Field(default=None, gt=0, lt=1)
     """Largest miss of the budget, as a fraction; default: 0.001, on the hardware grid 0.01."""
     grid: Literal["paper", "hardware"] = "paper"
@@ -86,20 +86,20 @@ class SearchSpace(Config):
     ratio: tuple[pydantic.PositiveFloat, ...] = Field(default=(0.4, 0.5, 0.6, 0.75), min_length=1)
     """Target d_hidden / d_model; the budget then sets the hidden width. The paper's table 2: about 0.4 to 0.75."""
     aspect: Range | None = None
-    """Least and largest d_model / n_layers; default: 100..250 where n_layers is left open, else any."""
+    """Smallest and largest d_model / n_layers; default: 100..250 if n_layers is omitted, otherwise any."""
     ratio_range: Range | None = None
-    """Least and largest d_hidden / d_model after rounding, such as 0.3..0.8."""
+    """Smallest and largest d_hidden / d_model after rounding, such as 0.3..0.8."""
     max_flops: pydantic.PositiveFloat | None = None
-    """Most forward FLOPs per token at the recipe's seq_len, attention in full, such as 5e8."""
+    """Most forward FLOPs per token at the recipe's seq_len, with full attention, such as 5e8."""
     max_kv_bytes: pydantic.PositiveFloat | None = None
-    """Most bytes that the KV cache keeps per token."""
+    """Most bytes of the KV cache per token."""
     max_residual_additions: pydantic.PositiveInt | None = None
     """Most sublayers in sequence: n_layers * (1 + n_blocks)."""
     rank_by: CostName | None = None
-    """The cost of which the best has least; default: the first of these that is not matched."""
+    """Cost by which candidates are ordered; default: the first of these that is not matched."""
     per: tuple[Literal["n_blocks", "n_layers", "ratio"], ...] = ()
-    """Keep only the best of each n_blocks, n_layers or ratio, or combination, such as n_blocks,ratio: the first as they
-    are ranked, with ratio the one nearest to each target."""
+    """Keep only the best of each n_blocks, n_layers or ratio, or of each combination, such as n_blocks,ratio. The best
+    is the first in order, and with ratio the one nearest to each target."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SearchSpace":
@@ -110,33 +110,36 @@ class SearchSpace(Config):
         return self
 
     def heads(self, base: AttentionTemplate) -> AttentionTemplate:
-        """The attention of the candidates. Raises UserError for impossible heads, such as an odd head size."""
+        """Return the attention of the candidates. Raise UserError for impossible heads, such as an odd head size."""
         allowed = GRIDS[self.grid].head_dims
-        n_heads, head_dim = self.n_heads, self.head_dim
+        n_heads = self.n_heads
+        head_dim = self.head_dim
         if n_heads is None and head_dim is None:
-            n_heads, head_dim = base.n_heads, base.head_dim
-            if allowed is not None and n_heads is not None:
-                n_heads, head_dim = None, allowed[0]
+            if allowed is not None and base.n_heads is not None:
+                head_dim = allowed[0]
+            else:
+                n_heads = base.n_heads
+                head_dim = base.head_dim
         given = {"n_heads": n_heads, "head_dim": head_dim}
         width = {} if self.attention_ratio is None else {"ratio": None, "d_attention": None}
         heads = parse(AttentionTemplate, to_data(base) | given | width, "search")
         if allowed is not None and (heads.n_heads is not None or heads.constant_head_dim not in allowed):
-            asked = f"n_heads: got {n_heads}" if head_dim is None else f"head_dim: got {head_dim}"
+            got = f"n_heads: got {n_heads}" if head_dim is None else f"head_dim: got {head_dim}"
             choices = " or ".join(map(str, allowed))
-            raise UserError(f"search: {asked}; the {self.grid} grid has heads of {choices} channels")
+            raise UserError(f"search: {got}; the {self.grid} grid has heads of {choices} channels")
         return heads
 
     @property
     def tolerance_or_default(self) -> float:
-        """Largest miss of the budget, as a fraction."""
+        """Largest relative miss of the budget."""
         return GRIDS[self.grid].tolerance if self.tolerance is None else self.tolerance
 
     @property
     def aspect_limits(self) -> tuple[float, float]:
-        """Least and largest d_model / n_layers."""
+        """Smallest and largest d_model / n_layers."""
         return self.aspect or (ANY if self.n_layers else ASPECT)
 
     @property
     def costs(self) -> tuple[CostName, ...]:
-        """The costs in which candidates are compared: all but the matched one, which differs by rounding alone."""
+        """Costs to compare candidates: all but the matched one, which differs only by rounding."""
         return tuple(name for name in get_args(CostName) if name != self.match)

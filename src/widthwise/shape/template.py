@@ -1,4 +1,4 @@
-"""From what a recipe says about a model, a template with a shape or every layer, to explicit layers."""
+"""The model section of a recipe, a template with a shape or explicit layers, and its resolution to explicit layers."""
 
 import math
 from functools import partial
@@ -24,34 +24,31 @@ from widthwise.yaml_io import merge
 
 
 class NormTemplate(Config):
-    """The norms of all layers, of further heads and before the head."""
+    """The norms of all layers, of MTP heads and before the head."""
 
     kind: NormKind = "rms"
     """RMSNorm, or LayerNorm, which subtracts the mean and has a bias (GPT-2)."""
     eps: pydantic.PositiveFloat = 1e-5
     placement: Placement = "pre"
-    """Before each sublayer, or OLMo 2's order: after it, before the residual addition."""
+    """pre: before each sublayer. reordered: after it, before the residual addition, as in OLMo 2."""
     scaling: Literal["none", "depth"] = "none"
-    """`depth`: what the sublayers of layer l, counted from 1, read is divided by sqrt(l), so that deep layers count for
-    more beside a stream that grows. Source: Sun et al. 2025, arXiv:2502.05795, who draw initial weights without
-    `init.depth_scaled` then."""
+    """`depth`: divide the input of the sublayers of layer l, counted from 1, by sqrt(l), which makes deep layers matter
+    more as the stream grows. Source: Sun et al. 2025, arXiv:2502.05795, with `init.depth_scaled: false`."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NormTemplate":
         if self.scaling == "depth" and self.placement != "pre":
-            raise ValueError(
-                f"scaling: got depth; it applies to norms before their sublayers, not {self.placement} ones"
-            )
+            raise ValueError(f"scaling: got depth; needs placement pre, got {self.placement}")
         return self
 
     def over(self, width: int, layer: int | None = None) -> NormConfig:
-        """One that covers `width` coordinates. layer: the number of its layer, from 1; None: it is in none."""
+        """Return the norm of `width` coordinates. layer: number of its layer, from 1; None: outside of layers."""
         factor = 1.0 if layer is None or self.scaling == "none" else 1 / math.sqrt(layer)
         return NormConfig(kind=self.kind, eps=self.eps, norm_dim=width, output_multiplier=factor)
 
 
 class InitTemplate(InitConfig):
-    """Initial weights; `mup` writes out what muP needs."""
+    """Initial weights; `mup` sets all options that muP needs."""
 
     mup: Width | None = None
     """Base width of muP: sets init.width_multiplier to d_model / mup, logit_multiplier to its inverse, and
@@ -59,11 +56,11 @@ class InitTemplate(InitConfig):
 
 
 class ModelTemplate(Config):
-    """A model as a recipe describes it: one rule for all layers, a shape, and changes to single layers."""
+    """A model in a recipe: one rule for all layers, a shape, and changes to single layers."""
 
     vocab_size: VocabSize
     d_model: Width
-    """Width of embedding and head, and of the uniform model whose cost a shape is matched to."""
+    """Width of embedding and head, and of the uniform model with the cost of a shape."""
     n_layers: NLayers
     shape: Shape = UniformShape()
     attention: AttentionTemplate = AttentionTemplate()
@@ -71,7 +68,7 @@ class ModelTemplate(Config):
     residual: ResidualTemplate = PlainResidualConfig()
     norm: NormTemplate = NormTemplate()
     mtp: MTPOptions | None = None
-    """Further heads for later tokens, each with a layer of width d_model."""
+    """MTP heads for later tokens, each with a layer of width d_model."""
     positions: LearnedPositionsConfig | None = None
     """Learned positions, added to the embedding."""
     tie_embeddings: bool = False
@@ -79,9 +76,9 @@ class ModelTemplate(Config):
     logit_multiplier: pydantic.PositiveFloat = 1.0
     init: InitTemplate = InitTemplate()
     layers: dict[int, dict[str, Any]] = Field(default_factory=dict)
-    """Changes to single layers, counted from 0, laid over what the rules give: {3: {ffn: {d_ff: 96}}}.
+    """Changes to single layers, counted from 0, merged into the layers of the rules: {3: {ffn: {d_ff: 96}}}.
 
-    A changed d_model resizes the whole layer first.
+    A changed d_model first resizes the whole layer.
     """
 
     @pydantic.model_validator(mode="before")
@@ -90,13 +87,13 @@ class ModelTemplate(Config):
         init = data.get("init") if isinstance(data, dict) else None
         base = init.get("mup") if isinstance(init, dict) else None
         if not (isinstance(base, int) and base > 0 and isinstance(data.get("d_model"), int)):
-            return data  # none, or refused as a value of a wrong type
+            return data  # without mup, or with values of a wrong type, which are refused later
         multiplier = data["d_model"] / base
         init = {"width_multiplier": multiplier}
         settings = {"init": init, "logit_multiplier": 1 / multiplier, "attention": {"scale": "1/head_dim"}}
         for path, given, value in differences(data, merge(data, settings)):
             if given is not None:
-                raise ValueError(f"init.mup: sets {path} to {value}, but it is {given}; leave one of the two out")
+                raise ValueError(f"init.mup: sets {path} to {value}, but it is {given}; remove one of them")
         return merge(data, settings)
 
     @pydantic.model_validator(mode="after")
@@ -107,7 +104,7 @@ class ModelTemplate(Config):
         return self
 
     def resolve(self, seq_len: int) -> ModelConfig:
-        """Every layer written out; FLOPs are matched at seq_len. Raises UserError if the shape is impossible."""
+        """Return the model with explicit layers. FLOPs are matched at seq_len. Raise UserError if it is impossible."""
         widths = self._widths(seq_len)
         with mistakes_at("model"):
             parts = self.shape.layer_parts(self.attention, self.ffn, self.d_model, widths)
@@ -125,14 +122,15 @@ class ModelTemplate(Config):
             return ModelConfig(**as_given | solved)
 
     def uniform(self) -> "ModelTemplate":
-        """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
+        """Return the uniform model with the same rules, without shape and changes to single layers."""
         shape = UniformShape(endpoints="slim" if self.shape.endpoints == "slim" else "full")
         n_layers = self.shape.n_uniform_layers(self.n_layers)
         return self.model_copy(update={"shape": shape, "n_layers": n_layers, "layers": {}})
 
     def baseline(self) -> "ModelTemplate":
-        """Return the baseline of a model: the uniform model; of a uniform model, the same layers on the plain residual
-        and without further heads.
+        """Return the baseline for comparisons: the uniform model.
+
+        For a uniform model, return the same layers with the plain residual and without MTP heads.
         """
         uniform = self.uniform()
         if uniform != self:
@@ -155,8 +153,9 @@ class ModelTemplate(Config):
         return widths
 
     def endpoint_widths(self, widths: Any, is_slim: bool) -> tuple[Any, Any]:
-        """Return the width that each layer reads and writes: its own, but at slim ends no more than d_model."""
-        d_in, d_out = widths.copy(), widths.copy()
+        """Return the widths that each layer reads and writes: that of the layer, at slim ends at most d_model."""
+        d_in = widths.copy()
+        d_out = widths.copy()
         if is_slim:
             d_in[0] = min(d_in[0], self.d_model)
             d_out[-1] = min(d_out[-1], self.d_model)
@@ -183,7 +182,7 @@ class ModelTemplate(Config):
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         with mistakes_at(where):
             with mistakes_at("ffn"):
-                own_ffn = ffn.at_width(width)
+                ffn_config = ffn.at_width(width)
             return LayerConfig(
                 d_model=width,
                 d_in=d_in,
@@ -192,45 +191,47 @@ class ModelTemplate(Config):
                 attention_norm=self.norm.over(width, number),
                 attention=attention.at_width(width),
                 ffn_norm=self.norm.over(ffn_norm_dim, number),
-                ffn=own_ffn,
+                ffn=ffn_config,
             )
 
 
 class TemplateCost(WidthCost):
-    """The matched quantity of a template's layers at real widths, counted by the components themselves.
+    """The matched quantity of a template's layers at real widths, counted by the components.
 
-    Norm gains are left out, as in the paper, and so is what does not depend on the widths.
+    Norm gains are left out, as in the paper, and so are costs that do not depend on the widths.
     """
 
     def __init__(self, template: ModelTemplate, match: Match, seq_len: int):
         super().__init__(template.d_model)
-        self.template, self.seq_len = template, seq_len
+        self.template = template
+        self.seq_len = seq_len
         self.match: Match = match
 
     def uniform(self, n_layers: int) -> float:
-        """Without what the shape makes of attention and feed-forwards."""
+        """Return the cost of the uniform model, in which the shape does not change attention and feed-forwards."""
         return TemplateCost(self.template.uniform(), self.match, self.seq_len).total(np.full(n_layers, self.d_model))
 
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
-        """(n_layers,) widths -> (n_layers,) costs."""
-        sizes: Any = np.asarray(widths, dtype=np.float64)  # to the counting, an array of sizes is a size
-        template, residual = self.template, self.template.residual
+        """Return the costs of layers with these real widths, (n_layers,)."""
+        sizes: Any = np.asarray(widths, dtype=np.float64)  # the cost functions accept arrays as sizes
+        template = self.template
         d_in, d_out = template.endpoint_widths(sizes, template.shape.endpoints != "full_matched")
-        of_site = partial(residual.matched_cost, template.d_model)
-        of_sites = of_site(d_in, sizes) + of_site(sizes, d_out)
-        costs = QUANTITIES[self.match](of_sites, self.seq_len) + self._of_parts(sizes, d_in, d_out)
+        site_cost = partial(template.residual.matched_cost, template.d_model)
+        residual_cost = site_cost(d_in, sizes) + site_cost(sizes, d_out)
+        costs = QUANTITIES[self.match](residual_cost, self.seq_len) + self._sublayer_costs(sizes, d_in, d_out)
         return np.broadcast_to(costs, widths.shape)
 
-    def _of_parts(self, widths: Any, d_in: Any, d_out: Any) -> np.ndarray:
-        """(n_layers,) the costs of attention and feed-forwards."""
-        template, quantity = self.template, QUANTITIES[self.match]
+    def _sublayer_costs(self, widths: Any, d_in: Any, d_out: Any) -> np.ndarray:
+        """Return the costs of attention and feed-forward of each layer, (n_layers,)."""
+        template = self.template
+        quantity = QUANTITIES[self.match]
         with mistakes_at("model"):
             parts = template.shape.layer_parts(template.attention, template.ffn, template.d_model, widths)
 
         def counted(part: tuple[AttentionTemplate, FFNTemplate], width: Any, reads: Any, writes: Any) -> Any:
             return quantity(part[0].cost(width, reads) + part[1].cost(width, writes), self.seq_len)
 
-        if all(part_of_layer is parts[0] for part_of_layer in parts):
+        if all(part is parts[0] for part in parts):
             return counted(parts[0], widths, d_in, d_out)
         layers = zip(parts, widths.tolist(), d_in.tolist(), d_out.tolist(), strict=True)
         return np.array([counted(*layer) for layer in layers])
@@ -244,7 +245,7 @@ QUANTITIES = {
     "flops_causal": lambda cost, seq_len: cost.forward_flops(seq_len, causal=True),
     "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
 }
-"""Matched quantity -> how it is read from a Cost."""
+"""Matched quantity -> function that reads it from a Cost."""
 
 
 def _form(model: Any) -> str:
@@ -255,11 +256,11 @@ def _form(model: Any) -> str:
 _Resolved = Annotated[ModelConfig, Tag("resolved")]
 ModelSection = Annotated[Annotated[ModelTemplate, Tag("template")] | _Resolved, Discriminator(_form)]
 ModelChange = Annotated[Annotated[dict[str, Any], Tag("template")] | _Resolved, Discriminator(_form)]
-"""Changes to a section, or another model with every layer written out."""
+"""Changes to a section, or another model with explicit layers."""
 
 
 def changed_section(section: ModelSection, change: ModelChange, where: str) -> ModelSection:
-    """A section changed as a recipe that extends it would change it. Raises UserError `where: ...`."""
+    """Return a section with changes, as in a recipe that extends another. Raise UserError `where: ...`."""
     if isinstance(change, ModelConfig):
         return change
     return parse(type(section), merge(to_data(section), change), where)

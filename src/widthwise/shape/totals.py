@@ -1,4 +1,4 @@
-"""Costs of a model in every respect a search looks at, for one model or for thousands at once."""
+"""All costs of a model that a search compares, for one model or for thousands at once."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,29 +9,31 @@ from widthwise.model.config import ModelConfig
 
 
 class Totals(NamedTuple):
-    """Costs of a model; FLOPs and bytes per token, bytes of bf16.
+    """Costs of a model. FLOPs and bytes are per token, in bf16.
 
-    Further heads are in params and activation_bytes alone, as in `cost_summary`.
+    MTP heads count only in params and activation_bytes, as in `cost_summary`.
     """
 
     params: float
     layer_params: float
-    """Without embedding, heads and norm gains: what the hourglass paper calls the size of a model."""
+    """Parameters without embedding, heads and norm gains: the size of a model in the hourglass paper."""
     attention_params: float
     flops: float
-    """Forward, attending to all seq_len tokens."""
+    """Forward FLOPs with attention to all seq_len tokens."""
     flops_causal: float
-    """Forward, attending to half of them: the mean of a causal model."""
+    """Forward FLOPs with attention to half of them, the mean of a causal model."""
     kv_bytes: float
     activation_bytes: float
-    """Kept for the backward pass, nothing recomputed."""
+    """Activations kept for the backward pass, without recomputation."""
     n_residual_additions: float
-    """Updates of the stream, one after another."""
+    """Sequential updates of the stream."""
 
 
 def totals(config: ModelConfig, seq_len: int) -> Totals:
-    """Counted by the model's own components."""
-    parts, total, inference = config.costs(), config.cost(), config.inference_cost()
+    """Return the totals of a model, counted by its components."""
+    parts = config.costs()
+    total = config.cost()
+    inference = config.inference_cost()
     return Totals(
         params=total.params,
         layer_params=sum(parts[part].params for part in ("attention", "ffn", "residual")),
@@ -54,25 +56,27 @@ class Sizes(NamedTuple):
     d_attention: Any
     """n_heads * head_dim"""
 
-    def at(self, which: Any) -> "Sizes":
-        """Those at some indices, or at one."""
-        return Sizes(*(size[which] for size in self))
+    def at(self, index: Any) -> "Sizes":
+        """Return the sizes at an index or several indices."""
+        return Sizes(*(size[index] for size in self))
 
 
 class UniformTotals:
-    """The totals of all models that differ in their `Sizes` alone, from the totals of 48 small ones.
+    """The totals of all models that differ only in their `Sizes`, interpolated from the totals of 48 small models.
 
-    Every total is a polynomial: affine in n_blocks, n_layers, d_hidden and d_attention, and quadratic in d_model. The
-    models with one and two blocks, layers, hidden channels and units of heads and with one, two and three quanta of
-    d_model settle it. In Newton's form all steps are whole numbers, so that counts come out exact.
+    Every total is a polynomial: affine in n_blocks, n_layers, d_hidden and d_attention, and quadratic in d_model. It
+    follows from the models with one and two blocks, layers, hidden channels and units of heads, and with one, two and
+    three quanta of d_model. In Newton's form all steps are whole numbers, so counts are exact.
     """
 
     def __init__(self, build: Callable[[Sizes], ModelConfig], quantum: int, unit: int, seq_len: int):
-        """build: the model of given sizes. quantum: a d_model it can have, and so can have twice and three times.
-
-        unit: a d_attention it can have, and so can have twice.
+        """build: sizes -> model. quantum: an allowed d_model, of which multiples are allowed too. unit: the same for
+        d_attention.
         """
-        self.build, self.quantum, self.unit, self.seq_len = build, quantum, unit, seq_len
+        self.build = build
+        self.quantum = quantum
+        self.unit = unit
+        self.seq_len = seq_len
         counted = np.empty((2, 2, 3, 2, 2, len(Totals._fields)))
         for node in np.ndindex(counted.shape[:-1]):
             n_blocks, n_layers, n_quanta, d_hidden, n_units = (index + 1 for index in node)
@@ -82,11 +86,12 @@ class UniformTotals:
         self._coefficients = np.einsum("ai,bj,ck,dl,em,ijklmf->fabcde", *steps, counted)
 
     def __call__(self, name: str, sizes: Sizes) -> np.ndarray:
-        """(n,) one total of n models; their sizes need not be whole."""
-        n_quanta, n_units = np.divide(sizes.d_model, self.quantum), np.divide(sizes.d_attention, self.unit)
+        """Return one total of n models, (n,). Sizes may be real numbers."""
+        n_quanta = np.divide(sizes.d_model, self.quantum)
+        n_units = np.divide(sizes.d_attention, self.unit)
         at = (sizes.n_blocks, sizes.n_layers, n_quanta, sizes.d_hidden, n_units)
         steps = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) - 1 for size in at))
-        # 1, t, t(t-1)/2: Newton's basis; the axes with two nodes use the first two.
+        # Newton's basis 1, t, t(t-1)/2; axes with two nodes use the first two.
         k, n, d, h, a = (np.stack([np.ones_like(step), step, step * (step - 1) / 2]) for step in steps)
         coefficients = self._coefficients[Totals._fields.index(name)]
         return np.einsum("abcde,a...,b...,c...,d...,e...->...", coefficients, k[:2], n[:2], d, h[:2], a[:2])
@@ -100,12 +105,12 @@ class UniformTotals:
         ratio: np.ndarray,
         attention: Callable[[float], Any] = lambda d_model: d_model,
     ) -> np.ndarray:
-        """(n,) widths, not rounded, at which a total reaches the target with d_hidden = ratio * d_model.
+        """Return the real widths at which a total reaches the target with d_hidden = ratio * d_model, (n,).
 
-        attention: d_model -> d_attention, affine.
-        The root of a quadratic; of a line where the total has no matrices in it, as the KV cache.
+        attention: affine function from d_model to d_attention. The widths are roots of a quadratic function, which is
+        linear if the total counts no matrices, as the KV cache.
         """
-        unit = 64.0 * self.quantum  # about the size of a solution, so that no digits are lost
+        unit = 64.0 * self.quantum  # about the size of a solution, to avoid cancellation
         at_0, at_1, at_2 = (
             self(name, Sizes(n_blocks, n_layers, d, ratio * d, attention(d))) for d in (0.0, unit, 2 * unit)
         )
@@ -115,9 +120,10 @@ class UniformTotals:
         return unit * 2 * rest / (slope + np.sqrt(slope**2 + 4 * square * rest))
 
     def d_hidden(self, name: str, target: float, sizes: Sizes) -> np.ndarray:
-        """(n,) hidden widths, not rounded, at which a total reaches the target; infinite where it has none in it.
+        """Return the real hidden widths at which a total reaches the target, (n,); infinite if it does not depend on
+        them.
 
-        The d_hidden of `sizes` is not looked at.
+        `sizes.d_hidden` is ignored.
         """
         at_0, at_1 = (self(name, sizes._replace(d_hidden=d_hidden)) for d_hidden in (0.0, 1.0))
         slope = at_1 - at_0

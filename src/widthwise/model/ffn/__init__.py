@@ -1,4 +1,4 @@
-"""The feed-forward variants, by `kind`. To add one, write a file that registers it and import that file here."""
+"""The feed-forward variants. To add one, write a file that registers it and import that file here."""
 
 from typing import Annotated
 

@@ -1,10 +1,10 @@
-"""Dynamic-width feed-forward: a SwiGLU in which each token uses only its first few units, as many as its score says.
+"""Dynamic-width feed-forward: a SwiGLU in which each token uses only its first units; a score decides how many.
 
-Source: Dynamic Width Feedforward Networks (Aardvark, 2025), whose method is score `ln_mean` with mask `hard`. As
-written, all its tokens use half of the units; the other scores and masks make a width that is actually learned.
+Source: Dynamic Width Feedforward Networks (Aardvark, 2025), whose method is score `ln_mean` with mask `hard`. With
+these, all tokens use half of the units; with other scores and masks the width is learned.
 
-A width, a centre or a temperature is measured in units that the layer had before any growth, so that it keeps its
-meaning when units are inserted (see dynamic_module.py). Counts of units refer to those it has now.
+Widths, centres and temperatures are measured in units of the layer before any growth, so that they keep their meaning
+when growth inserts units (see dynamic_module.py). Counts of units refer to the present layer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from widthwise.sizes import Width
 
 
 class WidthChoice(Config):
-    """The options that do not depend on the width of the layer. A width is measured in hidden units.
+    """Options that do not depend on the width of the layer. The width of a token is measured in hidden units.
 
     level = sigmoid(score + bias), width_fraction = min_fraction + (1 - min_fraction) * level.
     """
@@ -35,14 +35,14 @@ class WidthChoice(Config):
     min_fraction: float = Field(default=1 / 3, ge=0, le=1)
     """The smallest width of a token, as a fraction of the width that uses all units."""
     start: float = Field(default=0.9, gt=0, lt=1)
-    """The level of all tokens at the start of training. High, because units that no token uses do not learn."""
+    """The level of all tokens at the start of training. It is high because units that no token uses do not learn."""
     execution: Literal["auto", "masked", "sliced"] = "auto"
-    """`masked` computes all units and multiplies by the mask, `sliced` computes only units in use, `auto` takes what is
-    faster, on a CPU. Slicing needs a mask that is exactly 0 with no derivative: in evaluation every mask but `soft`, in
+    """`masked` computes all units and multiplies by the mask, `sliced` computes only the used units, `auto` takes the
+    faster form on a CPU. Slicing needs units with mask 0 and no derivative: in evaluation every mask but `soft`, in
     training `hard` and, in bf16, `ste`. Otherwise, and in compiled code, the layer is masked."""
 
     def choice_cost(self, d_model: float) -> Cost:
-        """Return the cost of score, bias and mask; the width is kept for the backward pass."""
+        """Return the cost of score, bias and mask. The width is kept for the backward pass."""
         if not self.mask.has_width:
             return Cost()
         return self.score.cost(d_model) + vector(1) + self.mask.cost() + Cost(activation_fp32_elements=1)
@@ -51,7 +51,7 @@ class WidthChoice(Config):
 class DynamicConfig(WidthChoice, FFNConfig):
     """The feed-forward down(mask * silu(gate(x)) * up(x)), with a mask for each token."""
 
-    kept = ("min_fraction", "score")
+    constant_fields = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     active_at_start = ("score", "bias", "mask")
     module = "widthwise.model.ffn.dynamic_module:DynamicWidth"
@@ -59,12 +59,12 @@ class DynamicConfig(WidthChoice, FFNConfig):
     d_ff: Width
     """Hidden units."""
     grown_from: tuple[Width, ...] = ()
-    """d_ff before each growth, oldest first. Every token keeps the units that it used before."""
+    """d_ff before each growth, oldest first. Every token still uses the same old units."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "DynamicConfig":
         if self.mask != self.mask.at_width(self.full_width):
-            raise ValueError("mask.temperature: is required where d_ff is given for one layer; d_ff / 32 is usual")
+            raise ValueError("mask.temperature: is required if d_ff is given for one layer; d_ff / 32 is usual")
         if any(before >= after for before, after in pairwise(self.sizes)):
             got = f"grown_from: got {list(self.grown_from)}"
             raise ValueError(f"{got}; must be sizes that increase, the last below d_ff = {self.d_ff}")
@@ -72,7 +72,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All values of d_ff, past ones oldest first, then the current one."""
+        """All values of d_ff, oldest first, including the current one."""
         return (*self.grown_from, self.d_ff)
 
     @property
@@ -85,9 +85,9 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """Units keep their ranks; widths, centres and temperatures stay in units of the original layer.
+        """Keep the ranks of units, and widths, centres and temperatures in units of the original layer.
 
-        A SwiGLU, or a layer without a mask, becomes one in which every token starts with all units.
+        If `old` is a SwiGLU or has no mask, every token starts with all units.
         """
         if isinstance(old, SwiGLUConfig):
             if self.grown_from:
@@ -97,7 +97,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         assert isinstance(old, DynamicConfig)
         if self.d_ff < old.d_ff:
             raise ValueError(f"d_ff: got {self.d_ff} where it was {old.d_ff}; growth takes nothing away")
-        if self._begins_to_choose(old):
+        if self.mask.has_width and not old.mask.has_width:
             if old.grown_from:
                 raise ValueError(f"grown_from: got {list(old.grown_from)}; a layer that has grown keeps its mask")
             return self._started_whole(old)
@@ -105,21 +105,17 @@ class DynamicConfig(WidthChoice, FFNConfig):
             must_stay(("kind",), old.mask, self.mask)
         if reads_more and old.score.is_stream_mean:
             raise ValueError(
-                f"score: got {old.score.kind}, a mean over the stream, which is another one over a wider stream; use "
-                "linear or mlp"
+                f"score: got {old.score.kind}, a mean over the stream, which changes with a wider stream; use linear "
+                "or mlp"
             )
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 
-    def _begins_to_choose(self, old: "DynamicConfig") -> bool:
-        """Return True if growth from `old` gives a score to tokens that have used all units so far."""
-        return self.mask.has_width and not old.mask.has_width
-
     def _started_whole(self, old: FFNConfig) -> Self:
         """Return this config with a `start` so high that the mask is exactly 1 for every unit and every token.
 
-        The width then ends a quarter of a unit beyond the centre of the last unit. Raises ValueError if no level can
-        achieve that. old: the layer without a choice that is converted.
+        The width then ends a quarter of a unit beyond the centre of the last unit. Raises ValueError if no level
+        achieves that. old: the converted layer, which has no score.
         """
         if not self.mask.is_exact:
             raise ValueError(
@@ -128,7 +124,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
             )
         if self.mask.has_width and not self.score.starts_at_zero:
             raise ValueError(
-                f"score.kind: got {self.score.kind}, which starts at another number for every token; {old.kind} "
+                f"score.kind: got {self.score.kind}, which starts at a different number for each token; {old.kind} "
                 f"becomes {self.kind} with linear, mlp or const"
             )
         n_chosen = self.full_width * (1 - self.min_fraction)
@@ -138,7 +134,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         start = "every token with all units at first (conversion)"
         if isinstance(old, SwiGLUConfig):
             yield f"feed-forward {old.kind} -> {self.kind}, {start}"
-        elif isinstance(old, DynamicConfig) and self._begins_to_choose(old):
+        elif isinstance(old, DynamicConfig) and self.mask.has_width and not old.mask.has_width:
             yield f"mask {old.mask.kind} -> {self.mask.kind}, {start}"
         yield from super().growth_in_words(old)
 

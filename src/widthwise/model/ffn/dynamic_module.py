@@ -1,9 +1,9 @@
-"""The module of a dynamic-width feed-forward, and the ranks of its units, between which growth inserts new ones.
+"""The module of a dynamic-width feed-forward, and the ranks of its units.
 
-A token of width fraction f uses the units whose rank, between 0 and 1, is below f. Units are stored sorted by rank. In
-a layer that never grew, unit i has rank (i + 1/2) / d_ff. If a growth adds n units, they have ranks (j + 1/2) / n and
-are merged into that order, after old units of equal rank. Ranks never change, so every token keeps exactly the old
-units that it used. `sizes`: the numbers of units the layer has had, oldest first, the current one last.
+A token of width fraction f uses the units whose rank, between 0 and 1, is below f. Units are sorted by rank. In a layer
+that never grew, unit i has rank (i + 1/2) / d_ff. Units added by a growth, n in number, have ranks (j + 1/2) / n and
+are merged into that order, after old units of equal rank. Ranks never change, so every token keeps using the same old
+units. `sizes`: all numbers of units that the layer has had, oldest first, including the current one.
 """
 
 import math
@@ -32,30 +32,30 @@ from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
-from widthwise.model.ffn.width_choice_module import HARD, build_mask, build_score
+from widthwise.model.ffn.width_choice_module import HARD, MASKS, SCORES
 from widthwise.model.norm import NormSite
 from widthwise.model.shards import whole
 
 
 def old_index(sizes: tuple[int, ...]) -> list[int]:
-    """For every unit its position before the last growth, -1 if that growth added it. Needs at least two sizes."""
+    """Return the position of each unit before the last growth, -1 if that growth added it. Needs at least two sizes."""
     order = _unsorted(sizes, 1, torch.device("cpu")).argsort(stable=True)
     is_old = order < sizes[-2]
     return torch.where(is_old, is_old.cumsum(dim=0) - 1, -1).tolist()
 
 
 def grown_centres(sizes: tuple[int, ...], like: Tensor) -> Tensor:
-    """rank * sizes[0] of every unit, ascending, with the dtype and device of `like`; i + 1/2 for the original units.
+    """Return rank * sizes[0] of every unit, ascending, with the dtype and device of `like`; i + 1/2 for original units.
 
-    Not cached, because compiled code cannot hold tensors that depend on the device.
+    Not cached, because compiled code cannot contain tensors that depend on the device.
     """
     return _unsorted(sizes, sizes[0], like.device).sort().values.to(like.dtype)
 
 
 def _unsorted(sizes: tuple[int, ...], scale: int, device: torch.device) -> Tensor:
-    """rank * scale in the order in which units were added, in fp64.
+    """Return rank * scale in the order in which units were added, in fp64.
 
-    Each is a single rounded division of exact integers, so that equal ranks are equal numbers and others keep their
+    Each is one rounded division of exact integers, so that equal ranks are equal numbers and all ranks keep their
     order.
     """
     n_added = (sizes[0], *(after - before for before, after in pairwise(sizes)))
@@ -64,45 +64,42 @@ def _unsorted(sizes: tuple[int, ...], scale: int, device: torch.device) -> Tenso
 
 
 MAX_MARGIN = 0.25
-"""Largest margin of an edge, as a share of the full width, that `auto` slices around: with a wider one nearly all units
-would be computed anyway, and their masks kept for the backward pass as well."""
+"""Largest margin of an edge, as a share of the full width, for which `auto` slices. A larger margin would compute
+nearly all units and keep their masks for the backward pass as well."""
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Return function(*inputs), of which only the inputs are kept for the backward pass.
-
-    Compiled code decides itself what to keep.
-    """
+    """Return function(*inputs), and keep only the inputs for the backward pass, except in compiled code."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class DynamicWidth(SwiGLU):
-    """A SwiGLU of which each token uses the first few hidden units.
+    """A SwiGLU of which each token uses the first hidden units.
 
-    A width depends on its own token only, so it is the same in decoding as in training (but for a random score).
+    A width depends on its token only, so it is the same in decoding as in training (except for a random score).
     """
 
     def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__(SwiGLUConfig(d_ff=config.d_ff), d_model, d_out, norm)
         self.config = config
         self.execution: str = config.execution
-        self.mask = build_mask(config.mask, config.full_width)
-        self.score = build_score(config.score, d_model) if config.mask.has_width else None
+        self.mask = MASKS[type(config.mask)](config.mask, config.full_width)
+        self.score = SCORES[type(config.score)](config.score, d_model) if config.mask.has_width else None
         self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         read = self.norm.before(x)
         fraction, edge = self._choose(read, x, context)
-        return self.norm.after(self._update(read, self.config.full_width * fraction, edge)), {
-            "width_fraction": fraction
-        }
+        update = self._update(read, self.config.full_width * fraction, edge)
+        return self.norm.after(update), {"width_fraction": fraction}
 
     @contextmanager
     def unskipped(self) -> Iterator[None]:
-        """Compute the units that a token does not use as well, and mask them, within the block."""
-        before, self.execution = self.execution, "masked"
+        """Compute and mask unused units within the block, instead of skipping them."""
+        before = self.execution
+        self.execution = "masked"
         try:
             yield
         finally:
@@ -111,26 +108,23 @@ class DynamicWidth(SwiGLU):
     def _choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Edge | None]:
         """Return the width fractions of the tokens, (B, T), and the edge.
 
-        x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm. Fractions are 1 in a layer
-        without a mask, whose edge is None, and the forced one if `context` forces one.
+        x: (B, T, d_model), the input of the feed-forward; stream: the same before the norm. Fractions are the forced
+        one if `context` has one, and 1 in a layer without a mask, whose edge is None.
         """
         if context.width_fraction is not None:
-            forced = widened(context.width_fraction).expand(x.shape[:2])
-            return forced, HARD
-        score, bias = self.score, self.bias
+            return widened(context.width_fraction).expand(x.shape[:2]), HARD
+        score = self.score
+        bias = self.bias
         if score is None or bias is None:
             return torch.ones_like(widened(x[..., 0])), None
 
-        def level_of(source: Tensor) -> Tensor:
+        def sigmoid(source: Tensor) -> Tensor:
             with without_autocast(source):
                 return torch.sigmoid(score(source) + widened(bias()))
 
-        level = recomputed(level_of, score.source(x, stream))
+        level = recomputed(sigmoid, score.source(x, stream))
         least = self.config.min_fraction
         return least + (1 - least) * level, self.mask.edge(compute_dtype(x))
-
-    def _edge(self) -> Edge:
-        return self.mask.edge(compute_dtype(next(self.parameters())))
 
     def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
         """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""
@@ -141,24 +135,23 @@ class DynamicWidth(SwiGLU):
             return self._masked(x, width, edge)
         weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
         width, margin = self._as_never_grown(width.flatten(), edge.margin)
-        edge = Edge(edge.mask, margin, min(margin, edge.overlap))
-        update = sliced(x.flatten(0, 1), *weights, width, edge)
+        update = sliced(x.flatten(0, 1), *weights, width, edge._replace(margin=margin))
         return update.unflatten(0, x.shape[:2])
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
-        """The function that skips unused units; None if that is impossible here or not wanted."""
+        """Return the function that skips unused units; None if that is impossible or disabled."""
         if edge.margin == math.inf or self.execution == "masked" or torch.compiler.is_compiling():
             return None
         if self.execution == "auto" and edge.margin > MAX_MARGIN * self.config.full_width:
             return None
         if self.config.grown_from and edge.margin > 0:
-            return None  # a ramp needs the true centres, and the sliced forms assume i + 1/2
+            return None  # a ramp needs the real centres, but the sliced forms assume i + 1/2
         if self.execution == "sliced":
             return fused_sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
 
     def _masked(self, x: Tensor, width: Tensor, edge: Edge) -> Tensor:
-        """All units, times the mask; arguments as for `_update`."""
+        """Compute `_update` with all units, times the mask."""
         centres = self._centres(width)
 
         def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
@@ -167,13 +160,13 @@ class DynamicWidth(SwiGLU):
         return self.w_down(recomputed(gated, self.w_gate(x), self.w_up(x), width))
 
     def _centres(self, like: Tensor) -> Tensor:
-        """(d_ff,): the centres in units, with the dtype and device of `like`."""
+        """Return the centres in units, (d_ff,), with the dtype and device of `like`."""
         if self.config.grown_from:
             return grown_centres(self.config.sizes, like)
         return unit_centres(0, self.config.d_ff, like)
 
     def _as_never_grown(self, width: Tensor, margin: float) -> tuple[Tensor, float]:
-        """The width and margin that reach as many units with centres at i + 1/2, which the kernels assume."""
+        """Return the width and margin that reach as many units with centres at i + 1/2, as the kernels assume."""
         if not self.config.grown_from:
             return width, margin
         return torch.searchsorted(self._centres(width), width.detach() + margin).to(width.dtype), 0.0
@@ -183,24 +176,25 @@ class DynamicWidth(SwiGLU):
         return whole_units(*self._as_never_grown(width, 0.0), self.config.d_ff)
 
     def bucketed_units(self, width: Tensor) -> int:
-        """Return the total hidden units of tokens of these widths, each rounded up to the edge of a slice.
+        """Return the total hidden units of tokens with these widths, each rounded up to the edge of a slice.
 
         width: (n_tokens,), in units.
         """
-        width, margin = self._as_never_grown(width, self._edge().margin)
+        width, margin = self._as_never_grown(width, self.mask.edge(compute_dtype(self.w_gate.weight)).margin)
         return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
     def computed_units(self, width: Tensor, is_compiled: bool) -> int:
-        """Return the total hidden units that a forward pass over tokens of these widths computes.
+        """Return the total hidden units that a forward pass computes for tokens with these widths.
 
-        width: (n_tokens,), in units. Rows that stripes add in bf16 are not counted. Call it in the same mode and with
-        the same autocast as the pass.
+        width: (n_tokens,), in units. Rows that stripes add in bf16 are not counted. Call it in the mode and with the
+        autocast of the pass.
         """
-        edge = self._edge()
+        dtype = compute_dtype(self.w_gate.weight)
+        edge = self.mask.edge(dtype)
         sliced = None if is_compiled else self._sliced_form(width, edge)
         if sliced is None:
             return len(width) * self.config.d_ff
-        if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
+        if sliced is sliced_swiglu and not sliced_is_faster(len(width), dtype):
             return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
         return self.bucketed_units(width)
 

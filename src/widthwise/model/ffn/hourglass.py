@@ -1,4 +1,4 @@
-"""Hourglass feed-forward: a stack of narrow blocks, SwiGLUs in the paper, each with its own residual and norm.
+"""Hourglass feed-forward: a stack of narrow blocks, SwiGLUs in the paper, each with a residual and a norm.
 
 Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
 """
@@ -19,12 +19,11 @@ from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
 CONVENTIONAL = (SwiGLUConfig, MLPConfig)
-"""Feed-forwards that can be a block."""
+"""Feed-forwards that can become the first block."""
 
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
-"""Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
-KEPT_OF_BLOCKS = ("block_multiplier", "activation", "gated")
+"""Norm of each block, before it (the paper) or after it, or one norm before the whole stack, or none."""
 
 
 class BlockOptions(Config):
@@ -33,37 +32,37 @@ class BlockOptions(Config):
     activation: Activation = "silu"
     """silu is SwiGLU's and the paper's. relu2 is the square of relu."""
     gated: bool = True
-    """Multiply w_up(x) by w_gate(x) after the activation; if not, w_up(x) goes through the activation, and a
-    block has two matrices instead of three."""
+    """Multiply w_up(x) by the activation of w_gate(x). Otherwise apply the activation to w_up(x); a block then has two
+    matrices instead of three."""
     share_weights: bool = False
-    """Share the matrices among all blocks; each still has its own norm."""
+    """Share the matrices among all blocks, which keep separate norms."""
     norm: BlockNorm | None = None
-    """null: as in the layer, which follows model.norm.placement."""
+    """Norm of the blocks. null: as in the layer, which follows model.norm.placement."""
     block_multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of a block's update as later blocks see it. Equal to the residual's multiplier, it makes the blocks layers
-    without attention."""
+    """Factor of a block's update in the input of later blocks. If it equals the residual's multiplier, blocks act as
+    layers without attention."""
 
     def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
-        """The matrices, and the hidden activations kept for the backward pass."""
+        """Return the cost of the matrices and of the hidden activations kept for the backward pass."""
         if not self.gated:
             activations = Cost(activation_elements=N_KEPT[self.activation] * d_hidden)
             return linear(d_model, d_hidden) + linear(d_hidden, d_out) + activations
         recomputed = swiglu_cost(d_model, d_hidden, d_out)
         if self.activation == "silu":
             return recomputed
-        # With gate or its activation, up and product: the activated gate, where the activation keeps its argument.
+        # The activated gate, if the activation keeps its argument, in addition to gate, up and product.
         return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
 
 
 class HourglassConfig(BlockOptions, FFNConfig):
-    """n_blocks times h = h + block(norm(h)); the update is the sum of what the blocks add."""
+    """n_blocks times h = h + block(norm(h)). The update is the sum of the blocks' updates."""
 
     module = "widthwise.model.ffn.hourglass_module:Hourglass"
     kind: Literal["hourglass"] = "hourglass"
-    kept = KEPT_OF_BLOCKS
+    constant_fields = ("block_multiplier", "activation", "gated")
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     n_blocks: NBlocks
-    """K, the number of blocks in the stack."""
+    """K, the number of blocks."""
     d_hidden: Width | tuple[Width, ...]
     """d_h, the hidden width: one for all blocks, or one for each."""
 
@@ -73,7 +72,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
             if len(self.d_hidden) != self.n_blocks:
                 raise ValueError(f"d_hidden: got {len(self.d_hidden)} widths for n_blocks = {self.n_blocks}")
             if self.share_weights and len(set(self.d_hidden)) > 1:
-                raise ValueError("share_weights: blocks of different d_hidden have no matrices in common")
+                raise ValueError("share_weights: blocks of different d_hidden cannot share matrices")
         return self
 
     @property
@@ -85,11 +84,11 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self.n_blocks
 
     def block_outputs(self, d_model: int, d_out: int) -> list[int]:
-        """Width that each block writes: d_model, but d_out for the last one unless it shares its matrices."""
+        """Return the width that each block writes: d_model, but d_out for the last one unless matrices are shared."""
         return [d_model] * (self.n_blocks - 1) + [d_model if self.share_weights else d_out]
 
     def norm_sites(self, d_model: int, d_out: int, norm: NormSite) -> tuple[NormSite | None, list[NormSite]]:
-        """The norm before the whole stack, if any, and the norm of each block."""
+        """Return the norm before the whole stack, if there is one, and the norm of each block."""
         is_shared = self.norm == "shared"
         placement = "none" if is_shared else self.norm or norm.placement
         sites = [norm.moved(placement, d_model, d_out, d_write) for d_write in self.block_outputs(d_model, d_out)]
@@ -107,21 +106,21 @@ class HourglassConfig(BlockOptions, FFNConfig):
         shared, sites = self.norm_sites(d_model, d_out, norm)
         costs = [site.cost(d_model, d_write) for site, d_write in zip(sites, self.block_outputs(d_model, d_out))]
         if shared is not None:
-            costs[0] = shared.cost(d_model, d_out)  # its output is the input that the first block keeps anyway
+            costs[0] = shared.cost(d_model, d_out)  # its output is the input that the first block keeps
         return sum(costs, Cost())
 
     def norm_placement(self, placement: str) -> str:
         return self.norm or placement
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """A conventional feed-forward of that form becomes the first block, and the other blocks are added."""
+        """Return this config. A conventional feed-forward becomes the first block, and other blocks are added."""
         if isinstance(old, CONVENTIONAL):
             if isinstance(old, MLPConfig):
                 must_agree("bias", old.bias, False)
             must_agree("gated", isinstance(old, SwiGLUConfig), self.gated)
             must_agree("activation", old.activation if isinstance(old, MLPConfig) else "silu", self.activation)
             if self.share_weights and self.n_blocks > 1:
-                raise ValueError("share_weights: got True; an added block starts silent, with matrices of its own")
+                raise ValueError("share_weights: got True; an added block starts silent, so it needs separate matrices")
             return self
         grown = super().with_constants_of(old, reads_more)
         must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
@@ -146,7 +145,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
 
 
 def _with_shared_weights(costs: list[Cost]) -> Cost:
-    """The sum of the blocks' costs, with their common parameters counted once."""
+    """Return the sum of the blocks' costs, with shared parameters counted once."""
     total = sum(costs, Cost())
     return total + vector(costs[0].params - total.params)
 
@@ -158,7 +157,7 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
     hidden_key = "d_hidden"
     usual_ratio = 0.4
     n_blocks: NBlocks = 4
-    """K, the number of blocks in the stack."""
+    """K, the number of blocks."""
     d_hidden: Width | None = None
     """Hidden width of every block of every layer."""
 

@@ -38,7 +38,7 @@ def build_block(form: BlockOptions, d_model: int, d_hidden: int, d_out: int, nor
 
 
 class Hourglass(FeedForward):
-    """Adds up its blocks' updates itself; the layer adds their sum to the stream once."""
+    """The stack of blocks. It returns the sum of their updates, which the layer adds to the stream once."""
 
     def __init__(self, config: HourglassConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
@@ -62,7 +62,7 @@ class Hourglass(FeedForward):
         entered = self.norm(x)
         total, _ = self.blocks[0](entered, context)
         for block in self.blocks[1:]:
-            total = total.to(x.dtype)  # sums in the dtype of the stream, not of the matrix products
+            total = total.to(x.dtype)  # sum in the dtype of the stream, not of the matrix products
             update, _ = block(entered.add(total, alpha=self.config.block_multiplier), context)
             total = total[..., : update.shape[-1]] + update
         return total[..., : self.d_out], {}

@@ -16,12 +16,12 @@ from widthwise.sizes import Width
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 
 N_KEPT: dict[Activation, int] = {"gelu": 2, "gelu_tanh": 2, "relu": 1, "relu2": 2, "silu": 2}
-"""Activation -> how many numbers per channel it and the next matrix product keep for the backward pass: argument and
-value, or only the value."""
+"""Activation -> numbers per channel that it and the next matrix product keep for the backward pass: argument and value,
+or only the value."""
 
 
 class MLPOptions(Config):
-    """Options that recipe and resolved model share."""
+    """Options that a recipe and a resolved model share."""
 
     activation: Activation = "gelu"
     """gelu_tanh is GPT-2's approximation of gelu; relu2 is the square of relu."""
@@ -29,7 +29,7 @@ class MLPOptions(Config):
     """Give both matrices a bias, which starts at 0."""
 
     def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
-        """Cost of both matrices and biases, and the hidden activations kept for the backward pass."""
+        """Return the cost of matrices, biases and the hidden activations kept for the backward pass."""
         biases = vector(d_ff) + vector(d_out) if self.bias else Cost()
         activations = Cost(activation_elements=N_KEPT[self.activation] * d_ff)
         return linear(d_model, d_ff) + linear(d_ff, d_out) + biases + activations
@@ -38,7 +38,7 @@ class MLPOptions(Config):
 class MLPConfig(MLPOptions, FFNConfig):
     """The feed-forward down(activation(up(x)))."""
 
-    kept = ("activation",)
+    constant_fields = ("activation",)
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     bakes_with_one_eps = True
     module = "widthwise.model.ffn.mlp_module:MLP"

@@ -13,7 +13,7 @@ from widthwise.model.norm import NormSite
 
 
 def relu2(x: Tensor) -> Tensor:
-    """The squared ReLU, max(x, 0)^2."""
+    """Return the squared ReLU, max(x, 0)^2."""
     return relu(x).square()
 
 
@@ -38,5 +38,5 @@ class MLP(FeedForward):
         return self.update_of(self.norm.before(x)), {}
 
     def update_of(self, read: Tensor) -> Tensor:
-        """The update, from what `norm.before` makes of the stream."""
+        """Return the update from the result of `norm.before`."""
         return self.norm.after(self.w_down(ACTIVATIONS[self.config.activation](self.w_up(read))))

@@ -23,8 +23,7 @@ class Routing(Config):
     n_experts: Count
     """Experts to choose from."""
     top_k: Count
-    """Experts that each token is sent to. With 1 the weight is always 1, and the router learns only from the auxiliary
-    losses."""
+    """Experts per token. With 1 the weight is always 1, and the router learns only from the auxiliary losses."""
     balance_coefficient: pydantic.NonNegativeFloat = 0.01
     """Coefficient of the balance loss, n_experts * sum over experts of (mean probability * share of choices), which is
     1 if both are uniform. Source: Switch Transformer, arXiv:2101.03961, equation 4."""
@@ -34,14 +33,14 @@ class Routing(Config):
     @pydantic.model_validator(mode="after")
     def _check_choice(self) -> "Routing":
         if self.top_k > self.n_experts:
-            raise ValueError(f"top_k: got {self.top_k}; there are only n_experts = {self.n_experts} to choose from")
+            raise ValueError(f"top_k: got {self.top_k}; must be at most n_experts = {self.n_experts}")
         return self
 
     def experts_cost(self, d_model: float, d_expert: float, d_shared: float, d_out: float) -> Cost:
-        """Cost of router, experts of width d_expert, and a shared expert of width d_shared.
+        """Return the cost of router, experts of width d_expert, and a shared expert of width d_shared.
 
-        Kept for the backward pass: gate and up of every choice; in fp32 the weights of the choices and, for the
-        auxiliary losses, the router's logits, probabilities and log-normaliser.
+        Kept for the backward pass: gate and up of every choice; in fp32 the weights of the choices and, for auxiliary
+        losses, the router's logits, probabilities and log-normaliser.
         """
         router = linear(d_model, self.n_experts) + Cost(activation_fp32_elements=self.top_k + 2 * self.n_experts + 1)
         expert = linear(d_model, d_expert) + linear(d_model, d_expert) + linear(d_expert, d_out)
@@ -61,7 +60,7 @@ class MoEConfig(Routing, FFNConfig):
     The weights are the softmax over the logits of the chosen experts. No noise, no capacity limit, no dropped tokens.
     """
 
-    kept = ()
+    constant_fields = ()
     hidden_axes: ClassVar = {"d_expert": "d_expert", "d_shared": "d_ff"}
     bakes_with_one_eps = True
     module = "widthwise.model.ffn.moe_module:MoE"
@@ -69,7 +68,7 @@ class MoEConfig(Routing, FFNConfig):
     d_expert: Width
     """Hidden width of each expert, in channels."""
     d_shared: int = Field(default=0, ge=0, le=WIDEST)
-    """Hidden width of the shared expert, which every token passes in addition to its chosen ones; 0: none."""
+    """Hidden width of the shared expert, which every token uses in addition to its chosen ones; 0: none."""
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:
@@ -80,12 +79,12 @@ class MoEConfig(Routing, FFNConfig):
         return self.experts_cost(d_model, self.d_expert, self.d_shared, d_out)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """A SwiGLU becomes equal experts, which diverge because a new router sends them different tokens."""
+        """Return this config. A SwiGLU becomes equal experts, which diverge because their tokens differ."""
         if isinstance(old, SwiGLUConfig):
             if self.d_expert < old.d_ff:
                 raise ValueError(
-                    f"d_expert: got {self.d_expert}; every expert starts as the whole feed-forward, so that it must be "
-                    f"at least {old.d_ff}"
+                    f"d_expert: got {self.d_expert}; must be at least {old.d_ff}, because every expert starts as the "
+                    "whole feed-forward"
                 )
             return self
         grown = super().with_constants_of(old, reads_more)
@@ -93,13 +92,13 @@ class MoEConfig(Routing, FFNConfig):
         n_copies, rest = divmod(self.n_experts, old.n_experts)
         if rest or n_copies == 0 or self.top_k != old.top_k * n_copies:
             raise ValueError(
-                f"n_experts: got {self.n_experts} with top_k {self.top_k} where there were {old.n_experts} with top_k "
-                f"{old.top_k}; single experts cannot join, because they would take tokens or weight from the others: "
-                "multiply n_experts and top_k by one number, or grow d_expert or d_shared"
+                f"n_experts: got {self.n_experts} with top_k {self.top_k} where it was {old.n_experts} with "
+                f"{old.top_k}; single experts cannot be added, because they would take tokens or weight from other "
+                "experts: multiply n_experts and top_k by one number, or grow d_expert or d_shared"
             )
         if self.d_expert < old.d_expert and self.d_expert * n_copies != old.d_expert:
             got = f"d_expert: got {self.d_expert} where it was {old.d_expert}"
-            raise ValueError(f"{got}; it grows, or experts are cut into equal parts")
+            raise ValueError(f"{got}; it must grow, or experts must be cut into equal parts")
         return grown
 
     def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
@@ -128,7 +127,7 @@ class MoETemplate(Routing, HiddenWidthTemplate):
     d_expert: Width | None = None
     """Hidden width of every expert of every layer."""
     n_shared_experts: int = Field(default=0, ge=0, le=1000)
-    """Experts that every token passes, built as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
+    """Experts that every token uses, built as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
     arXiv:2401.06066."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:

@@ -14,12 +14,13 @@ from widthwise.model.norm import NormSite
 
 
 class MoE(FeedForward):
-    """The experts' matrices are stacked along the rows: w_gate has n_experts * d_expert rows."""
+    """A mixture of experts. Matrices of experts are stacked along the rows: w_gate has n_experts * d_expert rows."""
 
     def __init__(self, config: MoEConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
-        n_experts, d_expert = config.n_experts, config.d_expert
+        n_experts = config.n_experts
+        d_expert = config.d_expert
         self.norm = norm.build(d_model, d_out)
         self.w_router = Control({"d_model": d_model}, {"n_experts": n_experts})
         self.w_gate = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
@@ -29,7 +30,7 @@ class MoE(FeedForward):
         self.shared = SwiGLU(SwiGLUConfig(d_ff=config.d_shared), d_model, d_out, inside) if config.d_shared else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and load and losses of the router."""
+        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and the router's load and losses."""
         x = self.norm.before(x)
         logits = widened(self.w_router(x).flatten(0, 1))
         weights, chosen = self.choose(logits)
@@ -38,7 +39,7 @@ class MoE(FeedForward):
         update = grouped_swiglu(x.flatten(0, 1), chosen, weights, *matrices).unflatten(0, x.shape[:2])
         if self.shared is not None:
             update = update + self.shared(x, context)[0]
-        # By an operator of static shape.
+        # Unlike bincount, this operator has a static shape.
         counts = chosen.new_zeros(n_experts).scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
         expert_load = counts.to(logits.dtype) / chosen.numel()
         choices = {"expert_load": expert_load}

@@ -8,14 +8,14 @@ from widthwise.sizes import Width
 
 
 def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
-    """Cost of gate, up and down projection. Kept for the backward pass: gate, up and their product."""
+    """Return the cost of gate, up and down projection. Kept for the backward pass: gate, up and their product."""
     return linear(d_model, d_ff) + linear(d_model, d_ff) + linear(d_ff, d_out) + Cost(activation_elements=3 * d_ff)
 
 
 class SwiGLUConfig(FFNConfig):
     """The feed-forward down(silu(gate(x)) * up(x))."""
 
-    kept = ()
+    constant_fields = ()
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     bakes_with_one_eps = True
     module = "widthwise.model.ffn.swiglu_module:SwiGLU"

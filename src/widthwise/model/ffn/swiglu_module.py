@@ -21,5 +21,5 @@ class SwiGLU(FeedForward):
         return self.update_of(self.norm.before(x)), {}
 
     def update_of(self, read: Tensor) -> Tensor:
-        """The update, from what `norm.before` makes of the stream."""
+        """Return the update from the result of `norm.before`."""
         return self.norm.after(self.w_down(swiglu(self.w_gate(read), self.w_up(read))))

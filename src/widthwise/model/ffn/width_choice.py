@@ -1,10 +1,11 @@
 """The width of a token in a dynamic-width feed-forward: a score, and a mask over the units below the width.
 
-A layer has d_ff units; unit i has its centre at c_i = i + 1/2. A token of width w, in units, uses those whose centres
-are below w. A step has no derivative in w, so the masks differ in how they fall from 1 to 0 and in their derivative.
+A layer has d_ff units; the centre of unit i is c_i = i + 1/2. A token of width w, in units, uses the units whose
+centres are below w. A step has no derivative in w, so the masks differ in their fall from 1 to 0 and in their
+derivative.
 
-In a grown layer the centres of new units are between the old ones, which keep theirs, and temperatures keep their
-meaning. `d_ff` in this file is therefore the value before any growth.
+In a grown layer the centres of new units are between those of old ones, and old centres and temperatures do not change.
+`d_ff` in this file is therefore the value before any growth.
 """
 
 from abc import ABC
@@ -19,32 +20,33 @@ from widthwise.sizes import Width
 
 
 class WidthScoreConfig(Config, ABC):
-    """A score: the number of a token that decides its width."""
+    """A score: one number per token that decides its width."""
 
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
 
     n_kept: ClassVar[int] = 0
-    """Numbers kept for the backward pass in fp32 besides x, from which the score is recomputed."""
+    """Numbers kept in fp32 for the backward pass in addition to x, from which the score is recomputed."""
     is_stream_mean: ClassVar[bool] = False
-    """True if it is a mean over the coordinates of the stream, which changes when the stream becomes wider."""
+    """True for a mean over the coordinates of the stream, which changes when the stream becomes wider."""
     starts_at_zero: ClassVar[bool] = False
-    """True if the score, and its gradient with respect to the features, is 0 for every token before training."""
+    """True if the score and its gradient with respect to the features are 0 for every token before training."""
 
     def cost(self, d_model: float) -> Cost:
-        """Return the cost of the score, without what the feed-forward keeps anyway."""
+        """Return the cost of the score, without activations that the feed-forward keeps anyway."""
         return Cost(activation_fp32_elements=self.n_kept)
 
 
 class ConstScoreConfig(WidthScoreConfig):
     """Always 0, which leaves only the bias: a learned width of the layer, the same for all tokens."""
 
-    starts_at_zero, n_kept = True, 1
+    starts_at_zero = True
+    n_kept = 1
     kind: Literal["const"] = "const"
 
 
 class GainedScoreConfig(WidthScoreConfig, ABC):
-    """A score with a gain, which decides how much the widths of tokens differ."""
+    """A score with a gain, which decides how much widths differ among tokens."""
 
     learn_gain: bool = True
     """Learn the gain, as exp(theta) with theta starting at 0; otherwise it is 1."""
@@ -56,7 +58,7 @@ class GainedScoreConfig(WidthScoreConfig, ABC):
 class RandomScoreConfig(GainedScoreConfig):
     """logit(u) with u ~ U(0, 1) for each token; with gain 1 and bias 0 the level is uniform.
 
-    A control: the same budget and spread of widths, but no information in them. Random in evaluation as well.
+    A control with the same budget and spread of widths, but without information. Random in evaluation as well.
     """
 
     n_kept = 1
@@ -67,14 +69,14 @@ class FeatureScoreConfig(GainedScoreConfig, ABC):
     """A score computed from a token's features."""
 
     detach: bool = False
-    """Stop the gradient at the features, so that choosing widths does not shape them."""
+    """Stop the gradient at the features, so that the choice of widths does not change them."""
 
 
 class LayerNormMeanScoreConfig(FeatureScoreConfig):
-    """mean(LayerNorm(x)), as the paper writes it.
+    """mean(LayerNorm(x)), as in the paper.
 
-    Degenerate: the mean is 0 until the norm's gains differ, and then stays within a few thousandths of the mean of its
-    biases.
+    It is degenerate: the mean is 0 until the norm's gains differ, and then stays within a few thousandths of the mean
+    of its biases.
     """
 
     is_stream_mean = True
@@ -87,7 +89,8 @@ class LayerNormMeanScoreConfig(FeatureScoreConfig):
 class RawMeanScoreConfig(FeatureScoreConfig):
     """The mean of the residual stream before the norm: the paper's score without its norm. Unbounded."""
 
-    is_stream_mean, n_kept = True, 1
+    is_stream_mean = True
+    n_kept = 1
     kind: Literal["raw_mean"] = "raw_mean"
 
 
@@ -118,27 +121,27 @@ AnyWidthScore = Annotated[_OfFeatures | ConstScoreConfig | RandomScoreConfig, Fi
 
 
 class WidthMaskConfig(Config):
-    """A kind of mask and its options. The default is a step."""
+    """A kind of mask and its options; a step unless a subclass has another form."""
 
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
 
     has_width: ClassVar[bool] = True
-    """True if tokens have widths at all."""
+    """True if tokens choose widths."""
     is_exact: ClassVar[bool] = True
     """True if the mask is exactly 1 for every unit below the token's width, in training as well."""
 
     def at_width(self, d_ff: int) -> Self:
-        """The config with all that depends on d_ff written out. Raises ValueError if an option does not suit d_ff."""
+        """Return the config with the values for d_ff written out. Raise ValueError if an option does not suit d_ff."""
         return self
 
     def cost(self) -> Cost:
-        """Cost of its parameters."""
+        """Return the cost of its parameters."""
         return Cost()
 
 
 class HardMaskConfig(WidthMaskConfig):
-    """A step, as the paper writes it. No gradient reaches the score through it."""
+    """A step, as in the paper. It passes no gradient to the score."""
 
     kind: Literal["hard"] = "hard"
 
@@ -149,7 +152,7 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
     temperature: pydantic.PositiveFloat | None = None
     """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
     learn_temperature: bool = False
-    """Make T a parameter; it is clamped to 1 ... d_ff / 16."""
+    """Learn T, clamped to 1 ... d_ff / 16."""
 
     def at_width(self, d_ff: int) -> Self:
         first = self.temperature or max(1.0, d_ff / 32)
@@ -164,7 +167,7 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
 
     @staticmethod
     def highest_temperature(d_ff: int) -> float:
-        """Upper bound of a learned T, in units. Softening the mask lowers the loss, so T would rise for ever."""
+        """Return the upper bound of a learned T, in units. Softer masks have lower losses, so T would keep rising."""
         return max(1.0, d_ff / 16)
 
 
@@ -176,13 +179,13 @@ class SoftMaskConfig(TemperedMaskConfig):
 
 
 class StraightThroughMaskConfig(TemperedMaskConfig):
-    """Straight-through: a step with the gradient of sigmoid((w - c) / T)."""
+    """Straight-through estimator: a step with the gradient of sigmoid((w - c) / T)."""
 
     kind: Literal["ste"] = "ste"
 
 
 class NoMaskConfig(WidthMaskConfig):
-    """Every token uses every unit, and there is no score: a plain SwiGLU, unless a width is forced on it."""
+    """No mask and no score: every token uses every unit, as in a SwiGLU, unless a width is forced."""
 
     kind: Literal["none"] = "none"
     has_width = False

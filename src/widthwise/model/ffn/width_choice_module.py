@@ -1,4 +1,4 @@
-"""The modules of the scores, from which a token gets its width, and of the masks, which fall from 1 to 0 there.
+"""The modules of scores, which decide the width of a token, and of masks, which fall from 1 to 0 at that width.
 
 Scores are computed in fp32, or wider if the model is: neighbouring units are equal in bf16.
 """
@@ -38,7 +38,7 @@ EPS = 1e-5
 
 
 class WidthScore(nn.Module):
-    """forward(source) -> (B, T), called with autocast off. `source` returns what the score is computed from."""
+    """A score. `source` returns the input of `forward`, which returns (B, T) and is called with autocast off."""
 
     def __init__(self, config: WidthScoreConfig, d_model: int):
         super().__init__()
@@ -46,11 +46,11 @@ class WidthScore(nn.Module):
         self.log_gain = Vector({}, 0.0) if isinstance(config, GainedScoreConfig) and config.learn_gain else None
 
     def source(self, x: Tensor, stream: Tensor) -> Tensor:
-        """The input of `forward`. x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
+        """Return the input of `forward`. x: (B, T, d_model), input of the feed-forward; stream: x before the norm."""
         return x.detach() if self.detach else x
 
     def before_gain(self, source: Tensor) -> Tensor:
-        """The score before the gain, (B, T). source: as returned by `source`."""
+        """Return the score before the gain, (B, T). source: as returned by `source`."""
         return source
 
     def forward(self, source: Tensor) -> Tensor:
@@ -122,33 +122,29 @@ SCORES: dict[type[WidthScoreConfig], Callable[[Any, int], WidthScore]] = {
 }
 
 
-def build_score(config: WidthScoreConfig, d_model: int) -> WidthScore:
-    return SCORES[type(config)](config, d_model)
-
-
 def step(width: Tensor, centres: Tensor) -> Tensor:
-    """1 for centres below the width, else 0; without a derivative."""
-    room = width.new_empty(torch.broadcast_shapes(width.shape, centres.shape))
-    return torch.gt(width.detach(), centres, out=room)  # a fifth of the time of a cast from bool
+    """Return 1 for centres below the width, otherwise 0, without a derivative."""
+    mask = width.new_empty(torch.broadcast_shapes(width.shape, centres.shape))
+    return torch.gt(width.detach(), centres, out=mask)  # a fifth of the time of a cast from bool
 
 
-HARD = Edge(step, 0.0, 0.0)
+HARD = Edge(step, 0.0)
 
 
 class WidthMask(nn.Module):
-    """The mask of a layer: a step in training and evaluation, unless a subclass has another."""
+    """The mask of a layer: a step in training and evaluation, unless a subclass has another form."""
 
     def __init__(self, config: WidthMaskConfig, d_ff: int):
         super().__init__()
         self.temperature: Temperature | None = None
 
     def edge(self, dtype: torch.dtype) -> Edge:
-        """The edge to use now. dtype: of the products."""
+        """Return the edge for the present mode. dtype: of the matrix products."""
         return HARD
 
 
 class Temperature(nn.Module):
-    """T in units: that of the config, or first * exp(theta) clamped to 1 ... `highest_temperature`."""
+    """T in units: the value of the config, or first * exp(theta) clamped to 1 ... `highest_temperature`."""
 
     def __init__(self, config: TemperedMaskConfig, d_ff: int):
         super().__init__()
@@ -174,14 +170,14 @@ class SoftMask(WidthMask):
     def edge(self, dtype: torch.dtype) -> Edge:
         assert self.temperature is not None
         temperature = self.temperature()
-        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf, torch.inf)
+        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
 
 
 class StraightThroughMask(SoftMask):
     """A step with the gradient of sigmoid((w - c) / T).
 
-    The derivative counts up to where, in w, the rest further out adds up to one rounding of the products' dtype:
-    2 sigmoid(-z) = eps for z = (w - c) / T, which is 5.5 in bf16, 16.6 in fp32. In T it loses more, a few roundings.
+    The derivative in w is cut off where the remaining tail sums to one rounding of the products' dtype: 2 sigmoid(-z) =
+    eps for z = (w - c) / T, which is 5.5 in bf16 and 16.6 in fp32. The derivative in T loses a few roundings.
     """
 
     def edge(self, dtype: torch.dtype) -> Edge:
@@ -189,19 +185,17 @@ class StraightThroughMask(SoftMask):
             return HARD
         assert self.temperature is not None
         temperature = self.temperature()
-        given = temperature if isinstance(temperature, Tensor) else torch.tensor(temperature, dtype=torch.float64)
+        if not isinstance(temperature, Tensor):
+            temperature = torch.tensor(temperature, dtype=torch.float64)
 
         def mask(width: Tensor, centres: Tensor) -> Tensor:
-            return StraightThrough.apply(width, centres, given)
+            return StraightThrough.apply(width, centres, temperature)
 
-        return Edge(mask, self.temperature.highest * math.log(2 / torch.finfo(dtype).eps), 0.0)
+        return Edge(mask, self.temperature.highest * math.log(2 / torch.finfo(dtype).eps))
 
 
 class StraightThrough(torch.autograd.Function):
-    """`step` of a width, with the derivative of sigmoid((width - centres) / temperature).
-
-    Only the backward pass computes it.
-    """
+    """`step` with the derivative of sigmoid((width - centres) / temperature), computed only in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, width: Tensor, centres: Tensor, temperature: Tensor) -> Tensor:
@@ -226,7 +220,3 @@ MASKS: dict[type[WidthMaskConfig], Callable[[Any, int], WidthMask]] = {
     SoftMaskConfig: SoftMask,
     StraightThroughMaskConfig: StraightThroughMask,
 }
-
-
-def build_mask(config: WidthMaskConfig, d_ff: int) -> WidthMask:
-    return MASKS[type(config)](config, d_ff)

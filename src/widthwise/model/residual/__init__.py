@@ -1,6 +1,6 @@
 """The residual variants. To add one, write a file that registers it and import that file here.
 
-`interface.py` defines a variant; the layer and the decoder do not know which one they have.
+See `interface.py` for the interface. Layer and decoder do not depend on the variant.
 """
 
 from typing import Annotated

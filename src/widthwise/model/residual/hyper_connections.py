@@ -1,7 +1,7 @@
 """Generalized hyper-connections: the stream is n slots, and sublayers read and write learned mixtures of them.
 
-Source: virtual-width paper, arXiv:2511.11238, section 3; docs/virtual_width.md resolves its contradictions. A
-slot is `slot_width` numbers. A layer of width d reads and writes m = d / slot_width blocks, so that layers of different
+Source: virtual-width paper, arXiv:2511.11238, section 3; see docs/virtual_width.md for its contradictions. A slot has
+`slot_width` numbers. A layer of width d reads and writes m = d / slot_width blocks, so that layers of different
 widths share one stream; with coefficients frozen at their initial values this is the plain residual with carry. m = 1
 gives Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), n_slots = m Frac-Connections (Zhu et al. 2025,
 arXiv:2503.14125).
@@ -44,28 +44,28 @@ IN_TURN = {
     "embedding": ("copies", "slot"),
     "reduce": ("sum", "slot"),
 }
-"""Option -> its value that deals out blocks in turn, which would land where wider layers have others, and what serves
-layers of different widths instead."""
+"""Option -> its value that assigns blocks in turn, which conflicts with wider layers, and the replacement for layers of
+different widths."""
 TILING = {"embedding": "copies", "reduce": "sum", "reduce_init": "mean"}
-"""Option -> its value that needs a stream of whole groups of d_model coordinates."""
+"""Option -> its value that requires a stream of whole groups of d_model coordinates."""
 
 
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     """A stream of n_slots slots."""
 
     module = "widthwise.model.residual.hyper_connections_module"
-    kept = ()
+    constant_fields = ()
     slot_width: Width
     n_slots: NSlots
     n_owned_slots: NSlots
-    """Slots that the widest layer reads and writes; no layer owns the ones after them."""
+    """Slots that the widest layer reads and writes. No layer owns later slots."""
     slot_norm_dim: pydantic.PositiveInt | None = None
-    """Divisor of a slot's sum of squares in the norm for dynamic coefficients, whose output is divided by its root once
-    more. null: slot_width. A grown model keeps its old divisor."""
+    """Divisor of a slot's sum of squares in the norm for dynamic coefficients, whose output is divided by its root
+    again. null: slot_width. A grown model keeps its old divisor."""
     group_norm: GroupNormKind | None
     """Norm over every d_model coordinates of the stream before it is reduced."""
     group_norm_dim: pydantic.PositiveInt | None = None
-    """Divisor of its sums of squares; null: d_model."""
+    """Divisor of the sums of squares in the group norm; null: d_model."""
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
         counts = [n_blocks(width, self.slot_width) for width in (d_model, *widths)]
@@ -81,8 +81,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         n_fractions = counts[0]
         if self.group_norm is not None and self.n_slots % n_fractions:
             raise ValueError(
-                f"group_norm: got {self.group_norm}; its groups of {n_fractions} slots do not tile n_slots = "
-                f"{self.n_slots}, so it must be none"
+                f"group_norm: got {self.group_norm}; must be none, because groups of {n_fractions} slots do not tile "
+                f"n_slots = {self.n_slots}"
             )
         for name, value in TILING.items():
             if getattr(self, name) == value and self.n_slots % n_fractions:
@@ -90,14 +90,14 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
                     f"{name}: got {value}; groups of {n_fractions} slots do not tile n_slots = {self.n_slots}"
                 )
         if self.reduce == "sum" and self.reduce_init != "first":
-            raise ValueError(f"reduce_init: got {self.reduce_init}; reduce: sum has no weights, so it must be first")
-        # Slots that start equal, take equal updates and are not read stay equal.
+            raise ValueError(f"reduce_init: got {self.reduce_init}; must be first, because reduce: sum has no weights")
+        # Slots stay equal if they start equal, take equal updates and are not read.
         n_spare = self.n_slots - self.n_owned_slots
         n_distinct = 0 if self.write_init == "slice" else math.lcm(*counts)
         if self.embedding == "pad" and n_spare > n_distinct:
             raise ValueError(
-                f"embedding: got pad; of the {n_spare} slots that no layer owns only {n_distinct} would ever differ, "
-                "since all start at 0; use direct, expand or slot"
+                f"embedding: got pad; only {n_distinct} of the {n_spare} slots that no layer owns would ever differ, "
+                "because all start at 0; use direct, expand or slot"
             )
         if self.embedding == "copies" and self.read_init == "first" and self.n_slots > 2 * n_fractions:
             raise ValueError("embedding: got copies; slots that are not read would stay equal; use read_init: in_turn")
@@ -107,7 +107,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return self.site_cost(b, self.n_slots, d_read // b, d_write // b)
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
-        """Slots that start at 0 have no state at the first site that could be read, carried or followed."""
+        """Count parameters of the first site that multiply slots that start at 0."""
         n_empty = self.n_slots - n_blocks(d_model, self.slot_width) if self.embedding == "pad" else 0
         _, n_read, n_write = (width_of_site // self.slot_width for width_of_site in sites[0])
         n_written = 1 if self.writes == "own" else n_write
@@ -143,30 +143,33 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return SlotLayout(self.slot_width, self.n_slots, self.n_owned_slots, has_means=self.group_norm == "layer")
 
     def with_constants_of(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> "HyperConnectionsConfig":
-        """A plain residual becomes slots whose initial coefficients compute the same."""
+        """Return this config with the constants of `old`. A plain residual becomes slots of the same function."""
         if not isinstance(old, HyperConnectionsConfig):
-            # The old stream must be what slots with initial coefficients would hold.
-            layout, widest = old.layout, max(d_model, *widths)
+            # The old stream must equal the slots with initial coefficients.
+            layout = old.layout
+            widest = max(d_model, *widths)
             if not (isinstance(layout, PrefixLayout) and old.is_sum):
-                raise ValueError(f"kind: got {self.kind} where it was {old.kind}; only a plain one can become slots")
+                raise ValueError(
+                    f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots"
+                )
             if layout.resize != "carry" and len({d_model, *widths}) > 1:
-                raise ValueError(f"resize: got {layout.resize}; only carry can become slots, which carry coordinates")
+                raise ValueError(f"resize: got {layout.resize}; only carry can become slots")
             for name in ("read_init", "reduce_init"):
                 if getattr(self, name) != "first":
                     got = f"{name}: got {getattr(self, name)}"
-                    raise ValueError(f"{got}; the first slots were read, so it must be first")
+                    raise ValueError(f"{got}; must be first, because the first slots were read")
             if self.reduce == "sum" and self.n_slots > self.n_owned_slots:
-                raise ValueError("reduce: got sum; the first slots were read, so it must be full or slot")
+                raise ValueError("reduce: got sum; must be full or slot, because the first slots were read")
             if self.embedding in ("expand", "slot") and widest > d_model:
                 raise ValueError(
-                    f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; "
-                    "use direct or pad"
+                    f"embedding: got {self.embedding}; must be direct or pad, because coordinates {d_model} to "
+                    f"{widest} start at 0"
                 )
-            # A norm of groups in front of the last norm would change the function by the eps of both.
+            # A group norm before the last norm would change the function, because both have an eps.
             return self.model_copy(update={"group_norm": None})
         must_stay(("embedding", "reduce", "writes", "scale"), old, self)
         if self.reduce == "sum" or (self.dynamic and self.scale == "numbers"):
-            must_stay(("n_slots",), old, self)  # nothing could keep a new slot unheard
+            must_stay(("n_slots",), old, self)  # a new slot would be read at once
         may_be_added("dynamic", old.dynamic, self.dynamic)
         if old.group_norm is not None:
             must_agree("group_norm", old.group_norm, self.group_norm)
@@ -187,7 +190,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         if self.n_slots != old.n_slots:
             yield f"residual: {old.n_slots} -> {self.n_slots} slots (virtual width)"
         if self.dynamic and not old.dynamic:
-            yield "residual: coefficients follow the state, as they were at first (conversion)"
+            yield "residual: coefficients depend on the state, unchanged at first (conversion)"
 
     def has_usual_divisors(self, d_model: int) -> bool:
         return self.slot_norm_dim in (None, self.slot_width) and self.group_norm_dim in (None, d_model)
@@ -206,13 +209,13 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     n_fractions: NSlots | None = None
     """Blocks of d_model. 1, the default, gives Hyper-Connections."""
     slot_width: Width | None = None
-    """Numbers in a block, instead of n_fractions."""
+    """Numbers in a block; replaces n_fractions."""
     n_slots: NSlots | None = None
     """Slots of the stream. null: as many as the widest layer has blocks, which gives Frac-Connections."""
     group_norm: Literal["auto", "rms", "layer", "none"] = "auto"
-    """Norm over every d_model coordinates of the stream before the reduction. `layer` is the paper's statistic; `rms`
-    leaves the model's initial function as without it. auto: rms if such groups tile a stream wider than d_model and are
-    more than added up."""
+    """Norm over every d_model coordinates of the stream before the reduction. `layer` is the paper's; `rms` does not
+    change the model's initial function. auto: rms if the groups tile a stream wider than d_model and `reduce` is not
+    sum."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "HyperConnectionsTemplate":
@@ -225,7 +228,7 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         return self.slot_width or self.n_fractions or 1
 
     def quantum(self, d_model: int) -> int:
-        """The slot width. Raises ValueError if it does not divide d_model."""
+        """Return the slot width. Raise ValueError if it does not divide d_model."""
         if self.slot_width is not None:
             n_blocks(d_model, self.slot_width)
             return self.slot_width
@@ -236,7 +239,9 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
 
     def check_solvable(self) -> None:
         if self.n_slots is None:
-            raise ValueError("n_slots: missing; a solved shape needs it: without it the widest layer sets all costs")
+            raise ValueError(
+                "n_slots: missing; a solved shape needs it, because otherwise the widest layer sets all costs"
+            )
 
     def check_searchable(self) -> None:
         if self.slot_width is not None and self.n_slots is not None:
@@ -250,28 +255,31 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     def at_widths(self, d_model: int, widths: Sequence[int]) -> HyperConnectionsConfig:
         slot_width = self.quantum(d_model)
         n_owned_slots = max(n_blocks(width, slot_width) for width in (d_model, *widths))
-        n_slots, n_fractions = self.n_slots or n_owned_slots, d_model // slot_width
-        is_tiled = n_slots > n_fractions and n_slots % n_fractions == 0
-        usual = "rms" if is_tiled and self.reduce != "sum" else None
+        n_slots = self.n_slots or n_owned_slots
+        n_fractions = d_model // slot_width
+        group_norm = None if self.group_norm == "none" else self.group_norm
+        if group_norm == "auto":
+            is_tiled = n_slots > n_fractions and n_slots % n_fractions == 0
+            group_norm = "rms" if is_tiled and self.reduce != "sum" else None
         return HyperConnectionsConfig(
             slot_width=slot_width,
             n_slots=n_slots,
             n_owned_slots=n_owned_slots,
-            group_norm=None if self.group_norm == "none" else usual if self.group_norm == "auto" else self.group_norm,
+            group_norm=group_norm,
             **options_of(HyperConnectionOptions, self),
         )
 
 
 LARGEST_DENOMINATOR = 8
-"""The largest denominator of a virtual width as a fraction of d_model; n_fractions and n_slots give any."""
+"""Largest denominator of a virtual width as a fraction of d_model; n_fractions and n_slots allow any."""
 
 
 class VirtualWidthTemplate(HyperConnectionsTemplate):
-    """Another spelling of a `HyperConnectionsTemplate`, by its virtual width alone: 1.5 means 3 halves of d_model."""
+    """Short form of a `HyperConnectionsTemplate` that gives only the virtual width: 1.5 means 3 halves of d_model."""
 
     kind: Literal["virtual"] = "virtual"  # pyright: ignore[reportIncompatibleVariableOverride]
     width: Annotated[float, pydantic.Field(gt=1, le=1024)]
-    """Stream over d_model: n_slots / n_fractions in lowest terms, but at least two fractions; to two decimals."""
+    """Stream over d_model: n_slots / n_fractions in lowest terms, but with at least two fractions; to two decimals."""
 
     @pydantic.model_validator(mode="after")
     def _in_slots(self) -> Any:
@@ -284,8 +292,8 @@ class VirtualWidthTemplate(HyperConnectionsTemplate):
             raise ValueError(f"width: got {self.width:g}; must be {allowed}")
         m = max(2, fraction.denominator)
         options = {key: getattr(self, key) for key in HyperConnectionsTemplate.model_fields}
-        meant = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * fraction)}
-        return HyperConnectionsTemplate.model_validate(options | meant)
+        slots = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * fraction)}
+        return HyperConnectionsTemplate.model_validate(options | slots)
 
 
 register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)

@@ -18,7 +18,7 @@ __all__ = ["HyperConnection", "build_entry", "build_exit", "build_site"]
 
 
 class Pattern(NamedTuple):
-    """The initialiser of one site's table [read | carry | write], of n_slots rows. Its first fields are those sizes."""
+    """Initialiser of one site's table [read | carry | write] with n_slots rows."""
 
     n_slots: int
     n_read: int
@@ -26,17 +26,17 @@ class Pattern(NamedTuple):
     write_init: str
     n_owned_slots: int
     takes_own: bool = False
-    """True if a slot can take one block only, so that all writes are one column."""
+    """True if a slot takes one block only, so that all writes are one column."""
     first_read: int = 0
-    """The slot from which on slots are read."""
+    """The first slot that is read."""
 
     @property
     def n_coefficients(self) -> int:
-        """Columns: what a slot gives to each read block and to each carried slot, and takes from each written block."""
+        """Columns: weights of a slot in read blocks and carried slots, and of written blocks in the slot."""
         return self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
 
     def __call__(self, table: Tensor, generator: torch.Generator) -> None:
-        """Sublayers read slots as they are, and every slot is carried unchanged, as a deviation of 0."""
+        """Fill the table: read and write single blocks, and carry every slot unchanged, as a deviation of 0."""
         rows = table.zero_().view(self.n_slots, self.n_coefficients)
         for block in range(self.n_read):
             rows[(self.first_read + block) % self.n_slots, block] = 1
@@ -51,16 +51,16 @@ WRITE_INITS: dict[str, Callable[[int, int, int], int | None]] = {
     "slice": lambda slot, n_write, n_owned: slot if slot < n_write else None,
     "tail_cyclic": lambda slot, n_write, n_owned: slot % n_write if not n_write <= slot < n_owned else None,
 }
-"""Slot, blocks written, slots that layers own -> the block that the slot receives before training, if any."""
+"""Slot, number of written blocks, number of owned slots -> the block written to the slot before training, if any."""
 
 
 class SlotNorm(RMSNorm):
-    """The norm of a slot for dynamic coefficients, whose output is divided by the root of norm_dim once more.
+    """The norm of a slot for dynamic coefficients, whose output is divided by the root of norm_dim again.
 
-    That factor cancels a change of divisor, so that `bake` leaves the gain alone.
+    That factor cancels a change of divisor, so that `bake` does not change the gain.
     """
 
-    def gain_factor(self, other: Norm) -> float:
+    def gain_factor(self, target: Norm) -> float:
         return 1.0
 
 
@@ -69,15 +69,18 @@ class HyperConnection(Site):
 
     def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
         super().__init__()
-        self.config, self.n_read, self.n_write = config, n_read, n_write
+        self.config = config
+        self.n_read = n_read
+        self.n_write = n_write
         takes_own = config.writes == "own"
         self._pattern = Pattern(config.n_slots, n_read, n_write, config.write_init, config.n_owned_slots, takes_own)
         self.table = {"n_slots": config.n_slots, "n_coefficients": self._pattern.n_coefficients}
         self.static = Vector(self.table, start=self._pattern)
         if config.dynamic:
-            slot, norm_dim = {"slot_width": config.slot_width}, config.slot_norm_dim or config.slot_width
+            slot = {"slot_width": config.slot_width}
             has_entries = config.scale == "entries"
-            self.norm = (SlotNorm if has_entries else RMSNorm)(slot, config.eps, norm_dim)
+            norm = SlotNorm if has_entries else RMSNorm
+            self.norm = norm(slot, config.eps, config.slot_norm_dim or config.slot_width)
             self.dynamic = Control(slot, {"n_coefficients": self._pattern.n_coefficients}, start=0.0)
             self.scale = Scale(self.table, start=1.0) if has_entries else Scale({"n_scales": N_SCALES}, start=0.01)
 
@@ -86,7 +89,7 @@ class HyperConnection(Site):
             self.static.start = self._pattern._replace(first_read=index * self.n_read)
 
     def _reading(self) -> tuple[Tensor, Tensor | None, Tensor | None, int, float]:
-        """Static coefficients, projection, scale, n_read and eps as `read_slots` takes them."""
+        """Return static coefficients, projection, scale, n_read and eps for `read_slots`."""
         n_slots, n_coefficients = self.table.values()
         static = self._of_all_blocks(self.static().view(n_slots, n_coefficients))
         if not self.config.dynamic:
@@ -94,8 +97,9 @@ class HyperConnection(Site):
         # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
         # kernels divide by the slot width b instead of norm_dim = n, with an eps that compensates:
         # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
-        # A projection that is not to be divided by sqrt(n) is multiplied by it here.
-        slot_width, norm_dim = self.config.slot_width, self.norm.norm_dim
+        # With scale `numbers` the projection is not divided by sqrt(n), so multiply it here.
+        slot_width = self.config.slot_width
+        norm_dim = self.norm.norm_dim
         root = 1.0 if self.config.scale == "entries" else math.sqrt(norm_dim)
         projection = (self.norm.weight * (root / math.sqrt(slot_width)))[:, None] * self.dynamic.weight.T
         if self.config.writes == "own":
@@ -104,13 +108,13 @@ class HyperConnection(Site):
             scale = self.scale().view(n_slots, n_coefficients)
         else:
             n_mixed = self.n_read + n_slots
-            of_mixed, of_written = self.scale().split(1)
-            columns = torch.cat((of_mixed.expand(n_mixed), of_written.expand(n_coefficients - n_mixed)))
+            mixed, written = self.scale().split(1)
+            columns = torch.cat((mixed.expand(n_mixed), written.expand(n_coefficients - n_mixed)))
             scale = columns.expand(n_slots, -1)
         return static, projection, self._of_all_blocks(scale), self.n_read, self.config.eps * (norm_dim / slot_width)
 
     def _of_all_blocks(self, table: Tensor) -> Tensor:
-        """The table with a column for each block that is written: its own where a slot takes one only, else 0."""
+        """Return the table with a column per written block, which is 0 for slots that do not take that block."""
         if self.config.writes == "all":
             return table
         slots, blocks = (torch.arange(n, device=table.device) for n in (self.config.n_slots, self.n_write))
@@ -118,17 +122,17 @@ class HyperConnection(Site):
         return torch.cat((table[:, :-1], table[:, -1:] * is_own), dim=1)
 
     def coefficients(self, stream: Tensor) -> Tensor:
-        """The mixing coefficients (B, T, n_slots, n_coefficients), without the first two axes if all tokens share them.
+        """Return the mixing coefficients, (B, T, n_slots, n_coefficients), in fp32 or wider.
 
-        In fp32 or wider. See `kernels.hyper_connections.reference_read_slots`.
+        They have no first two axes if all tokens share them. See `kernels.hyper_connections.reference_read_slots`.
         """
         return reference_read_slots(stream, *self._reading())[1]
 
     def read(self, stream: Tensor) -> tuple[Tensor, Any]:
         return read_slots(stream, *self._reading(), self.config.state_every)
 
-    def write(self, kept: Any, update: Tensor) -> Tensor:
-        return write_slots(kept, update, self.config.multiplier)
+    def write(self, skip: Any, update: Tensor) -> Tensor:
+        return write_slots(skip, update, self.config.multiplier)
 
 
 def build_site(config: HyperConnectionsConfig, d_before: int, d_read: int, d_write: int) -> HyperConnection:

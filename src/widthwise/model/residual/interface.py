@@ -1,4 +1,4 @@
-"""The interface of a residual variant: a config with costs, a module for each sublayer, modules for entry and exit."""
+"""The interface of a residual variant: a config with costs, a module for each sublayer, and for entry and exit."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from widthwise.model.context import Exit, Site, Stream
 
 SiteWidths = tuple[int, int, int]
-"""Coordinates of the stream as it arrives at a site, and those that its sublayer reads and writes."""
+"""Width of the stream before a site, and coordinates that its sublayer reads and writes."""
 
 
 class Idle(NamedTuple):
-    """Coordinates and parameters that no training can use."""
+    """Coordinates and parameters without effect or gradient."""
 
     n_unread: int
     """Coordinates of the embedding that nothing reads."""
     sites: Sequence[tuple[int, int]]
-    """For each site the coordinates that it reads and nothing wrote, and that it writes and nothing reads."""
+    """For each site, coordinates that it reads but nothing writes, and that it writes but nothing reads."""
     n_params: int = 0
-    """Parameters of the residual itself that multiply zeros."""
+    """Parameters of the residual that multiply zeros."""
 
 
 @dataclass(frozen=True)
 class PrefixLayout:
-    """Every layer owns a prefix of one vector, as wide as the layer."""
+    """Every layer owns a prefix of one vector, with the width of the layer."""
 
     resize: str = "carry"
-    """Content of the extra coordinates of a layer wider than its predecessor; with `carry`, what was last written."""
+    """Content of the extra coordinates of a layer wider than its predecessor; with `carry`, the last written values."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class SlotLayout:
     n_owned_slots: int
     """Slots that the widest layer owns."""
     has_means: bool = False
-    """True if a mean is taken over coordinates of several slots; wider slots would change it."""
+    """True if a mean over coordinates of several slots is computed, which wider slots would change."""
 
 
 class ResidualConfig(Config, ABC):
-    """The residual of a resolved model, with every size written out. d_model: width of embedding and head.
+    """The residual of a resolved model, with all sizes written out. d_model: width of embedding and head.
 
-    The last methods are for growth. Unless a class sets `kept` and `layout`, growth and padding refuse it.
+    The last methods are for growth. Growth and padding refuse a class that does not set `constant_fields` and `layout`.
     """
 
     if TYPE_CHECKING:
@@ -62,47 +62,48 @@ class ResidualConfig(Config, ABC):
         multiplier: float
 
     module: ClassVar[str]
-    """The file "package.file" with `build_site`, `build_entry` and `build_exit`; each takes the config and the
-    arguments of the method of its name. It is imported, and with it torch, when a module is built. A class in one file
-    with its modules overrides these methods instead."""
-    kept: ClassVar[tuple[str, ...] | None] = None
-    """Fields that growth must not change, because that would change the function; `multiplier` is kept in any case.
-    None: growth does not know this residual."""
+    """The file "package.file" with `build_site`, `build_entry` and `build_exit`. Each takes the config and the
+    arguments of the similar method. It is imported, together with torch, when a module is built. A config in the same
+    file as its modules overrides these methods instead."""
+    constant_fields: ClassVar[tuple[str, ...] | None] = None
+    """Fields that growth must not change, because that would change the function; `multiplier` never changes. None:
+    growth is not supported."""
     is_sum: ClassVar[bool] = False
-    """True if the stream is the sum of the embedding and all updates, so that a factor of all of them is one of the
-    stream."""
+    """True if the stream is the sum of the embedding and all updates, so that scaling all of them scales the stream."""
 
     final_norm_spans_layer: ClassVar[bool] = False
-    """True if the last norm may cover what the last layer owns; if not, it covers the head's d_model coordinates."""
+    """True if the last norm may cover the last layer's coordinates; otherwise it covers the head's d_model
+    coordinates."""
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        """Raises ValueError if layers of these widths cannot use this residual; by default all can."""
+        """Raise ValueError if layers of these widths cannot use this residual. By default all can."""
 
     @abstractmethod
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
-        """Cost of one site; arguments as in `build`."""
+        """Return the cost of one site. See `build` for the arguments."""
 
     def within_layers(self) -> Self:
-        """The residual as it costs a model of which no layer needs another one in its backward pass."""
+        """Return the residual for the cost of a model in which no backward pass of a layer needs another layer."""
         return self
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "Site":
-        """Build a site whose stream arrives d_before wide, and whose sublayer reads d_read coordinates and writes
-        d_write."""
+        """Build a site. d_before: width of the input stream; its sublayer reads d_read coordinates, writes d_write."""
         return import_module(self.module).build_site(self, d_before, d_read, d_write)
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
-        """Return what the sizes of a model leave unused. sites: those of all layers, first to last. width: what the
-        last norm covers. Nothing by default: slots are mixed by coefficients that can learn to fill and to hear all.
+        """Return coordinates and parameters that a model cannot use because of its sizes.
+
+        sites: of all layers, first to last; width: coordinates of the last norm. By default none, because coefficients
+        can learn to read and write all slots.
         """
         return Idle(0, [(0, 0)] * len(sites))
 
     def embedding_width(self, d_model: int) -> int:
-        """Columns of the embedding table."""
+        """Return the columns of the embedding table."""
         return d_model
 
     def entry_cost(self, d_model: int) -> Cost:
-        """Cost of making the stream from a row of the embedding table; by default none."""
+        """Return the cost of the entry, which turns a row of the embedding table into the stream. By default 0."""
         return Cost()
 
     def build_entry(self, d_model: int) -> "nn.Module":
@@ -110,46 +111,46 @@ class ResidualConfig(Config, ABC):
         return import_module(self.module).build_entry(self, d_model)
 
     def exit_cost(self, d_model: int) -> Cost:
-        """Cost of the exit without its last norm; by default none."""
+        """Return the cost of the exit without its last norm. By default 0."""
         return Cost()
 
     def reduction_params(self, d_model: int) -> int:
-        """Parameters of the exit that MTP heads can share: its matrix."""
+        """Return the parameters of the exit's matrix, which MTP heads can share."""
         return 0
 
     def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "Exit":
-        """Build the exit. norm: the last norm before the head, which covers `width` coordinates."""
+        """Build the exit. norm: the last norm before the head, over `width` coordinates."""
         return import_module(self.module).build_exit(self, d_model, width, norm)
 
     @abstractmethod
     def slot_shape(self, d_model: int) -> tuple[int, int]:
-        """(n_slots, slot_width): the equal parts of the stream, for those who use all of it, such as MTP heads."""
+        """Return (n_slots, slot_width), the equal parts of the stream, for readers of the whole stream."""
 
     def to_slots(self, stream: "Stream", d_model: int) -> "Tensor":
-        """The stream as (B, T, n_slots, slot_width), which by default it is."""
+        """Return the stream as (B, T, n_slots, slot_width). By default the stream has this form."""
         return stream
 
     def from_slots(self, slots: "Tensor") -> "Stream":
-        """The inverse of `to_slots`."""
+        """Invert `to_slots`."""
         return slots
 
     @property
     def layout(self) -> PrefixLayout | SlotLayout | None:
-        """Layout of the stream among layers, which decides how it can grow. None: growth does not know."""
+        """Layout of the stream among layers, which decides how it can grow. None: growth is not supported."""
         return None
 
     def with_constants_of(self, old: "ResidualConfig", d_model: int, widths: Sequence[int]) -> "ResidualConfig":
-        """This config with the constants of `old`, the residual of the model that grows.
+        """Return this config with the constants of `old`, the residual of the model that grows.
 
-        A class that other kinds can be converted to overrides this. d_model, widths: of the old model's head and
-        layers. Raises ValueError `field: ...` if `old` cannot become this without changing the function.
+        A class to which other kinds can be converted overrides this. d_model, widths: of the old model's head and
+        layers. Raises ValueError `field: ...` if the conversion would change the function.
         """
         must_stay(("kind",), old, self)
-        all_must_agree(self.kept or (), old, self)
+        all_must_agree(self.constant_fields or (), old, self)
         return self
 
     def growth_in_words(self, old: "ResidualConfig") -> Iterator[str]:
-        """One line for each expansion that leads from `old` to this."""
+        """Yield a line for each expansion from `old` to this config."""
         yield from ()
 
     def has_usual_divisors(self, d_model: int) -> bool:
@@ -157,51 +158,52 @@ class ResidualConfig(Config, ABC):
         return True
 
     def baked(self) -> "ResidualConfig":
-        """The config with the divisors of a model that never grew, and other constants adjusted to compensate."""
+        """Return the config with the divisors of a model that never grew, and other constants that compensate."""
         return self
 
 
 class ResidualTemplate(Config, ABC):
-    """Options of the residual in a recipe, independent of widths."""
+    """Options of the residual in a recipe, for any widths."""
 
     if TYPE_CHECKING:
         multiplier: float
 
     @property
     def d_model_quantum(self) -> int:
-        """d_model must be a multiple of this."""
+        """Divisor of d_model."""
         return 1
 
     def quantum(self, d_model: int) -> int:
-        """Every width must be a multiple of this. Raises ValueError if d_model is not."""
+        """Return a divisor of every width. Raise ValueError if it does not divide d_model."""
         return 1
 
     def check_solvable(self) -> None:
-        """Raises ValueError if the cost of a layer depends on other layers, so that widths cannot be solved for."""
+        """Raise ValueError if the cost of a layer depends on other layers, so that widths cannot be solved."""
 
     def check_searchable(self) -> None:
-        """Raises ValueError if costs are not polynomials in d_model, which a search for shapes requires."""
+        """Raise ValueError if costs are not polynomials in d_model, which a search for shapes requires."""
 
     @abstractmethod
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
-        """Cost of one site at real widths (before rounding), or numpy arrays of them, without what depends on the layer
-        before.
+        """Return the cost of one site at real widths (before rounding), or NumPy arrays of them.
+
+        Costs that depend on the previous layer are left out.
         """
 
     @abstractmethod
     def at_widths(self, d_model: int, widths: Sequence[int]) -> ResidualConfig:
-        """The residual of a model whose layers have these widths. Raises ValueError if there is none."""
+        """Return the residual of a model with layers of these widths. Raise ValueError if there is none."""
 
 
 RESIDUALS = Component(ResidualConfig, ResidualTemplate)
-"""The registered residuals, of this package and of plugins."""
+"""Registered residuals of this package and of plugins."""
 
 
 def register_residual(config: type[ResidualConfig], template: type[ResidualTemplate]) -> None:
-    """Registers a residual under its `kind`, so that recipes can use it and runs with it can be read.
+    """Register a residual under its `kind`, so that recipes can use it and runs with it can be read.
 
-    config: with every size written out; template: what a recipe says, which may be the same class. Raises UserError if
-    their kinds differ, another residual has that kind, or a class lacks `multiplier`.
+    config: with all sizes written out; template: as in a recipe, may be the same class. Raises UserError if their kinds
+    differ or are taken, or a class has no `multiplier`.
     """
     for member in (config, template):
         if "multiplier" not in member.model_fields:

@@ -1,8 +1,8 @@
 """Entry and exit of an over-width stream: from a token to n slots, and from n slots to the head's d_model coordinates.
 
 Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training, the first d_model coordinates of
-the stream are the embedding of a model without virtual width and, unless a reduction starts as a mean, the only ones
-that the head sees, so that the whole model starts equal to that model.
+the stream are the embedding of a model without virtual width. Unless a reduction starts as a mean, the head reads only
+these coordinates, so that the whole model initially equals that model.
 """
 
 import math
@@ -31,7 +31,7 @@ class DirectEntry(nn.Module):
 
 
 class PadEntry(DirectEntry):
-    """Slots after the first d_model coordinates start at 0, as such coordinates of the plain residual do."""
+    """Slots after the first d_model coordinates start at 0, as in the plain residual."""
 
     def forward(self, embedding: Tensor) -> Tensor:
         missing = math.prod(self.slots) - embedding.shape[-1]
@@ -52,8 +52,8 @@ class ExpandEntry(PadEntry):
 class SlotEntry(PadEntry):
     """Every slot is a learned mixture of the blocks of a token's d_model embedding.
 
-    Before training the first slots are the blocks themselves. The others are random mixtures, because equal slots would
-    stay equal.
+    Before training the first slots equal the blocks. Other slots are random mixtures, because equal slots would stay
+    equal.
     """
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
@@ -82,12 +82,12 @@ ENTRIES: dict[str, type[DirectEntry]] = {
 
 
 def identity(weight: Tensor, generator: torch.Generator) -> None:
-    """The identity, filled up with zero columns or zero rows."""
+    """Fill the weight with the identity and zero columns or rows."""
     nn.init.eye_(weight)
 
 
 def mean_of_groups(weight: Tensor, generator: torch.Generator) -> None:
-    """Equal identities side by side, which together make a mean. weight: (n_out, a multiple of n_out)."""
+    """Fill the weight with equal multiples of the identity, which form a mean. weight: (n_out, a multiple of n_out)."""
     n_out, n_in = weight.shape
     nn.init.eye_(weight[:, :n_out]).mul_(n_out / n_in)
     weight[:, n_out:] = weight[:, :n_out].repeat(1, n_in // n_out - 1)
@@ -121,7 +121,7 @@ class SlotReduction(nn.Module):
 
 
 class SumReduction(nn.Module):
-    """The groups of d_model coordinates are added up, as in Hyper-Connections. It starts as it stays."""
+    """The sum of all groups of d_model coordinates, as in Hyper-Connections. It has no parameters."""
 
     w_reduce = None
 
@@ -142,7 +142,7 @@ REDUCTIONS: dict[str, type[Reduction]] = {"full": FullReduction, "slot": SlotRed
 class GroupNorm(nn.Module):
     """Normalises every group of d_model consecutive coordinates of a token, with one gain for each coordinate.
 
-    Never across tokens, as torch's GroupNorm of (B, C, T) would. Kind `layer` subtracts the mean and has a bias, `rms`
+    Unlike torch's GroupNorm of (B, C, T), it never mixes tokens. Kind `layer` subtracts the mean and has a bias, `rms`
     does neither. norm_dim: divisor of the sums of squares. Source: Wu and He 2018, arXiv:1803.08494; section 3.2 of the
     paper.
     """
@@ -154,7 +154,7 @@ class GroupNorm(nn.Module):
         self.bias = Vector({"stream_width": width}, start=0.0) if kind == "layer" else None
 
     def forward(self, slots: Tensor) -> Tensor:
-        """slots: (B, T, n_slots, slot_width) -> the same shape, in the autocast type where autocast is on."""
+        """slots: (B, T, n_slots, slot_width) -> the same shape, in the autocast dtype if autocast is on."""
         groups = slots.flatten(-2).unflatten(-1, (-1, self.d_model))
         if self.bias is not None:
             groups = widened(groups)
@@ -165,22 +165,24 @@ class GroupNorm(nn.Module):
 
 
 class OverWidthExit(Exit):
-    """Group norm (if any), then the reduction, then the last norm."""
+    """Group norm (if there is one), then the reduction, then the last norm."""
 
     def __init__(self, group_norm: GroupNorm | None, reduce: Reduction, norm: Norm):
         super().__init__()
-        self.group_norm, self.reduce, self.norm = group_norm, reduce, norm
+        self.group_norm = group_norm
+        self.reduce = reduce
+        self.norm = norm
 
-    def share_reduction(self, other: "OverWidthExit") -> None:
-        if self.reduce.w_reduce is not None and other.reduce.w_reduce is not None:
-            self.reduce.w_reduce.weight = other.reduce.w_reduce.weight
+    def share_reduction(self, source: "OverWidthExit") -> None:
+        if self.reduce.w_reduce is not None and source.reduce.w_reduce is not None:
+            self.reduce.w_reduce.weight = source.reduce.w_reduce.weight
 
     def forward(self, stream: Tensor) -> Tensor:
         return self.norm(self.reduce(stream if self.group_norm is None else self.group_norm(stream)))
 
 
 def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
-    """The identity above normal rows of std 1 / sqrt(n_in), which keep the scale. weight: (n_out >= n_in, n_in)."""
+    """Fill (n_out >= n_in, n_in) with the identity above normal rows of std 1 / sqrt(n_in), which keep the scale."""
     n_in = weight.shape[1]
     nn.init.eye_(weight[:n_in])
     weight[n_in:].normal_(0.0, 1 / math.sqrt(n_in), generator=generator)

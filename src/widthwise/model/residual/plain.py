@@ -1,8 +1,8 @@
 """The plain residual over one wide stream: layers read and write a prefix of it, and the rest is carried forward.
 
-Each coordinate holds the value left by the last layer wide enough to own it; a coordinate never written is 0. That is
-Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails that narrower layers
-parked, so that narrowing is a view and widening one concatenation.
+Each coordinate has the value from the last layer wide enough to own it; a coordinate that was never written is 0. This
+is Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails parked by narrower
+layers, so that narrowing is a view and widening one concatenation.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ Resize = Literal["carry", "zero", "projection", "full_projection"]
 
 
 def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
-    """The coordinates that a layer of width d_after finds projected after one of d_before: none, the extra or all."""
+    """Return the projected coordinates of a layer of width d_after after d_before: none, the extra ones or all."""
     if d_after <= d_before:
         return {}
     return {"projection": {"d_widened": d_after - d_before}, "full_projection": {"d_model": d_after}}.get(resize, {})
@@ -41,27 +41,27 @@ def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
 class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     """prefix += multiplier * update. After the last layer, coordinates are always restored as with `carry`.
 
-    It has no sizes, so one class is both template and resolved config.
+    It has no sizes, so the class is both template and resolved config.
     """
 
     module = "widthwise.model.residual.plain_module"
     final_norm_spans_layer = True
-    kept = ("resize",)
+    constant_fields = ("resize",)
     is_sum = True
     kind: Literal["plain"] = "plain"
     resize: Resize = "carry"
-    """Content of the extra coordinates of a layer wider than its predecessor; with full_projection, in all."""
+    """Content of the extra coordinates of a layer wider than its predecessor, or of all with full_projection."""
     projections: Literal["as_matrices", "as_released"] = "as_matrices"
-    """Start and rate of projections: as all hidden matrices, or as in the paper's release, which leaves them to
-    torch's start, uniform within 1 / sqrt(d_before), and gives them the rate of embedding and head."""
+    """Initial weights and learning rate of projections: as hidden matrices, or as in the paper's release, with torch's
+    initial weights, uniform within 1 / sqrt(d_before), and the rate of embedding and head."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "PlainResidualConfig":
         if self.projections != "as_matrices" and not self.resize.endswith("projection"):
-            got = f"projections: got {self.projections}; resize {self.resize} has none"
-            raise ValueError(f"{got}, only projection and full_projection")
+            got = f"projections: got {self.projections} with resize {self.resize}"
+            raise ValueError(f"{got}; needs resize projection or full_projection")
         return self
 
     def slot_shape(self, d_model: int) -> tuple[int, int]:
@@ -85,8 +85,10 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
         widest = max(d_model, width, *(max(site) for site in sites))
-        is_written, is_read = np.arange(widest) < d_model, np.arange(widest) < max(d_model, width)
-        unwritten, unread = [], []
+        is_written = np.arange(widest) < d_model
+        is_read = np.arange(widest) < max(d_model, width)
+        unwritten = []
+        unread = []
         for d_before, d_read, d_write in sites:
             if self.resize != "carry":
                 is_written[d_before:d_read] = self.resize != "zero"

@@ -18,15 +18,16 @@ class Stream(NamedTuple):
     prefix: Tensor
     """(B, T, width): the coordinates in use."""
     parked: tuple[Tensor, ...] = ()
-    """The coordinates after the prefix, in pieces, nearest last; all further coordinates are 0."""
+    """The coordinates after the prefix in pieces, nearest last. Later coordinates are 0."""
 
     @property
     def width(self) -> int:
         return self.prefix.shape[-1]
 
     def unpark(self, n: int) -> tuple[list[Tensor], "Stream"]:
-        """The n coordinates after the prefix, as adjacent pieces, and the stream without them."""
-        pieces, parked = [], list(self.parked)
+        """Return the n coordinates after the prefix, as adjacent pieces, and the stream without them."""
+        pieces = []
+        parked = list(self.parked)
         while n and parked:
             piece = parked.pop()
             if piece.shape[-1] > n:
@@ -39,12 +40,14 @@ class Stream(NamedTuple):
         return pieces, Stream(self.prefix, tuple(parked))
 
     def zeros(self, n: int) -> Tensor:
-        """n coordinates never written."""
+        """Return n coordinates that were never written."""
         return self.prefix.new_zeros(*self.prefix.shape[:-1], n)
 
     def carry_to(self, width: int) -> "Stream":
-        """The same stream with a prefix of `width` coordinates: a wider one restores what was last written there, a
-        narrower one parks the others."""
+        """Return the stream with a prefix of `width` coordinates.
+
+        A wider prefix restores the last written values; a narrower one parks its tail.
+        """
         if width == self.width:
             return self
         if width < self.width:
@@ -55,15 +58,18 @@ class Stream(NamedTuple):
 
 
 class Resize(nn.Module):
-    """Parks the coordinates that a narrower layer does not own, and gives a wider one its extra ones."""
+    """Resizes the prefix: parks coordinates before a narrower layer, and adds extra ones before a wider layer."""
 
     def __init__(self, resize: str, d_after: int, projection: Linear | None):
-        """projection: from the prefix before a wider layer, for a resize that has one."""
+        """projection: from the prefix before a wider layer, if the resize has one."""
         super().__init__()
-        self.resize, self.d_after, self.w_widen = resize, d_after, projection
+        self.resize = resize
+        self.d_after = d_after
+        self.w_widen = projection
 
     def forward(self, stream: Stream) -> Stream:
-        n_extra, widened = self.d_after - stream.width, WIDENED.get(self.resize)
+        n_extra = self.d_after - stream.width
+        widened = WIDENED.get(self.resize)
         if n_extra <= 0 or widened is None:
             return stream.carry_to(self.d_after)
         _, rest = stream.unpark(n_extra)
@@ -71,20 +77,20 @@ class Resize(nn.Module):
 
 
 Widened = Callable[[Stream, int, Any], Tensor]
-"""The prefix in front of a wider layer, from the stream, the number of extra coordinates, and a projection if any."""
+"""Stream, number of extra coordinates, projection if any -> the prefix before a wider layer."""
 WIDENED: dict[str, Widened] = {
     "zero": lambda stream, n_extra, _: torch.cat((stream.prefix, stream.zeros(n_extra)), dim=-1),
     "projection": lambda stream, _, project: torch.cat((stream.prefix, project(stream.prefix)), dim=-1),
     "full_projection": lambda stream, _, project: project(stream.prefix).to(stream.prefix.dtype),
 }
-"""Resize -> what a wider layer finds: zeros ("zero padding" in the paper's Table 4) or a learned projection of the
-prefix ("projection") in the extra coordinates, or a projection in all (footnote 10). With any other, `carry`, it finds
-what the last layer wide enough left there, the paper's default."""
+"""Resize -> the prefix before a wider layer: zeros ("zero padding" in the paper's Table 4) or a learned projection
+("projection") in the extra coordinates, or a projection in all (footnote 10). Without an entry, as for `carry`, the
+paper's default, the last written values are restored."""
 PROJECTIONS: dict[str, type[Linear]] = {"as_matrices": Linear, "as_released": UnscaledLinear}
 
 
 class PlainEntry(nn.Module):
-    """The embedding is the first prefix."""
+    """The entry, whose first prefix is the embedding."""
 
     def forward(self, embedding: Tensor) -> Stream:
         """embedding: (B, T, d_model)."""
@@ -92,36 +98,38 @@ class PlainEntry(nn.Module):
 
 
 class PlainExit(Exit):
-    """Normalises the first `width` coordinates and gives the first d_model to the head."""
+    """The exit, which normalises the first `width` coordinates and returns the first d_model."""
 
     def __init__(self, d_model: int, width: int, norm: NormConfig):
         super().__init__()
-        self.d_model, self.width = d_model, width
+        self.d_model = d_model
+        self.width = width
         self.norm = norm.build({"d_model": width})
 
     def forward(self, stream: Stream) -> Tensor:
-        d_model, n = self.d_model, self.width
-        x = stream.carry_to(max(n, d_model)).prefix
-        if n >= d_model:
-            return self.norm(x)[..., :d_model]
+        x = stream.carry_to(max(self.width, self.d_model)).prefix
+        if self.width >= self.d_model:
+            return self.norm(x)[..., : self.d_model]
         # As in the paper's release: coordinates that the last layer does not own reach the head without normalisation.
-        normalised = self.norm(x[..., :n])
-        return torch.cat((normalised, x[..., n:].to(normalised.dtype)), dim=-1)
+        normalised = self.norm(x[..., : self.width])
+        return torch.cat((normalised, x[..., self.width :].to(normalised.dtype)), dim=-1)
 
 
 class PlainResidual(Site):
-    """Reads a prefix as wide as the sublayer, and adds the update to a prefix as wide as it."""
+    """Site that reads a prefix, and adds the update to a prefix with the update's width."""
 
     def __init__(self, resize: Resize, d_write: int, multiplier: float):
         super().__init__()
-        self.resize, self.d_write, self.multiplier = resize, d_write, multiplier
+        self.resize = resize
+        self.d_write = d_write
+        self.multiplier = multiplier
 
     def read(self, stream: Stream) -> tuple[Tensor, Stream]:
         stream = self.resize(stream)
         return stream.prefix, stream
 
-    def write(self, kept: Stream, update: Tensor) -> Stream:
-        prefix, parked = kept.carry_to(self.d_write)
+    def write(self, skip: Stream, update: Tensor) -> Stream:
+        prefix, parked = skip.carry_to(self.d_write)
         return Stream(torch.add(prefix, update, alpha=self.multiplier), parked)
 
 

@@ -10,53 +10,54 @@ from widthwise.config_io import Config
 from widthwise.model.cost import Cost, linear, vector
 
 N_SCALES = 2
-"""Scales of a site where reads and carries share one, and writes another."""
+"""Scales of a site with scale `numbers`: one for reads and carries, one for writes."""
 
 
 class HyperConnectionOptions(Config):
-    """Options that recipe and resolved model share."""
+    """Options that a recipe and a resolved model share."""
 
     kind: Literal["hyper_connections"] = "hyper_connections"
     dynamic: bool = True
     """Let coefficients depend on each token's state; otherwise they are learned once for all tokens."""
     read_init: Literal["first", "in_turn"] = "first"
-    """Slots that are read before training. `first`: the first ones, by every sublayer. `in_turn`: block k of sublayer l
-    is slot (l m + k) mod n, as in the papers of Hyper- and Frac-Connections; refused where widths differ."""
+    """Slots that are read before training. `first`: the first slots, in every sublayer. `in_turn`: slot (l m + k) mod n
+    for block k of sublayer l, as in the papers of Hyper- and Frac-Connections; refused if widths differ."""
     writes: Literal["all", "own"] = "all"
-    """Blocks of an update that slot j can take: `all`, or as in Frac-Connections its `own`, block j mod m, which is
-    refused where widths differ. With m = 1 they are the same."""
+    """Blocks of an update that slot j can take: `all`, or as in Frac-Connections only its `own`, block j mod m, which
+    is refused if widths differ. With m = 1 both are the same."""
     scale: Literal["entries", "numbers"] = "entries"
-    """Learned factors of what depends on the state. `entries`: one for each coefficient, 1 before training. `numbers`:
-    one for reads and carries and one for writes, 0.01 before training, and the projection is not divided by the root of
-    the slot width, as in the papers of Hyper- and Frac-Connections."""
+    """Learned factors of the state-dependent part. `entries`: one for each coefficient, 1 before training. `numbers`:
+    one for reads and carries and one for writes, 0.01 before training; the projection is then not divided by the root
+    of the slot width. The latter is as in the papers of Hyper- and Frac-Connections."""
     write_init: Literal["tail_cyclic", "cyclic", "slice"] = "tail_cyclic"
-    """Slots to which blocks are written before training. `cyclic` (the paper's Eq. 11): all, blocks in turn.
-    `slice`: the first ones. `tail_cyclic`: its own and those that no layer owns; the same as `cyclic` if all widths are
-    equal. If they are not, `cyclic` is refused: blocks would land where wider layers read others."""
+    """Slots to which blocks are written before training. `cyclic` (the paper's Eq. 11): all slots, blocks in turn.
+    `slice`: the first slots. `tail_cyclic`: the layer's slots and those that no layer owns; equals `cyclic` if all
+    widths are equal. Otherwise `cyclic` is refused, because it would write blocks where wider layers read other
+    ones."""
     embedding: Literal["direct", "expand", "slot", "pad", "copies"] = "direct"
-    """Filling of the slots by a token. `direct`: an embedding table as wide as the stream. The others start from a
+    """Initial slots of a token. `direct`: an embedding table as wide as the stream. The other options start from a
     table of width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies`
     repeats the row."""
     reduce: Literal["full", "slot", "sum"] = "full"
     """Reduction of the slots to d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1), `sum`
-    by adding all groups of d_model coordinates up, without parameters."""
+    by adding all groups of d_model coordinates, without parameters."""
     reduce_init: Literal["first", "mean"] = "first"
-    """Input of the head before training. `first`: the first d_model coordinates, so that the model starts as one
+    """Input of the head before training. `first`: the first d_model coordinates, so that the model starts as a model
     without virtual width. `mean`: the mean of all groups of d_model coordinates, which must tile the stream."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
     eps: pydantic.PositiveFloat = 1e-6
-    """eps of the norm of a slot from which dynamic coefficients are computed."""
+    """eps of the norm of a slot for dynamic coefficients."""
     state_every: pydantic.PositiveInt = 2
-    """One site in this many keeps its state for backward. The others are recomputed from the previous state and
-    the update, which runs no sublayer twice and is bitwise the same. 1 is faster by a percent or two; the root of twice
-    the number of layers has the lowest peak memory. Only in eager mode on the CPU; elsewhere all are kept."""
+    """One site in this many keeps its state for the backward pass. Other states are recomputed from the previous state
+    and the update, which runs no sublayer twice and is bitwise the same. 1 is faster by a percent or two; the root of
+    twice the number of layers has the lowest peak memory. Only in eager mode on the CPU; otherwise all are kept."""
 
     def site_cost(self, slot_width: float, n_slots: int, n_read: Any, n_write: Any) -> Cost:
         """Return the cost of one site; n_read and n_write, in blocks, need not be whole.
 
         FLOPs of the slot norm are not counted, as for any norm. Slots that take one block each have fewer parameters,
-        and the products of all. Kept for the backward pass: the update and, on average, one state in state_every.
+        but the same products. Kept for the backward pass: the update and, on average, one state in state_every.
         """
         n_coefficients = n_read + n_slots + n_write
         n_learned = n_coefficients if self.writes == "all" else n_read + n_slots + 1
@@ -75,29 +76,29 @@ class HyperConnectionOptions(Config):
 
 
 def n_blocks(width: int, slot_width: int) -> int:
-    """Raises ValueError where slots do not divide a width."""
+    """Return the number of blocks of a width. Raise ValueError if slots do not divide it."""
     if width % slot_width:
         raise ValueError(f"slot_width: got {slot_width}; must divide every width, {width} too")
     return width // slot_width
 
 
 CostOfEnd = Callable[[int, int, int], Cost]
-"""From d_model, n_slots and the slot width b."""
+"""Function of d_model, n_slots and the slot width b."""
 ENTRY_COSTS: dict[str, CostOfEnd] = {
     "expand": lambda d_model, n_slots, b: linear(d_model, n_slots * b) + Cost(activation_elements=d_model),
     "slot": lambda d_model, n_slots, b: linear(d_model // b, n_slots, b) + Cost(activation_fp32_elements=d_model),
 }
-"""Entry with a matrix from d_model to the stream, or with one that mixes blocks of d_model -> its cost on top of the
-embedding table. The others look rows up, append zeros or copies."""
+"""Entry with a matrix from d_model to the stream, or with one that mixes blocks of d_model -> its cost in addition to
+the embedding table. Other entries cost nothing more."""
 REDUCTION_COSTS: dict[str, CostOfEnd] = {
     "full": lambda d_model, n_slots, b: linear(n_slots * b, d_model) + Cost(activation_elements=n_slots * b),
     "slot": lambda d_model, n_slots, b: linear(n_slots, d_model // b, b) + Cost(activation_elements=n_slots * b),
     "sum": lambda d_model, n_slots, b: Cost(),
 }
-"""Reduction -> its cost; it keeps the slots for the backward pass if it has a matrix."""
+"""Reduction -> its cost. A reduction with a matrix keeps the slots for the backward pass."""
 
 
 def group_norm_cost(kind: str, d_model: int, width: int) -> Cost:
-    """The output is not counted, since the reduction keeps it; `layer` also keeps its output before the bias."""
+    """Return the cost without the output, which the reduction keeps. `layer` also keeps its output before the bias."""
     cost = vector(width) + Cost(activation_fp32_elements=width // d_model)
     return cost + vector(width) + Cost(activation_elements=width) if kind == "layer" else cost
