@@ -70,7 +70,7 @@ def export_run(
         config = plan.new
     except UserError as error:
         plan, reason = None, str(error)
-        architecture, _ = hf_config(config, n_positions, own=True)
+        architecture, _ = hf_config(config, n_positions, as_widthwise=True)
     weights = checkpoint.read_weights(source.saved, blueprint(model))
     for each in (padding, plan):
         weights = weights if each is None else dict(each.weights(weights))
@@ -105,7 +105,7 @@ def export_run(
         (AUTO_MAP if has_code else {}) | dict.fromkeys(TOKEN_IDS) | origin.get("config_token_ids", token_ids),
         texts | model_code() if has_code else texts,
     )
-    export_hf(config, weights, out, surroundings, DTYPES[dtype], own=reason is not None)
+    export_hf(config, weights, out, surroundings, DTYPES[dtype], as_widthwise=reason is not None)
     padded = None
     if padding is not None:  # the head size of all layers, and the bytes of a token in the cache
         before, after = (cost_summary(each, recipe.seq_len).kv_bytes_per_token for each in (model, padding.new))
