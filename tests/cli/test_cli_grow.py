@@ -77,7 +77,7 @@ def test_another_residual_is_said_as_in_a_recipe(small: str, residual: dict, ans
 
 OTHER = {"ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 4}, "attention": {"bias": True}, "mtp": {}}
 HOURGLASS = "  layers 1-6: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)"
-HEADS = "  further heads: 1 added, which the model does not read (multi-token prediction)"
+HEADS = "  MTP heads: 1 added, which do not affect the logits (multi-token prediction)"
 FORMS = {
     "--to other.yaml": (HEADS, HOURGLASS, PRESERVED),
     "--to-shape x --turn-width 0.7": ("  embedding and head: width 32 -> 40 (hidden dimension expansion)", PRESERVED),

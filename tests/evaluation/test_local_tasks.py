@@ -148,15 +148,15 @@ def test_a_line_that_is_no_item_is_named(tmp_path: Path) -> None:
     good = path.read_text()
     for line, message in (
         ("{", "is not valid JSON"),
-        ("[1]", "has keys none; expected those of one form"),
-        ('{"query": "q", "choices": ["a", "b"]}', "has keys query, choices; expected"),
+        ("[1]", "has keys none; must have the keys of one form"),
+        ('{"query": "q", "choices": ["a", "b"]}', "has keys query, choices; must have"),
         ('{"query": "q", "choices": ["a", "b"], "gold": 2}', "gold: got 2; must be from 0 to 1"),
         ('{"query": "q", "choices": ["a", "b"], "gold": "1"}', "gold: got '1'"),
         ('{"query": "q", "choices": ["a"], "gold": 0}', "choices"),
         ('{"query": "q", "choices": ["a", ""], "gold": 0}', "choices"),
         ('{"query": "q", "choices": ["a", "\\ud800"], "gold": 0}', "choices"),
         ('{"context": "c", "continuation": ""}', "continuation"),
-        ('{"context": "c", "continuation": "d"}', "is not of the form of the lines before"),
+        ('{"context": "c", "continuation": "d"}', "has another form than the lines before"),
     ):
         path.write_text(f"{good}\n{line}\n")
         said = refusal(load_task, path)
@@ -172,7 +172,7 @@ def test_a_context_is_cut_where_the_answer_would_not_fit_behind_it(tmp_path: Pat
 
 def test_a_file_without_items_or_with_too_long_an_answer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("\n")
-    with pytest.raises(UserError, match="holds no items"):
+    with pytest.raises(UserError, match="has no items"):
         load_task(tmp_path / "none.jsonl")
     path = write_lines(tmp_path / "choices.jsonl", CHOICES)
     with pytest.raises(UserError, match=r"line 1: an answer has \d+ tokens; allowed: 1 to max_length = 5"):

@@ -54,15 +54,15 @@ def test_what_is_ambiguous_is_refused() -> None:
         (
             NARROW,
             {"n_heads": 6},
-            "n_heads: got 6 for all layers, which have 2, 4, 5; name single ones",
+            "n_heads: got 6 for all layers, which have 2, 4, 5; set single layers",
         ),
         (
             {"layers": {1: {"ffn": {"d_ff": 11}}}},
             {"d_ff": 20},
-            "have 10, 11; name single ones, as model.layers.0",
+            "have 10, 11; set single layers, as model.layers.0",
         ),
         (NARROW, {"d_model": 13}, "d_model: got 13; layers.0.d_model would grow"),
-        (GQA, {"n_heads": 8}, "got 8; must be whole groups of 3"),
+        (GQA, {"n_heads": 8}, "got 8; must be a multiple of the group size 3"),
         ({}, {"head_dim": 5}, "layers.0.attention.head_dim: got 5"),
         ({"residual": HYPER_CONNECTIONS}, {"d_model": 14}, "would grow in proportion from 4 to 4.66667"),
     ]:

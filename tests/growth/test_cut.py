@@ -306,14 +306,14 @@ def test_what_is_lost_is_all_that_lies_behind_the_cut() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (cases.SLOTS, "residual.kind: got hyper_connections; only in a plain residual"),
-        (cases.HOURGLASS, "layers.0.ffn.kind: got hourglass; only one row of units whose order does not matter"),
-        (cases.DYNAMIC, "layers.0.ffn.kind: got dynamic; only one row of units whose order does not matter"),
+        (cases.SLOTS, "residual.kind: got hyper_connections; needs a plain residual"),
+        (cases.HOURGLASS, "layers.0.ffn.kind: got hourglass; can be cut: feed-forwards with one row"),
+        (cases.DYNAMIC, "layers.0.ffn.kind: got dynamic; can be cut: feed-forwards with one row"),
         (
             cases.ONE_QK_NORM,
-            "layers.0.attention.qk_norm.over: got all_heads; without some of them it is another norm; cut a",
+            "layers.0.attention.qk_norm.over: got all_heads; that norm changes if heads are cut",
         ),
-        ({"mtp": {"n_depths": 1}}, "mtp: further heads cannot be cut"),
+        ({"mtp": {"n_depths": 1}}, "mtp: MTP heads cannot be cut"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_the_reason(changes: dict, reason: str) -> None:
@@ -323,7 +323,7 @@ def test_what_cannot_be_cut_is_refused_with_the_reason(changes: dict, reason: st
 def test_a_mixture_keeps_as_many_experts_as_a_token_chooses_and_a_cut_adds_nothing() -> None:
     for changes, size, message in (
         (cases.MOE, {"n_experts": 1}, "layers.0.ffn.top_k: got 2; must be at most n_experts = 1"),
-        ({}, {"n_hidden": 11}, "layers.0.n_hidden: got 11 where there are 10"),
+        ({}, {"n_hidden": 11}, "layers.0.n_hidden: got 11, above the model's 10"),
     ):
         config = small_model(**changes)
         assert message in refusal(smaller_config, config, [each._replace(**size) for each in layer_sizes(config)])

@@ -172,7 +172,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
         (ONE_QK_NORM, lambda m: expansions.add_heads(m, [1], 4, 4), "n_heads times head_dim: got 16"),
         ({}, {"attention": {"rope_base": 500.0}}, "layers.0.attention.rope_frequencies: the 2 frequencies of the old"),
         ({}, {"attention": {"rope_base": 500.0, "head_dim": 6}, "d_model": 18}, "or raise rope_base to"),
-        ({}, {"attention": {"rope_base": None}}, "layers.0.attention.rope_base: rotation cannot begin or end"),
+        ({}, {"attention": {"rope_base": None}}, "layers.0.attention.rope_base: rotation cannot be added or removed"),
         ({}, lambda m: expansions.add_heads(m, [0], 2, 2), "got 2 heads and 2 key-value heads where there"),
         ({}, lambda m: expansions.add_heads(m, [0], 4, 2), "got 4 heads and 2 key-value heads where there"),
         ({}, lambda m: expansions.widen_values(m, [0], 3), "layers.0.attention.v_head_dim: got 3"),

@@ -93,8 +93,8 @@ def test_a_model_of_a_recipe_is_written_as_what_it_is(tmp_path: Path, model_type
 HEADS = "attention.n_heads attention.n_kv_heads"
 X = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "quantum": 4}
 REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
-    (lambda: _set("ffn.d_ff", 80, 2), "layers.2.ffn.d_ff: got 80; llama has 96 there, because one number stands for"),
-    (lambda: _set(HEADS, 4, 1), "layers.1.attention.n_heads: got 4; llama has 2 there, because one number"),
+    (lambda: _set("ffn.d_ff", 80, 2), "layers.2.ffn.d_ff: got 80; llama has 96 there, because all layers"),
+    (lambda: _set(HEADS, 4, 1), "layers.1.attention.n_heads: got 4; llama has 2 there, because all layers"),
     (lambda: _set("attention.v_head_dim", 6), "0.attention.v_head_dim: got 6; llama has 12 there, because it has one"),
     (lambda: _set("attention.scale", 0.3), "layers.0.attention.scale: got 0.3; llama has 0.288.* there, because its"),
     (lambda: _set("attention.scale", 12**-0.5 * (1 + 1e-9)), "attention.scale: got 0.288.* there, because its scores"),
@@ -112,7 +112,7 @@ REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
         "layers.0.attention.qk_norm.over: got all_heads; qwen3 has head there",
     ),
     (lambda: template(shape=X), r"^Llama cannot describe layers of different widths \(12, 24, 28\)$"),
-    (lambda: template(mtp={"n_depths": 1}), "^mtp: the model has it, llama has none, because it has no place for"),
+    (lambda: template(mtp={"n_depths": 1}), "^mtp: the model has it, llama has none, because it has no MTP heads"),
     (lambda: template(embedding_multiplier=2.0), "embedding_multiplier: got 2.0; llama has 1.0 there"),
     (
         lambda: template(residual={"kind": "plain", "multiplier": 0.5}),
@@ -120,7 +120,7 @@ REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
     ),
     (lambda: template(positions={"n_positions": 9}), "layers.0.attention_norm.kind: got rms; gpt2 has layer there"),
     (lambda: _set("attention.rope_base", None), "attention.rope_frequencies: got null; llama has .* there, because it"),
-    (lambda: _set(HEADS, 5), "d_model: got 24, which is no multiple of n_heads = 5; transformers refuses such a llama"),
+    (lambda: _set(HEADS, 5), "d_model: got 24; must be a multiple of n_heads = 5 for a llama of transformers"),
     (
         lambda: _set("attention.head_dim", 10, config=template(**FAMILIES["gpt2"])),
         r"attention.head_dim: got 10; gpt2 has 12 there, because .* n_heads \* head_dim is the width",
@@ -152,7 +152,7 @@ def test_a_weight_beyond_fp16_is_refused(tmp_path: Path) -> None:
     config = template()
     weights = {key: weight.detach() for key, weight in own_model(config).named_parameters()}
     weights["head.weight"][1, 2] = -7e4
-    assert "lm_head.weight: has a weight of 70000, which float16 cannot hold" in refusal(
+    assert "lm_head.weight: has weight 70000, which float16 cannot hold" in refusal(
         export_hf, config, weights, tmp_path / "out", PLAIN, torch.float16
     )
     assert not (tmp_path / "out").exists()

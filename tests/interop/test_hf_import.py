@@ -108,7 +108,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
     ("qwen2", WINDOW, "use_sliding_window: got True; allowed: false"),
     ("qwen3", WINDOWS, "layer_types.1: got 'sliding_attention'; allowed: 'full_attention'"),
-    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: has length 1; must be 2, one a layer"),
+    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: has length 1; must be 2"),
     ("llama", PARTLY, "partial_rotary_factor: got 0.5; allowed: 1.0"),
     ("llama", DYNAMIC, "rope_parameters.rope_type: got 'dynamic'; allowed: default, linear, llama3, longrope"),
     ("llama", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope_scaling.type: got 'yarn'; allowed"),

@@ -142,10 +142,10 @@ def test_a_commit_becomes_a_run_that_records_it(endpoint: str, folder: Path, off
         ("org/llama", "main"): "",
         ("hf://org/llama", "tagged", "--revision", "v1", "--json"): "",
         ("org/llama", "x", "--revision", "v9"): "org/llama at v9: has no such revision",
-        ("org/none", "x"): "org/none: is no folder here and no model on the hub",
+        ("org/none", "x"): "org/none: is neither a local folder nor a model on the hub",
         ("org/gated", "x"): "org/gated: is gated; accept its terms",
         ("org/pickled", "x"): "org/pickled: holds no model.safetensors; weights in other files, such as pickles",
-        ("org/broken", "x"): "org/broken: is no folder here, the hub cannot be reached",
+        ("org/broken", "x"): "org/broken: is no local folder, the hub cannot be reached",
         ("org/busy", "x"): "org/busy: the hub answers with an error, HTTP 429; try again later",
         ("org/down", "x"): "org/down: the hub answers with an error, HTTP 503; try again later",
         ("org/evil", "x"): "org/evil: the hub names the commit '../../../outside'; allowed: 40 hexadecimal digits",
@@ -179,7 +179,7 @@ def test_a_commit_becomes_a_run_that_records_it(endpoint: str, folder: Path, off
 
 
 def test_without_the_network_what_is_not_in_the_cache_is_refused(offline: Path) -> None:
-    assert "org/llama: is no folder here, the hub cannot be reached" in refusal(import_source, "org/llama")
+    assert "org/llama: is no local folder, the hub cannot be reached" in refusal(import_source, "org/llama")
 
 
 def test_a_folder_of_that_name_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch, offline: Path) -> None:

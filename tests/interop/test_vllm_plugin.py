@@ -21,8 +21,8 @@ from widthwise.interop.widthwise_format import Widthwise
 
 REFUSED = {
     "layer_norm": "layer 1: feed_forward mlp",
-    "hourglass_gelu": "layer 1: feed_forward hourglass whose blocks are no SwiGLUs",
-    "hourglass_ungated": "layer 1: feed_forward hourglass whose blocks are no SwiGLUs",
+    "hourglass_gelu": "layer 1: feed_forward hourglass with blocks that are not SwiGLUs",
+    "hourglass_ungated": "layer 1: feed_forward hourglass with blocks that are not SwiGLUs",
     "moe": "layer 1: feed_forward moe",
     "dynamic": "layer 1: feed_forward dynamic",
     "inserted": "layer 1: feed_forward dynamic",
@@ -38,7 +38,7 @@ SERVED = (
 
 def _exported(name: str) -> WidthwiseConfig:
     """The config of the folder that a model is exported to."""
-    _, data = hf_config(config_of(name), N_POSITIONS, own=True)
+    _, data = hf_config(config_of(name), N_POSITIONS, as_widthwise=True)
     return WidthwiseConfig(**data)
 
 

@@ -248,7 +248,7 @@ def test_what_can_be_written_is_what_transformers_runs() -> None:
 
 
 def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
-    _, data = hf_config(config_of("slim"), N_POSITIONS, own=True)
+    _, data = hf_config(config_of("slim"), N_POSITIONS, as_widthwise=True)
     mlp = {"kind": "mlp", "d_ff": 8, "activation": "relu", "bias": False}
     data["per_layer_config"].setdefault("1", {})["feed_forward"] = mlp
     plan = WidthwiseConfig(**data).tensor_parallel_plan()
@@ -269,7 +269,7 @@ def test_the_plan_is_there_with_the_model_and_may_be_written(folder: Path) -> No
 
 
 def test_values_outside_of_layers_are_the_largest() -> None:
-    _, data = hf_config(config_of("slim_grouped"), N_POSITIONS, own=True)
+    _, data = hf_config(config_of("slim_grouped"), N_POSITIONS, as_widthwise=True)
     sizes = {key: data[key] for key in ("hidden_size", "layer_width", "num_attention_heads", "intermediate_size")}
     assert sizes == {"hidden_size": 48, "layer_width": 48, "num_attention_heads": 8, "intermediate_size": 72}
     assert data["per_layer_config"]["0"] == {"layer_in": 36}
@@ -280,7 +280,7 @@ def test_a_broken_config_is_refused_with_the_place(tmp_path: Path) -> None:
     said = json.loads((path / "config.json").read_text())
     for change, message in (
         ({"per_layer_config": {"5": {}}}, "per_layer_config: got '5'; allowed: the number of a layer below 5"),
-        ({"per_layer_config": [1]}, r"per_layer_config: got \[1\]; allowed: a mapping of layers to mappings"),
+        ({"per_layer_config": [1]}, r"per_layer_config: got \[1\]; allowed: a mapping from layers to mappings"),
         ({"residual": {"kind": "other"}}, "residual.*'other', which is not registered"),
         ({"head_dim": 7}, "head_dim: got 7; rotary positions rotate pairs"),
         ({"num_hidden_layers": 4}, "per_layer_config: got '4'; allowed: the number of a layer below 4"),

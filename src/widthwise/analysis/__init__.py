@@ -1,1 +1,1 @@
-"""Statistics of what a finished model computes inside, taken from outside while it runs unchanged."""
+"""Statistics of the activations of a finished model, taken through hooks while it runs unchanged."""

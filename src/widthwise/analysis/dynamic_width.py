@@ -1,4 +1,4 @@
-"""The widths that tokens use in dynamic-width layers: their distribution, and how they relate to token and loss."""
+"""The widths that tokens use in dynamic-width layers: their distribution, and their relation to token and loss."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from widthwise.records.analysis import ForcedLoss, LayerWidths, TokenWidths
 
 N_BINS = 32
 NEAR = 0.01
-"""Fractions this close to the narrowest or to 1 count as lying there; a sigmoid never reaches its ends."""
+"""Largest distance of a fraction from the narrowest or from 1 to count as equal; a sigmoid never reaches its ends."""
 NO_SPREAD = 1e-6
-"""A standard deviation of fractions that is not above it is rounding."""
+"""Largest standard deviation of fractions that is only rounding."""
 
 
 class WidthMeter:
@@ -33,16 +33,16 @@ class WidthMeter:
         self._meters = [_LayerMeter(layer, model) for layer in dynamic_layers(model.config)]
 
     def add(self, choices: Sequence[Choices]) -> None:
-        """Add the tokens of a forward pass, in the mode and under the autocast that the model ran in."""
+        """Add the tokens of a forward pass, in the mode and autocast of that pass."""
         for meter in self._meters:
             meter.add(choices[meter.layer.index]["width_fraction"].detach().flatten())
 
     def summary(self) -> TokenWidths | None:
         """Return the `token_widths` of a validation record; None for a model without dynamic-width layers.
 
-        mean_fraction weighs the layers by their FLOPs. token_variance_share: the part of the variance of all fractions
-        between the tokens of a layer; None if they do not vary. flops_per_token: forward, of the dynamic
-        matrices: all units, requested units, requested units rounded up to buckets, computed units.
+        mean_fraction: weighted by the FLOPs of the layers. token_variance_share: share of the variance of all fractions
+        that is between tokens of a layer; None if they do not vary. flops_per_token: forward, of the dynamic matrices:
+        with all units, requested units, requested units rounded up to buckets, computed units.
         """
         meters = self._meters
         if not meters:
@@ -70,18 +70,20 @@ class _LayerMeter:
         self._ffn = block.ffn
         self._is_compiled = is_compiled(block)
         self.fractions = Moments()
-        self._low, self._high = math.inf, -math.inf
+        self._low = math.inf
+        self._high = -math.inf
         self._histogram = np.zeros(N_BINS, dtype=np.int64)
-        self._n_floor, self._n_ceiling = 0, 0
+        self._n_floor = 0
+        self._n_ceiling = 0
         self.units = np.zeros(4)
         """Sums over tokens: all, requested, bucketed, computed."""
 
     def add(self, fraction: Tensor) -> None:
         """Add the width fractions of n tokens, (n,)."""
-        values = fraction.double().cpu()
-        self.fractions.add(values)
-        values = values.numpy()
-        self._low, self._high = min(self._low, float(values.min())), max(self._high, float(values.max()))
+        self.fractions.add(fraction.double().cpu())
+        values = fraction.double().cpu().numpy()
+        self._low = min(self._low, float(values.min()))
+        self._high = max(self._high, float(values.max()))
         self._histogram += np.histogram(values, bins=N_BINS, range=(0.0, 1.0))[0]
         self._n_floor += int((values <= self.layer.narrowest + NEAR).sum())
         self._n_ceiling += int((values >= 1 - NEAR).sum())
@@ -95,7 +97,7 @@ class _LayerMeter:
         ]
 
     def summary(self) -> LayerWidths:
-        """Return the entry of the layer; a token uses the units with centres within its width, for any mask."""
+        """Return the record of the layer. A token uses the units with centres within its width, for any mask."""
         d_ff = self.layer.config.d_ff
         widest = torch.tensor(self._high * self.layer.config.full_width, dtype=torch.float64)
         max_units = int(self._ffn.used_units(widest))
@@ -116,13 +118,13 @@ class _LayerMeter:
 
 
 SAMPLE_TOKENS = 16_384
-"""Tokens analysed: whole windows from the front of the validation text, at least one."""
+"""Number of analysed tokens: whole windows from the start of the validation text, at least one."""
 N_FORCED = 4
-"""Forced widths, in equal steps from the narrowest to the full one."""
+"""Number of forced widths, in equal steps from the narrowest to the full one."""
 
 
 def analyse_widths(model: Decoder, held_out: HeldOut, summary: TokenWidths) -> TokenWidths:
-    """Complete the summary of `WidthMeter` by the statistics that need further passes."""
+    """Add to a summary of `WidthMeter` the statistics that need further passes."""
     windows = torch.cat(list(held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len))))
     layers = dynamic_layers(model.config)
     tokens = windows[:, :-1].numpy()
@@ -132,8 +134,8 @@ def analyse_widths(model: Decoder, held_out: HeldOut, summary: TokenWidths) -> T
     _, *widths = losses_and_widths(model, held_out, windows, None)
     of_token = np.einsum("l,lwt->wt", flops_shares(layers), widths)
     forced = [
-        ForcedLoss(fraction=each, loss=float(losses_and_widths(model, held_out, windows, each)[0].mean()))
-        for each in forced_fractions(layers, N_FORCED)
+        ForcedLoss(fraction=fraction, loss=float(losses_and_widths(model, held_out, windows, fraction)[0].mean()))
+        for fraction in forced_fractions(layers, N_FORCED)
     ]
     return summary.with_changes(
         by_frequency_decile=frequency_deciles(tokens, of_token, counts),
@@ -147,24 +149,25 @@ def losses_and_widths(model: Decoder, held_out: HeldOut, windows: Tensor, width_
 
     windows: integers (n_windows, seq_len + 1), read as in a validation; width_fraction: forced on every layer.
     """
-    found, boundaries = [], held_out.boundaries
+    rows = []
     with evaluating(model) as device:
         for batch in windows.split(held_out.batch_size):
             batch = batch.to(device)
-            tokens, targets = batch[:, :-1], batch[:, 1:]
-            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            tokens = batch[:, :-1]
+            documents = held_out.boundaries.documents(tokens)
+            positions = held_out.boundaries.positions(tokens)
             with autocast(device, held_out.precision):
-                loss = model.loss(tokens, targets, 0.0, width_fraction, documents, positions)
+                loss = model.loss(tokens, batch[:, 1:], 0.0, width_fraction, documents, positions)
                 fractions = [chosen["width_fraction"] for chosen in loss.choices if "width_fraction" in chosen]
-                found.append(torch.stack([loss.losses, *fractions]).double().cpu())
-    return torch.cat(found, dim=1).numpy()
+                rows.append(torch.stack([loss.losses, *fractions]).double().cpu())
+    return torch.cat(rows, dim=1).numpy()
 
 
 def frequency_deciles(tokens: np.ndarray, widths: np.ndarray, counts: np.ndarray) -> list[float]:
-    """Return the mean width of the tenth of all tokens with the commonest types, of the next tenth, and so on.
+    """Return the mean width of ten equal parts of all tokens, sorted by the frequency of their types, commonest first.
 
-    tokens, widths: one entry a token; counts: occurrences of each type in the text. A type in several tenths counts in
-    each with its mean.
+    tokens, widths: one entry for each token; counts: occurrences of each type in the text. A type in several parts
+    counts in all of them with its mean.
     """
     order = np.argsort(-counts, kind="stable")
     n_tokens = np.bincount(tokens.ravel(), minlength=len(counts))[order]
@@ -175,9 +178,9 @@ def frequency_deciles(tokens: np.ndarray, widths: np.ndarray, counts: np.ndarray
 
 
 def class_means(tokens: np.ndarray, widths: np.ndarray, tokenizer: Tokenizer) -> dict[str, float]:
-    """Return the mean width by `token_class`. tokens, widths: one entry a token."""
+    """Return the mean width by `token_class`. tokens, widths: one entry for each token."""
     ids, inverse = np.unique(tokens, return_inverse=True)
-    names = [token_class(int(each), tokenizer) for each in ids]
+    names = [token_class(int(token), tokenizer) for token in ids]
     of_token = np.array(names)[inverse.reshape(tokens.shape)]
     return {name: float(widths[of_token == name].mean()) for name in sorted(set(names))}
 
@@ -197,5 +200,5 @@ def token_class(token: int, tokenizer: Tokenizer) -> str:
         return "letters"
     if inner.isdecimal():
         return "digits"
-    is_marks = inner.isprintable() and not any(each.isalnum() or each in " \ufffd" for each in inner)
-    return "punctuation" if is_marks else "other"
+    has_marks_only = inner.isprintable() and not any(mark.isalnum() or mark in " \ufffd" for mark in inner)
+    return "punctuation" if has_marks_only else "other"

@@ -1,4 +1,4 @@
-"""Sums over the tokens of a text, which do not grow with it: of activations, attention, the stream and predictions."""
+"""Statistics of activations, attention, the stream and predictions over a text, in constant memory."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,10 +24,12 @@ class Moments:
         return self._squares / self.n
 
     def add(self, values: Tensor) -> None:
-        """values: (n, ...), the same quantities every time."""
+        """Add values (n, ...) of the same quantities."""
         values = values.double()
-        n, mean = len(values), values.mean(dim=0)
-        n_all, shift = self.n + n, mean - self.mean
+        n = len(values)
+        n_all = self.n + n
+        mean = values.mean(dim=0)
+        shift = mean - self.mean
         # Means and squared distances merge without the cancellation of a sum of squares (Chan, Golub, LeVeque 1979).
         self._squares = self._squares + (values - mean).square().sum(dim=0) + shift.square() * (self.n * n / n_all)
         self.mean = self.mean + shift * (n / n_all)
@@ -38,17 +40,18 @@ ROWS_AT_ONCE = 4096
 
 
 class ActivationMeter:
-    """Sums over the tokens of one block. What is kept does not grow with the number of tokens."""
+    """Sums over the tokens of one block, in constant memory."""
 
     def __init__(self, thresholds: Sequence[float], utilisation_threshold: float):
-        self._thresholds, self._utilisation_threshold = thresholds, utilisation_threshold
+        self._thresholds = thresholds
+        self._utilisation_threshold = utilisation_threshold
         self._n_tokens = 0
         self._n_active: Tensor | int = 0
-        """(n_thresholds,), activations above each threshold, over all units."""
+        """(n_thresholds,): number of activations above each threshold, over all units."""
         self._n_used: Tensor | int = 0
-        """(d_ff,), tokens that activate each unit."""
+        """(d_ff,): number of tokens that activate each unit."""
         self._energy: Tensor | float = 0.0
-        """(d_ff,) fp64, sums of squares."""
+        """(d_ff,) fp64: sums of squares."""
 
     def add(self, activations: Tensor) -> None:
         """Add n tokens. activations: (n, d_ff)."""
@@ -61,9 +64,9 @@ class ActivationMeter:
 
     def summary(self, layer: int, block: int) -> Activations:
         """Return the statistics. layer, block: from 0 on."""
-        n_used, energy = torch.as_tensor(self._n_used), torch.as_tensor(self._energy)
+        n_used = torch.as_tensor(self._n_used)
         d_ff = len(n_used)
-        participation = participation_ratio(energy)
+        participation = participation_ratio(torch.as_tensor(self._energy))
         return Activations(
             layer=layer + 1,
             block=block + 1,
@@ -77,13 +80,13 @@ class ActivationMeter:
 
 
 def participation_ratio(energies: Tensor) -> float | None:
-    """Return (sum e)^2 / sum e^2, the effective number of energies; None if all are 0."""
+    """Return (sum e)^2 / sum e^2, the effective number of energies e; None if all are 0."""
     total = energies.sum()
     return float(1 / (energies / total).square().sum()) if total > 0 else None
 
 
 class MatrixEntropy:
-    """The matrix entropy of the stream at one depth. Keeps width^2 numbers."""
+    """The matrix entropy of the stream at one depth. Holds width^2 numbers."""
 
     def __init__(self, width: int, device: torch.device):
         self._gram = torch.zeros(width, width, dtype=torch.float64, device=device)
@@ -92,15 +95,15 @@ class MatrixEntropy:
     def add(self, states: Tensor) -> None:
         """Add n tokens. states: (n, width)."""
         for rows in states.split(ROWS_AT_ONCE):
-            # In fp64 throughout: a few huge coordinates are usual, and would drown the others in rounding.
+            # In fp64, because a few coordinates are usually huge, and rounding would hide the others.
             wide = rows.double()
             self._gram.addmm_(wide.T, wide)
             self._n_tokens += len(rows)
 
     def summary(self, depth: int) -> StreamState:
-        """Return -sum p log p over log(rank), rank being the largest that so many tokens of this width can have.
+        """Return -sum p log p over log(rank), where rank is the smaller of width and number of tokens.
 
-        Entropy and participation are None where they are undefined.
+        Entropy and participation are None if they are undefined.
         """
         width = len(self._gram)
         rank = min(self._n_tokens, width)
@@ -112,19 +115,19 @@ class MatrixEntropy:
 
 
 def valley(entropies: Sequence[float | None]) -> Valley | None:
-    """Return the compression valley, the inner depth of lowest entropy; None unless it is below both sides.
+    """Return the compression valley, the inner depth of lowest entropy; None unless both sides have higher entropies.
 
     entropies: of all depths from 0 on. Source: Skean et al. 2025, arXiv:2502.02013.
     """
-    known = [(entropy, depth) for depth, entropy in enumerate(entropies) if entropy is not None]
-    if len(known) < 3:
+    points = [(entropy, depth) for depth, entropy in enumerate(entropies) if entropy is not None]
+    if len(points) < 3:
         return None
-    entropy, depth = min(known[1:-1])
-    before = max(value for value, at in known if at < depth)
-    behind = max(value for value, at in known if at > depth)
-    if entropy >= min(before, behind):
+    entropy, depth = min(points[1:-1])
+    before = max(value for value, place in points if place < depth)
+    after = max(value for value, place in points if place > depth)
+    if entropy >= min(before, after):
         return None
-    return Valley(depth=depth, entropy=entropy, drop=before - entropy, rise=behind - entropy)
+    return Valley(depth=depth, entropy=entropy, drop=before - entropy, rise=after - entropy)
 
 
 TOKENS_AT_ONCE = 256
@@ -139,7 +142,7 @@ class LogitLens:
         self._target_log_probs: Tensor | float = 0.0
         self._entropies: Tensor | float = 0.0
         self._divergences: Tensor | float = 0.0
-        """Between each depth and the one before, the first excepted."""
+        """Between each depth and the one before; the first depth has none."""
 
     def add(self, hidden: Sequence[Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Add n tokens.
@@ -153,9 +156,11 @@ class LogitLens:
         self._n_tokens += len(targets)
 
     def _add(self, depths: Iterable[Tensor], targets: Tensor) -> None:
-        """Add log-probabilities (m, vocab_size) of each depth, of which no more than two are held."""
-        target_log_probs, entropies, divergences = [], [], []
-        before, probs_before = None, None
+        """Add log-probabilities (m, vocab_size) of each depth; at most two are held in memory."""
+        target_log_probs = []
+        entropies = []
+        divergences = []
+        before = probs_before = None
         for log_probs in depths:
             probs = log_probs.exp()
             target_log_probs.append(log_probs.gather(1, targets[:, None]).sum(dtype=torch.float64))
@@ -163,13 +168,14 @@ class LogitLens:
             if before is not None and probs_before is not None:
                 # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
                 divergences.append(_total(probs - probs_before, log_probs - before) / 2)
-            before, probs_before = log_probs, probs
+            before = log_probs
+            probs_before = probs
         self._target_log_probs += torch.stack(target_log_probs)
         self._entropies += torch.stack(entropies)
         self._divergences += torch.stack(divergences)
 
     def summary(self) -> list[LensPoint]:
-        """Return means in nats, an entry for each depth."""
+        """Return means in nats for each depth."""
         sums = (self._target_log_probs, self._entropies, self._divergences)
         target_log_probs, entropies, divergences = ((torch.as_tensor(s) / self._n_tokens).tolist() for s in sums)
         return [
@@ -181,7 +187,7 @@ class LogitLens:
 
 
 class BlockExits:
-    """The loss of a model that ends inside a layer, after one of its feed-forward blocks; sums in fp64."""
+    """The loss of a model that ends after a feed-forward block inside a layer; sums in fp64."""
 
     def __init__(self) -> None:
         self._n_tokens = 0
@@ -190,15 +196,15 @@ class BlockExits:
     def add(
         self, hidden: Mapping[tuple[int, int], Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]
     ) -> None:
-        """Add n tokens. hidden: (n, d_model) of each (layer, block), from 0 on; the rest as for the lens."""
+        """Add n tokens. hidden: (n, d_model) of each (layer, block), from 0 on; targets, logits: as for LogitLens."""
         for place, states in hidden.items():
-            for rows, own in zip(states.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)):
-                found = _log_probs(logits(rows)).gather(1, own[:, None]).sum(dtype=torch.float64)
-                self._sums[place] = self._sums.get(place, 0) + found
+            for rows, tokens in zip(states.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)):
+                log_probs = _log_probs(logits(rows)).gather(1, tokens[:, None])
+                self._sums[place] = self._sums.get(place, 0) + log_probs.sum(dtype=torch.float64)
         self._n_tokens += len(targets)
 
     def summary(self) -> list[BlockExit]:
-        """Return means in nats, an entry for each block but the last of a layer."""
+        """Return means in nats for each block except the last of a layer."""
         return [
             BlockExit(layer=layer + 1, block=block + 1, target_log_prob=float(total) / self._n_tokens)
             for (layer, block), total in sorted(self._sums.items(), key=lambda item: item[0])
@@ -219,10 +225,10 @@ class SinkMeter:
 
     def __init__(self) -> None:
         self._weights: Tensor | float = 0.0
-        """(n_heads,) fp64: weight of the first token, summed over all queries."""
+        """(n_heads,) fp64: attention weight of the first token, summed over all queries."""
         self._n_queries = 0
         self._norms = torch.zeros(2, dtype=torch.float64)
-        """Sum of norms over first tokens, and over all others."""
+        """Sums of norms over first tokens, and over all others."""
         self._n_tokens = torch.zeros(2, dtype=torch.float64)
 
     def add_attention(self, call: AttentionCall) -> None:
@@ -238,8 +244,8 @@ class SinkMeter:
         self._n_tokens += torch.tensor([part.numel() for part in parts])
 
     def summary(self, layer: int) -> Sink:
-        """Return means over all queries, the first token's own included. layer: from 1 on."""
+        """Return means over all queries, including first tokens. layer: from 1 on."""
         heads = torch.as_tensor(self._weights) / self._n_queries
-        first, others = (self._norms / self._n_tokens).tolist()
-        ratio = first / others if others > 0 else None
+        first, rest = (self._norms / self._n_tokens).tolist()
+        ratio = first / rest if rest > 0 else None
         return Sink(layer=layer, first_token_share=float(heads.mean()), heads=heads.tolist(), norm_ratio=ratio)

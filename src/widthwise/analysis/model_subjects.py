@@ -1,4 +1,4 @@
-"""Subjects of the statistics: any Decoder, and causal language models of transformers."""
+"""Subjects of an analysis: any Decoder, and causal language models of transformers."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.residual.over_width_module import PadEntry
 
 DOWN = "w_down"
-"""The name of the last matrix of a feed-forward, or of each of its blocks."""
+"""Name of the last matrix of a feed-forward, or of each of its blocks."""
 ROWS_AT_ONCE = 1024
 
 
@@ -32,14 +32,21 @@ class DecoderSubject(Subject):
 
     def __init__(self, model: Decoder):
         self._model = model
-        self.d_model, self.widths = model.config.d_model, model.config.widths
+        self.d_model = model.config.d_model
+        self.widths = model.config.widths
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
 
     def run(self, tokens: Tensor, watcher: Watcher) -> None:
+        """Run the model. The watcher sees the written coordinates of a plain residual, otherwise all slots."""
+
         def show(depth: int, stream: Stream) -> None:
-            watcher.see_stream(depth, self._wide(depth, stream), self._model.exit(stream))
+            width = max((self.d_model, *self.widths[:depth]))
+            states = self._model.config.residual.to_slots(stream, width).flatten(-2)
+            if depth == 0 and type(self._model.entry) is PadEntry:
+                states = states[..., :width]  # nothing has written the padding yet
+            watcher.see_stream(depth, states, self._model.exit(stream))
 
         def show_block(layer: int, block: int, stream: Stream) -> None:
             watcher.see_block(layer, block, self._model.exit(stream))
@@ -52,21 +59,13 @@ class DecoderSubject(Subject):
                 stack.enter_context(watched_exits(layer, partial(show_block, index)))
             self._model.stream(tokens)
 
-    def _wide(self, depth: int, stream: Stream) -> Tensor:
-        """Return (B, T, width): the coordinates of a plain residual written by then, else all slots."""
-        config = self._model.config
-        width = max((config.d_model, *config.widths[:depth]))
-        states = config.residual.to_slots(stream, width).flatten(-2)
-        # Before the first layer, padding was not written by anything.
-        return states[..., :width] if depth == 0 and type(self._model.entry) is PadEntry else states
-
 
 @contextmanager
 def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call see(block, activations (n, d_ff)) in one pass of the feed-forward; blocks are counted once per context.
 
-    A block is a call of a matrix named w_down, or the routed experts of a mixture, passed to `see` in pieces. A
-    feed-forward that chooses its width computes all its units meanwhile, and masks them.
+    A block is a call of a matrix named w_down, or the routed experts of a mixture, passed to `see` in pieces. In this
+    context a feed-forward of dynamic width computes all its units, and masks them.
     """
     n_blocks = itertools.count()
 
@@ -94,29 +93,30 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
 
     x: (n, d_model), input of the experts; logits: (n, n_experts) of the router.
     """
-    n_experts, d_expert = moe.config.n_experts, moe.config.d_expert
+    n_experts = moe.config.n_experts
+    d_expert = moe.config.d_expert
     w_gate, w_up = (w.weight.unflatten(0, (n_experts, d_expert)) for w in (moe.w_gate, moe.w_up))
     for rows, scores in zip(x.split(ROWS_AT_ONCE), logits.split(ROWS_AT_ONCE)):
-        # In the type in which the mixture chooses, or ties would fall elsewhere.
+        # In the type in which the mixture chooses, so that ties are resolved equally.
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         chosen = scores.topk(moe.config.top_k, dim=-1).indices
         units = rows.new_zeros(len(rows), n_experts, d_expert)
         for expert in range(n_experts):
             token = (chosen == expert).any(dim=-1).nonzero()[:, 0]
-            own = rows[token]
-            units[token, expert] = reference_swiglu(linear(own, w_gate[expert]), linear(own, w_up[expert])).to(
-                units.dtype
-            )
+            inputs = rows[token]
+            activations = reference_swiglu(linear(inputs, w_gate[expert]), linear(inputs, w_up[expert]))
+            units[token, expert] = activations.to(units.dtype)
         yield units.flatten(1)
 
 
 @contextmanager
 def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> Iterator[None]:
-    """Call see(block, stream) in a pass of the layer, for each block of an hourglass but the last, from 0 on.
+    """Call see(block, stream) in a pass of the layer, for each block of an hourglass except the last, from 0 on.
 
-    stream: the layer's output if its feed-forward ended with that block.
+    stream: output of the layer if its feed-forward ended with that block.
     """
-    ffn, site = layer.ffn, layer.ffn_residual
+    ffn = layer.ffn
+    site = layer.ffn_residual
     if not isinstance(ffn, Hourglass):
         yield
         return
@@ -128,11 +128,11 @@ def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> It
         outputs.append(output)
 
     def leave(module: Any, args: Any, output: Any) -> None:
-        stream, x = before.pop(), args[0]
-        total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+        stream = before.pop()
+        total = torch.zeros_like(args[0], dtype=torch.promote_types(args[0].dtype, torch.float32))
         for place, block in enumerate(ffn.stack[:-1]):
             total = total + block.norm.after(outputs[place])
-            # Each from a read of its own, because a write may use up what its read kept.
+            # Each write needs a separate read, because it may modify the state of its read.
             see(place, site.write(read(stream)[1], total[..., : ffn.d_out]))
         outputs.clear()
 
@@ -161,17 +161,18 @@ MODULE_NAMES = (
     ModuleNames("GPT-NeoX", "layers", "final_layer_norm", "mlp.dense_4h_to_h"),
 )
 TOLERANCE = 1e-3
-"""Allowed difference of the logits, relative to the largest."""
+"""Largest difference of the logits, relative to the largest logit."""
 
 
 class HFSubject(Subject):
     """A causal language model of transformers in evaluation mode, with `sdpa` attention.
 
-    Raises UserError if its parts are not found, or do not give the model's logits.
+    Raises UserError if its parts are missing, or if they do not give the logits of the model.
     """
 
     def __init__(self, model: Any):
-        self._model, self._kind = model, model.config.model_type
+        self._model = model
+        self._kind = model.config.model_type
         self._layers, self._downs, self._norm = _parts(model, self._kind)
         self._head: nn.Linear = model.get_output_embeddings()
         self.d_model = self._head.weight.shape[1]
@@ -196,17 +197,18 @@ class HFSubject(Subject):
 
     @torch.no_grad()
     def _check(self) -> None:
-        tokens, seen = torch.arange(2, device=self._head.weight.device)[None], _LastStates()
-        self.run(tokens, seen)
-        if seen.n_calls != len(self._layers):
+        tokens = torch.arange(2, device=self._head.weight.device)[None]
+        last = _LastStates()
+        self.run(tokens, last)
+        if last.n_calls != len(self._layers):
             raise UserError(
-                f"{self._kind}: {seen.n_calls} of its {len(self._layers)} layers call torch's "
-                "scaled_dot_product_attention, through which attention is seen; load it with attn_implementation sdpa"
+                f"{self._kind}: {last.n_calls} of its {len(self._layers)} layers call torch's "
+                "scaled_dot_product_attention, which the analysis reads; load it with attn_implementation sdpa"
             )
         expected = self._model(tokens, use_cache=False).logits
-        difference = (self.logits(seen.hidden) - expected).abs().max()
+        difference = (self.logits(last.hidden) - expected).abs().max()
         if not difference <= TOLERANCE * expected.abs().max():
-            raise UserError(f"{self._kind}: head and last norm do not give its logits, so there is no logit lens")
+            raise UserError(f"{self._kind}: head and last norm do not give its logits; the logit lens needs that")
 
 
 class _LastStates(Watcher):
@@ -225,7 +227,7 @@ class _LastStates(Watcher):
 
 
 def _parts(model: Any, kind: str) -> tuple[Sequence[nn.Module], list[nn.Module], nn.Module]:
-    """Return the layers, their down-projections and the last norm. Raises UserError if no layout fits."""
+    """Return the layers, their down-projections and the last norm. Raises UserError if no known layout fits."""
     for layout in MODULE_NAMES:
         try:
             layers = list(model.base_model.get_submodule(layout.layers).children())
@@ -233,5 +235,5 @@ def _parts(model: Any, kind: str) -> tuple[Sequence[nn.Module], list[nn.Module],
             return layers, downs, model.base_model.get_submodule(layout.norm)
         except AttributeError:
             continue
-    known = ", ".join(layout.families for layout in MODULE_NAMES)
-    raise UserError(f"{kind}: its layers, their down-projections and last norm are not found; known are {known}")
+    families = ", ".join(layout.families for layout in MODULE_NAMES)
+    raise UserError(f"{kind}: its layers, their down-projections and last norm are not found; known are {families}")

@@ -1,7 +1,7 @@
-"""All statistics of a finished model over a text, kept while the text streams by.
+"""All statistics of a finished model over a text, in constant memory.
 
     profile = Profile(DecoderSubject(model), ProfileOptions(thresholds=(0.01, 0.1, 1.0)))
-    for windows in batches:  # integers (B, T + 1), as `HeldOut.batches` gives them
+    for windows in batches:  # integers (B, T + 1), as from `HeldOut.batches`
         profile.add(windows)
     profile.summary(name="x", source="runs/x", kind="widthwise", step=None)
 
@@ -29,23 +29,25 @@ class ProfileOptions(Config):
         *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
         *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
     )
-    """Sizes of an activation, for each of which the share of activations above it is measured."""
+    """Absolute values of activations; the share of activations above each of them is measured."""
     utilisation_threshold: Threshold = 0.1
-    """The one above which a unit counts as used by a token; 0.1 is the variable-width paper's."""
+    """Threshold above which a unit counts as used by a token; 0.1 as in the variable-width paper."""
 
 
 class Profile(Watcher):
-    """The profile of one model, in memory that does not grow with the number of tokens: about width^2 numbers a depth.
+    """The profile of one model, in constant memory: about width^2 numbers for each depth.
 
-    A batch in flight also needs d_model numbers for every token, layer, and further block of a layer.
+    A batch also needs d_model numbers for every token, layer, and further block of a layer.
     """
 
     def __init__(self, subject: Subject, options: ProfileOptions | None = None):
-        self._subject, self._options = subject, options or ProfileOptions()
+        self._subject = subject
+        self._options = options or ProfileOptions()
         self._n_tokens = 0
         self._activations: dict[tuple[int, int], ActivationMeter] = {}
         self._entropies: list[MatrixEntropy] = []
-        self._lens, self._exits = LogitLens(), BlockExits()
+        self._lens = LogitLens()
+        self._exits = BlockExits()
         self._sinks = [SinkMeter() for _ in subject.widths]
         self._hidden: list[Tensor] = []
         self._hidden_in_layers: dict[tuple[int, int], Tensor] = {}
@@ -54,22 +56,23 @@ class Profile(Watcher):
     def add(self, windows: Tensor) -> None:
         """Add windows, integers (B, T + 1), T >= 2: the model reads the first T, the lens predicts the last T.
 
-        Raises UserError if the model's states are not finite.
+        Raises UserError if states of the model are not finite.
         """
         if windows.shape[1] < 3:
             raise UserError(f"seq_len: got {windows.shape[1] - 1}; must be at least 2, a first token and another")
-        tokens, targets = windows[:, :-1], windows[:, 1:]
+        targets = windows[:, 1:].flatten()
         try:
-            self._subject.run(tokens, self)
-            self._lens.add(self._hidden, targets.flatten(), self._subject.logits)
-            self._exits.add(self._hidden_in_layers, targets.flatten(), self._subject.logits)
+            self._subject.run(windows[:, :-1], self)
+            self._lens.add(self._hidden, targets, self._subject.logits)
+            self._exits.add(self._hidden_in_layers, targets, self._subject.logits)
         finally:
-            self._hidden, self._hidden_in_layers = [], {}
-        self._n_tokens += tokens.numel()
+            self._hidden = []
+            self._hidden_in_layers = {}
+        self._n_tokens += len(targets)
 
     def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
         if not stream.isfinite().all():
-            raise UserError(f"the stream after layer {depth} is not made of finite numbers; the model is of no use")
+            raise UserError(f"the stream after layer {depth} has numbers that are not finite; use another checkpoint")
         if depth == len(self._entropies):
             self._entropies.append(MatrixEntropy(stream.shape[-1], stream.device))
         self._entropies[depth].add(stream.flatten(0, 1))
@@ -92,7 +95,7 @@ class Profile(Watcher):
     def summary(self, **about: Any) -> AnalysedModel:
         """Return the record of the model. about: its other fields, such as its name and source.
 
-        In a mixture of experts block 1 holds the units of all routed experts, block 2 those of a shared expert.
+        In a mixture of experts block 1 has the units of all routed experts, and block 2 the units of a shared expert.
         """
         stream = [entropy.summary(depth) for depth, entropy in enumerate(self._entropies)]
         meters = sorted(self._activations.items(), key=lambda item: item[0])

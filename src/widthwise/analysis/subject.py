@@ -1,4 +1,4 @@
-"""The interface between a finished model, ours or another library's, and the statistics of its forward pass."""
+"""The interface between a finished model, ours or of another library, and the statistics of its forward pass."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,16 +18,16 @@ from widthwise.model.context import Site, Stream
 
 SCORES_AT_ONCE = 1 << 23
 IN_BLOCKS = torch.ops.widthwise.attention.default
-"""The operator of `kernels.attention_in_blocks.forward`."""
+"""Operator of `kernels.attention_in_blocks.forward`."""
 
 
 class AttentionCall(NamedTuple):
-    """The arguments of one call of attention; positions, norms and padding are applied already."""
+    """The arguments of one call of attention, after positions, norms and padding."""
 
     queries: Tensor
     """(B, n_heads, T, head_dim)"""
     keys: Tensor
-    """(B, n_kv_heads, S, head_dim); query heads share them in groups of neighbours."""
+    """(B, n_kv_heads, S, head_dim); groups of adjacent query heads share a head."""
     mask: Tensor | None
     """Broadcasts to (B, n_heads, T, S): bool, True where a query may attend, or numbers to add to the scores."""
     is_causal: bool
@@ -39,8 +39,8 @@ class AttentionCall(NamedTuple):
 
         Holds at most SCORES_AT_ONCE scores, or the scores of one query of every head and text.
         """
-        (n_texts, n_heads, n_queries, _), n_keys = self.queries.shape, self.keys.shape[2]
-        n_at_once = max(1, SCORES_AT_ONCE // (n_texts * n_heads * n_keys))
+        n_texts, n_heads, n_queries, _ = self.queries.shape
+        n_at_once = max(1, SCORES_AT_ONCE // (n_texts * n_heads * self.keys.shape[2]))
         weights = []
         with without_autocast(self.queries):
             for start in range(0, n_queries, n_at_once):
@@ -65,11 +65,12 @@ class AttentionCall(NamedTuple):
 
 
 class AttentionCalls(TorchFunctionMode):
-    """Call see(number, call) for every call of attention, counted from 0. Compiled code is opaque to it."""
+    """Call see(number, call) for every call of attention, counted from 0, except in compiled code."""
 
     def __init__(self, see: Callable[[int, AttentionCall], None]):
         super().__init__()
-        self._see, self.n_calls = see, 0
+        self._see = see
+        self.n_calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -102,30 +103,30 @@ def _call_in_blocks(
 
 
 class Watcher:
-    """Receiver of the tensors of one forward pass, which it must neither change nor keep after the pass."""
+    """Receiver of the tensors of one forward pass. It must not modify them, or hold them after the pass."""
 
     def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
         """Called after each layer in order; depth 0 is the stream before the first layer.
 
-        stream: (B, T, width), the coordinates of the residual stream written so far, carried ones included; hidden:
-        (B, T, d_model), the stream after the model's last norm.
+        stream: (B, T, width), the coordinates of the residual stream written so far, including carried ones; hidden:
+        (B, T, d_model), the stream after the last norm of the model.
         """
 
     def see_activations(self, layer: int, block: int, activations: Tensor) -> None:
-        """Called once a pass or in pieces; layers and blocks from 0 on.
+        """Called once in a pass, or in pieces; layers and blocks from 0 on.
 
-        activations: (n, d_ff), input of the block's down-projection for the next n tokens; 0 at units that a token
-        leaves out.
+        activations: (n, d_ff), input of the down-projection of the block for the next n tokens; 0 at units that a token
+        does not use.
         """
 
     def see_block(self, layer: int, block: int, hidden: Tensor) -> None:
-        """Called for each block but the last of a feed-forward that is a stack; layers and blocks from 0 on.
+        """Called for each block except the last in a feed-forward that is a stack; layers and blocks from 0 on.
 
-        hidden: (B, T, d_model), the stream as it is after that block, after the model's last norm.
+        hidden: (B, T, d_model), the stream after that block and the last norm of the model.
         """
 
     def see_attention(self, layer: int, call: AttentionCall) -> None:
-        """Called once a layer; layers count from 0."""
+        """Called once for each layer, from 0 on."""
 
 
 class Subject(ABC):
@@ -138,7 +139,7 @@ class Subject(ABC):
 
     @abstractmethod
     def run(self, tokens: Tensor, watcher: Watcher) -> None:
-        """Run the model, uncompiled and without its logits, under the watcher. tokens: integers (B, T)."""
+        """Run the model, uncompiled and without its logits, and call the watcher. tokens: integers (B, T)."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ def watched_reads(site: Site, see: Callable[[Stream], None]) -> Iterator[None]:
 def watched_layers(
     layers: Sequence[nn.Module], watcher: Watcher, show: Callable[[int, Any], None]
 ) -> Iterator[AttentionCalls]:
-    """Call show(depth, stream) in one pass of the layers, uncompiled, and show the watcher each layer's attention.
+    """Call show(depth, stream) and watcher.see_attention in one uncompiled pass of the layers.
 
     Depth 0 is the input of the first layer, depth l the output of layer l, or its first entry if that is a tuple.
     """

@@ -1,4 +1,4 @@
-"""The use that a model with hyper-connections makes of its stream: weights across depth, and mixing of slots."""
+"""The use of the stream in a model with hyper-connections: weights across depth, and mixing of slots."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ class DepthWeights:
         self._widths = [len(identity)]
 
     def of_read(self, read: Tensor) -> list[Tensor]:
-        """Return W (N, n_read, blocks) of every source, the embedding first. read: (N, n_slots, n_read)."""
+        """Return the weights (N, n_read, blocks) of every source, the embedding first. read: (N, n_slots, n_read)."""
         return list((read.mT @ self._held).split(self._widths, dim=-1))
 
     @property
@@ -44,13 +44,13 @@ class DepthWeights:
         return self._held[..., : self._widths[0]]
 
     def pass_site(self, deviation: Tensor, write: Tensor) -> None:
-        """Apply one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
+        """Update by one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
         self._held = torch.cat((self._held + deviation.mT @ self._held, write), dim=-1)
         self._widths.append(write.shape[-1])
 
 
 def reach(weights: Tensor) -> Tensor:
-    """Return the root mean square of the singular values, (N,); 1 for the plain residual. weights: (N, n_read, n)."""
+    """Return the root mean square of the singular values, (N,); 1 for a plain residual. weights: (N, n_read, n)."""
     return torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:]))
 
 
@@ -65,17 +65,17 @@ def mean_distance(reaches: Sequence[float]) -> float | None:
 
 
 N_SPECTRA = 32
-"""Tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
+"""Number of tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
 
 
 def sampled(matrices: Tensor) -> Tensor:
-    """Return at most N_SPECTRA of the (N, n, n) matrices, evenly spread, in fp64 on the CPU."""
+    """Return at most N_SPECTRA of the matrices (N, n, n), evenly spread, in fp64 on the CPU."""
     step = -(-len(matrices) // N_SPECTRA)
     return matrices[::step].to("cpu", torch.float64)
 
 
 def spectra(carry: Tensor, product: Tensor) -> Tensor:
-    """Return (N, 4): spectral radius and norm of each token's carry (N, n, n), then of its product (N, n, n)."""
+    """Return (N, 4): spectral radius and norm of carry (N, n, n), then of product (N, n, n)."""
     columns = [
         value
         for matrices in (carry, product)
@@ -85,13 +85,13 @@ def spectra(carry: Tensor, product: Tensor) -> Tensor:
 
 
 def gate_distance(gates: Tensor) -> Tensor:
-    """Return (N,), the mean distance of |gates| (N, n, k), carries and writes, from the nearer of 0 and 1."""
+    """Return (N,): the mean distance of |gates| from the nearer of 0 and 1. gates: (N, n, k), carries and writes."""
     sizes = gates.abs()
     return torch.minimum(sizes, (sizes - 1).abs()).mean(dim=(-1, -2))
 
 
 def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
-    """Return the share of the last n_slots sources in what a site reads; None if it reads nothing.
+    """Return the share of the last n_slots sources in the input of a site; None if it reads nothing.
 
     reaches: of all sources of the site, the embedding first.
     """
@@ -100,19 +100,20 @@ def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
 
 
 class VirtualWidthMeter:
-    """Statistics of the sites of a model over all tokens that it reads. MTP heads are left out."""
+    """Statistics of the sites of a model over all tokens that it reads, without MTP heads."""
 
     def __init__(self, model: Decoder, residual: HyperConnectionsConfig):
         """residual: the residual config of the model."""
-        self._model, self._residual = model, residual
+        self._model = model
+        self._residual = residual
         self._meters = [_SiteMeter(name, site) for name, site in hyper_connections(model).items()]
         self._n_tokens = 0
 
     @torch.no_grad()
     def add(self, tokens: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> None:
-        """Add tokens, integers (B, T), T as the model is used.
+        """Add tokens, integers (B, T), T as in the use of the model.
 
-        Holds n_slots^2 + n_slots * (blocks that all sites write) numbers per token meanwhile.
+        Needs memory for n_slots^2 + n_slots * (blocks that all sites write) numbers per token.
         """
         weight = self._model.embedding.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -123,8 +124,7 @@ class VirtualWidthMeter:
                 self._meters[index].add(coefficients, depth, self._residual.multiplier)
 
         with watched_sites(self._model, see):
-            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
-            self._model.stream(tokens, documents=documents, positions=positions)
+            self._model.stream(tokens, documents=boundaries.documents(tokens), positions=boundaries.positions(tokens))
         self._n_tokens += tokens.numel()
 
     def summary(self) -> VirtualWidth:
@@ -142,8 +142,13 @@ class _SiteMeter:
     """Sums over the tokens of one site."""
 
     def __init__(self, name: str, site: HyperConnection):
-        self._name, self._n_read, self._n_slots = name, site.n_read, site.config.n_slots
-        self._coefficients, self._reach, self._spectra, self._distance = Moments(), Moments(), Moments(), Moments()
+        self._name = name
+        self._n_read = site.n_read
+        self._n_slots = site.config.n_slots
+        self._coefficients = Moments()
+        self._reach = Moments()
+        self._spectra = Moments()
+        self._distance = Moments()
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
         """Add coefficients (..., n_slots, n_coefficients), and move `depth` past this site."""
@@ -161,7 +166,7 @@ class _SiteMeter:
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
     def summary(self) -> SiteSlots:
-        """Return the entry of the site. `sd`: of a slot's coefficients between tokens."""
+        """Return the record of the site. `sd`: of the coefficients of a slot, between tokens."""
         mean = self._coefficients.mean.cpu()
         read, deviation, write = self._parts(mean)
         carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)
@@ -199,7 +204,7 @@ def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
 
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call see(index of the site, its coefficients) in every pass of the layers, which run uncompiled meanwhile."""
+    """Call see(index of the site, its coefficients) in every pass of the layers, uncompiled in this context."""
 
     def show(index: int, site: HyperConnection, stream: Stream) -> None:
         see(index, site.coefficients(stream))
@@ -212,11 +217,11 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
 
 
 SAMPLE_TOKENS = 4096
-"""Tokens analysed: whole windows from the front of the validation text, at least one."""
+"""Number of analysed tokens: whole windows from the start of the validation text, at least one."""
 
 
 def has_virtual_width(model: ModelConfig) -> bool:
-    """Return True if `analyse_virtual_width` finds anything in a model."""
+    """Return True if `analyse_virtual_width` has a result for a model."""
     return isinstance(model.residual, HyperConnectionsConfig)
 
 
@@ -228,7 +233,7 @@ def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> VirtualWidth | N
     meter = VirtualWidthMeter(model, residual)
     with evaluating(model) as device:
         for batch in held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len)):
-            for window in batch[:, :-1].split(1):  # a window at a time, because the meter needs much for a token
+            for window in batch[:, :-1].split(1):  # one window at a time, to save memory
                 with autocast(device, held_out.precision):
                     meter.add(window.to(device), held_out.boundaries)
     return meter.summary()

@@ -1,1 +1,1 @@
-"""Evaluation of finished models: how well they predict texts and answer tasks."""
+"""Evaluation of finished models on texts and tasks."""

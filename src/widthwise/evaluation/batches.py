@@ -1,7 +1,7 @@
-"""The models that are evaluated, and rows of tokens in forward passes that read a shared beginning once.
+"""Evaluated models, and batches of token rows in which a shared beginning is read once.
 
-The choices of a question have its text in common: it goes through the model once, and its keys and values serve every
-choice. So do examples before several questions.
+The choices of a question share its text: the model reads it once, and its keys and values serve every choice. The same
+holds for examples before several questions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,26 +16,27 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.generate import pad_left
 
 LEAST_SAVED = 0.25
-"""Share of the tokens of its rows that a separate pass for a beginning must save."""
+"""Smallest share of the tokens of its rows that a separate pass for a beginning must save."""
 LEAST_SHARE = 0.75
-"""Share of the tokens that each row reads before its first prediction, from which on a beginning is shared."""
+"""Smallest length of a shared beginning, as a share of the tokens that each row reads before its first prediction."""
 CACHE_BYTES = 2**30
-"""Most keys and values of a pass over rows with shared beginnings."""
+"""Largest size of the keys and values of a pass over rows with shared beginnings."""
 TOLERANCE = 1e-3
-"""Difference of the logits, relative to the largest, up to which the head alone makes them."""
+"""Largest difference between a model's logits and its head's, relative to the largest logit, for a plain head."""
 
 
 class Positions(NamedTuple):
-    """Longest text that a model was made for, in tokens."""
+    """The learned positions of a model."""
 
     n_positions: int
+    """Length of the longest text, in tokens."""
 
 
 class HFModel(nn.Module):
-    """A causal language model of transformers, called as a Decoder is: hidden states first, then logits of some.
+    """A causal language model of transformers with the interface of a Decoder: hidden states, then logits of some.
 
-    Logits of a long text at once may not fit into memory. Where the head alone does not make the logits, as in models
-    that scale or cap them, they stand for hidden states.
+    All logits of a long text may not fit into memory. If the logits are not the product of the head alone, as in models
+    that scale or cap them, `hidden` returns logits.
     """
 
     def __init__(self, model: Any, n_positions: int | None):
@@ -67,7 +68,7 @@ class HFModel(nn.Module):
 
 
 class Row(NamedTuple):
-    """Tokens of one forward pass, and the number of the last ones that are predicted."""
+    """Tokens of one forward pass, and the number of last tokens to predict."""
 
     tokens: list[int]
     n_predicted: int
@@ -78,29 +79,27 @@ class Row(NamedTuple):
 
     @property
     def n_before(self) -> int:
-        """Tokens that are read and predict nothing that counts."""
+        """Number of tokens that are read before the first prediction."""
         return self.n_read - self.n_predicted
 
 
 def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "Iterator[WholeRows | SharedBeginnings]":
-    """Yield batches of at most batch_size rows, each row in one; models of transformers share no beginnings.
+    """Yield batches of at most batch_size rows, each row in one batch; models of transformers share no beginnings.
 
-    The longest come first, so that a lack of memory shows at once and a batch holds texts of about one length.
+    The longest come first, so that a lack of memory shows at once and a batch holds texts of similar lengths.
     """
     most_tokens = CACHE_BYTES // max(1, model.new_cache(1, 1).n_bytes) if isinstance(model, Decoder) else 0
-    groups = _alike(rows, batch_size, most_tokens)
-    worthy = []
-    for group in groups:
+    shared = []
+    for group in _groups(rows, batch_size, most_tokens):
         n_saved = (len(group.rows) - 1) * group.n_shared  # tokens that are not read again
         if n_saved >= LEAST_SAVED * sum(rows[i].n_read for i in group.rows):
-            worthy.append(group)
-    shared = sorted(worthy, key=lambda group: -group.n_shared)
-    alone = sorted(set(range(len(rows))).difference(*(group.rows for group in worthy)), key=lambda i: -rows[i].n_read)
+            shared.append(group)
+    alone = sorted(set(range(len(rows))).difference(*(group.rows for group in shared)), key=lambda i: -rows[i].n_read)
     yield from (WholeRows(alone[start : start + batch_size]) for start in range(0, len(alone), batch_size))
     part: list[_Group] = []
-    for group in shared:
-        n_rows = sum(len(each.rows) for each in (*part, group))
-        longest = max(rows[i].n_read for each in (*part, group) for i in each.rows)
+    for group in sorted(shared, key=lambda group: -group.n_shared):
+        n_rows = sum(len(member.rows) for member in (*part, group))
+        longest = max(rows[i].n_read for member in (*part, group) for i in member.rows)
         if part and (n_rows > batch_size or n_rows * longest > most_tokens):
             yield SharedBeginnings(part)
             part = []
@@ -111,29 +110,29 @@ def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "
 
 @dataclass(frozen=True)
 class WholeRows:
-    """Rows that are each read from the beginning."""
+    """Rows that are read from their beginnings."""
 
     rows: Sequence[int]
     """Row numbers, in the order of the hidden states."""
 
     def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """Return the states that predict the counted tokens, (n, d_model), row after row. rows: of all batches.
+        """Return the states that predict the last tokens, (n, d_model), row after row. rows: of all batches.
 
-        Padding is on the right, where no counted token attends to it.
+        Padding is on the right, where no prediction attends to it.
         """
-        own = [rows[i] for i in self.rows]
-        inputs, _ = _pad_right([row.tokens[:-1] for row in own], device)
+        members = [rows[i] for i in self.rows]
+        inputs, _ = _pad_right([row.tokens[:-1] for row in members], device)
         hidden = model.hidden(inputs)
-        return torch.cat([states[row.n_before : row.n_read] for states, row in zip(hidden, own)])
+        return torch.cat([states[row.n_before : row.n_read] for states, row in zip(hidden, members)])
 
 
 @dataclass
 class _Group:
-    """Neighbouring rows that begin with the same tokens."""
+    """Adjacent rows that begin with the same tokens."""
 
     rows: list[int]
     n_shared: int
-    """Number of first tokens that all of them share."""
+    """Number of first tokens that all rows share."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class SharedBeginnings:
         return [i for group in self.groups for i in group.rows]
 
     def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """Return the same for a pass over the beginnings, padded on the left, and one over the rests of all rows."""
+        """Return as `WholeRows.hidden`, from a pass over the beginnings, padded left, and one over the rests."""
         assert isinstance(model, Decoder)
         beginnings = [rows[group.rows[0]].tokens[: group.n_shared] for group in self.groups]
         rests = [rows[i].tokens[group.n_shared : -1] for group in self.groups for i in group.rows]
@@ -158,14 +157,12 @@ class SharedBeginnings:
         counts = torch.tensor([len(group.rows) for group in self.groups], device=device)
         repeated = cache.repeated(counts, cache.length + following.shape[1])
         hidden = model.hidden(following, repeated, _unless_equal(rests, is_real))
-        own = [rows[i] for i in self.rows]
-        return torch.cat(
-            [states[len(rest) - row.n_predicted : len(rest)] for states, rest, row in zip(hidden, rests, own)]
-        )
+        counted = [states[: len(rest)][-rows[i].n_predicted :] for states, rest, i in zip(hidden, rests, self.rows)]
+        return torch.cat(counted)
 
 
-def _alike(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[_Group]:
-    """Group neighbours that share enough, at most most_rows of them with about most_tokens in all."""
+def _groups(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[_Group]:
+    """Group adjacent rows that share enough tokens, at most most_rows with about most_tokens in all."""
     groups: list[_Group] = []
     for i, row in enumerate(rows):
         n_rows = min(most_rows, most_tokens // row.n_read)
@@ -194,5 +191,5 @@ def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Ten
 
 
 def _unless_equal(rows: Sequence[Sequence[int]], is_real: Tensor) -> Tensor | None:
-    """Return None if rows are equally long, so that nothing is padding."""
+    """Return None if all rows are equally long and need no padding."""
     return None if len(set(map(len, rows))) == 1 else is_real

@@ -25,18 +25,18 @@ LENGTHS = {
     "bits_per_byte": ("n_bytes", 1 / math.log(2)),
     "nats_per_character": ("n_characters", 1.0),
 }
-"""Difference of a text -> its denominator and its factor from nats."""
+"""Metric of a text -> its denominator, and its factor from nats."""
 
 
-def baselines_of(runs: Sequence[str], asked: Mapping[str, str]) -> dict[str, str]:
-    """Map each run to its baseline: the requested one, else the first run; baselines of others have none.
+def baselines_of(runs: Sequence[str], requested: Mapping[str, str]) -> dict[str, str]:
+    """Return a dict from run to baseline: the requested one, else the first run. Runs that are baselines are omitted.
 
-    runs: paths; asked: run -> baseline, each by its path or folder name. Raises UserError for an unknown run.
+    runs: paths; requested: run -> baseline, by path or folder name. Raises UserError for an unknown run.
     """
     paths = {Path(run).name: run for run in reversed(runs)} | {run: run for run in runs}
-    for name in (name for pair in asked.items() for name in pair):
+    for name in (name for pair in requested.items() for name in pair):
         check_one_of("--baseline", name, paths)
-    given = {paths[run]: paths[baseline] for run, baseline in asked.items()}
+    given = {paths[run]: paths[baseline] for run, baseline in requested.items()}
     if twice := [run for run in given if run in given.values()]:
         raise UserError(
             f"--baseline: got {twice[0]!r} as a baseline, but it has a baseline itself; a baseline must have none"
@@ -46,53 +46,57 @@ def baselines_of(runs: Sequence[str], asked: Mapping[str, str]) -> dict[str, str
 
 
 def all_differences(
-    evaluations: Sequence[Evaluation], beside: Mapping[str, str], by_step: bool
+    evaluations: Sequence[Evaluation], baselines: Mapping[str, str], by_step: bool
 ) -> list[EvaluationDifferences]:
     """Return the differences of each evaluation whose run has a baseline.
 
-    beside: from `baselines_of`; by_step: compare checkpoints of the same step; otherwise each run has one evaluation.
+    baselines: from `baselines_of`; by_step: compare checkpoints of the same step; otherwise each run has one
+    evaluation.
     """
-    known = {(each.run, each.step if by_step else None): each for each in evaluations}
-    found = []
-    for each in evaluations:
-        baseline = known.get((beside.get(each.run, ""), each.step if by_step else None))
+    by_run = {(candidate.run, candidate.step if by_step else None): candidate for candidate in evaluations}
+    differences = []
+    for candidate in evaluations:
+        baseline = by_run.get((baselines.get(candidate.run, ""), candidate.step if by_step else None))
         if baseline is not None:
-            place = {"run": each.run, "step": each.step, "baseline": baseline.run, "baseline_step": baseline.step}
-            found.append(EvaluationDifferences(**place, differences=evaluation_differences(baseline, each)))
-    return found
+            places = {"run": candidate.run, "step": candidate.step}
+            places |= {"baseline": baseline.run, "baseline_step": baseline.step}
+            pairs = evaluation_differences(baseline, candidate)
+            differences.append(EvaluationDifferences(**places, differences=pairs))
+    return differences
 
 
-def evaluation_differences(baseline: Evaluation, other: Evaluation) -> list[Difference]:
-    """Return other - baseline for all texts and tasks of both, block by block and item by item.
+def evaluation_differences(baseline: Evaluation, candidate: Evaluation) -> list[Difference]:
+    """Return candidate - baseline for all common texts and tasks, block by block and item by item.
 
-    Where the texts or questions differ, metric and numbers are None.
+    If their contents differ, metric and numbers are None.
     """
     entries = []
     for name, before in baseline.texts.items():
-        if name in other.texts:
-            found = text_differences(before, other.texts[name])
-            entries += (
-                [_other_questions(name)] if found is None else [_difference(name, *each) for each in found.items()]
-            )
+        if name in candidate.texts:
+            differences = text_differences(before, candidate.texts[name])
+            if differences is None:
+                entries.append(_without_pairs(name))
+            else:
+                entries += [_difference(name, *item) for item in differences.items()]
     before, after = (
-        {**each.tasks, **{harness_answers(name): items for name, items in each.lm_eval_items.items()}}
-        for each in (baseline, other)
+        {**model.tasks, **{harness_answers(name): items for name, items in model.lm_eval_items.items()}}
+        for model in (baseline, candidate)
     )
     for name in (name for name in before if name in after):
         entries += paired_answers(name, before[name], after[name])
-    entries += [_difference(MEAN_OVER_TEXTS, *each) for each in (mean_differences(baseline, other) or {}).items()]
-    return entries
+    means = mean_differences(baseline, candidate) or {}
+    return [*entries, *(_difference(MEAN_OVER_TEXTS, *item) for item in means.items())]
 
 
-def paired_answers(on: str, baseline: ItemAnswers, other: ItemAnswers) -> list[Difference]:
-    """Return other - baseline for each metric of a task; one entry without a metric for other questions."""
-    found = task_differences(baseline, other)
-    if found is None:
-        return [_other_questions(on)]
-    return [_difference(on, metric, each, flips(baseline, other, metric)) for metric, each in found.items()]
+def paired_answers(on: str, baseline: ItemAnswers, candidate: ItemAnswers) -> list[Difference]:
+    """Return candidate - baseline for each metric of a task; for different questions one entry without a metric."""
+    differences = task_differences(baseline, candidate)
+    if differences is None:
+        return [_without_pairs(on)]
+    return [_difference(on, name, estimate, flips(baseline, candidate, name)) for name, estimate in differences.items()]
 
 
-def _other_questions(on: str) -> Difference:
+def _without_pairs(on: str) -> Difference:
     return Difference(on=on, metric=None, value=None, stderr=None, low=None, high=None)
 
 
@@ -110,24 +114,25 @@ def _difference(on: str, metric: str, estimate: SampleEstimate, flipped: Flips |
     )
 
 
-def text_differences(baseline: TextAnswers, other: TextAnswers) -> dict[str, SampleEstimate] | None:
-    """Return other - baseline; None for different texts.
+def text_differences(baseline: TextAnswers, candidate: TextAnswers) -> dict[str, SampleEstimate] | None:
+    """Return candidate - baseline by metric; None for different texts.
 
     Differences per token need the same tokens in every block.
     """
-    if baseline.fingerprint != other.fingerprint:
+    if baseline.fingerprint != candidate.fingerprint:
         return None
-    before, after = _blocks(baseline), _blocks(other)
+    before = _blocks(baseline)
+    after = _blocks(candidate)
     nats = after["nats"] - before["nats"]
-    found = {
+    differences = {
         name: ratio(nats, before[length]).scaled(factor)
         for name, (length, factor) in LENGTHS.items()
         if np.array_equal(before[length], after[length])
     }
-    if "nats_per_token" in found:
-        ends = [answers.metrics["token_perplexity"].value for answers in (baseline, other)]
-        found["token_perplexity"] = _perplexity_difference(baseline, other, *ends)
-    return found
+    if "nats_per_token" in differences:
+        ends = [answers.metrics["token_perplexity"].value for answers in (baseline, candidate)]
+        differences["token_perplexity"] = _perplexity_difference(baseline, candidate, *ends)
+    return differences
 
 
 def _blocks(answers: TextAnswers) -> dict[str, np.ndarray]:
@@ -135,52 +140,52 @@ def _blocks(answers: TextAnswers) -> dict[str, np.ndarray]:
 
 
 def _perplexity_difference(
-    baseline: TextAnswers, other: TextAnswers, before: float | None, after: float | None
+    baseline: TextAnswers, candidate: TextAnswers, before: float | None, after: float | None
 ) -> SampleEstimate:
-    """Return after - before, perplexities of the same tokens, its error by the delta method; NaN beyond floats."""
+    """Return after - before, perplexities of the same tokens, its error by the delta method; NaN if one overflowed."""
     if before is None or after is None:
         return SampleEstimate(math.nan, math.nan)
-    one, two = _blocks(baseline), _blocks(other)
-    linear = ratio(after * two["nats"] - before * one["nats"], one["n_tokens"])
+    blocks = _blocks(baseline)
+    linear = ratio(after * _blocks(candidate)["nats"] - before * blocks["nats"], blocks["n_tokens"])
     return linear._replace(value=after - before)
 
 
-def mean_differences(baseline: Evaluation, other: Evaluation) -> dict[str, SampleEstimate] | None:
-    """Return other - baseline of the means over texts; None if one has none, or they are over different texts.
+def mean_differences(baseline: Evaluation, candidate: Evaluation) -> dict[str, SampleEstimate] | None:
+    """Return candidate - baseline for means over texts; None if one has no means, or their texts differ.
 
-    Omits a mean if a text has no such difference, as per token with another tokenizer.
+    A mean is omitted if it is missing for a text, as per token with another tokenizer.
     """
-    means = [each.text_means for each in (baseline, other) if each.text_means is not None]
-    if len(means) < 2 or baseline.texts.keys() != other.texts.keys():
+    means = [model.text_means for model in (baseline, candidate) if model.text_means is not None]
+    if len(means) < 2 or baseline.texts.keys() != candidate.texts.keys():
         return None
-    texts = [(text, other.texts[name]) for name, text in baseline.texts.items()]
-    differences = [text_differences(*pair) for pair in texts]
-    found = {}
+    texts = [(text, candidate.texts[name]) for name, text in baseline.texts.items()]
+    by_text = [text_differences(*pair) or {} for pair in texts]
+    differences = {}
     for metric in ("nats_per_token", "token_perplexity", "bits_per_byte"):
-        estimates = [each[metric] for each in differences if each is not None and metric in each]
+        estimates = [estimate[metric] for estimate in by_text if metric in estimate]
         if len(estimates) == len(texts):
-            found[f"mean_{metric}"] = mean_of(estimates)
-    if "mean_nats_per_token" in found:
-        ends = [each.metrics["exp_mean_nats_per_token"].value for each in means]
+            differences[f"mean_{metric}"] = mean_of(estimates)
+    if "mean_nats_per_token" in differences:
+        ends = [mean.metrics["exp_mean_nats_per_token"].value for mean in means]
         linear = mean_of([_perplexity_difference(*pair, *ends) for pair in texts])
-        found["exp_mean_nats_per_token"] = linear._replace(value=finite(ends[1]) - finite(ends[0]))
-    return found or None
+        differences["exp_mean_nats_per_token"] = linear._replace(value=finite(ends[1]) - finite(ends[0]))
+    return differences or None
 
 
-def task_differences(baseline: ItemAnswers, other: ItemAnswers) -> dict[str, SampleEstimate] | None:
-    """Return other - baseline for each metric, item by item; None for other questions."""
-    if baseline.fingerprint != other.fingerprint:
+def task_differences(baseline: ItemAnswers, candidate: ItemAnswers) -> dict[str, SampleEstimate] | None:
+    """Return candidate - baseline for each metric, item by item; None for different questions."""
+    if baseline.fingerprint != candidate.fingerprint:
         return None
-    return {name: mean(np.array(values) - np.array(baseline.items[name])) for name, values in other.items.items()}
+    return {name: mean(np.array(values) - np.array(baseline.items[name])) for name, values in candidate.items.items()}
 
 
-def flips(baseline: ItemAnswers, other: ItemAnswers, metric: str) -> Flips | None:
-    """Return the items that only one model has right; None for metrics that are not right or wrong."""
-    before, after = (np.array(answers.items[metric]) for answers in (baseline, other))
+def flips(baseline: ItemAnswers, candidate: ItemAnswers, metric: str) -> Flips | None:
+    """Return the items that only one model answers correctly; None if the metric is not 0 or 1."""
+    before, after = (np.array(answers.items[metric]) for answers in (baseline, candidate))
     if not np.isin(np.concatenate([before, after]), (0, 1)).all():
         return None
     gained, lost = ((np.flatnonzero(change) + 1).tolist() for change in (after > before, after < before))
     n = len(gained) + len(lost)
-    # The probability that n fair coins show as many heads as the larger of the two, or more.
+    # Probability that n fair coins show at least as many heads as the larger count.
     one_sided = sum(math.comb(n, i) for i in range(max(len(gained), len(lost)), n + 1)) / 2**n
     return Flips(gained=gained, lost=lost, p_value=min(1.0, 2 * one_sided))

@@ -11,11 +11,11 @@ from widthwise.records.evaluation import Score, Scores, TextMeans
 from widthwise.records.record import finite
 
 FEWEST_BLOCKS = 10
-"""Fewer blocks of text than this say too little about their spread for a standard error."""
+"""Smallest number of blocks of text for a standard error."""
 
 
 class SampleEstimate(NamedTuple):
-    """A number and its standard error, which is nan for fewer than two items or FEWEST_BLOCKS blocks."""
+    """A number and its standard error; NaN for fewer than two items or FEWEST_BLOCKS blocks."""
 
     value: float
     stderr: float
@@ -23,12 +23,12 @@ class SampleEstimate(NamedTuple):
     """Degrees of freedom of the standard error."""
 
     def with_interval(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Return the number with Student's t interval; without one if the standard error is NaN."""
+        """Return the number with Student's t interval, whose ends are NaN if the standard error is."""
         half_width = students_t(self.df, confidence) * self.stderr
         return Estimate(mean=self.value, low=self.value - half_width, high=self.value + half_width)
 
     def p_value(self) -> float:
-        """Return the two-sided p of Student's t against a true value of 0; NaN for a standard error of 0 or none."""
+        """Return the two-sided p of Student's t against a true value of 0; NaN for a standard error of 0 or NaN."""
         if not self.stderr > 0:
             return math.nan
         from scipy.special import stdtr  # takes long to import
@@ -53,12 +53,7 @@ def students_t(df: float, confidence: float = CONFIDENCE) -> float:
 
 def scores(estimates: Mapping[str, SampleEstimate]) -> Scores:
     """Return the records of named estimates, without the degrees of freedom."""
-    return {name: Score(value=each.value, stderr=each.stderr) for name, each in estimates.items()}
-
-
-def mean_of_scores(found: Sequence[Score]) -> SampleEstimate:
-    """Return the mean of independent scores, the standard errors of which count as exactly known."""
-    return mean_of([SampleEstimate(finite(score.value), finite(score.stderr)) for score in found])
+    return {name: Score(value=estimate.value, stderr=estimate.stderr) for name, estimate in estimates.items()}
 
 
 def mean(values: np.ndarray) -> SampleEstimate:
@@ -87,11 +82,12 @@ def mean_of(estimates: Sequence[SampleEstimate]) -> SampleEstimate:
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
     """Return sum(numerators) / sum(denominators) over independent blocks, both (n,).
 
-    The standard error is of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of
-    equal size it is the error of the mean of their ratios.
+    The standard error is of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of equal
+    size it is the error of the mean of their ratios.
     """
     numerators, denominators = (np.asarray(part, dtype=np.float64) for part in (numerators, denominators))
-    n, total = len(numerators), denominators.sum()
+    n = len(numerators)
+    total = denominators.sum()
     if total == 0:
         return SampleEstimate(math.nan, math.nan)
     value = numerators.sum() / total
@@ -101,12 +97,12 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
 
 
 def text_means(texts: Sequence[Scores]) -> TextMeans | None:
-    """Return the means over texts; None for fewer than two texts."""
+    """Return the means over independent texts, whose standard errors count as exact; None for fewer than two texts."""
     if len(texts) < 2:
         return None
 
     def over_texts(metric: str) -> SampleEstimate:
-        return mean_of_scores([metrics[metric] for metrics in texts])
+        return mean_of([SampleEstimate(finite(text[metric].value), finite(text[metric].stderr)) for text in texts])
 
     loss = over_texts("nats_per_token")
     means = {

@@ -1,4 +1,4 @@
-"""A model behind the interface of lm-evaluation-harness. Imports lm_eval, of the extra [eval]."""
+"""A model with the interface of lm-evaluation-harness. Imports lm_eval, of the extra [eval]."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NoReturn, cast
@@ -17,16 +17,16 @@ from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, stream_tokens
 
 BATCHES_AT_ONCE = 16
-"""Batches between two moves of the progress bar."""
+"""Batches between two updates of the progress bar."""
 ALIASES = ("max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Other names of max_gen_toks."""
+"""Alternative names of max_gen_toks."""
 
 
 class GenerationOptions(Config):
     """A task's options for generated texts (`generation_kwargs`)."""
 
     until: str | tuple[str, ...] = ()
-    """Strings that end a text without being part of it."""
+    """Strings before which a text ends."""
     max_gen_toks: pydantic.PositiveInt = 256
     do_sample: bool | None = None
     """Default: True if the temperature is above 0."""
@@ -38,16 +38,18 @@ class GenerationOptions(Config):
 
     @property
     def sampling(self) -> SamplingConfig:
-        is_sampled = bool(self.temperature) if self.do_sample is None else self.do_sample
-        temperature = 0.0 if not is_sampled else 1.0 if self.temperature is None else self.temperature
+        default = 1.0 if self.do_sample else 0.0
+        temperature = default if self.temperature is None else self.temperature
+        if self.do_sample is False:
+            temperature = 0.0
         return SamplingConfig(temperature=temperature, top_k=self.top_k, top_p=self.top_p)
 
 
 class ScorerLM(TemplateLM):
-    """Log-likelihoods and texts of a `Scorer`'s model, in one process.
+    """Log-likelihoods and texts of the model of a `Scorer`, in one process.
 
-    Requests are tokenised and cut as by `lm_eval.models.huggingface.HFLM`. The end-of-text token precedes a text that
-    is scored from its first token, unless the tokenizer has a `bos_id`, which precedes all.
+    Requests are tokenised and truncated as by `lm_eval.models.huggingface.HFLM`. A text that is scored from its first
+    token follows the end-of-text token; if the tokenizer has a `bos_id`, all texts follow that instead.
     """
 
     def __init__(self, scorer: Scorer):
@@ -87,8 +89,8 @@ class ScorerLM(TemplateLM):
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         lengths = [len(context) + len(continuation) for _, context, continuation in requests]
         for indices in _parts(lengths, BATCHES_AT_ONCE * self.batch_size, "loglikelihood", disable_tqdm):
-            found = self.scorer.continuations([requests[index][1:] for index in indices])
-            for index, continuation in zip(indices, found):
+            continuations = self.scorer.continuations([requests[index][1:] for index in indices])
+            for index, continuation in zip(indices, continuations):
                 answers[index] = (continuation.log_likelihood, continuation.is_greedy)
                 self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
         return answers
@@ -103,8 +105,11 @@ class ScorerLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue the prompts. Raises UserError for an unknown option of the task, a max_gen_toks that leaves no room
-        for a prompt, and a model that transformers runs."""
+        """Continue the prompts.
+
+        Raises UserError for an unknown option of the task, a max_gen_toks that leaves no room for a prompt, and a model
+        of transformers.
+        """
         answers = [""] * len(requests)
         prompts = [self.scorer.tokenizer.encode_prompt(request.args[0]) for request in requests]
         groups: dict[GenerationOptions, list[int]] = {}
@@ -132,7 +137,7 @@ class ScorerLM(TemplateLM):
             raise UserError(
                 f"max_gen_toks: got {options.max_gen_toks}; must be less than max_length = {self.max_length}"
             )
-        # From the generator that the harness seeds, so that further batches and repetitions draw otherwise.
+        # From the generator that the harness seeds, so that later batches and repetitions draw other tokens.
         seed = int(torch.randint(2**31, ())) if options.sampling.temperature else 0
         cut = [prompt[-room:] for prompt in prompts]
         stops = (options.until,) if isinstance(options.until, str) else options.until
@@ -150,15 +155,15 @@ def continue_until(
     seed: int = 0,
     autocast_dtype: torch.dtype | None = None,
 ) -> list[str]:
-    """Continue each prompt (token ids) in one batch up to the first stop, the end-of-text token or max_new_tokens.
+    """Continue all prompts (token ids) in one batch, up to the first stop, the end-of-text token or max_new_tokens.
 
     autocast_dtype: as in `Scorer`. Raises as `stream_tokens`.
     """
     stops = [stop for stop in stops if stop]
-    # A new stop ends in the newest token, and every token is a byte at least.
+    # A new stop ends in the newest token, and every token has at least one byte.
     n_tail = max((len(stop.encode()) for stop in stops), default=0)
     end_ids = tokenizer.end_ids
-    found: list[list[int]] = [[] for _ in prompts]
+    outputs: list[list[int]] = [[] for _ in prompts]
     has_ended = [False] * len(prompts)
     with (
         evaluating(model) as device,
@@ -168,21 +173,22 @@ def continue_until(
             for row, token in enumerate(following.tolist()):
                 has_ended[row] = has_ended[row] or token in end_ids
                 if not has_ended[row]:
-                    found[row].append(token)
-                    n = min(n_tail, len(found[row]))
-                    before, newest = found[row][-n - 1 : -n] or prompts[row][-1:], found[row][-n:]
-                    tail = tokenizer.decode_after(before, newest) if stops else ""
+                    output = outputs[row]
+                    output.append(token)
+                    n = min(n_tail, len(output))
+                    before = output[-n - 1 : -n] or prompts[row][-1:]
+                    tail = tokenizer.decode_after(before, output[-n:]) if stops else ""
                     has_ended[row] = any(stop in tail for stop in stops)
             if all(has_ended):
                 break
-    texts = [tokenizer.decode_after(prompt, tokens) for prompt, tokens in zip(prompts, found)]
+    texts = [tokenizer.decode_after(prompt, tokens) for prompt, tokens in zip(prompts, outputs)]
     for stop in stops:
         texts = [text.partition(stop)[0] for text in texts]
     return texts
 
 
 def _parts(lengths: Sequence[int], n: int, title: str, disable_bar: bool) -> Iterator[list[int]]:
-    """Yield indices, the longest first, n at a time, and show on a bar how many are done."""
+    """Yield indices, the longest first, n at a time, with a progress bar."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     with tqdm(total=len(order), disable=disable_bar, desc=f"Running {title} requests") as bar:
         for start in range(0, len(order), n):

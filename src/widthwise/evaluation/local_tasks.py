@@ -1,16 +1,17 @@
 """Questions with known answers from a JSONL file, for a machine without network.
 
-Three forms, distinguished by the keys of a line; other keys are not read:
+Three forms, distinguished by the keys of a line; further keys are ignored:
 
     {"query": ..., "choices": [...], "gold": 1}
-        which choice is the most probable after the query
+        correct if the gold choice is the most probable one after the query
     {"context": ..., "continuation": ...}
-        whether the continuation is the most probable, as LAMBADA
+        correct if greedy decoding gives the continuation, as in LAMBADA
     {"context_options": [...], "continuation": ..., "gold": 0}
-        after which context the continuation is the most probable, as WinoGrande (Trinh and Le 2018, arXiv:1806.02847)
+        correct if the continuation is most probable after the gold context, as in WinoGrande (Trinh and Le 2018,
+        arXiv:1806.02847)
 
-Question and answer are joined by a delimiter, one space by default, and encoded as lm-evaluation-harness does;
-the files are those of llm-foundry's `local_data`. `local_task` describes such a file as a task of the harness.
+Question and answer are joined by a delimiter, one space by default, and encoded as in lm-evaluation-harness. The files
+have the format of llm-foundry's `local_data`. `local_task` describes such a file as a task of the harness.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from widthwise.files import parse_json, read_text
 from widthwise.records.evaluation import TaskAnswers
 
 SUFFIX = ".jsonl"
-"""Ending of a task name that is a file."""
+"""Suffix of a task name that is a file."""
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -56,11 +57,11 @@ class Item(Config):
 
     @abstractmethod
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
-        """Return the contexts and continuations to be scored: one for each choice."""
+        """Return a context and a continuation to score for each choice."""
 
     @abstractmethod
-    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
-        """Return the scores of the item by measure. found: the likelihoods, one per pair."""
+    def scores(self, continuations: Sequence[Continuation]) -> dict[str, float]:
+        """Return the scores of the item by metric. continuations: likelihoods, one per pair."""
 
     @classmethod
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
@@ -70,10 +71,10 @@ class Item(Config):
     @classmethod
     @abstractmethod
     def harness(cls, delimiter: str) -> dict[str, Any]:
-        """Return the questions as a task of lm-evaluation-harness has them; a key's name means its value."""
+        """Return the keys of a lm-evaluation-harness task that describe the questions by the names of our keys."""
 
     def answer_scores(self, log_likelihood: float) -> dict[str, float]:
-        """Return the likelihood of the right answer by its length without the delimiter, as OLMo counts it."""
+        """Return the likelihood of the correct answer over its length without the delimiter, as OLMo does."""
         return {
             "bits_per_byte": -log_likelihood / math.log(2) / len(self.answer.encode()),
             "nats_per_character": -log_likelihood / len(self.answer),
@@ -84,7 +85,7 @@ class Item(Config):
 class _Choice(Item):
     gold: int
     documents: ClassVar[dict[str, str]]
-    """Keys of the harness for its text, choices and target -> ours."""
+    """Keys of the harness for text, choices and target -> our keys."""
     accuracies: ClassVar[tuple[str, ...]] = ("acc",)
 
     @pydantic.model_validator(mode="after")
@@ -95,11 +96,11 @@ class _Choice(Item):
         return self
 
     def is_right(self, likelihoods: np.ndarray) -> dict[str, float]:
-        """Return its accuracies, each 0 or 1. likelihoods: log-likelihoods, one per pair."""
+        """Return the accuracies of the item, 0 or 1. likelihoods: log-likelihoods, one per pair."""
         return {"acc": float(likelihoods.argmax() == self.gold)}
 
-    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
-        likelihoods = np.array([each.log_likelihood for each in found])
+    def scores(self, continuations: Sequence[Continuation]) -> dict[str, float]:
+        likelihoods = np.array([continuation.log_likelihood for continuation in continuations])
         return self.is_right(likelihoods) | self.answer_scores(likelihoods[self.gold])
 
     @classmethod
@@ -113,7 +114,7 @@ class _Choice(Item):
 
 
 class MultipleChoice(_Choice):
-    """A question and answers to choose from."""
+    """A question with several answers."""
 
     query: str
     choices: Annotated[tuple[Text, ...], Field(min_length=2)]
@@ -128,18 +129,18 @@ class MultipleChoice(_Choice):
         return [(self.query + delimiter, choice) for choice in self.choices]
 
     def is_right(self, likelihoods: np.ndarray) -> dict[str, float]:
-        """acc_norm: by log-likelihood per character of the choice, as lm-evaluation-harness counts."""
+        """Add acc_norm, by the log-likelihood per character of the choice, as in lm-evaluation-harness."""
         by_character = likelihoods / np.array([len(choice) for choice in self.choices])
         return super().is_right(likelihoods) | {"acc_norm": float(by_character.argmax() == self.gold)}
 
 
 class Schema(_Choice):
-    """Contexts, one of which fits the continuation."""
+    """Several contexts, one of which fits the continuation."""
 
     context_options: Annotated[tuple[Text, ...], Field(min_length=2)]
     continuation: Text
     documents: ClassVar = {
-        "doc_to_text": "gold",  # a number: the contexts are what is chosen among
+        "doc_to_text": "gold",  # a number: the choices are contexts
         "doc_to_choice": "context_options",
         "doc_to_target": "continuation",
     }
@@ -165,8 +166,9 @@ class Cloze(Item):
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(self.context + delimiter, self.continuation)]
 
-    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
-        return {"acc": float(found[0].is_greedy), **self.answer_scores(found[0].log_likelihood)}
+    def scores(self, continuations: Sequence[Continuation]) -> dict[str, float]:
+        (continuation,) = continuations
+        return {"acc": float(continuation.is_greedy), **self.answer_scores(continuation.log_likelihood)}
 
     @classmethod
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
@@ -199,7 +201,7 @@ class LocalTask:
     items: list[Item]
     delimiter: str
     fingerprint: str
-    """sha256 (hex) of the lines used and the delimiter, equal for equal questions."""
+    """sha256 (hex) of the used lines and the delimiter, equal for equal questions."""
     where: list[str]
     """File and line of each item."""
 
@@ -207,9 +209,12 @@ class LocalTask:
 def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> LocalTask:
     """Read the first `limit` items of a file.
 
-    Raises UserError naming file and line for an item of no form or another one than before, and for an empty file.
+    Raises UserError with file and line for an item of an unknown form or of another form than the first, and for an
+    empty file.
     """
-    items, where, digest = [], [], hashlib.sha256(delimiter.encode())
+    items = []
+    where = []
+    digest = hashlib.sha256(delimiter.encode())
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if len(items) == limit:
             break
@@ -220,14 +225,14 @@ def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> Loc
         where.append(place)
         digest.update(f"{line}\n".encode())
         if type(items[-1]) is not type(items[0]):
-            raise UserError(f"{place}: is not of the form of the lines before ({_keys(type(items[0]))})")
+            raise UserError(f"{place}: has another form than the lines before ({_keys(type(items[0]))})")
     if not items:
-        raise UserError(f"{path}: holds no items")
+        raise UserError(f"{path}: has no items")
     return LocalTask(path.name.removesuffix(SUFFIX), items, delimiter, digest.hexdigest(), where)
 
 
 def local_task(path: Path, delimiter: str = " ") -> dict[str, Any]:
-    """Return the harness's config of a file, plain data that can be written as YAML; it asks what `score_task` asks.
+    """Return the config of a file as a task of the harness, plain data for YAML, with the questions of `score_task`.
 
     Raises UserError as `load_task`.
     """
@@ -237,7 +242,7 @@ def local_task(path: Path, delimiter: str = " ") -> dict[str, Any]:
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(path.resolve())}},
         "test_split": "test",
-        "fewshot_split": "test",  # without the question itself
+        "fewshot_split": "test",  # the harness excludes the question
         "metadata": {"version": 1.0},
         **type(task.items[0]).harness(delimiter),
     }
@@ -249,7 +254,7 @@ def _item(line: str, where: str) -> Item:
     form = next((form for form in FORMS if form.model_fields.keys() <= keys), None)
     if form is None:
         allowed = "; ".join(map(_keys, FORMS))
-        raise UserError(f"{where}: has keys {', '.join(keys) or 'none'}; expected those of one form: {allowed}")
+        raise UserError(f"{where}: has keys {', '.join(keys) or 'none'}; must have the keys of one form: {allowed}")
     return parse(form, {name: row[name] for name in form.model_fields}, where)
 
 
@@ -267,12 +272,12 @@ class EncodedTask:
 
 
 def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
-    """Encode a task. Raises UserError naming file and line of an answer that is longer than the model reads."""
-    pairs = [item.pairs(task.delimiter) for item in task.items]
-    encoded = iter(encode_pairs(scorer.tokenizer, [pair for of_item in pairs for pair in of_item]))
-    requests = [[next(encoded) for _ in of_item] for of_item in pairs]
-    for place, of_item in zip(task.where, requests):
-        lengths = [len(continuation) for _, continuation in of_item]
+    """Encode a task. Raises UserError with file and line for an answer that is too long for the model."""
+    items = [item.pairs(task.delimiter) for item in task.items]
+    encoded = iter(encode_pairs(scorer.tokenizer, [pair for pairs in items for pair in pairs]))
+    requests = [[next(encoded) for _ in pairs] for pairs in items]
+    for place, pairs in zip(task.where, requests):
+        lengths = [len(continuation) for _, continuation in pairs]
         wrong = next((n for n in lengths if not 1 <= n <= scorer.max_length), None)
         if wrong is not None:
             raise UserError(f"{place}: an answer has {wrong} tokens; allowed: 1 to max_length = {scorer.max_length}")
@@ -280,19 +285,20 @@ def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
 
 
 def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskAnswers:
-    """Score a task with the model that it was encoded for, each item being one observation."""
+    """Score a task with the model that it was encoded for; each item is one observation."""
     task = encoded.task
-    requests = [request for of_item in encoded.requests for request in of_item]
+    requests = [request for pairs in encoded.requests for request in pairs]
     n_cut = sum(len(context) + len(continuation) > scorer.max_length + 1 for context, continuation in requests)
-    found = iter(scorer.continuations(requests))
-    rows = [item.scores([next(found) for _ in of_item]) for item, of_item in zip(task.items, encoded.requests)]
+    continuations = iter(scorer.continuations(requests))
+    rows = [item.scores([next(continuations) for _ in pairs]) for item, pairs in zip(task.items, encoded.requests)]
     items = {name: [row[name] for row in rows] for name in rows[0]}
+    means = {name: mean(np.array(values)) for name, values in items.items()}
     return TaskAnswers(
         n_items=len(task.items),
         n_cut_contexts=n_cut,
         chance=float(np.mean([item.chance for item in task.items])),
         delimiter=task.delimiter,
-        metrics=scores(type(task.items[0]).metrics({name: mean(np.array(each)) for name, each in items.items()})),
+        metrics=scores(type(task.items[0]).metrics(means)),
         fingerprint=task.fingerprint,
         items=items,
     )

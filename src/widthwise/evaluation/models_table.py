@@ -1,8 +1,7 @@
-"""A table with a row for each model and a column for each task: the form of Table 3 of arXiv:2606.18246.
+"""A table with a row for each model and a column for each task, as Table 3 of arXiv:2606.18246.
 
 The paper marks an accuracy that is higher at p < 0.05 in a one-sided test, which it does not describe. Here the test is
-two-sided, and of pairs: both models have answered the same questions. It is of the loss where a perplexity is shown,
-which is its exponential.
+two-sided and paired: both models answered the same questions. For a perplexity the loss is tested, its logarithm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from widthwise.records.record import finite
 
 SIGNIFICANCE = 0.05
 TESTED = {"perplexity": "nats", "token_perplexity": "nats_per_token", "byte_perplexity": "bits_per_byte"}
-"""Shown metric -> the metric whose pairs are tested; default: itself."""
+"""Shown metric -> the metric that is tested; default: the same."""
 SHARES = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
 """Metrics from 0 to 1; a filter of lm-evaluation-harness may follow a comma."""
 PERPLEXITIES = ("perplexity", "word_perplexity")
@@ -37,7 +36,7 @@ Column = tuple[TableColumn, str]
 
 
 def is_share(metric: str) -> bool:
-    """Return True for one of SHARES, where higher is better; all other metrics are losses."""
+    """Return True for one of SHARES, for which higher is better; all other metrics are losses."""
     return metric.partition(",")[0] in SHARES
 
 
@@ -46,11 +45,13 @@ def models_table(
 ) -> EvaluationTable:
     """Return the table, shares before losses, with empty cells for missing answers.
 
-    evaluations: one for each row, all of the same request; differences: from `all_differences`; command: reproduces the
-    table.
+    Models have the names of their folders if these are unique, otherwise paths with steps. evaluations: one for each
+    row, all of the same request; differences: from `all_differences`; command: reproduces the table.
     """
     columns = sorted(_columns(evaluations), key=lambda column: not column[0].is_share)
-    names = {(each.run, each.step): name for each, name in zip(evaluations, _names(evaluations))}
+    names = {(evaluation.run, evaluation.step): Path(evaluation.run).name for evaluation in evaluations}
+    if len(set(names.values())) < len(evaluations):
+        names = {(run, step): run if step is None else f"{run}, step {step}" for run, step in names}
     by_model = {(pair.run, pair.step): pair for pair in differences}
     rows = []
     for evaluation in evaluations:
@@ -74,14 +75,6 @@ def models_table(
         columns=[column for column, _ in columns],
         rows=rows,
     )
-
-
-def _names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the names of the folders if these are unique, otherwise paths with steps."""
-    names = [Path(each.run).name for each in evaluations]
-    if len(set(names)) == len(names):
-        return names
-    return [each.run + ("" if each.step is None else f", step {each.step}") for each in evaluations]
 
 
 def _cell(
@@ -112,8 +105,8 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
         pairs = first.lm_eval_items.get(name)
         n_items = len(next(iter(pairs.items.values()), ())) if pairs else 0
         yield from _task_columns(name, harness_answers(name), metrics, HARNESS, n_items or None)
-    has_one_tokenizer = len({each.tokenizer for each in evaluations}) == 1
-    metric = "token_perplexity" if has_one_tokenizer else "byte_perplexity"
+    tokenizers = {evaluation.tokenizer for evaluation in evaluations}
+    metric = "token_perplexity" if len(tokenizers) == 1 else "byte_perplexity"
     files = [Path(name).name for name in first.texts]
     for name, file in zip(first.texts, files):
         shown = name if files.count(file) > 1 else file
@@ -121,8 +114,8 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
 
 
 def _task_columns(name: str, on: str, metrics: Scores, source: str, n_items: int | None) -> Iterator[Column]:
-    """Yield its normalised accuracy, or else its first share, and its perplexities."""
+    """Yield columns for the normalised accuracy, or else the first share, and for perplexities."""
     shares = sorted(filter(is_share, metrics), key=lambda metric: metric != "acc_norm")
-    for metric in [*shares[:1], *(each for each in PERPLEXITIES if each in metrics)]:
+    for metric in [*shares[:1], *(name for name in PERPLEXITIES if name in metrics)]:
         shown = TableColumn(name=name, metric=metric, is_share=is_share(metric), source=source, n_items=n_items)
         yield shown, on

@@ -1,4 +1,4 @@
-"""Perplexity of texts, per token, byte, character and word of the text as it was written.
+"""Perplexity of texts, per token, byte, character and word of the original text.
 
 word_perplexity, byte_perplexity and bits_per_byte are defined as in the task `wikitext` of lm-evaluation-harness:
 normalised by the words that whitespace separates and by the UTF-8 bytes of the text, for any tokenizer.
@@ -18,8 +18,8 @@ from widthwise.evaluation.scorer import Scorer
 from widthwise.records.evaluation import TextAnswers
 
 BLOCK_BYTES = 4096
-"""Size of the blocks of a document that scores are summed over: the units of standard errors, and of pairs if two
-models read the same text, with other tokenizers or contexts too."""
+"""Size of the blocks of a document over which scores are summed. Blocks are the units of standard errors, and of pairs
+if two models read the same text, also with different tokenizers or contexts."""
 
 COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
 
@@ -30,18 +30,18 @@ class _ScoredDocument:
 
     text: str
     n_bytes: int
-    """Bytes of the text as it was written, estimated where that is unknown."""
+    """Bytes of the original text, estimated if unknown."""
     token_bytes: np.ndarray
-    """Bytes of its decoded tokens."""
+    """Bytes of the decoded tokens."""
     nats: np.ndarray
 
     def blocks(self) -> np.ndarray:
-        """Return (5, n_blocks): nats, then COUNTED; tokens, characters and words belong to the block they begin in."""
+        """Return (5, n_blocks): nats, then COUNTED. Tokens, characters and words count in the block of their start."""
         n_blocks = max(1, math.ceil(self.n_bytes / BLOCK_BYTES))
         data = np.frombuffer(self.text.encode(), np.uint8)
         character_starts = np.flatnonzero((data & 0xC0) != 0x80)
-        breaks = [0] if self.text else []  # as many words as `re.split` finds, which counts the ends
-        breaks += [int(character_starts[found.start()]) for found in re.finditer(r"\s+", self.text)]
+        breaks = [0] if self.text else []  # as many words as `re.split` gives, which counts the ends
+        breaks += [int(character_starts[match.start()]) for match in re.finditer(r"\s+", self.text)]
         token_starts = np.cumsum(self.token_bytes) - self.token_bytes
         token_starts = token_starts * (self.n_bytes / max(1, self.token_bytes.sum()))
         sizes = np.full(n_blocks, BLOCK_BYTES)
@@ -58,13 +58,13 @@ class _ScoredDocument:
 def score_documents(
     scorer: Scorer, texts: Iterable[str], stride: int | None = None, max_tokens: int | None = None, where: str = "text"
 ) -> TextAnswers:
-    """Score each text separately, after an end-of-text token that is not predicted, as lm-evaluation-harness does.
+    """Score each text separately, after an end-of-text token that is not predicted, as in lm-evaluation-harness.
 
-    stride: as in `Scorer.rolling`; max_tokens: of all texts together, the one that crosses it is cut; where: names the
-    texts in errors. Raises UserError if there is nothing to predict.
+    stride: as in `Scorer.rolling`; max_tokens: of all texts together, the text that crosses it is cut; where: name of
+    the texts in errors. Raises UserError if there is nothing to predict.
     """
     lengths = scorer.tokenizer.token_byte_lengths()
-    kept: list[tuple[str, int, list[int]]] = []
+    inputs: list[tuple[str, int, list[int]]] = []
     room = math.inf if max_tokens is None else max_tokens
     for text in texts:
         ids = scorer.tokenizer.encode(text)
@@ -72,14 +72,15 @@ def score_documents(
         if len(ids) > room:
             cut_ids = ids[: int(room)]
             n_bytes = round(n_bytes * lengths[cut_ids].sum() / max(1, lengths[ids].sum()))
-            text, ids = scorer.tokenizer.decode(cut_ids), cut_ids
+            text = scorer.tokenizer.decode(cut_ids)
+            ids = cut_ids
         if ids:
-            kept.append((text, n_bytes, ids))
+            inputs.append((text, n_bytes, ids))
         room -= len(ids)
         if room <= 0:
             break
-    nats = scorer.rolling([ids for *_, ids in kept], stride)
-    scored = (_ScoredDocument(text, n_bytes, lengths[ids], each) for (text, n_bytes, ids), each in zip(kept, nats))
+    losses = scorer.rolling([ids for *_, ids in inputs], stride)
+    scored = (_ScoredDocument(text, n_bytes, lengths[ids], nats) for (text, n_bytes, ids), nats in zip(inputs, losses))
     return _summed(scored, where)
 
 
@@ -90,11 +91,11 @@ def score_stream(
     where: str = "text",
     bytes_per_token_byte: float = 1.0,
 ) -> TextAnswers:
-    """Score documents laid end to end, each with its end-of-text token, as in training: a window may hold several.
+    """Score concatenated documents, each with its end-of-text token, as in training: a window may hold several.
 
-    tokens: integers (n,), the first of which is not predicted; stride: default: windows as in a validation; where:
-    names the stream in errors; bytes_per_token_byte: of the text, by which the bytes of the decoded tokens are scaled.
-    An end-of-text token is predicted and has no bytes. Raises UserError if there is nothing to predict.
+    tokens: integers (n,), the first of which is not predicted; stride: by default windows as in a validation; where:
+    name of the stream in errors; bytes_per_token_byte: factor from the bytes of decoded tokens to bytes of the original
+    text. An end-of-text token is predicted and has no bytes. Raises UserError if there is nothing to predict.
     """
     (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0])) if len(tokens) else [np.zeros(0)]
     return _summed(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)
@@ -110,21 +111,23 @@ def _documents(
     for ids, document_nats in zip(np.split(tokens, ends), np.split(nats, ends)):
         if len(ids):
             n_token_bytes += int(lengths[ids].sum())
-            n_bytes_before, n_bytes = n_bytes, round(n_token_bytes * bytes_per_token_byte)  # errors do not add up
+            n_bytes_before = n_bytes
+            n_bytes = round(n_token_bytes * bytes_per_token_byte)  # of the total, so that errors do not add up
             text = scorer.tokenizer.decode(ids.tolist())
             yield _ScoredDocument(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
 
 
 def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextAnswers:
-    """Return the metrics of a text, each block being one observation."""
-    parts, digest = [], hashlib.sha256()
+    """Return the metrics of a text; each block is one observation."""
+    parts = []
+    digest = hashlib.sha256()
     for document in documents:
         parts.append(document.blocks())
         digest.update(hashlib.sha256(document.text.encode()).digest())
     if not parts:
         raise UserError(f"{where}: holds no token to predict")
     nats, *counts = np.concatenate(parts, axis=1)
-    by_token, by_byte, by_character, by_word = (ratio(nats, each) for each in counts)
+    by_token, by_byte, by_character, by_word = (ratio(nats, count) for count in counts)
     metrics = {
         "nats_per_token": by_token,
         "token_perplexity": by_token.exponential(),
@@ -136,8 +139,8 @@ def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextAnswers:
     return TextAnswers(
         n_documents=len(parts),
         n_blocks=len(nats),
-        **{name: int(each.sum()) for name, each in zip(COUNTED, counts)},
+        **{name: int(count.sum()) for name, count in zip(COUNTED, counts)},
         metrics=scores(metrics),
         fingerprint=digest.hexdigest(),
-        blocks={name: each.tolist() for name, each in zip(("nats", *COUNTED), (nats, *counts))},
+        blocks={name: values.tolist() for name, values in zip(("nats", *COUNTED), (nats, *counts))},
     )

@@ -1,7 +1,7 @@
-"""Log-likelihoods that a model gives to texts: of continuations, and of every token of a document.
+"""Log-likelihoods of continuations, and of every token of a document.
 
 Requests, truncation and windows follow lm-evaluation-harness (`lm_eval.models.huggingface.HFLM` and
-`lm_eval.utils.get_rolling_token_windows`, Gao et al. 2024), so that numbers can be compared with published ones.
+`lm_eval.utils.get_rolling_token_windows`, Gao et al. 2024), so that numbers are comparable with published ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
@@ -19,9 +18,9 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
-"""Device type -> most logits computed at once; positions are processed in chunks."""
+"""Device type -> largest number of logits computed at once; positions are processed in chunks."""
 BATCHES_AT_ONCE = 64
-"""Windows of so many batches are held at a time: all of a long text with a short stride would not fit into memory."""
+"""Number of batches whose windows are held in memory at a time: a long text with a short stride has very many."""
 
 Request = tuple[Sequence[int], Sequence[int]]
 """The token ids of a context and of its continuation."""
@@ -33,7 +32,7 @@ class Continuation(NamedTuple):
     log_likelihood: float
     """Log-likelihood of the whole continuation given its context, in nats."""
     is_greedy: bool
-    """Greedy decoding would produce it."""
+    """True if greedy decoding would produce it."""
 
 
 class TokenScores(NamedTuple):
@@ -42,7 +41,7 @@ class TokenScores(NamedTuple):
     nats: np.ndarray
     """float64 (n_tokens,): negative log-likelihoods."""
     is_greedy: np.ndarray
-    """bool (n_tokens,): greedy decoding would produce the token."""
+    """bool (n_tokens,): True if greedy decoding would produce the token."""
 
 
 class Scorer:
@@ -56,10 +55,10 @@ class Scorer:
         batch_size: int = 16,
         autocast_dtype: torch.dtype | None = None,
     ):
-        """max_length: longest context of a prediction, in tokens; batch_size: texts per forward pass; autocast_dtype:
-        of the matrix products, None for the dtype of the weights.
+        """Raises UserError if the model has fewer learned positions than max_length.
 
-        Raises UserError if the model has fewer learned positions than max_length.
+        max_length: longest context of a prediction, in tokens; batch_size: texts per forward pass; autocast_dtype: of
+        matrix products, None for the dtype of the weights.
         """
         if model.positions is not None and max_length > model.positions.n_positions:
             raise UserError(
@@ -71,27 +70,25 @@ class Scorer:
         self.batch_size = batch_size
         self.autocast_dtype = autocast_dtype
         self.on_progress: Callable[[int, int], object] = lambda n_done, n_total: None
-        """Called after each forward pass with the number of tokens predicted, and of all to predict."""
+        """Called after each forward pass with the numbers of predicted tokens and of all tokens to predict."""
 
     def continuations(self, requests: Sequence[Request]) -> list[Continuation]:
         """Return the likelihood of each continuation, in the order of the requests.
 
-        An empty context means the end-of-text token, the beginning of a document. Longer requests are cut to their
-        rightmost max_length + 1 tokens. Raises UserError for a continuation that is empty or itself too long.
+        An empty context means the end-of-text token, the beginning of a document. Requests are truncated to their
+        rightmost max_length + 1 tokens. Raises UserError for an empty continuation and for one that is too long.
         """
-        return [
-            Continuation(-float(scores.nats.sum()), bool(scores.is_greedy.all()))
-            for scores in self.token_scores(requests)
-        ]
+        rows = self.token_scores(requests)
+        return [Continuation(-float(row.nats.sum()), bool(row.is_greedy.all())) for row in rows]
 
     def rolling(
         self, documents: Sequence[Sequence[int]], stride: int | None = None, prefix: int | None = None
     ) -> list[np.ndarray]:
         """Return the negative log-likelihood of every token of each document, in nats, float64 (n_tokens,).
 
-        stride: tokens predicted by a window of max_length tokens, from 1, with the longest contexts and the highest
-        cost, to max_length, the default, whose windows share nothing, as in lm-eval (its `context_len` is max_length -
-        stride + 1). prefix: the token before each document, by default `bos_id` or else the end-of-text token.
+        stride: tokens predicted by a window of max_length tokens, from 1 (longest contexts, highest cost) to max_length
+        (default: windows do not overlap, as in lm-eval, whose `context_len` is max_length - stride + 1). prefix: the
+        token before each document, by default `bos_id` or else the end-of-text token.
         """
         first = self.tokenizer.encode_prompt("")[0] if prefix is None else prefix
         stride = self.max_length if stride is None else stride
@@ -100,85 +97,85 @@ class Scorer:
             for index, document in enumerate(documents)
             for request in windows(document, first, self.max_length, stride)
         )
-        found, n_done, n_total = [[np.zeros(0)] for _ in documents], 0, sum(map(len, documents))
+        pieces = [[np.zeros(0)] for _ in documents]
+        n_done = 0
         while part := list(islice(requests, BATCHES_AT_ONCE * self.batch_size)):
-            scored = self.token_scores([request for _, request in part], n_done, n_total)
+            scored = self.token_scores([request for _, request in part], n_done, sum(map(len, documents)))
             for (index, _), scores in zip(part, scored):
-                found[index].append(scores.nats)
+                pieces[index].append(scores.nats)
                 n_done += len(scores.nats)
-        return [np.concatenate(nats) for nats in found]
+        return [np.concatenate(nats) for nats in pieces]
 
     def token_scores(
         self, requests: Sequence[Request], n_before: int = 0, n_total: int | None = None
     ) -> list[TokenScores]:
-        """Return the scores token by token; for the requests see `continuations`.
+        """Return the scores token by token. requests: as in `continuations`.
 
-        Neighbouring requests that begin alike, such as the choices of a question, read their beginning once.
-        n_before, n_total: tokens predicted before, and in all calls of which this is one, for `on_progress`.
+        The model reads a beginning shared by adjacent requests, such as the choices of a question, once. n_before,
+        n_total: for `on_progress`, tokens predicted by earlier calls and by all calls.
         """
         rows = [self._row(*request) for request in requests]
         n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
-        found: dict[int, TokenScores] = {}
+        scores: dict[int, TokenScores] = {}
         with evaluating(self.model) as device:
             for batch in batches(self.model, rows, self.batch_size):
-                found |= zip(batch.rows, self._score(batch, rows, device))
+                scores |= zip(batch.rows, self._score(batch, rows, device))
                 n_before += sum(rows[index].n_predicted for index in batch.rows)
                 self.on_progress(n_before, n_total)
-        return [found[index] for index in range(len(rows))]
+        return [scores[index] for index in range(len(rows))]
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
-        """Cut context and continuation to the longest row that the model reads, after `bos_id` if there is one."""
+        """Truncate context and continuation to the longest row of the model, after `bos_id` if there is one."""
         n_predicted = len(continuation)
         if not 1 <= n_predicted <= self.max_length:
             raise UserError(f"continuation: has {n_predicted} tokens; allowed: 1 to max_length = {self.max_length}")
         tokens = [*(context or self.tokenizer.encode_prompt("")), *continuation][-(self.max_length + 1) :]
-        if (bos_id := self.tokenizer.bos_id) not in (None, tokens[0]):
-            tokens = [bos_id, *tokens[-self.max_length :]]  # in place of the first token of a full row
+        if self.tokenizer.bos_id not in (None, tokens[0]):
+            tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]  # replaces the first token of a full row
         return Row(tokens, n_predicted)
 
     def _score(
         self, batch: WholeRows | SharedBeginnings, rows: Sequence[Row], device: torch.device
     ) -> Iterator[TokenScores]:
         """Return the scores of the rows of the batch. rows: of all batches."""
-        own = [rows[index] for index in batch.rows]
-        targets = torch.tensor([token for tokens, n in own for token in tokens[-n:]], device=device)
+        members = [rows[index] for index in batch.rows]
+        targets = torch.tensor([token for tokens, n in members for token in tokens[-n:]], device=device)
+        n_rows = max(1, LOGITS_AT_ONCE.get(device.type, 2**24) // self.model.config.vocab_size)
+        nats = []
+        is_greedy = []
         with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            nats, is_greedy = self._of_targets(batch.hidden(self.model, rows, device), targets)
-        ends = np.cumsum([row.n_predicted for row in own])[:-1]
-        return map(TokenScores, np.split(nats, ends), np.split(is_greedy, ends))
-
-    def _of_targets(self, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """hidden: (n, d_model), targets: (n,) -> negative log-likelihoods, and True where a target is most probable."""
-        n_rows = max(1, LOGITS_AT_ONCE.get(hidden.device.type, 2**24) // self.model.config.vocab_size)
-        nats, is_greedy = [], []
-        for states, target in zip(hidden.split(n_rows), targets.split(n_rows)):
-            logits = self.model.logits(states)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            nats.append(-logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0])
-            is_greedy.append(logits.argmax(dim=-1) == target)
-        return torch.cat(nats).double().cpu().numpy(), torch.cat(is_greedy).cpu().numpy()
+            hidden = batch.hidden(self.model, rows, device)
+            for states, target in zip(hidden.split(n_rows), targets.split(n_rows)):
+                logits = self.model.logits(states)
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                nats.append(-logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0])
+                is_greedy.append(logits.argmax(dim=-1) == target)
+        ends = np.cumsum([row.n_predicted for row in members])[:-1]
+        all_nats = np.split(torch.cat(nats).double().cpu().numpy(), ends)
+        return map(TokenScores, all_nats, np.split(torch.cat(is_greedy).cpu().numpy(), ends))
 
 
 def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) -> Iterator[Request]:
     """Cut a document into requests that predict every token once, with as much context as fits.
 
-    The first predicts max_length tokens, the others `stride` each and the last the rest, all but the first from
-    max_length tokens. Raises UserError for a stride that is not from 1 to max_length.
+    The first window predicts max_length tokens, the others `stride` tokens and the last one the rest, all but the first
+    from max_length tokens. Raises UserError for a stride that is not from 1 to max_length.
     """
     if not 1 <= stride <= max_length:
         raise UserError(f"stride: got {stride}; must be from 1 to max_length = {max_length}")
-    done, known = 0, [prefix, *tokens]
+    document = [prefix, *tokens]
+    done = 0
     while done < len(tokens):
         end = min(done + (stride if done else max_length), len(tokens))
-        yield known[max(0, end - max_length) : done + 1], known[done + 1 : end + 1]
+        yield document[max(0, end - max_length) : done + 1], document[done + 1 : end + 1]
         done = end
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
     """Encode contexts and continuations as `lm_eval.api.model.TemplateLM._encode_pair` does.
 
-    Spaces that end a context begin the continuation, because tokens begin with theirs; the continuation has the
-    tokens of the whole text after as many as the context alone has.
+    Spaces at the end of a context move to the continuation, because tokens begin with their space. The continuation has
+    the tokens of the whole text after as many as the context has.
     """
     wholes = tokenizer.encode_batch([context + continuation for context, continuation in pairs])
     contexts = tokenizer.encode_batch([context.rstrip() for context, _ in pairs])

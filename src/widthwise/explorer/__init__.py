@@ -1,1 +1,1 @@
-"""A page on which a shape is tried out: the numbers of `inspect`, `design` and `plan` while sizes are moved."""
+"""A page to try shapes on: the numbers of `inspect`, `design` and `plan` for sizes set by sliders."""

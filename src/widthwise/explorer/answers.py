@@ -1,4 +1,4 @@
-"""Answers to the page: the numbers of a setting, and the devices it fits on."""
+"""Answers to the page: the costs of a setting, and the devices that it fits on."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,13 +16,11 @@ from widthwise.reports.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
 N_KEPT = 128
-"""Remembered answers of one sort: a slider comes back to where it was."""
+"""Number of cached answers of each kind: a slider often returns to an earlier position."""
 
 
 class Answers:
-    """Answers on one recipe, which is read once. Every method raises UserError for an impossible setting.
-    Safe to call from several threads.
-    """
+    """Answers about one recipe, which is read once. Thread-safe. Methods raise UserError for an impossible setting."""
 
     def __init__(self, recipe: Path | str, overrides: Sequence[str] = ()):
         self._where = str(recipe)
@@ -33,14 +31,14 @@ class Answers:
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
 
     def recipe_yaml(self, setting: Setting) -> str:
-        """A whole recipe that extends no other, so that it can be moved anywhere."""
+        """Return a complete recipe, which extends no other."""
         return dump_yaml(setting.applied(self._base, self._where)[0])
 
     def recipe(self, setting: Setting) -> Recipe:
         return parse_recipe(setting.applied(self._base, self._where)[0], self._where)
 
     def costs(self, setting: Setting) -> dict[str, Any]:
-        """The inspection, as `inspect --json` prints it for the recipe, its tables, and how near a budget is."""
+        """Return the inspection, as `inspect --json` prints it, its tables, and the difference from a budget."""
         data, request = setting.applied(self._base, self._where)
         recipe = parse_recipe(data, self._where)
         inspection = inspect_recipe(recipe)
@@ -53,33 +51,30 @@ class Answers:
         }
 
     def memory(self, setting: Setting) -> dict[str, Any]:
-        """Return which devices known by name it fits on, as `plan` does; imports torch."""
+        """Return the table of all devices with their largest passes, as `plan` computes them; imports torch."""
         from widthwise.runs.plan import Planner
         from widthwise.training.devices import WITH_MEMORY
 
         recipe = self.recipe(setting)
-        kind, planner = recipe.train.activation_checkpointing, Planner(recipe)
-        devices = sorted(WITH_MEMORY, key=lambda device: device.memory_bytes)
-        rows = [
-            [
-                device.name,
-                f"{si(device.memory_bytes)}B",
-                MISSING if found.micro_batch_size is None else str(found.micro_batch_size),
-                f"{si(found.memory.total_bytes)}B",
-                MISSING if found.micro_batch_size is None else duration(found.run_hours),
-            ]
-            for device in devices
-            for found in [planner.setup(device, kind)]
-        ]
+        kind = recipe.train.activation_checkpointing
+        planner = Planner(recipe)
+        rows = []
+        for device in sorted(WITH_MEMORY, key=lambda device: device.memory_bytes):
+            setup = planner.setup(device, kind)
+            row = [device.name, f"{si(device.memory_bytes)}B", MISSING, f"{si(setup.memory.total_bytes)}B", MISSING]
+            if setup.micro_batch_size is not None:
+                row[2] = str(setup.micro_batch_size)
+                row[4] = duration(setup.run_hours)
+            rows.append(row)
         header = ["one device", "has", "largest pass", "needs", "time of the run"]
         caption = f"training memory, activation checkpointing {kind}; a pass in sequences of {recipe.seq_len:,} tokens"
         return _cells(Table(caption, header, rows))
 
 
 def remembered(count: Callable[[Setting], Any]) -> Callable[..., str]:
-    """Return the counted numbers as JSON, remembered for the last `N_KEPT` settings.
+    """Return a function that gives the counted numbers as JSON, with a cache for the last `N_KEPT` settings.
 
-    No request waits while another's large model is counted.
+    Requests do not wait for each other.
     """
     return lru_cache(N_KEPT)(lambda setting: json.dumps(count(setting)))
 

@@ -1,4 +1,4 @@
-"""The page's server: on this machine alone, for whoever opens it under its own address."""
+"""The server of the page, for this machine only."""
 
 import json
 import sys
@@ -33,21 +33,21 @@ HEADERS = {
 
 
 class ExplorerServer(ThreadingHTTPServer):
-    """Answers until `shutdown`. Other machines cannot reach it."""
+    """Server that answers until `shutdown`. Other machines cannot reach it."""
 
-    daemon_threads = False  # on leaving, whoever is still counting is waited for
+    daemon_threads = False  # closing the server waits for running requests
 
     def __init__(self, answers: Answers, port: int = 0):
-        """port: 0 takes any that is free. Raises OSError for one that is taken."""
+        """port: 0 for any free port. Raises OSError for a used port."""
         super().__init__((ADDRESS, port), _Handler)
         self.answers = answers
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
         self.origins = {f"http://{host}" for host in self.hosts}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away before it has its answer is no error; others are ours, with their traceback.
+        """Ignore browsers that disconnect early, and print the traceback of other errors.
 
-        A signal while a request is taken in ends the server as at any other moment.
+        A signal during a request ends the server as at any other time.
         """
         if isinstance(error := sys.exception(), Interrupted):
             raise error
@@ -60,28 +60,29 @@ class ExplorerServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the page's requests: its files, costs, memory and the recipe."""
+    """Handler of the requests for files, costs, memory and the recipe."""
 
+    server: ExplorerServer  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 2.0
     """Seconds for a request to arrive: browsers open connections that they may never use."""
 
-    @property
-    def _own(self) -> ExplorerServer:
-        assert isinstance(self.server, ExplorerServer)
-        return self.server
-
     def do_GET(self) -> None:
-        # A name that somebody has turned to this machine's address would let their page read the answers.
-        if self.headers.get("Host") not in self._own.hosts:
-            self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"open {self._own.url} instead\n")
+        # Another site could resolve its name to this machine's address, and its page could then read the answers.
+        if self.headers.get("Host") not in self.server.hosts:
+            self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"open {self.server.url} instead\n")
             return
         try:
             address = urlsplit(self.path)
         except ValueError:
-            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "no address\n")
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "invalid address\n")
             return
-        if self._is_foreign(address.path):
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", "other sites may link to the page, and no more\n")
+        # Other sites may link to the page only: they could not read other answers, but keep this machine busy.
+        # Browsers send the origin.
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        is_link = address.path == "/" and self.headers.get("Sec-Fetch-Dest") == "document"
+        has_origin = self.headers.get("Origin", self.server.url.rstrip("/")) in self.server.origins
+        if not has_origin or not (is_link or site in ("none", "same-origin")):
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", "other sites may only link to the page\n")
             return
         if address.path in FILES:
             name, kind = FILES[address.path]
@@ -92,18 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
         except UserError as error:
             self._send(HTTPStatus.UNPROCESSABLE_ENTITY, JSON, json.dumps({"error": str(error)}))
 
-    def _is_foreign(self, path: str) -> bool:
-        """Return True if another site's page asks, which could not read the answer but keep this machine busy.
-
-        Browsers send the origin. A link to the page itself is allowed on any site.
-        """
-        if self.headers.get("Origin", self._own.url.rstrip("/")) not in self._own.origins:
-            return True
-        is_link = path == "/" and self.headers.get("Sec-Fetch-Dest") == "document"
-        return not is_link and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-
     def _answer(self, path: str, query: dict[str, str]) -> None:
-        answers = self._own.answers
+        answers = self.server.answers
         match path:
             case "/controls":
                 self._send(HTTPStatus.OK, JSON, json.dumps(answers.controls))
@@ -126,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the page shows what goes wrong."""
+        """Print nothing: the page shows errors."""
 
 
 def _setting(query: dict[str, str]) -> Setting:

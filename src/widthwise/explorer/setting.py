@@ -17,11 +17,11 @@ from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
 
 MOST_LAYERS = 512
-"""Counted in about a second. A recipe may have more, until the slider is moved."""
+"""Largest number of layers on the slider, counted in about a second. A recipe may have more."""
 
 
 class Setting(Config):
-    """A position of all controls. None leaves what the recipe says or, where the kind differs, what that usually has.
+    """A position of all controls; None: the value of the recipe, or the default of a kind that it does not have.
 
     Values may be text, as in an address.
     """
@@ -31,15 +31,15 @@ class Setting(Config):
     shape: str | None = None
     """Kind of the shape."""
     turn_layer: float | None = None
-    """Depth of its narrowest or widest layer, as a share of n_layers."""
+    """Depth of the narrowest or widest layer, as a share of n_layers."""
     turn_width: float | None = None
     """Width of that layer, as a share of d_model."""
     quantum: Literal["smallest"] | int | None = None
-    """`smallest`: what whole heads need, for any recipe."""
+    """`smallest`: the smallest multiple that gives whole heads, also if the recipe has another one."""
     match: str | None = None
     rounding: str | None = None
     budget: str | None = None
-    """Amount of what is matched, such as "30M"; d_model is solved for it."""
+    """Amount of the matched quantity, such as "30M"; d_model is solved for it."""
     d_model: int | None = None
     n_layers: Annotated[int, pydantic.Field(le=MOST_LAYERS)] | None = None
     n_heads: int | None = None
@@ -55,30 +55,9 @@ class Setting(Config):
     def applied(self, base: dict[str, Any], where: str) -> tuple[dict[str, Any], ShapeRequest]:
         """Return the data of a recipe with this setting, and the request for its shape.
 
-        Raises UserError for what `inspect` or `design` would refuse.
+        Raises UserError for settings that `inspect` or `design` refuses.
         """
-        data = {**base, "model": self._sized(base["model"])}
-        recipe = parse_recipe(data, where)
-        request = self.request(template_of(recipe, where))
-        return merge(data, solved_change(recipe, request)), request
-
-    def request(self, template: ModelTemplate) -> ShapeRequest:
-        """Return its request for the shape of a recipe's model, as `widthwise design` takes it."""
-        shape = template.shape
-        own = {"match": shape.match}
-        if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):
-            own["rounding"] = shape.rounding
-        asked = _given(match=self.match, rounding=self.rounding, budget=self.budget)
-        return ShapeRequest(
-            kind=self.shape or shape.kind,
-            turn_layer=self.turn_layer,
-            turn_width=self.turn_width,
-            quantum=None if self.quantum == "smallest" else self.quantum,
-            **own | asked,
-        )
-
-    def _sized(self, model: dict[str, Any]) -> dict[str, Any]:
-        """The model section with other sizes, its shape apart."""
+        model = base["model"]
         sized = {**model, **_given(d_model=self.d_model, n_layers=self.n_layers)}
         if self.quantum == "smallest":
             sized["shape"] = {key: value for key, value in (model.get("shape") or {}).items() if key != "quantum"}
@@ -86,26 +65,44 @@ class Setting(Config):
             sized["attention"] = self._attention(model.get("attention") or {})
         if self.ffn is not None or self.ratio is not None:
             sized["ffn"] = self._ffn(model.get("ffn") or {})
-        return sized
+        data = {**base, "model": sized}
+        recipe = parse_recipe(data, where)
+        request = self.request(template_of(recipe, where))
+        return merge(data, solved_change(recipe, request)), request
+
+    def request(self, template: ModelTemplate) -> ShapeRequest:
+        """Return the request for the shape of a model, as for `widthwise design`."""
+        shape = template.shape
+        options = {"match": shape.match}
+        if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):
+            options["rounding"] = shape.rounding
+        options |= _given(match=self.match, rounding=self.rounding, budget=self.budget)
+        return ShapeRequest(
+            kind=self.shape or shape.kind,
+            turn_layer=self.turn_layer,
+            turn_width=self.turn_width,
+            quantum=None if self.quantum == "smallest" else self.quantum,
+            **options,
+        )
 
     def _attention(self, attention: dict[str, Any]) -> dict[str, Any]:
+        attention = in_groups(attention)
         heads = _given(n_heads=self.n_heads, head_dim=self.head_dim)
-        kept = {
-            key: own for key, own in in_groups(attention).items() if not heads or key not in ("n_heads", "head_dim")
-        }
-        return kept | heads | _given(kv_group_size=self.kv_group_size)
+        if heads:
+            attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
+        return attention | heads | _given(kv_group_size=self.kv_group_size)
 
     def _ffn(self, ffn: dict[str, Any]) -> dict[str, Any]:
         kind = ffn.get("kind", DEFAULT_FFN) if self.ffn is None else self.ffn
-        own = ffn if kind == ffn.get("kind", DEFAULT_FFN) else {}
+        options = ffn if kind == ffn.get("kind", DEFAULT_FFN) else {}
         if self.ratio is None:
-            return {**own, "kind": kind}
-        keys = {each.hidden_key for each in _with_ratio().values()}
-        return {**{key: value for key, value in own.items() if key not in keys}, "kind": kind, "ratio": self.ratio}
+            return {**options, "kind": kind}
+        keys = {template.hidden_key for template in _with_ratio()}
+        return {**{key: value for key, value in options.items() if key not in keys}, "kind": kind, "ratio": self.ratio}
 
 
 SOLVED: dict[str, type[SolvedShape]] = {
-    kind_of(each): each for each in get_args(get_args(Shape)[0]) if issubclass(each, SolvedShape)
+    kind_of(shape): shape for shape in get_args(get_args(Shape)[0]) if issubclass(shape, SolvedShape)
 }
 DEFAULT_FFN = kind_of(type(ModelTemplate.model_fields["ffn"].default))
 
@@ -116,7 +113,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def template_of(recipe: Recipe, where: str) -> ModelTemplate:
-    """The model of a recipe, as far as the page can draw it. Raises UserError for one without a rule for its widths."""
+    """Return the model section of a recipe. Raises UserError for one without a rule for its widths."""
     template = recipe.model
     if not isinstance(template, ModelTemplate):
         raise UserError(f"{where}: needs a recipe with d_model and n_layers, not one with explicit layers")
@@ -129,12 +126,14 @@ def template_of(recipe: Recipe, where: str) -> ModelTemplate:
 
 
 def controls(recipe: Recipe, where: str) -> dict[str, Any]:
-    """The value of every control for a recipe as it is, and what it may be set to.
+    """Return the values of all controls for a recipe, and their choices.
 
     Raises UserError for a recipe that the page cannot draw; see `template_of`.
     """
     template = template_of(recipe, where)
-    shape, attention, ffn = template.shape, template.attention, template.ffn
+    shape = template.shape
+    attention = template.attention
+    ffn = template.ffn
     schedule = SCHEDULES.get(shape.kind)
     start: dict[str, Any] = {
         "shape": shape.kind,
@@ -156,39 +155,37 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
             "turn_width": getattr(shape, schedule.ratio_key),
             "turn_layer": getattr(shape, schedule.layer_key) if schedule.layer_key else None,
         }
+    # Without kinds of feed-forward that need options, except the recipe's.
+    ratios = {
+        kind_of(template): template.usual_ratio
+        for template in _with_ratio()
+        if kind_of(template) == ffn.kind or not any(field.is_required() for field in template.model_fields.values())
+    }
     return {
         "start": start,
         "shapes": _shapes(),
         "matches": list(get_args(Match)),
         "roundings": list(get_args(SolvedShape.model_fields["rounding"].annotation)),
-        "ffns": _ffns(ffn.kind),
+        "ffns": ratios,
         "d_model_step": attention.quantum,
     }
 
 
 def _shapes() -> dict[str, dict[str, Any]]:
-    """Kind of shape -> its usual turn, and between which widths that may be set."""
-    found: dict[str, dict[str, Any]] = {"uniform": {}}
+    """Return a dict from kind of shape to its default turn, and the limits of the width of the turn."""
+    shapes: dict[str, dict[str, Any]] = {"uniform": {}}
     for kind, schedule in SCHEDULES.items():
         usual = {name: field.default for name, field in SOLVED[kind].model_fields.items()}
-        ratio, (low, high) = usual[schedule.ratio_key], schedule.ratios
-        found[kind] = {
+        ratio = usual[schedule.ratio_key]
+        low, high = schedule.ratios
+        shapes[kind] = {
             "turn_layer": usual[schedule.layer_key] if schedule.layer_key else None,
             "turn_width": ratio,
             "low": low,
             "high": high if math.isfinite(high) else 2 * ratio,
         }
-    return found
+    return shapes
 
 
-def _with_ratio() -> dict[str, type[HiddenWidthTemplate]]:
-    return {kind_of(each): each for each in FEED_FORWARDS.templates if issubclass(each, HiddenWidthTemplate)}
-
-
-def _ffns(own: str) -> dict[str, float]:
-    """Kind of feed-forward -> its usual ratio. Kinds with required options are omitted unless the recipe has them."""
-    return {
-        kind: each.usual_ratio
-        for kind, each in _with_ratio().items()
-        if kind == own or not any(field.is_required() for field in each.model_fields.values())
-    }
+def _with_ratio() -> list[type[HiddenWidthTemplate]]:
+    return [template for template in FEED_FORWARDS.templates if issubclass(template, HiddenWidthTemplate)]

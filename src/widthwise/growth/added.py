@@ -1,7 +1,7 @@
 """Parameters of parts the old model does not have: layers, blocks, residual sites, routers, shared experts.
 
-A part that writes the stream is silent at first. Its last matrix is 0; or if a new norm follows, the gain of that norm
-is. With a zero matrix before a norm, the first optimizer step, however small, would be normalised to full size.
+A part that writes the stream is silent at first: its last matrix is 0, or the gain of a new norm after that matrix.
+With a zero matrix before a norm, even a tiny first optimizer step would be normalised to full size.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,20 @@ SUBLAYERS = ("attention", "ffn")
 
 
 def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
-    """Return the plan of a parameter that is 0 where it silences its part, and else drawn.
+    """Return the plan of a parameter: 0 if it silences its part, otherwise drawn.
 
-    owner: the module that holds it in the grown model. Raises UserError for one that is used from the start and that no
-    value makes silent.
+    owner: the module that holds it in the grown model. Raises UserError for a parameter that is used from the start and
+    that no value makes silent.
     """
     if isinstance(owner, Linear) and name.endswith("w_widen.weight") and "d_model" in owner.out_axes:
         raise UserError(
             f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
-            "wider than the one before it; let the widths of all layers grow alike"
+            "wider than the one before it; grow the widths of all layers by the same factor"
         )
     is_zero = is_silent(name, model, is_added)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
-    # Any values of entries that need not be 0 would preserve the function, unless the output is used from the start, as
-    # in the residual and in the parts that a feed-forward names in `active_at_start`.
+    # Entries that need not be 0 may have any value, unless the output is used from the start, as in the residual and
+    # in the parts that a feed-forward names in `active_at_start`.
     layer, _, inside = name.partition(".ffn.")
     is_free = any(part in SUBLAYERS for part in name.split("."))
     if inside:
@@ -42,7 +42,7 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
 
 
 def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:
-    """Return the function that draws this parameter of an untrained model. owner: the module that holds it."""
+    """Return the function that draws a parameter of an untrained model. owner: the module that holds it."""
     config = model.config
     width_ratio = config.d_model / config.width_of(name)
     std = initial_std(config.init, owner, width_ratio, config.n_residual_additions)
@@ -59,7 +59,7 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     if isinstance(owner, LearnedPositions):
         return True
     if path[0] == "mtp" and is_added(f"mtp.{path[1]}.w_join.weight"):
-        return False  # a new MTP head feeds nothing but its own loss
+        return False  # a new MTP head affects only its loss
     sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
     if sublayer is None:
         return False
@@ -67,15 +67,15 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
         owner_name = owner_name.removesuffix(".bias")
         owner = owners[owner_name]
         if isinstance(owner, Norm):
-            return owner.is_after  # so that its bias would be written to the stream
+            return owner.is_after  # its bias is written to the stream
         if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
             return True  # a bias added to a matrix whose output is already used
-    behind = None  # the added norm through which the part writes
+    output_norm = None  # the added norm through which the part writes
     for place, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)
         if place != owner_name and isinstance(norm, Norm) and norm.is_after and is_added(f"{place}.norm.weight"):
-            behind = norm
+            output_norm = norm
             break
     if isinstance(owner, Norm) and owner.is_after:
-        return owner is behind
-    return behind is None and isinstance(owner, Linear) and owner.writes_stream
+        return owner is output_norm
+    return output_norm is None and isinstance(owner, Linear) and owner.writes_stream

@@ -1,12 +1,12 @@
-"""The explicit constants of a grown model folded into its weights, so that standard ones take their place.
+"""Standard constants for a grown model: its explicit ones are folded into its weights.
 
 A grown model keeps the attention scale, norm divisors and rotary frequencies of the model it comes from. The standard
 forms are 1 / sqrt(head_dim), the width, and base^(-2i / head_dim); with them the model computes the same function once
 some tensors are multiplied by constants. The optimizer must know these factors (`plan.grown_factors`).
 
-Formats with one eps for all norms cannot take gains alone, which do not scale eps. For them the whole stream is
-multiplied by one factor c: norms then see c^2 times the sum of squares over a divisor c^2 times as large, so that an
-unchanged eps keeps its relative size.
+In formats with one eps for all norms, changed gains are not enough, because gains do not scale eps. For them the whole
+stream is multiplied by one factor c: norms then see c^2 times the sum of squares over a divisor c^2 times as large, so
+that an unchanged eps keeps its relative size.
 """
 
 import math
@@ -35,24 +35,36 @@ Factor = tuple[str, float]
 
 
 def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
-    """Return the plan that gives a model the constants its sizes imply; tensors with standard ones stay bitwise equal.
+    """Return the plan that gives a model the constants its sizes imply; unaffected tensors stay bitwise equal.
 
     Attention: the scale becomes 1 / sqrt(head_dim), compensated in the keys or the gain of their norm; a scale of
     1 / head_dim stays, unless one_eps. A query/key norm divides by the number of coordinates it covers. Rotary
     frequencies become a base if one generates them. Every other norm divides by its width, compensated in gain and eps.
 
-    one_eps: keep eps, for formats with a single one for the whole model; what writes the stream is multiplied instead
-    (see `stream_factors`). Raises UserError if that is impossible.
+    one_eps: keep eps, for formats with a single eps for the whole model; weights that write the stream are multiplied
+    instead (see `stream_factors`). Raises UserError if that is impossible.
 
     Not changed: `stat_width`, frequency tables that no base generates, and `grown_from`.
     """
+
+    def baked(where: str, norm: NormConfig, width: int) -> NormConfig:
+        """width: the divisor of the norm in a model that never grew."""
+        if one_eps:
+            return norm.model_copy(update={"norm_dim": width})
+        if norm.stat_width is not None or norm.norm_dim == width:
+            return norm
+        # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
+        return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
+
     c = stream_factor(config) if one_eps else 1.0
-    new = _baked_config(config, one_eps)
-    models = blueprint(config), blueprint(new)
-    parameters = dict(models[1].named_parameters())
+    new = with_layers(config, lambda _, layer: {"attention": _attention(layer.attention, one_eps)})
+    new = with_norms(new, baked, residual=config.residual.baked())
+    old_model = blueprint(config)
+    new_model = blueprint(new)
+    parameters = dict(new_model.named_parameters())
     factors = dict.fromkeys(parameters, 1.0)
-    of_norms = _norm_factors(*models) if c == 1.0 else stream_factors(models[1], c)
-    for name, factor in (*of_norms, *_attention_factors(*models)):
+    norm_factors = _norm_factors(old_model, new_model) if c == 1.0 else stream_factors(new_model, c)
+    for name, factor in (*norm_factors, *_attention_factors(old_model, new_model)):
         factors[name] *= factor
     # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
     tensors: dict[str, TensorPlan] = {
@@ -64,20 +76,6 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     return GrowthPlan(config, new, Correspondence.same(config), tensors)
 
 
-def _baked_config(config: ModelConfig, one_eps: bool) -> ModelConfig:
-    def baked(where: str, norm: NormConfig, width: int) -> NormConfig:
-        """width: the divisor of the norm in a model that never grew."""
-        if one_eps:
-            return norm.model_copy(update={"norm_dim": width})
-        if norm.stat_width is not None or norm.norm_dim == width:
-            return norm
-        # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
-        return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
-
-    config = with_layers(config, lambda _, layer: {"attention": _attention(layer.attention, one_eps)})
-    return with_norms(config, baked, residual=config.residual.baked())
-
-
 def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
     names = ("1/sqrt(head_dim)",) if one_eps else ("1/sqrt(head_dim)", "1/head_dim")
     usual = [SCALES[name](attention.head_dim) for name in names]
@@ -85,9 +83,9 @@ def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
     qk_norm = attention.qk_norm
     if qk_norm is not None:
         qk_norm = qk_norm.model_copy(update={"q_norm_dim": None, "k_norm_dim": None})
-    table, base = attention.rope_frequencies, attention.rope_base
-    if table is not None and base is not None:
-        base = base_of(table, base)
+    base = attention.rope_base
+    if base is not None and attention.rope_frequencies is not None:
+        base = base_of(attention.rope_frequencies, base)
     rotation = {} if base is None else {"rope_base": base, "rope_frequencies": None}
     scale = attention.scale if is_usual else usual[0]
     return attention.model_copy(update={"scale": scale, "qk_norm": qk_norm, **rotation})
@@ -96,27 +94,27 @@ def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
 def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
     """Fold the score scale into the keys, and new divisors of query/key norms into their inputs and gains.
 
-    A norm's input is multiplied by the root of the ratio of its divisors and its gain divided by it. The eps, which
-    queries and keys share, then keeps its effect, so that it need not change.
+    The input of a norm is multiplied by the root of the ratio of its divisors, and its gain is divided by it. The eps,
+    which queries and keys share, then keeps its effect.
     """
     for name, before in old.named_modules():
         if not isinstance(before, Attention):
             continue
         after = new.get_submodule(name)
         assert isinstance(after, Attention)
-        of_scores = before.config.scale / after.config.scale
+        score_factor = before.config.scale / after.config.scale
         if before.config.qk_norm is None:
-            yield from scaled(f"{name}.w_k", before.w_k, of_scores)
+            yield from scaled(f"{name}.w_k", before.w_k, score_factor)
             continue
-        for letter, factor in (("q", 1.0), ("k", of_scores)):
-            norm, matrix = f"{letter}_norm", f"w_{letter}"
+        for letter, factor in (("q", 1.0), ("k", score_factor)):
+            norm = f"{letter}_norm"
             root = math.sqrt(getattr(after, norm).norm_dim / getattr(before, norm).norm_dim)
-            yield from scaled(f"{name}.{matrix}", getattr(before, matrix), root)
+            yield from scaled(f"{name}.w_{letter}", getattr(before, f"w_{letter}"), root)
             yield f"{name}.{norm}.weight", factor / root
 
 
 def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """Yield the factors of all gains but the gains of query/key norms; a new divisor is compensated by gain and eps."""
+    """Yield the factors of the gains of all norms except query/key norms; gain and eps compensate a new divisor."""
     parts = dict(new.named_modules())
     for name, before in old.named_modules():
         if not isinstance(before, Norm) or name.rpartition(".")[2] in ("q_norm", "k_norm"):
@@ -125,8 +123,8 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
         assert isinstance(after, Norm)
         if not math.isclose(before.eps * before.norm_dim, after.eps * after.norm_dim, rel_tol=TOLERANCE):
             raise UserError(
-                f"{name}: divides by {before.norm_dim} and shares its eps with norms that divide by another size, so "
-                "that they have no standard form together"
+                f"{name}: divides by {before.norm_dim} and shares its eps with norms that divide by another size; no "
+                "standard form fits them all"
             )
         yield f"{name}.weight", before.gain_factor(after)
 
@@ -139,7 +137,7 @@ def stream_factor(config: ModelConfig) -> float:
     if not config.residual.is_sum:
         raise UserError(f"residual.kind: got {config.residual.kind}; one eps needs norms of a plain residual")
     if config.mtp is not None:
-        raise UserError("mtp: has norms of its own; one eps needs a model without further heads")
+        raise UserError("mtp: MTP heads have separate norms; one eps needs a model without MTP heads")
     for where, norm, width in norms_of(config):
         if norm.stat_width is not None:
             raise UserError(f"{where}.stat_width: got {norm.stat_width}; one eps needs norms that measure all {width}")
@@ -150,8 +148,8 @@ def stream_factor(config: ModelConfig) -> float:
     divisors = {norm.norm_dim for _, norm, _ in norms_of(config)}
     if len(divisors) > 1:
         raise UserError(
-            f"norm_dim: got {sorted(divisors)}; one eps needs norms that all divide by the same number, because the "
-            "stream has one factor"
+            f"norm_dim: got {sorted(divisors)}; one eps needs norms that all divide by the same number, because one "
+            "factor scales the whole stream"
         )
     for where, layer in config.named_layers():
         if not layer.ffn.bakes_with_one_eps:
@@ -161,7 +159,7 @@ def stream_factor(config: ModelConfig) -> float:
 
 
 def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:
-    """Yield the factor of a matrix and of its bias, if it has one. name: of the matrix."""
+    """Yield the factor of a matrix, and of its bias if it has one. name: of the matrix."""
     yield f"{name}.weight", factor
     if matrix.bias is not None:
         yield f"{name}.bias.weight", factor
@@ -174,20 +172,21 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
         yield "positions.weight", c
     for i, layer in enumerate(model.layers):
         for part in ("attention", "ffn"):
-            name, sublayer = f"layers.{i}.{part}", layer.get_submodule(part)
+            name = f"layers.{i}.{part}"
+            sublayer = layer.get_submodule(part)
             # A norm after the sublayer sees c times the update over c^2 times the divisor, so that eps keeps its
-            # effect. Its output is then c times as large with the gain it has; only its bias must be multiplied.
-            is_behind = isinstance(sublayer.norm, Norm) and sublayer.norm.is_after
-            if not is_behind:
+            # effect. Its output is then c times as large with an unchanged gain; only its bias must be multiplied.
+            is_normed_after = isinstance(sublayer.norm, Norm) and sublayer.norm.is_after
+            if not is_normed_after:
                 yield f"{name}.norm.weight", 1 / c
             elif isinstance(sublayer.norm, LayerNorm):
                 yield f"{name}.norm.bias.weight", c
             for leaf, matrix in sublayer.named_modules():
                 if isinstance(matrix, Linear) and "d_model" in matrix.out_axes:
                     yield from scaled(f"{name}.{leaf}", matrix, c)
-                elif isinstance(matrix, Linear) and is_behind and "d_model" in matrix.in_axes:
+                elif isinstance(matrix, Linear) and is_normed_after and "d_model" in matrix.in_axes:
                     yield f"{name}.{leaf}.weight", 1 / c
-    of_head = c if model.config.tie_embeddings else 1.0
-    yield "exit.norm.weight", 1 / (c * of_head)
+    head_factor = c if model.config.tie_embeddings else 1.0
+    yield "exit.norm.weight", 1 / (c * head_factor)
     if model.config.final_norm.kind == "layer":
-        yield "exit.norm.bias.weight", 1 / of_head
+        yield "exit.norm.bias.weight", 1 / head_factor

@@ -1,6 +1,6 @@
-"""The certificate of a grown model: measurements that show whether it can be trusted.
+"""The certificate of a grown model: measurements that show whether it computes the same function.
 
-Both models are rebuilt in float64 on the CPU and given the same random tokens. Their logits must agree, and the
+Both models are rebuilt in float64 on the CPU and read the same random tokens. Their logits must agree, and the
 gradient of the grown model, pulled back through the plan to the old parameters, must equal the old gradient: a
 misplaced row can hide in the logits, but not in the gradients. Two optimizer steps then show which new entries learn.
 """
@@ -18,18 +18,17 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.memory import allocating, free_memory
 from widthwise.records.certificate import Certificate, LivenessCounts, ModelSize
 
-N_SEQUENCES, N_TOKENS = 2, 32
-
-
+N_SEQUENCES = 2
+N_TOKENS = 32
 BOUNDS = {
     # Rounding is about 1e-15 of the largest logit, unless norms amplify it. Gradients lose more digits, most where a
-    # softmax is saturated; the worst seen was 6e-13 of the largest. A misplaced entry is off by its own size.
+    # softmax is saturated; the worst seen was 6e-13 of the largest. The error of a misplaced entry is its whole value.
     torch.float64: (1e-12, 1e-10),
     # fp32 rounds 5e8 times more coarsely.
     torch.float32: (1e-5, 1e-3),
 }
-"""Allowed differences between numbers that are equal in exact arithmetic: of logits, relative to max(1, largest logit),
-and of gradients, relative to the largest entry of all gradients."""
+"""Dtype -> allowed differences: of logits, relative to max(1, largest logit), and of gradients, relative to the largest
+entry of all gradients. In exact arithmetic both are 0."""
 STORED_BOUND = 1e-5
 """Bound on logits of the weights as stored in fp32, which rounds entries that growth multiplied or averaged."""
 
@@ -50,19 +49,19 @@ def certify(
 ) -> Certificate:
     """Compare a grown model with its original.
 
-    old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed: as given to the plan for
-    the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps. The caller's random state is not
-    touched.
+    old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed: the plan's seed for the new
+    weights; seq_len: for counting FLOPs; lr: of the two optimizer steps. The caller's random state is not touched.
     """
-    n_old, n_new = plan.old.cost().params, plan.new.cost().params
-    # At once are held two tensors for each old parameter (weight, gradient) and six for each grown one: weight and
+    n_old = plan.old.cost().params
+    n_new = plan.new.cost().params
+    # Memory holds two tensors for each old parameter (weight, gradient) and six for each grown one: weight and
     # gradient of the comparison; weight, gradient and two moments of the model that takes steps.
     n_bytes = (2 * n_old + 6 * n_new) * torch.float64.itemsize
     dtype = torch.float64 if n_bytes <= free_memory() / 2 else torch.float32
     logit_bound, gradient_bound = BOUNDS[dtype]
     n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
-    size, generator = (N_SEQUENCES, min([N_TOKENS, *n_positions])), torch.Generator().manual_seed(seed)
-    tokens = torch.randint(plan.old.vocab_size, size, generator=generator)
+    size = (N_SEQUENCES, min([N_TOKENS, *n_positions]))
+    tokens = torch.randint(plan.old.vocab_size, size, generator=torch.Generator().manual_seed(seed))
     new = {name: weight.detach() for name, weight in new_weights.items()}
     old = {name: weight.detach().to(dtype) for name, weight in old_weights.items()}
     grown = new if dtype != torch.float64 else dict(plan.weights(old, seed))
@@ -71,7 +70,7 @@ def certify(
         torch.random.fork_rng(devices=[]),
     ):
         before, old_gradients = measured(plan.old, old, tokens, seed, 1.0)
-        # Added MTP heads add a loss, which the old model lacks, so that it is left out here.
+        # Added MTP heads add a loss that the old model lacks, so it is excluded here.
         after, new_gradients = measured(plan.new, grown, tokens, seed, float(plan.old.mtp is not None))
         logit_difference = largest(before - after)
         stored_difference = logit_difference
@@ -118,7 +117,7 @@ def measured(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return logits, and gradients by parameter of next-token loss + mtp_coefficient * MTP loss, in evaluation mode.
 
-    Router losses do not arise there.
+    Router losses are 0 in that mode.
     """
     dtype = next(iter(weights.values())).dtype
     model = decoder_of(_with_mtp_coefficient(config, mtp_coefficient), weights, dtype)
@@ -154,38 +153,39 @@ def _with_mtp_coefficient(config: ModelConfig, coefficient: float) -> ModelConfi
 
 def pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Backpropagate the gradients of the grown parameters through the plan to the old parameters."""
-    found = {name: torch.zeros_like(weight) for name, weight in old.items()}
+    pulled = {name: torch.zeros_like(weight) for name, weight in old.items()}
     for name, tensor_plan in plan.tensors.items():
         if not tensor_plan.source:
             continue
         leaf = old[tensor_plan.source].clone().requires_grad_()
-        # Free entries do not depend on the old weights, so that any filling will do here.
+        # Free entries do not depend on the old weights, so any values will do.
         grown = tensor_plan.grow(leaf, torch.Generator().manual_seed(0), Constant(0.0))
-        found[tensor_plan.source] += torch.autograd.grad(grown, leaf, gradients[name])[0]
-    return found
+        pulled[tensor_plan.source] += torch.autograd.grad(grown, leaf, gradients[name])[0]
+    return pulled
 
 
 def liveness_of(
     plan: GrowthPlan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
     """Take steps as training does, with auxiliary losses, and count the new entries that ever have a gradient."""
-    is_new = {name: found for name, found in plan.is_new().items() if found.any()}
+    is_new = {name: entries for name, entries in plan.is_new().items() if entries.any()}
     torch.manual_seed(seed)  # of random width masks
     model = decoder_of(_with_mtp_coefficient(plan.new, 1.0), weights, dtype).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    alive = {name: torch.zeros_like(found) for name, found in is_new.items()}
+    alive = {name: torch.zeros_like(entries) for name, entries in is_new.items()}
     for step in range(N_STEPS + 1):
         gradients = _gradients(model, [tokens])
-        for name, found in alive.items():
-            found |= gradients[name].view(found.shape) != 0  # exact: a dead entry is multiplied by 0
+        for name, entries in alive.items():
+            entries |= gradients[name].view(entries.shape) != 0  # exact: a dead entry is multiplied by 0
         if step < N_STEPS:
             optimizer.step()
-    return {name: _counted(model, name, found, alive[name], tokens) for name, found in is_new.items()}
+    return {name: _counted(model, name, entries, alive[name], tokens) for name, entries in is_new.items()}
 
 
 def _counted(model: Decoder, name: str, is_new: Tensor, is_alive: Tensor, tokens: Tensor) -> LivenessCounts:
-    """Count the new entries of a tensor; of tables of tokens or positions only rows that `tokens` use are judged."""
-    owner, judged = model.get_submodule(name.rpartition(".")[0]), is_new
+    """Count the new entries of a tensor. In tables of tokens or positions only rows that `tokens` use are judged."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    judged = is_new
     assert isinstance(owner, Weight)
     rows = None
     if "vocab_size" in owner.in_axes:
@@ -194,8 +194,9 @@ def _counted(model: Decoder, name: str, is_new: Tensor, is_alive: Tensor, tokens
         rows = torch.arange(owner.in_axes["n_positions"]) < tokens.shape[1] - 1
     if rows is not None:
         judged = is_new & rows.view(-1, *[1] * (is_new.dim() - 1))
-    counts = [int(found.sum()) for found in (is_new, judged & is_alive, judged & ~is_alive, is_new & ~judged)]
-    return LivenessCounts(n_new=counts[0], n_alive=counts[1], n_dead=counts[2], n_unjudged=counts[3])
+    dead = judged & ~is_alive
+    masks = {"n_new": is_new, "n_alive": judged & is_alive, "n_dead": dead, "n_unjudged": is_new & ~judged}
+    return LivenessCounts(**{key: int(mask.sum()) for key, mask in masks.items()})
 
 
 def largest(values: Tensor) -> float:

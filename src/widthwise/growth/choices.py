@@ -1,7 +1,4 @@
-"""The choices that a growth or a cut leaves open, as a recipe or a verb says them.
-
-Sizes that are not named stay.
-"""
+"""The options of a growth or a cut, in a recipe or on the command line. Omitted sizes stay as they are."""
 
 from typing import Annotated, Literal
 
@@ -12,11 +9,11 @@ from widthwise.config_io import Config
 from widthwise.sizes import MOST_LAYERS, Count
 
 Reset = Literal["none", "new", "all"]
-"""State that the optimizer forgets; see `growth.plan.grown_states`."""
+"""Optimizer state to reset; see `growth.plan.grown_states`."""
 
 
 class NewSizes(Config):
-    """Sizes and form of a larger model; None leaves each as it is."""
+    """Sizes and components of a larger model; None: unchanged."""
 
     d_model: pydantic.PositiveInt | None = None
     """Width of embedding and head; every other width of the stream grows in proportion."""
@@ -31,7 +28,7 @@ class NewSizes(Config):
     add_layers: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """Layers to add, spread evenly between the first and the last, each configured as its predecessor."""
     to_shape: Literal["x", "diamond", "growing", "narrowing"] | None = None
-    """Shape of the layers: the smallest whose narrowest layer is as wide as the run's."""
+    """Shape of the layers: the smallest one whose narrowest layer is as wide as the run's."""
     turn_layer: float | None = None
     """Depth of the narrowest (or widest) layer of that shape, as a share of n_layers."""
     turn_width: float | None = None
@@ -39,7 +36,7 @@ class NewSizes(Config):
     virtual_width: float | None = Field(default=None, gt=1, le=1024)
     """Width of the stream over d_model, such as 1.5; layers stay as wide as they are."""
     ffn: Literal["hourglass"] | None = None
-    """Feed-forward whose first block the present one becomes."""
+    """New kind of feed-forward; the present one becomes its first block."""
 
 
 _AddedLayer = pydantic.BeforeValidator(lambda name: None if name == "new" else name)
@@ -47,40 +44,40 @@ OldLayer = Annotated[pydantic.NonNegativeInt | None, _AddedLayer]
 
 
 class GrowthChoices(Config):
-    """The choices that a growth leaves open, apart from the sizes."""
+    """The options of a growth, apart from the sizes."""
 
     layers: tuple[OldLayer, ...] | None = None
-    """For each layer of the larger model the old one it comes from, counted from 0, or new (null) for one that is
-    added, such as 0,1,new,2; default: added layers lie evenly among the others."""
+    """For each layer of the larger model its old layer, counted from 0, or new (null) for an added one, such as
+    0,1,new,2; default: added layers are spread evenly among the others."""
     reset: Reset = "none"
-    """State to forget of the optimizer: nothing, where new entries of a tensor get no momentum and the mean of the
-    squares of the old ones; of new entries also the squares; or everything."""
+    """Optimizer state to reset: `none`, new entries start without momentum and with the mean square of the old entries
+    of their tensor; `new`, the squares of new entries start at 0 too; `all`, everything."""
     rewarmup_steps: pydantic.NonNegativeInt | None = None
-    """Steps over which learning rates rise again from 0; default: the steps that the optimizer's averages look back
-    (`settling_steps`), but no more than are left."""
+    """Steps over which learning rates rise again from 0; default: the memory of the optimizer's averages
+    (`settling_steps`), at most the remaining steps."""
     freeze_steps: pydantic.NonNegativeInt = 0
-    """Steps in which the old entries stay as they are, and only the new ones learn."""
+    """Steps in which old entries are frozen and only new ones learn."""
 
 
 class GrowOptions(GrowthChoices):
-    """The choices for the growth of a run; the recipe gives the sizes."""
+    """The options for the growth of a run; the recipe gives the sizes."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the new entries that are drawn."""
     allow_change: bool = False
-    """Take constants from the recipe, although the function changes."""
+    """Take constants from the recipe, even if the function changes."""
 
 
 BUDGETS = ("params", "flops", "kv_bytes")
-"""Costs of which a smaller model keeps a share."""
+"""Costs by which a smaller model can be requested."""
 Score = Literal["taylor", "activation", "magnitude"]
-"""taylor: how much the loss changes to first order if an entry becomes 0, the size of gradient times value (Molchanov
-et al. 2019, arXiv:1906.10771); activation: mean size of an entry times the norm of the column that reads it (Minitron,
+"""taylor: first-order change of the loss if an entry becomes 0, |gradient * value| (Molchanov et al. 2019,
+arXiv:1906.10771); activation: mean size of an entry times the norm of the column that reads it (Minitron,
 arXiv:2407.14679); magnitude: the norm of that column alone."""
 
 
 class ShrinkOptions(Config):
-    """The request for a smaller model: one budget, and how its layers meet it."""
+    """The request for a smaller model: a budget, and the way to meet it."""
 
     params: float | None = Field(default=None, gt=0, le=1)
     """Parameters of the smaller model, as a share of the model's."""
@@ -89,22 +86,23 @@ class ShrinkOptions(Config):
     kv_bytes: float | None = Field(default=None, gt=0, le=1)
     """Bytes of the KV cache per token, as a share."""
     shape: Literal["found", "x", "uniform"] = "found"
-    """Cut each layer where least is lost, down to nothing of it; or in proportion, with all layers and experts: less
-    towards a narrow layer at 0.75 of the depth, or all layers alike."""
+    """`found`: cut each layer where least is lost, or remove it; `x`, `uniform`: keep all layers and experts, and cut
+    in proportion to an x that is narrowest at 0.75 of the depth, or all layers in the same proportion."""
     parts: Literal["all", "stream"] = "all"
-    """Cut heads, hidden units, experts and layers too, or only what layers read and write of the stream."""
+    """`all`: cut heads, hidden units, experts and layers too; `stream`: only the part of the stream that layers read
+    and write."""
     score: Score = "taylor"
-    """Order heads, hidden units and experts by the change of the loss to first order, by activation, or by weights; how
-    much of each is cut always follows from the change of the loss."""
+    """Order of heads, hidden units and experts: by the first-order change of the loss, by activation, or by weights.
+    Sizes always follow from the change of the loss."""
     stream: Literal["turned", "sorted"] = "turned"
-    """Turn the stream so that its leading coordinates hold most, where that leaves the function as it is; or sort its
-    coordinates."""
+    """`turned`: rotate the stream so that its leading coordinates hold most, if that preserves the function; `sorted`:
+    only sort its coordinates."""
     multiple: Count = 8
     """Widths and hidden units are multiples of this."""
     calibration_batches: Count = 8
-    """Batches of training text on which the need of the parts is measured."""
+    """Batches of training text on which the parts are scored."""
     no_bos: bool = False
-    """Leave out the beginning-of-text token that the tokenizer of an imported model puts before a text."""
+    """Omit the beginning-of-text token that the tokenizer of an imported model puts before a text."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ShrinkOptions":
@@ -115,7 +113,7 @@ class ShrinkOptions(Config):
 
     @property
     def budget(self) -> str | None:
-        """The one of params, flops and kv_bytes that is given; None where sizes are given instead."""
+        """The given one of params, flops and kv_bytes; None if sizes are given instead."""
         return next((name for name in BUDGETS if getattr(self, name) is not None), None)
 
 

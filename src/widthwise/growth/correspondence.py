@@ -1,4 +1,4 @@
-"""The origin of a grown model's parts in the old one: layers, the entries along one axis, heads."""
+"""The old part that each part of a grown model comes from: layers, entries along one axis, heads."""
 
 import math
 import re
@@ -45,7 +45,7 @@ class Correspondence:
 
 
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
-    """Check `layers`; or if None, find the alignment in which layers lose nothing, widen least, and are most even.
+    """Check `layers`, or if None find the alignment whose layers lose nothing, widen least and are spaced most evenly.
 
     Raises UserError if `layers` is invalid, or if no alignment makes every layer at least as wide as it was.
     """
@@ -54,8 +54,8 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
     if len(layers) != new.n_layers or sources != list(range(old.n_layers)):
         given = ", ".join("null" if layer is None else str(layer) for layer in layers)
         raise UserError(
-            f"layers: got [{given}]; must name, for each of {new.n_layers} layers, the one of the "
-            f"{old.n_layers} it comes from, all in order, or null for one that is added"
+            f"layers: got [{given}]; must list {new.n_layers} entries: the {old.n_layers} old layers in order, and "
+            "null for each added one"
         )
     return Correspondence(layers)
 
@@ -66,30 +66,33 @@ new position of each old layer so far."""
 
 
 def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
-    n_old, n_new = old.n_layers, new.n_layers
+    n_old = old.n_layers
+    n_new = new.n_layers
     check_not_less("n_layers", n_old, n_new)
     # Dynamic programme. best[i]: the cheapest placing of the first i old layers among the new layers seen so far.
     # i runs downwards, so that best[i - 1] does not use the new layer j yet.
     best: list[Placing | None] = [(0, 0.0, 0.0, ()), *[None] * n_old]
-    for j in range(n_new):
+    for j, grown in enumerate(new.layers):
         for i in range(min(j + 1, n_old), 0, -1):
-            before, a, b = best[i - 1], old.layers[i - 1], new.layers[j]
-            if before is None or b.d_model < a.d_model or b.d_in < a.d_in or b.d_out < a.d_out:
+            before = best[i - 1]
+            layer = old.layers[i - 1]
+            if before is None or any(now < was for was, now in zip(layer.widths, grown.widths)):
                 continue
-            # Growth refuses a layer that would lose heads or hidden units, so that another one is kept.
-            loses_units = type(a.ffn) is type(b.ffn) and sum(a.ffn.hidden_widths) > sum(b.ffn.hidden_widths)
-            n_losing = before[0] + (a.attention.n_heads > b.attention.n_heads or loses_units)
-            unevenness = abs((j + 0.5) / n_new - (i - 0.5) / n_old)
-            widening = b.d_model - a.d_model
-            found = (n_losing, before[1] + widening, before[2] + unevenness, (*before[3], j))
-            here = best[i]
-            if here is None or found[:3] < here[:3]:
-                best[i] = found
+            # Growth refuses a layer that would lose heads or hidden units.
+            loses = layer.attention.n_heads > grown.attention.n_heads
+            if type(layer.ffn) is type(grown.ffn) and sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths):
+                loses = True
+            widening = before[1] + grown.d_model - layer.d_model
+            unevenness = before[2] + abs((j + 0.5) / n_new - (i - 0.5) / n_old)
+            placing = (before[0] + loses, widening, unevenness, (*before[3], j))
+            current = best[i]
+            if current is None or placing[:3] < current[:3]:
+                best[i] = placing
     placed = best[n_old]
     if placed is None:
         raise UserError(
-            f"d_model: layers of widths {old.widths} cannot become layers of widths {new.widths} in this order, each "
-            "at least as wide as it was"
+            f"d_model: layers of widths {old.widths} cannot become layers of widths {new.widths} in this order without "
+            "a narrower layer"
         )
     places = {place: i for i, place in enumerate(placed[3])}
     return tuple(places.get(j) for j in range(n_new))
@@ -97,7 +100,7 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True)
 class AxisMap:
-    """An axis of n_old entries that becomes one of len(index) entries."""
+    """The map of an axis of n_old entries to one of len(index) entries."""
 
     n_old: int
     index: Tensor
@@ -105,7 +108,7 @@ class AxisMap:
     is_zero: Tensor
     """bool (n,): new entries that must be 0; other new entries are free. False at old entries."""
     average_over: int | None = None
-    """If given, new entries are the mean of the old ones in their group of this many consecutive entries."""
+    """New entries are the mean of the old ones in their group of this many consecutive entries; None: they are not."""
 
     @classmethod
     def same(cls, n: int) -> "AxisMap":
@@ -136,7 +139,7 @@ class AxisMap:
 
     @property
     def is_new(self) -> Tensor:
-        """bool (n,): new entries, and every copy of an old entry but the first."""
+        """bool (n,): new entries, and every copy of an old entry except the first."""
         # Shifted by one: index 0 collects the new entries.
         first = torch.full((self.n_old + 1,), len(self.index), dtype=torch.int64)
         positions = torch.arange(len(self.index))
@@ -149,7 +152,7 @@ class AxisMap:
         return (self.index < 0) & ~self.is_zero
 
     def first_positions(self) -> Tensor:
-        """int64 (n_old,): the position of each old entry, of its first copy: the inverse of `index`."""
+        """Return int64 (n_old,): the position of each old entry, or of its first copy; the inverse of `index`."""
         positions = torch.nonzero(~self.is_new)[:, 0]
         return positions[self.index[positions].argsort()]
 
@@ -157,9 +160,10 @@ class AxisMap:
 def product(maps: Sequence[AxisMap]) -> AxisMap:
     """Return the map of several axes flattened into one dimension, outermost first.
 
-    An entry is old if it is old along every axis, and must be 0 if it must be along any.
+    An entry is old if it is old along every axis, and must be 0 if it must be 0 along any.
     """
-    index, is_zero = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
+    index = torch.zeros(1, dtype=torch.int64)
+    is_zero = torch.zeros(1, dtype=torch.bool)
     for part in maps:
         is_old = (index[:, None] >= 0) & (part.index >= 0)
         index = torch.where(is_old, index[:, None] * part.n_old + part.index, -1).flatten()
@@ -193,7 +197,8 @@ class AttentionMaps:
         A group of query heads either gains heads, or is divided among copies of its key-value head; new groups come
         last.
         """
-        group, new_group = old.n_heads // old.n_kv_heads, new.n_heads // new.n_kv_heads
+        group = old.n_heads // old.n_kv_heads
+        new_group = new.n_heads // new.n_kv_heads
         n_copies = 1
         if new_group < group:
             if group % new_group:
@@ -201,7 +206,8 @@ class AttentionMaps:
                     f"attention.n_kv_heads: got {new.n_kv_heads}; {group} query heads a group cannot be divided into "
                     f"groups of {new_group}"
                 )
-            n_copies, group = group // new_group, new_group
+            n_copies = group // new_group
+            group = new_group
         n_old_groups = old.n_kv_heads * n_copies
         n_added = new.n_kv_heads - n_old_groups
         if n_added < 0 or new.n_heads < old.n_heads:
@@ -212,9 +218,10 @@ class AttentionMaps:
         places = [(g, j) for g in range(new.n_kv_heads) for j in range(new_group)]
         heads = [g * group + j if g < n_old_groups and j < group else -1 for g, j in places]
         kv_heads = [g // n_copies for g in range(n_old_groups)] + [-1] * n_added
-        pairs, n_values = _rotary_pairs(old, new), new.value_dim - old.value_dim
+        pairs = _rotary_pairs(old, new)
         check_not_less("attention.v_head_dim", old.value_dim, new.value_dim)
-        return cls(old, new, heads, kv_heads, pairs, [*range(old.value_dim), *[-1] * n_values], n_copies)
+        values = [*range(old.value_dim), *[-1] * (new.value_dim - old.value_dim)]
+        return cls(old, new, heads, kv_heads, pairs, values, n_copies)
 
 
 def _rotary_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
@@ -225,7 +232,7 @@ def _rotary_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
     check_not_less("attention.head_dim", old.head_dim, new.head_dim)
     if old.rope is None or new.rope is None:
         if old.rope != new.rope:
-            raise UserError("attention.rope_base: rotation cannot begin or end, because the function would change")
+            raise UserError("attention.rope_base: rotation cannot be added or removed without changing the function")
         return [*range(old.head_dim), *[-1] * (new.head_dim - old.head_dim)]
     if new.rope == old.rope:
         return [*range(old.head_dim)]
@@ -238,20 +245,21 @@ def _rotary_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
         )
     index = [-1] * new.head_dim
     for pair, place in enumerate(places):
-        index[place], index[place + new.head_dim // 2] = pair, pair + old.head_dim // 2
+        index[place] = pair
+        index[place + new.head_dim // 2] = pair + old.head_dim // 2
     return index
 
 
 TOLERANCE = 1e-13
-"""Relative difference at which two frequencies count as equal: angles at position 10,000 then agree to 1e-9."""
+"""Relative difference up to which two frequencies are equal: angles at position 10,000 then agree to 1e-9."""
 
 
 def frequency_places(old: Sequence[float], new: Sequence[float]) -> list[int] | None:
     """Return the index of each old frequency among the new ones, each used once; None if any is missing."""
     places: list[int] = []
     for frequency in old:
-        found = [i for i, other in enumerate(new) if abs(other - frequency) <= TOLERANCE * frequency]
-        place = next((i for i in found if i not in places), None)
+        matches = [i for i, candidate in enumerate(new) if abs(candidate - frequency) <= TOLERANCE * frequency]
+        place = next((i for i in matches if i not in places), None)
         if place is None:
             return None
         places.append(place)

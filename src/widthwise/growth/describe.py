@@ -15,8 +15,9 @@ from widthwise.model.layer import LayerConfig
 
 
 def expansions(plan: GrowthPlan) -> list[str]:
-    """Return one line for each expansion, naming all layers to which it applies."""
-    old, new = plan.old, plan.new
+    """Return one line for each expansion, with all layers to which it applies."""
+    old = plan.old
+    new = plan.new
     stream = stream_map(old, new, plan.correspondence.pairs())
 
     def changes(before: LayerConfig, after: LayerConfig) -> list[str]:
@@ -40,18 +41,17 @@ def expansions(plan: GrowthPlan) -> list[str]:
     lines += new.residual.growth_in_words(old.residual)
     n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
     if n_after != n_before:
-        lines.append(f"learned positions: {n_before} -> {n_after}" + ("" if n_before else ", 0 at first"))
+        lines.append(f"learned positions: {n_before} -> {n_after}{'' if n_before else ', 0 at first'}")
     if new.mtp is not None and old.mtp is None:
-        n = new.mtp.n_depths
-        lines.append(f"further heads: {n} added, which the model does not read (multi-token prediction)")
+        lines.append(f"MTP heads: {new.mtp.n_depths} added, which do not affect the logits (multi-token prediction)")
     lines += [f"{_named(members)}: {text}" for text, members in layers.items()]
     if old.mtp is not None and new.mtp is not None:
-        lines += [f"further heads: {text}" for text in changes(old.mtp.layer, new.mtp.layer)]
+        lines += [f"MTP heads: {text}" for text in changes(old.mtp.layer, new.mtp.layer)]
     return lines
 
 
 def _named(layers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "layers 1-3, 6": sentences count layers from 1, paths such as layers.0 from 0."""
+    """Return "layers 1-3, 6" for [0, 1, 2, 5]; text counts layers from 1, paths such as layers.0 from 0."""
     spans = [[j + 1 for _, j in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
     text = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
     return f"layer{'s' if len(layers) > 1 else ''} {text}"
@@ -67,15 +67,16 @@ def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[st
         names = "; ".join(f"{n} {origin}" for origin, n in origins.items() if n)
         yield f"width {old.d_model} -> {new.d_model} ({names})"
     for name, verb in (("d_in", "reads"), ("d_out", "writes")):
-        before, after = getattr(old, name), getattr(new, name)
+        before = getattr(old, name)
+        after = getattr(new, name)
         if after != before and not (before == old.d_model and after == new.d_model):
             yield f"{verb} {before} -> {after} coordinates"
 
 
 def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
-    for name, of in (("bias", "of queries, keys and values"), ("out_bias", "behind the heads")):
+    for name, place in (("bias", "of queries, keys and values"), ("out_bias", "after the heads")):
         if getattr(new, name) and not getattr(old, name):
-            yield f"attention biases {of} added, 0 at first"
+            yield f"attention biases {place} added, 0 at first"
     if new.n_heads != old.n_heads:
         yield f"attention {old.n_heads} -> {new.n_heads} heads (head addition)"
     if new.n_kv_heads != old.n_kv_heads:
@@ -93,10 +94,10 @@ class KeptConstant:
     """A constant of a grown model that differs from its recipe."""
 
     path: str
-    """Dotted path in the config of the model, or after the layers as in "layers 1-4: attention.scale" in theirs."""
+    """Dotted path in the config of the model, or in the configs of layers, as "layers 1-4: attention.scale"."""
     value: Any
     is_kept: bool
-    """The old model has the same value."""
+    """True if the old model has the same value."""
     wanted: Any
     """Value in the recipe."""
 
@@ -106,26 +107,26 @@ class KeptConstant:
 
     @property
     def change(self) -> str:
-        """The change to the recipe's value: value that preserves the function -> recipe's value."""
+        """The change from the value that preserves the function to the recipe's."""
         return f"{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
 
 
 def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
     """List all differences between the grown config and the requested one: constants, never sizes."""
-    old, new, asked = (to_data(model) for model in (plan.old, plan.new, wanted))
-    by_layer = [data.pop("layers") for data in (old, new, asked)]
+    old, new, requested = (to_data(model) for model in (plan.old, plan.new, wanted))
+    by_layer = [data.pop("layers") for data in (old, new, requested)]
     layers: dict[tuple[str, str], tuple[KeptConstant, list[int]]] = {}
     for j, source in enumerate(plan.correspondence.layers):
         before = None if source is None else by_layer[0][source]
-        for found in _differences(before, by_layer[1][j], by_layer[2][j]):
-            key = found.path, repr((found.value, found.is_kept, found.wanted))
-            layers.setdefault(key, (found, []))[1].append(j)
-    of_layers = [replace(found, path=f"{_named(members)}: {found.path}") for found, members in layers.values()]
-    return [*of_layers, *_differences(old, new, asked)]
+        for constant in _differences(before, by_layer[1][j], by_layer[2][j]):
+            key = constant.path, repr((constant.value, constant.is_kept, constant.wanted))
+            layers.setdefault(key, (constant, []))[1].append(j)
+    of_layers = [replace(constant, path=f"{_named(places)}: {constant.path}") for constant, places in layers.values()]
+    return [*of_layers, *_differences(old, new, requested)]
 
 
 def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[KeptConstant]:
-    """Yield the leaves that differ. old: the old model's value at the same path, None if it has none."""
+    """Yield the leaves that differ. old: value of the old model at the same path, if any."""
     if isinstance(new, dict) and isinstance(wanted, dict) and new.keys() == wanted.keys():
         for key in new:
             before = old.get(key) if isinstance(old, dict) else None

@@ -1,7 +1,7 @@
-"""Sizes rounded up for hardware: the same function, with entries that are 0 and stay 0.
+"""Head sizes rounded up for hardware: the same function, with entries that are 0 and stay 0.
 
-Kernels want whole tiles, and tensor parallelism wants as many heads on every device. Padding is growth in which all new
-entries are 0. Real growth avoids just that, because a product of two zeros has no gradient.
+Kernels need whole tiles, and tensor parallelism needs equally many heads on every device. Padding is growth in which
+all new entries are 0. Real growth avoids that, because a product of two zeros has no gradient.
 """
 
 from torch import nn
@@ -23,11 +23,11 @@ KERNEL_MULTIPLE = 8
 
 
 def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> GrowthPlan:
-    """Return the plan that pads all heads, of values too, to one size: the largest rounded up to a multiple.
+    """Return the plan that pads all heads, including value heads, to the largest size rounded up to a multiple.
 
     New coordinates are 0 in queries, keys and values, so that no score and no sum changes. The softmax scale and the
-    divisors of query/key norms stay as for the true size, and each rotary pair keeps its frequency. Raises UserError
-    if all heads have that size already, and for a multiple that no kernel has.
+    divisors of query/key norms stay, and each rotary pair keeps its frequency. Raises UserError if all heads have that
+    size already, or if multiple is not a multiple of KERNEL_MULTIPLE.
     """
     if multiple < 1 or multiple % KERNEL_MULTIPLE:
         raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
@@ -35,7 +35,7 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
     head_dim = -(-largest // multiple) * multiple
     new = with_layers(model, lambda _, layer: {"attention": _with_head_dim(layer.attention, head_dim)})
     if new == model:
-        raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so leave it out")
+        raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so omit it")
     new_modules: dict[str, nn.Module] = dict(blueprint(new).named_modules())
     tensors = {name: TensorPlan.same(name, shape) for name, shape in parameter_shapes(model).items()}
     for name, attention in blueprint(model).named_modules():
@@ -46,8 +46,8 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
             for leaf, weight in attention.named_modules():
                 if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
                     maps = tuple(
-                        product([AxisMap.of(n, index.get(axis, range(n)), zero=True) for axis, n in each.items()])
-                        for each in weight.dimensions
+                        product([AxisMap.of(n, index.get(axis, range(n)), zero=True) for axis, n in axes.items()])
+                        for axes in weight.dimensions
                     )
                     source = f"{name}.{leaf}.weight"
                     tensors[source] = TensorPlan(source, maps)
@@ -55,7 +55,7 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
 
 
 def _with_head_dim(old: AttentionConfig, head_dim: int) -> AttentionConfig:
-    """Resize heads, and write out the constants of the old ones that would follow from their size."""
+    """Resize heads, and write out constants of the old heads that would otherwise follow from the size."""
     if old.head_dim == old.value_dim == head_dim:
         return old
     norm = old.qk_norm

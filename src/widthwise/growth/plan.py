@@ -1,6 +1,6 @@
-"""The plan of a growth: the origin of the entries of every tensor.
+"""The plan of a growth: the old entry that each entry of every tensor comes from.
 
-It yields the grown weights, the grown optimizer state, which entries are new, and the old weights back.
+It yields the grown weights, the grown optimizer state, the masks of new entries, and the old weights back.
 """
 
 import zlib
@@ -42,20 +42,20 @@ class GrowthPlan:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the grown weights one at a time, so that the caller decides how many are held in memory.
 
-        weights: the old model's, by name; seed: of the random entries; each tensor derives its own, so that the order
-        does not matter. fresh: replaces the plan's own rule for free entries, to show that any value preserves the
-        function.
+        weights: of the old model, by name; seed: of the random entries; the seed of each tensor is derived from it, so
+        that the order does not matter. fresh: replaces the plan's rule for free entries, to show that any value
+        preserves the function.
         """
         n_old_params = int(self.old.cost().params)
         for name, plan in self.tensors.items():
             # Without a source any tensor will do: only its dtype and device are used.
             old = weights[plan.source] if plan.source else next(iter(weights.values()))
-            # Another seed for each tensor, and for each growth of a model that grows repeatedly; torch takes 32 bits.
-            own_seed = zlib.crc32(f"{seed} {n_old_params} {name}".encode())
-            yield name, plan.grow(old, torch.Generator().manual_seed(own_seed), fresh)
+            # The seed differs between tensors, and between repeated growths of a model; torch takes 32 bits.
+            tensor_seed = zlib.crc32(f"{seed} {n_old_params} {name}".encode())
+            yield name, plan.grow(old, torch.Generator().manual_seed(tensor_seed), fresh)
 
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return bool for every parameter: the entries that growth added. was_new: the entries of an earlier growth."""
+        """Return bool by parameter: True at entries that growth added. was_new: the same of an earlier growth."""
         before = was_new or {}
         return {name: plan.is_new(before.get(plan.source)) for name, plan in self.tensors.items()}
 
@@ -65,7 +65,7 @@ class GrowthPlan:
 
 
 def plan_growth(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence | None = None) -> GrowthPlan:
-    """Return the plan by which a model grows to the sizes of `wanted` while it keeps its own constants.
+    """Return the plan by which a model grows to the sizes of `wanted` and keeps its constants.
 
     correspondence: the old layer of each new one, by default from `align`. Raises UserError if the function cannot be
     preserved.
@@ -73,14 +73,15 @@ def plan_growth(old: ModelConfig, wanted: ModelConfig, correspondence: Correspon
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
     with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
-        models = blueprint(old), blueprint(new)
+        old_model = blueprint(old)
+        new_model = blueprint(new)
         stream = stream_map(old, new, correspondence.pairs())
-        before, after = (dict(model.named_modules(remove_duplicate=False)) for model in models)
-        planner = _Planner(models[1], before, after, correspondence, stream)
-        tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
+        before, after = (dict(model.named_modules(remove_duplicate=False)) for model in (old_model, new_model))
+        planner = _Planner(new_model, before, after, correspondence, stream)
+        tensors = {name: planner.plan(name) for name, _ in new_model.named_parameters()}
         sources = {plan.source for plan in tensors.values()}
-        if lost := {name for name, _ in models[0].named_parameters()} - sources:
-            raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
+        if lost := {name for name, _ in old_model.named_parameters()} - sources:
+            raise UserError(f"{min(lost)}: is missing in the grown model; growth takes nothing away")
         return GrowthPlan(old, new, correspondence, tensors)
 
 
@@ -94,28 +95,30 @@ class _Planner:
 
     def plan(self, name: str) -> TensorPlan:
         """Return the plan of one parameter of the grown model."""
-        owner, old_name = _weight(self.new_modules, name), self.old_name(name)
+        owner = _weight(self.new_modules, name)
+        old_name = self.old_name(name)
         assert owner is not None, f"{name} has no named axes"
         if old_name is None:
-            return drawn_plan(name, owner, self.new, lambda other: self.old_name(other) is None)
+            return drawn_plan(name, owner, self.new, lambda parameter: self.old_name(parameter) is None)
         before = _weight(self.old_modules, old_name)
         assert before is not None
         # The module around the parameter's owner; for a bias, around its matrix or norm.
         parent, old_parent = (
-            modules[each.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]]
-            for modules, each in ((self.new_modules, name), (self.old_modules, old_name))
+            modules[parameter.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]]
+            for modules, parameter in ((self.new_modules, name), (self.old_modules, old_name))
         )
         ffn = _ffn_of(self.new_modules, name)
         place = Owner(name.removesuffix(".weight"), before, owner, parent, old_parent, ffn)
-        of_slots = slot_plan(old_name, place, self.stream, initialiser(name, owner, self.new))
-        return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
+        plan = slot_plan(old_name, place, self.stream, initialiser(name, owner, self.new))
+        return weight_plan(old_name, place, self.stream) if plan is None else plan
 
     def old_name(self, name: str) -> str | None:
         """Return the parameter's name in the old model; None if it has no such parameter."""
         old_name = self.correspondence.old_name(name)
         if old_name is None:
             return None
-        old, new = _ffn_of(self.old_modules, old_name), _ffn_of(self.new_modules, name)
+        old = _ffn_of(self.old_modules, old_name)
+        new = _ffn_of(self.new_modules, name)
         if old is not None and new is not None:  # the old feed-forward may be of another kind
             layer, ffn, leaf = old_name.partition(".ffn.")
             before = new.name_before(old, leaf)
@@ -139,12 +142,12 @@ def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
 
 
 def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
-    """Return the plan of the same tensors in the model of the recipe, which is another function.
+    """Return the same plan with the constants of the recipe, which change the function.
 
-    Raises UserError if the tensors of that model have other shapes.
+    Raises UserError if the tensors of the recipe's model have other shapes.
     """
     if parameter_shapes(plan.new) != parameter_shapes(wanted):
-        raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
+        raise UserError("preserve: got false; needs a recipe whose tensors have the shapes that preserve: true gives")
     return replace(plan, new=wanted)
 
 
@@ -157,17 +160,17 @@ def grown_states(
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the AdamW or Muon state of the new model, one parameter at a time, with its name.
 
-    Moments of old entries scale as their gradients do, and `step` is kept: multiplying an entry by c divides its
+    Moments of old entries scale like their gradients, and `step` is kept: multiplying an entry by c divides its
     gradient by c, and n equal copies share its gradient.
 
     reset: state of the new entries.
     - `none`: first moments and momentum 0; second moments at the mean of the old ones in the same tensor.
-    - `new`: second moments 0 as well. Adam's bias correction follows `step` and does not make up for that: with betas
+    - `new`: second moments 0 as well. Adam's bias correction follows `step` and does not correct for that: with betas
       (0.9, 0.999) a new entry first moves at 3.2 times the learning rate, then at up to 6.6 times; with (0.9, 0.95) at
       1.1 times at most. The rate should warm up again.
     - `all`: no state for any parameter, as at the start of a run.
 
-    Tensors without an old entry get no state, nor do matrices that move from Muon to AdamW, such as those of a
+    Tensors without an old entry get no state, nor do matrices that move from Muon to AdamW, such as the matrices of a
     feed-forward that became experts; the optimizer starts them at step 0.
     """
     if reset == "all":
@@ -178,7 +181,7 @@ def grown_states(
         old = state.get(tensor.source, {})
         if not old or ("momentum_buffer" in old and name not in for_muon):
             continue
-        # Copies whose parts of a gradient differ are assumed to have independent ones, so that their squares add up to
+        # Copies that share a gradient in different parts are assumed to have independent ones, whose squares add up to
         # the old square; equal parts are each 1 / n_copies of the old gradient.
         first = 1 / (tensor.scale * tensor.n_copies)
         second = first**2 * (tensor.n_copies if tensor.copies_differ else 1)
@@ -198,7 +201,7 @@ def grown_states(
 def grown_factors(plan: GrowthPlan, factors: Mapping[str, float]) -> dict[str, float]:
     """Return the factor by which each parameter of the new model has been multiplied, for `optimizer.scaled`.
 
-    factors: the same for the old model. Factors of 1 are left out.
+    factors: the same for the old model. Factors of 1 are omitted.
     """
     grown = {name: tensor.scale * factors.get(tensor.source, 1.0) for name, tensor in plan.tensors.items()}
     return {name: factor for name, factor in grown.items() if factor != 1.0}

@@ -1,7 +1,7 @@
 """The config of a model with other sizes, and changes to all of its layers or norms.
 
-Constants that followed from a size, such as a norm's divisor or the attention scale, follow the new size here; growth
-then reports where it keeps the old constant instead.
+Constants that followed from a size, such as the divisor of a norm or the attention scale, follow the new size here;
+growth then reports where it keeps the old constant.
 """
 
 import math
@@ -24,32 +24,32 @@ def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
         _check_enlarges("d_model", sizes.d_model, model.d_model)
         model = _with_d_model(model, sizes.d_model)
     if sizes.d_ff is not None:
-        d_ff, key = sizes.d_ff, f"ffn.{_hidden_key(model.layers[0].ffn)}"
-        _check_alike(model, "d_ff", d_ff, lambda layer: getattr(layer.ffn, _hidden_key(layer.ffn)), key)
+        key = f"ffn.{_hidden_key(model.layers[0].ffn)}"
+        _check_equal(model, "d_ff", sizes.d_ff, lambda layer: getattr(layer.ffn, _hidden_key(layer.ffn)), key)
         model = with_layers(
-            model, lambda _, layer: {"ffn": checked_copy(layer.ffn, "ffn", **{_hidden_key(layer.ffn): d_ff})}
+            model, lambda _, layer: {"ffn": checked_copy(layer.ffn, "ffn", **{_hidden_key(layer.ffn): sizes.d_ff})}
         )
-    heads = {name: size for name in ("n_heads", "n_kv_heads", "head_dim") if (size := getattr(sizes, name)) is not None}
+    heads = sizes.model_dump(include={"n_heads", "n_kv_heads", "head_dim"}, exclude_none=True)
     for name, size in heads.items():
-        _check_alike(model, name, size, lambda layer, name=name: getattr(layer.attention, name), f"attention.{name}")
+        _check_equal(model, name, size, lambda layer, name=name: getattr(layer.attention, name), f"attention.{name}")
     if heads:
         model = with_layers(model, lambda _, layer: {"attention": _attention(layer.attention, **heads)})
     return _with_added_layers(model, sizes.add_layers)
 
 
 def _hidden_key(ffn: FFN) -> str:
-    """Return the name of the field that holds the hidden units. Raises UserError if the config names none."""
+    """Return the name of the field with the number of hidden units. Raises UserError if the config names none."""
     if not ffn.hidden_axes:
-        raise UserError(f"d_ff: growth does not know hidden units of feed-forward `{ffn.kind}`; give --to RECIPE")
+        raise UserError(f"d_ff: growth does not know the hidden units of feed-forward `{ffn.kind}`; give --to RECIPE")
     return next(iter(ffn.hidden_axes))
 
 
-def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[LayerConfig], Any], key: str) -> None:
-    """Raise UserError if layers have different values, which one number cannot replace. key: of a layer's config."""
-    values = sorted({found_in(layer) for _, layer in model.named_layers()}, key=str)
+def _check_equal(model: ModelConfig, name: str, size: int, value_of: Callable[[LayerConfig], Any], key: str) -> None:
+    """Raise UserError if layers have different values, which one number cannot replace. key: path in a layer."""
+    values = sorted({value_of(layer) for _, layer in model.named_layers()}, key=str)
     if len(values) > 1:
         raise UserError(
-            f"{name}: got {size} for all layers, which have {', '.join(map(str, values))}; name single ones, as "
+            f"{name}: got {size} for all layers, which have {', '.join(map(str, values))}; set single layers, as "
             f"model.layers.0.{key}={size}, or give --to RECIPE"
         )
     _check_enlarges(name, size, values[0])
@@ -81,7 +81,7 @@ def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
         if rest:
             raise UserError(
                 f"d_model: got {d_model}; {where} would grow in proportion from {width} to "
-                f"{width * d_model / model.d_model:g}, which is no whole number; give --to RECIPE"
+                f"{width * d_model / model.d_model:g}, which is not a whole number; give --to RECIPE"
             )
         return width_after
 
@@ -103,10 +103,7 @@ def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
 
 
 def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
-    """Yield (path, norm, divisor in a model that never grew) of every norm with a separate config.
-
-    These are all norms over coordinates of the stream or of a slot.
-    """
+    """Yield (path, norm, divisor in a model that never grew) for all norms over the stream or a slot."""
     for where, layer in model.named_layers():
         for name, norm_dim in layer.usual_norm_dims.items():
             yield f"{where}.{name}", getattr(layer, name), norm_dim
@@ -117,16 +114,16 @@ def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
 
 
 def with_norms(model: ModelConfig, change: Callable[[str, NormConfig, int], NormConfig], **changes: Any) -> ModelConfig:
-    """Return the model with every norm and some fields changed. change: takes what `norms_of` yields."""
+    """Return the model with changed norms and fields. change: takes the items that `norms_of` yields."""
     norms = {where: change(where, norm, norm_dim) for where, norm, norm_dim in norms_of(model)}
     if model.mtp is not None:
-        of_heads = {name: norms[f"mtp.{name}"] for name in ("slot_norm", "final_norm")}
-        model = model.model_copy(update={"mtp": model.mtp.model_copy(update=of_heads)})
+        mtp_norms = {name: norms[f"mtp.{name}"] for name in ("slot_norm", "final_norm")}
+        model = model.model_copy(update={"mtp": model.mtp.model_copy(update=mtp_norms)})
 
-    def of_layer(where: str, layer: LayerConfig) -> dict[str, Any]:
+    def layer_norms(where: str, layer: LayerConfig) -> dict[str, Any]:
         return {name: norms[f"{where}.{name}"] for name in layer.usual_norm_dims}
 
-    return with_layers(model, of_layer, final_norm=norms["final_norm"], **changes)
+    return with_layers(model, layer_norms, final_norm=norms["final_norm"], **changes)
 
 
 def _attention(
@@ -137,7 +134,7 @@ def _attention(
         n_kv_heads, rest = divmod(n_heads * old.n_kv_heads, old.n_heads)
         if rest:
             group = old.n_heads // old.n_kv_heads
-            raise UserError(f"n_heads: got {n_heads}; must be whole groups of {group}, or give n_kv_heads too")
+            raise UserError(f"n_heads: got {n_heads}; must be a multiple of the group size {group}, or give n_kv_heads")
     changes: dict[str, Any] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads}
     if head_dim not in (None, old.head_dim):
         rule = next((rule for rule in SCALES.values() if math.isclose(old.scale, rule(old.head_dim))), None)
@@ -147,13 +144,15 @@ def _attention(
 
 
 def _with_added_layers(model: ModelConfig, n_added: int) -> ModelConfig:
-    """Keep the first and last layers at the ends, because they may read or write less than their whole width."""
-    n_old, n_new = model.n_layers, model.n_layers + n_added
-    kept = {(2 * i * (n_new - 1) + n_old - 1) // (2 * (n_old - 1)) for i in range(n_old)} if n_old > 1 else {0}
-    old, layers = iter(model.layers), []
+    """Add layers between the first and the last one, which may read or write less than their whole width."""
+    n_old = model.n_layers
+    n_new = n_old + n_added
+    old_places = {(2 * i * (n_new - 1) + n_old - 1) // (2 * (n_old - 1)) for i in range(n_old)} if n_old > 1 else {0}
+    old_layers = iter(model.layers)
+    layers = []
     for position in range(n_new):
-        if position in kept:
-            layers.append(next(old))
+        if position in old_places:
+            layers.append(next(old_layers))
         else:  # reads and writes its whole width, as inner layers do
             before = layers[-1]
             layers.append(before.model_copy(update={"d_in": before.d_model, "d_out": before.d_model}))

@@ -1,12 +1,12 @@
-"""A smaller model out of a trained one: parts brought into an order of need, then the last ones cut off.
+"""A smaller model cut out of a trained one: parts are sorted by need, then the last ones are cut off.
 
 Hidden units, experts, groups of heads and coordinates of a plain stream may be in any order, and under RMS norms
 whose gains are folded into the matrices after them the stream may be turned by any orthogonal matrix: neither changes
-the function. So all that is lost is lost by the cut, which keeps the leading entries of every axis. Layers stay in
-their order; one without entries is left out, and the stream passes it by.
+the function. Only the cut loses something; it keeps the leading entries of every axis. Layers stay in their order; one
+without entries is removed.
 
 A layer narrower than the stream reads and writes its first coordinates; the rest is carried past it (arXiv:2606.18246),
-so that later layers lose nothing of it. SliceGPT (arXiv:2401.15024) turns the stream in the same way and cuts the same
+so that later layers can still read it. SliceGPT (arXiv:2401.15024) turns the stream in the same way and cuts the same
 coordinates out of all layers, as does a cut of the whole stream here.
 """
 
@@ -27,55 +27,55 @@ from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import PrefixLayout
 
 ROWS_AT_ONCE = 2048
-"""Rows that are turned in float64 at a time."""
+"""Rows turned in float64 at a time."""
 
 
 class LayerSizes(NamedTuple):
-    """The sizes of one layer that a cut can reduce; all are 0 in a layer that is left out."""
+    """The sizes of one layer that a cut can reduce; all are 0 in a removed layer."""
 
     d_model: int
     n_kv_heads: int
-    """Groups of query heads, which are kept or cut whole."""
+    """Groups of query heads, which are kept or cut as a whole."""
     n_hidden: int
-    """Hidden units, in a mixture of each expert."""
+    """Hidden units; in a mixture, of each expert."""
     n_experts: int = 1
-    """Experts among which a mixture chooses; any other feed-forward is one of one."""
+    """Routed experts of a mixture; 1 for any other feed-forward."""
 
 
 LEFT_OUT = LayerSizes(0, 0, 0, 0)
 
 
 class Order(NamedTuple):
-    """The new order of the parts of a model; of an index, the old position at each new one."""
+    """The new order of the parts of a model. An index holds the old position for each new one; empty: unchanged."""
 
     stream: Tensor | None = None
-    """int64 (d_model,), or an orthogonal matrix (d_model, d_model) whose column j is the new coordinate j; None: as it
-    is."""
+    """int64 (d_model,), or an orthogonal matrix (d_model, d_model) whose column j is the new coordinate j; None:
+    unchanged."""
     groups: Sequence[Tensor] = ()
-    """int64 (n_kv_heads,) for each layer; empty: as they are."""
+    """int64 (n_kv_heads,) for each layer."""
     experts: Sequence[Tensor] = ()
-    """int64 (n_experts,) for each layer; empty: as they are."""
+    """int64 (n_experts,) for each layer."""
     units: Sequence[Tensor] = ()
-    """int64 (n_experts, n_hidden) for each layer, of the expert at each new place; empty: as they are."""
+    """int64 (n_experts, n_hidden) for each layer, with the experts in their new order."""
 
 
 def ffn_fields(layer: LayerConfig) -> dict[str, str]:
-    """Return the fields of `LayerSizes` that a feed-forward has, and its own names for them.
+    """Return a dict from fields of `LayerSizes` to the fields of a feed-forward.
 
-    Raises UserError where the order of hidden units matters, or there are several rows of them.
+    Raises UserError if the order of hidden units matters, or if there are several rows of them.
     """
     ffn = layer.ffn
     if isinstance(ffn, MoEConfig):
         return {"n_hidden": "d_expert", "n_experts": "n_experts"}
     if len(ffn.hidden_axes) != 1 or not ffn.bakes_with_one_eps:
-        raise UserError(f"ffn.kind: got {ffn.kind}; only one row of units whose order does not matter can be cut")
+        raise UserError(f"ffn.kind: got {ffn.kind}; can be cut: feed-forwards with one row of units in any order")
     return {"n_hidden": next(iter(ffn.hidden_axes))}
 
 
 def layer_size(layer: LayerConfig) -> LayerSizes:
     """Return the sizes of a layer."""
-    of_ffn = {name: getattr(layer.ffn, field) for name, field in ffn_fields(layer).items()}
-    return LayerSizes(layer.d_model, layer.attention.n_kv_heads, **of_ffn)
+    sizes = {name: getattr(layer.ffn, field) for name, field in ffn_fields(layer).items()}
+    return LayerSizes(layer.d_model, layer.attention.n_kv_heads, **sizes)
 
 
 def layer_sizes(model: ModelConfig) -> list[LayerSizes]:
@@ -84,52 +84,52 @@ def layer_sizes(model: ModelConfig) -> list[LayerSizes]:
 
 
 def check_can_shrink(model: ModelConfig) -> None:
-    """Raise UserError for a model whose parts have an order that matters, or whose stream has several slots."""
+    """Raise UserError for a model in which the order of parts matters, or whose stream has several slots."""
     layout = model.residual.layout
     if not (isinstance(layout, PrefixLayout) and layout.resize == "carry"):
         raise UserError(
-            f"residual.kind: got {model.residual.kind}; only in a plain residual with resize carry does what a layer "
-            "no longer reads pass it by unchanged"
+            f"residual.kind: got {model.residual.kind}; needs a plain residual with resize carry, in which coordinates "
+            "that a layer no longer reads stay unchanged"
         )
     if model.mtp is not None:
-        raise UserError("mtp: further heads cannot be cut; the model without them can be exported and imported")
+        raise UserError("mtp: MTP heads cannot be cut; the model without them can be exported and imported")
     for where, layer in model.named_layers():
         with mistakes_at(where):
             ffn_fields(layer)
         if layer.attention.qk_norm is not None and layer.attention.qk_norm.over == "all_heads":
             raise UserError(
-                f"{where}.attention.qk_norm.over: got all_heads; without some of them it is another norm; cut a "
-                "model with over: head or without one (Llama, Qwen), or train a smaller one with train.distill"
+                f"{where}.attention.qk_norm.over: got all_heads; that norm changes if heads are cut; cut a model with "
+                "over: head or without the norm (Llama, Qwen), or train a smaller one with train.distill"
             )
 
 
 def why_not_turned(model: ModelConfig) -> str | None:
-    """Return the reason for which the stream cannot be turned, only put into another order; None if it can."""
+    """Return the reason why the stream can be sorted but not turned; None if it can be turned."""
     if model.tie_embeddings:
         return "tie_embeddings: the gains of the last norm cannot be folded into a head that is also the embedding"
     if model.final_norm.kind != "rms" or model.final_norm.stat_width is not None:
-        return f"final_norm.kind: got {model.final_norm.kind}; only an rms norm of the whole stream is blind to turning"
+        return f"final_norm.kind: got {model.final_norm.kind}; only an rms norm of the whole stream ignores turning"
     for where, layer in model.named_layers():
         if layer.norm_placement != "pre" or layer.ffn.norm_placement("pre") != "pre":
-            return f"{where}.norm_placement: gains behind a sublayer cannot be folded into a matrix"
+            return f"{where}.norm_placement: gains after a sublayer cannot be folded into a matrix"
         if {layer.d_in, layer.d_model, layer.d_out} != {model.d_model}:
             return f"{where}.d_model: got {layer.d_model}; a layer that owns part of the stream must keep that part"
         if any(norm.kind != "rms" or norm.stat_width for norm in (layer.attention_norm, layer.ffn_norm)):
-            return f"{where}.attention_norm.kind: only an rms norm of the whole stream is blind to turning"
+            return f"{where}.attention_norm.kind: only an rms norm of the whole stream ignores turning"
     return None
 
 
 def readers(sublayer: nn.Module) -> list[Weight]:
     """Return the matrices of a sublayer that read the stream."""
-    weights = (each for each in sublayer.modules() if isinstance(each, Weight))
-    return [each for each in weights if "d_model" in each.in_axes and "d_model" not in each.out_axes]
+    weights = [module for module in sublayer.modules() if isinstance(module, Weight)]
+    return [weight for weight in weights if "d_model" in weight.in_axes and "d_model" not in weight.out_axes]
 
 
 @torch.no_grad()
 def fold_gains(model: Decoder) -> None:
     """Multiply the gains of all norms of the stream into the matrices that read it, in place; the gains become 1.
 
-    The function stays the same. Raises UserError where it could not; see `why_not_turned`.
+    The function stays the same. Raises UserError if that is impossible; see `why_not_turned`.
     """
     if reason := why_not_turned(model.config):
         raise UserError(reason)
@@ -148,9 +148,9 @@ def sublayers(model: Decoder) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def reorder(model: Decoder, order: Order) -> None:
-    """Bring the parts of a model into another order, in place, which leaves its function as it is.
+    """Sort the parts of a model in place, which preserves its function.
 
-    A stream is turned by a matrix only after `fold_gains`.
+    To turn the stream by a matrix, call `fold_gains` first.
     """
     turn = order.stream if order.stream is not None and order.stream.dim() == 2 else None
     done: set[int] = set()  # a tied head shares its parameter with the embedding
@@ -159,50 +159,48 @@ def reorder(model: Decoder, order: Order) -> None:
             continue
         done.add(id(owner.weight))
         places = {} if turn is not None or order.stream is None else {"d_model": order.stream}
-        if (layer := _layer_of(name)) is not None:
+        if name.startswith("layers."):
+            layer = int(name.split(".")[1])
             places |= _places_in_layer(model.config.layers[layer], order, layer)
-        weight, names = by_axis(owner), [axis for axes in owner.dimensions for axis in axes]
+        weight = by_axis(owner)
+        names = [axis for axes in owner.dimensions for axis in axes]
         for axis, place in places.items():
             for dim in (dim for dim, name in enumerate(names) if name == axis):
                 rows = place.to(weight.device).view(-1, place.shape[-1])
                 if len(rows) == 1:
                     weight.copy_(weight.index_select(dim, rows[0]))
-                else:  # each expert has its order
+                else:  # an order for each expert
                     shape = {"n_experts": len(rows), axis: rows.shape[1]}
                     weight.copy_(weight.take_along_dim(rows.view([shape.get(name, 1) for name in names]), dim))
         if turn is not None and not isinstance(owner, Norm):
             for dim in (dim for dim, name in enumerate(names) if name == "d_model"):
                 turned = torch.atleast_2d(weight.movedim(dim, -1))
-                for rows in turned.split(max(1, ROWS_AT_ONCE // math.prod(turned.shape[1:-1]))):  # float64 takes room
+                for rows in turned.split(max(1, ROWS_AT_ONCE // math.prod(turned.shape[1:-1]))):  # to save memory
                     rows.copy_(rows.double() @ turn.to(weight.device))
 
 
 def _places_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, Tensor]:
     places = {}
     if order.groups:
-        groups, size = order.groups[index], layer.attention.n_heads // layer.attention.n_kv_heads
+        groups = order.groups[index]
+        size = layer.attention.n_heads // layer.attention.n_kv_heads
         places = {"n_kv_heads": groups, "n_heads": (groups[:, None] * size + torch.arange(size)).flatten()}
     if order.experts:
         places["n_experts"] = order.experts[index]
-    if order.units:  # after the experts, since they are those at the new places
+    if order.units:  # after the experts, because units belong to experts in their new order
         places[layer.ffn.hidden_axes[ffn_fields(layer)["n_hidden"]]] = order.units[index]
     return places
 
 
-def _layer_of(name: str) -> int | None:
-    path = name.split(".")
-    return int(path[1]) if path[0] == "layers" else None
-
-
 def by_axis(owner: Weight) -> Tensor:
-    """Return a view of a weight that has a dimension for each of its named axes."""
+    """Return a view of a weight with a dimension for each named axis."""
     return owner.weight.detach().view([n for axes in owner.dimensions for n in axes.values()])
 
 
 def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int | None = None) -> LayerConfig:
-    """Return a layer with these sizes. Raises UserError for one that is larger than it was. where: its path.
+    """Return a layer with these sizes. Raises UserError for a larger size. where: path of the layer.
 
-    d_model: what a slim end reads or writes at most.
+    d_model: largest width that the layer reads or writes outside of its width, by default its width.
     """
     attention = layer.attention
     for name, n_new, n_old in zip(LayerSizes._fields, size, layer_size(layer)):
@@ -219,18 +217,18 @@ def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int
         if size.d_model < layer.d_model
     }
     heads = {"n_heads": n_heads, "n_kv_heads": size.n_kv_heads}
-    of_ffn = {field: getattr(size, name) for name, field in ffn_fields(layer).items()}
+    hidden = {field: getattr(size, name) for name, field in ffn_fields(layer).items()}
     parts = {
         "attention": checked_copy(attention, f"{where}.attention", **heads),
-        "ffn": checked_copy(layer.ffn, f"{where}.ffn", **of_ffn),
+        "ffn": checked_copy(layer.ffn, f"{where}.ffn", **hidden),
     }
     return checked_copy(layer, where, **changes, **norms, **parts)
 
 
 def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int | None = None) -> ModelConfig:
-    """Return the model with these sizes of its layers, and with the whole stream cut to d_model if given.
+    """Return the model with layers of these sizes, and with the whole stream cut to d_model if given.
 
-    Raises UserError for sizes that are larger than they were, and for a model that cannot be cut.
+    Raises UserError for larger sizes, and for a model that cannot be cut.
     """
     check_can_shrink(model)
     d_model = d_model or model.d_model
@@ -240,20 +238,21 @@ def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int
         for i, (layer, size) in enumerate(zip(model.layers, sizes, strict=True))
         if size != LEFT_OUT
     )
-    width, final = min(model.final_norm_width, d_model), model.final_norm
+    width = min(model.final_norm_width, d_model)
+    norm = model.final_norm
     if width < model.final_norm_width:
-        final = final.model_copy(update={"norm_dim": width, "stat_width": None})
-    return checked_copy(model, "model", d_model=d_model, layers=layers, final_norm=final, final_norm_width=width)
+        norm = norm.model_copy(update={"norm_dim": width, "stat_width": None})
+    return checked_copy(model, "model", d_model=d_model, layers=layers, final_norm=norm, final_norm_width=width)
 
 
 def check_not_more(name: str, n_new: int, n_old: int) -> None:
     """Raise UserError if a size becomes larger."""
     if n_new > n_old:
-        raise UserError(f"{name}: got {n_new} where there are {n_old}; a cut adds nothing")
+        raise UserError(f"{name}: got {n_new}, above the model's {n_old}; a cut adds nothing")
 
 
 def layers_kept(sizes: Sequence[LayerSizes]) -> Correspondence:
-    """Return the layers of the model that the smaller one keeps."""
+    """Return the old layer of each layer of the smaller model."""
     return Correspondence(tuple(i for i, size in enumerate(sizes) if size != LEFT_OUT))
 
 
@@ -262,21 +261,23 @@ def cut(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of the smaller model of these sizes: the leading entries of every axis.
 
-    energy_kept: by norm of the model, the share of the squares of its input in the coordinates that it still
-    reads; its gain then makes its output as large as it was. 1 where not given.
+    energy_kept: by norm of the model, the share of the squares of its input in the coordinates that it still reads, by
+    default 1; the gain is scaled so that the output stays as large as it was.
     """
-    old, kept = dict(model.named_modules()), layers_kept(sizes)
+    old = dict(model.named_modules())
+    correspondence = layers_kept(sizes)
     seen: set[int] = set()
     for name, owner in blueprint(smaller).named_modules():
         if not isinstance(owner, Weight) or id(owner.weight) in seen:
             continue
         seen.add(id(owner.weight))
-        source = kept.old_name(name)
+        source = correspondence.old_name(name)
         assert source is not None
         before = old[source]
         assert isinstance(before, Weight)
-        weight, leading = by_axis(before), [slice(n) for axes in owner.dimensions for n in axes.values()]
-        if before.weight.shape != owner.weight.shape:  # a copy, so that what is cut off can be freed
+        weight = by_axis(before)
+        leading = [slice(n) for axes in owner.dimensions for n in axes.values()]
+        if before.weight.shape != owner.weight.shape:  # a copy, so that the original can be freed
             weight = weight[tuple(leading)].clone(memory_format=torch.contiguous_format)
         weight = weight.view(owner.weight.shape)
         if isinstance(owner, Norm) and isinstance(before, Norm):

@@ -1,13 +1,13 @@
-"""The origin of the coordinates of the residual stream when it grows.
+"""The arrangement of old and new coordinates in a grown residual stream.
 
-Layers own prefixes of one shared stream, so a single arrangement of old and new coordinates must suit all of them. For
-a given layer, a coordinate of its grown prefix is one of three:
+Layers own prefixes of one shared stream, so a single arrangement must suit all of them. For a given layer, a coordinate
+of its grown prefix is one of three:
 
 - *old*: the layer saw it before growth;
 - *fresh*: it is new to the model and nothing has been written to it, so it is 0 for every input;
 - *foreign*: it existed, but beyond the prefix this layer saw, so it is not 0.
 
-The function is preserved if the layer writes nothing to fresh and foreign coordinates at first, and reads nothing from
+The function is preserved if the layer at first writes nothing to fresh and foreign coordinates, and reads nothing from
 foreign ones. Weights that read fresh coordinates are free, and learn once something is written there.
 """
 
@@ -26,15 +26,16 @@ from widthwise.growth.resizing import norms_of
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout, SlotLayout
 
-FRESH, FOREIGN = -1, -2
+FRESH = -1
+FOREIGN = -2
 
 
 class StreamMap(ABC):
-    """The coordinates of one growth. An index is int64 (n_new,): an old coordinate, FRESH or FOREIGN."""
+    """The coordinates of a grown stream. An index is int64 (n_new,): an old coordinate, FRESH or FOREIGN."""
 
     average: bool = False
-    """Fresh coordinates hold the mean of the old ones instead of 0, so that the mean that LayerNorm subtracts stays the
-    same and leaves 0 there."""
+    """True if fresh coordinates hold the mean of the old ones instead of 0. LayerNorm then subtracts the same mean, and
+    they become 0."""
 
     @abstractmethod
     def prefix(self, n_old: int, n_new: int) -> Tensor:
@@ -57,8 +58,8 @@ class StreamMap(ABC):
     def stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
         """Return the number of leading coordinates from which a grown norm may take its statistics; None: all.
 
-        before: the same number for the old norm. The limit is the first foreign coordinate, or the first old one that
-        the norm did not measure before; fresh coordinates are 0 and do not matter.
+        before: the same number for the old norm. The limit is the first foreign coordinate, or the first old coordinate
+        that the norm did not measure before; fresh coordinates are 0 and do not matter.
         """
         index = self.prefix(n_old, n_new)
         limit = n_old if before is None else before
@@ -67,15 +68,16 @@ class StreamMap(ABC):
 
     @property
     def slot(self) -> "StreamMap":
-        """The map of single slots, as the MTP heads read and write them; a plain stream is one slot."""
+        """The map of a single slot, which MTP heads read and write; a plain stream is one slot."""
         return self
 
 
 @dataclass(frozen=True)
 class PrefixMap(StreamMap):
-    """The plain residual. pairs: (old, new) width of every prefix that a layer, a norm or the head owns."""
+    """The plain residual."""
 
     pairs: frozenset[tuple[int, int]]
+    """(old, new) width of every prefix that a layer, a norm or the head owns."""
     average: bool = False
 
     def __post_init__(self) -> None:
@@ -86,11 +88,11 @@ class PrefixMap(StreamMap):
     def n_old_before(self) -> Tensor:
         """Number of old coordinates among the first j of the grown stream, int64 (n + 1,).
 
-        As few as the prefixes allow, so that a layer meets a foreign coordinate only where a wider layer grows by less
-        than it does. Between two prefix ends, old coordinates come first.
+        As few as the prefixes allow, so that a layer has foreign coordinates only if a wider layer grows by less than
+        it does. Between two prefix ends, old coordinates come first.
         """
-        # A prefix (old, new) must hold old coordinates. Only new - end of its places come after `end`, so at least
-        # old - (new - end) must come before it. The largest demand of any prefix decides.
+        # A prefix (old, new) must hold `old` old coordinates. Only new - end of its places come after `end`, so at
+        # least old - (new - end) must come before it. The prefix that needs most decides.
         ends = sorted({0, *(new for _, new in self.pairs)})
         wanted = {end: max(max(0, old - max(0, new - end)) for old, new in self.pairs) for end in ends}
         counts = [0]
@@ -134,7 +136,7 @@ class SlotMap(StreamMap):
 
 
 def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, int]]) -> StreamMap:
-    """Return the map that suits all layers, (old, new) positions of the kept ones. Raises UserError if none does."""
+    """Return the map that suits all layers. Raises UserError if there is none. layers: (old, new) positions."""
     widths = {pair for i, j in layers for pair in zip(old.layers[i].widths, new.layers[j].widths)}
     has_layer_norms = any(norm.kind == "layer" for _, norm, _ in norms_of(old))
     if isinstance(new.residual.layout, SlotLayout):
@@ -144,24 +146,38 @@ def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, i
     if average:
         _check_average(old, pairs)
     stream = PrefixMap(frozenset(pairs), average)
-    _check_foreign(old, new, stream)
+    # Foreign coordinates must stay unchanged, which only `carry` does.
+    layout = old.residual.layout
+    assert isinstance(layout, PrefixLayout)
+    widest = next((pair for pair in sorted(pairs) if (stream.prefix(*pair) == FOREIGN).any()), None)
+    if layout.resize != "carry" and widest is not None:
+        raise UserError(
+            f"residual.resize: got {layout.resize}; a layer that grows from {widest[0]} to {widest[1]} would keep "
+            "coordinates that resizing overwrites; grow all layers by the same width, or use carry"
+        )
+    last = (old.final_norm_width, new.final_norm_width)
+    if last[0] < old.d_model and (stream.prefix(*last) == FOREIGN).any():
+        raise UserError(
+            f"final_norm_width: got {last[1]}, before {last[0]}; coordinates beyond it reach the head without a norm, "
+            "and would be normalised"
+        )
     return stream
 
 
 def _slot_map(
     old: ModelConfig, new: ModelConfig, slots: SlotLayout, widths: set[tuple[int, int]], has_layer_norms: bool
 ) -> SlotMap:
-    """Return the map of a stream that is, or becomes, one of slots. widths: (before, after) of kept layers."""
+    """Return the map of a stream that has or gets slots. widths: (before, after) of kept layers."""
     before = old.residual.layout if isinstance(old.residual.layout, SlotLayout) else None
     slot_width = slots.slot_width if before is None else before.slot_width
     n_slots = slots.n_owned_slots if before is None else before.n_slots
     widens = any(a != b for a, b in {(old.d_model, new.d_model), *widths})
     if before is None and widens:
-        raise UserError("residual: hyper-connections and other widths are two growths; make them one after the other")
+        raise UserError("residual: hyper-connections and other widths cannot be added at once; grow twice")
     if before is None and old.final_norm_width != old.d_model:
         raise UserError(
             f"final_norm_width: got {old.final_norm_width}; slots need a last norm over the {old.d_model} coordinates "
-            "of the head, and another one would change the function"
+            "of the head, which would change the function"
         )
     if slots.slot_width < slot_width or slots.n_slots < n_slots:
         raise UserError(
@@ -170,14 +186,14 @@ def _slot_map(
         )
     if new.d_model // slots.slot_width != old.d_model // slot_width:
         raise UserError(
-            f"d_model: got {new.d_model}; a stream of slots grows by wider slots, so that it must be "
-            f"{old.d_model // slot_width} of them: {old.d_model // slot_width * slots.slot_width}"
+            f"d_model: got {new.d_model}; a stream of slots grows by wider slots; must be {old.d_model // slot_width} "
+            f"slots: {old.d_model // slot_width * slots.slot_width}"
         )
     has_means = has_layer_norms or (before is not None and before.has_means)
     if has_means and (widens or slots.slot_width != slot_width):
         raise UserError(
-            f"residual.slot_width: got {slots.slot_width}; neither slots nor layers of slots can grow under layer "
-            "norms, whose means would change; add slots, or grow the feed-forwards and heads"
+            f"residual.slot_width: got {slots.slot_width}; slots cannot grow under layer norms, nor layers of slots, "
+            "because means would change; add slots, or grow the feed-forwards and heads"
         )
     for a, b in widths:
         if b // slots.slot_width < a // slot_width:
@@ -185,29 +201,11 @@ def _slot_map(
     return SlotMap(slot_width, slots.slot_width, n_slots)
 
 
-def _check_foreign(old: ModelConfig, new: ModelConfig, stream: PrefixMap) -> None:
-    """Raise UserError if foreign coordinates must stay unchanged, unless resize is `carry`, which keeps them."""
-    layout = old.residual.layout
-    assert isinstance(layout, PrefixLayout)
-    widest = next((pair for pair in sorted(stream.pairs) if (stream.prefix(*pair) == FOREIGN).any()), None)
-    if layout.resize != "carry" and widest is not None:
-        raise UserError(
-            f"residual.resize: got {layout.resize}; a layer that grows from {widest[0]} to {widest[1]} would keep "
-            "coordinates that resizing fills anew; grow all layers alike, or use carry"
-        )
-    last = (old.final_norm_width, new.final_norm_width)
-    if last[0] < old.d_model and (stream.prefix(*last) == FOREIGN).any():
-        raise UserError(
-            f"final_norm_width: got {last[1]} where it was {last[0]}; coordinates behind it join the head as they "
-            "are, and would be normalised"
-        )
-
-
 def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
     """Raise UserError if an added layer would make `resize` discard coordinates that the old model kept.
 
-    Unless resize is `carry`, narrowing and then widening again loses what was there, so along an added layer the widths
-    must rise or fall steadily. After the last layer everything is carried. sources: see `Correspondence.layers`.
+    Unless resize is `carry`, narrowing and then widening loses coordinates, so along an added layer the widths must
+    rise or fall steadily. After the last layer everything is carried. sources: see `Correspondence.layers`.
     """
     layout = new.residual.layout
     if not isinstance(layout, PrefixLayout) or layout.resize == "carry":
@@ -218,20 +216,20 @@ def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
         if sources[j] is None and path not in (sorted(path), sorted(path, reverse=True)):
             raise UserError(
                 f"layers.{j}.d_model: got {layer.d_model} for an added layer; with residual.resize {layout.resize} "
-                "its width must lie between those of its neighbours, the last one's at most at its predecessor's"
+                "it must be between the widths of its neighbours, and in the last layer at most the width before it"
             )
 
 
 def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
-    """Raise UserError unless all writes leave the mean of all old coordinates in fresh ones and every norm sees it."""
+    """Raise UserError unless fresh coordinates can hold the mean of all old ones, and every norm reads them all."""
     if len(pairs) > 1:
         raise UserError(
-            "d_model: under layer norms the stream grows only where all layers are equally wide, because every norm "
-            "must see the mean of what it saw; grow a model with rms norms, or the feed-forwards and heads"
+            "d_model: under layer norms the stream grows only if all layers are equally wide, because every norm needs "
+            "the same mean as before; grow a model with rms norms, or the feed-forwards and heads"
         )
     if any(norm.kind != "layer" for _, norm, _ in norms_of(old)):
-        raise UserError("d_model: layer norms need fresh coordinates that are means, rms norms ones that are 0")
+        raise UserError("d_model: cannot grow with both rms and layer norms; fresh coordinates must be 0 or means")
     if any(layer.norm_placement != "pre" for layer in old.layers):
-        raise UserError("d_model: cannot grow with reordered layer norms, whose output has its own mean")
+        raise UserError("d_model: cannot grow with reordered layer norms, whose output has another mean")
     if any(layer.ffn.norm_placement("pre") != "pre" for layer in old.layers):
-        raise UserError("ffn.norm: blocks without layer norms of their own cannot see the mean of a grown stream")
+        raise UserError("ffn.norm: blocks without separate layer norms do not subtract the mean of a grown stream")

@@ -1,8 +1,8 @@
 """The config of a grown model: the requested sizes, and the constants that preserve the function.
 
-A recipe derives the attention scale, norm divisors and rotary frequencies from widths. A grown model must not: it keeps
-the old values, written out, and `bake` restores the usual form where there is one. The eps of every norm is kept as
-well, not read from the recipe, since a baked or imported model has another.
+A recipe derives the attention scale, norm divisors and rotary frequencies from widths. A grown model keeps the old
+values, written out; `bake` restores the usual form if there is one. The eps of every norm is kept too, because a baked
+or imported model has another one than the recipe.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
 
 
 def _check(old: ModelConfig, wanted: ModelConfig) -> None:
-    """Raise UserError for what growth does not know, and for what it cannot change or take away."""
+    """Raise UserError for components that growth does not know, cannot change or cannot remove."""
     for model in (old, wanted):
         residual = model.residual
         if residual.constant_fields is None or residual.layout is None:
@@ -53,27 +53,28 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)
     may_be_added("mtp", old.mtp, wanted.mtp)
-    # Of norms that are scaled by depth a kept layer keeps its factor, though another number of layers may come before.
+    # Norms scaled by depth keep their factor in a kept layer, even if layers are added before it.
     before, after = (
         any(norm.output_multiplier != 1.0 for layer in model.layers for norm in (layer.attention_norm, layer.ffn_norm))
         for model in (old, wanted)
     )
-    if before != after and old.n_layers > 1:  # of one layer alone the factor is 1 in either case
+    if before != after and old.n_layers > 1:  # in the first layer the factor is always 1
         names = {True: "depth", False: "none"}
         must_agree("norm.scaling", names[before], names[after])
 
 
 def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
     """Return the requested residual with the constants of the old one. Raises UserError if they are incompatible."""
-    before, after = old.residual, wanted.residual
-    must_agree("residual.multiplier", before.multiplier, after.multiplier)
+    before = old.residual
+    must_agree("residual.multiplier", before.multiplier, wanted.residual.multiplier)
     with mistakes_at("residual"):
-        grown = after.with_constants_of(before, old.d_model, old.widths)
+        grown = wanted.residual.with_constants_of(before, old.d_model, old.widths)
     slot_width = grown.slot_shape(old.d_model)[1]
-    if old.mtp is not None and type(before) is not type(after) and slot_width != before.slot_shape(old.d_model)[1]:
+    has_other_slots = type(before) is not type(wanted.residual) and slot_width != before.slot_shape(old.d_model)[1]
+    if old.mtp is not None and has_other_slots:
         raise UserError(
-            f"residual.slot_width: got {slot_width}; further heads join slots as wide as d_model, {old.d_model}, and "
-            "cannot join narrower ones with the same matrix"
+            f"residual.slot_width: got {slot_width}; must be d_model, {old.d_model}, because MTP heads cannot join "
+            "narrower slots with the same matrix"
         )
     return grown
 
@@ -92,19 +93,19 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     ):
         norm = getattr(old, name)
         must_agree(f"{where}.{name}.kind", norm.kind, getattr(new, name).kind)
-        # A norm after a sublayer sees the update, which is 0 at new coordinates, so that it may measure all of them.
+        # A norm after a sublayer reads the update, which is 0 at new coordinates, so it may measure all of them.
         norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
     path = f"{where}.attention"
     with mistakes_at(path):
         for name in ("bias", "out_bias"):
             may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
-    # Softmax scale, rotary frequencies and norm divisors stay.
+    # Softmax scale, rotary frequencies and norm divisors are kept.
     constants = {"scale": old.attention.scale, **kept_rotation(old.attention, new.attention)}
     constants["qk_norm"] = _qk_norm(old.attention, new.attention, path)
     attention = new.attention.model_copy(update=constants)
     with mistakes_at(where):
         AttentionMaps.of(old.attention, attention)
-    # One block of a feed-forward alone may share the norm before it.
+    # Only a feed-forward that becomes a block may share the norm before it.
     before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
     if type(old.ffn) is type(new.ffn) or (before, after) != ("pre", "shared"):
         must_agree(f"{where}.ffn.norm", before, after)
@@ -113,28 +114,29 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     return new.model_copy(update={**norms, "attention": attention, "ffn": ffn})
 
 
-def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> LayerConfig:
-    """Return an added layer with the constants of the nearest kept layer wherever the recipe gives both the same.
+def _added_layer(layer: LayerConfig, neighbour: LayerConfig, grown: LayerConfig) -> LayerConfig:
+    """Return an added layer with the constants of the nearest kept layer, where the recipe gives both the same.
 
     The function does not need this, because the layer is silent; but exported formats, and `bake` with one eps, have
-    one divisor and one scale for all layers. asked, near: the kept layer in the recipe, and as it is grown.
+    one divisor and one scale for all layers. neighbour, grown: the kept layer in the recipe, and after growth.
     """
     constants: dict[str, Any] = {}
-    if layer.attention.scale == asked.attention.scale:
-        constants["scale"] = near.attention.scale
-    if layer.attention.rope == asked.attention.rope:
-        constants |= {name: getattr(near.attention, name) for name in ("rope_base", "rope_frequencies")}
+    if layer.attention.scale == neighbour.attention.scale:
+        constants["scale"] = grown.attention.scale
+    if layer.attention.rope == neighbour.attention.rope:
+        constants |= {name: getattr(grown.attention, name) for name in ("rope_base", "rope_frequencies")}
     changes: dict[str, Any] = {"attention": layer.attention.model_copy(update=constants)}
     for name in ("attention_norm", "ffn_norm"):
-        norm, asked_norm, near_norm = (getattr(each, name) for each in (layer, asked, near))
-        is_alike = (layer.norm_placement, norm) == (asked.norm_placement, asked_norm)
-        if is_alike and near_norm.stat_width is None:  # a norm over part of the stream has the divisor of that part
-            changes[name] = near_norm
+        norm = getattr(grown, name)
+        is_same = getattr(layer, name) == getattr(neighbour, name) and layer.norm_placement == neighbour.norm_placement
+        if is_same and norm.stat_width is None:  # a norm over part of the stream has the divisor of that part
+            changes[name] = norm
     return layer.model_copy(update=changes)
 
 
 def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig | None:
-    before, after = old.mtp, wanted.mtp
+    before = old.mtp
+    after = wanted.mtp
     if before is None or after is None:
         return after
     with mistakes_at("mtp"):
@@ -154,7 +156,7 @@ def kept_rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
     """Return changes to `new` that keep the old rotary frequencies.
 
     Empty if they are among the requested ones, as at a multiple of head_dim, or if the recipe changes the base or lists
-    frequencies itself. Otherwise a table: the old frequencies, continued downwards at their ratio.
+    frequencies. Otherwise a table: the old frequencies, continued downwards at their ratio.
     """
     if old.rope is None or new.rope is None or new.rope_base != old.rope_base or new.rope_frequencies is not None:
         return {}
@@ -174,22 +176,25 @@ def _qk_norm(old: AttentionConfig, new: AttentionConfig, where: str) -> QKNormCo
     Queries get orthogonal copies, which multiply their sum of squares (see `tensor_plan.OrthogonalCopies`). New
     coordinates of keys are 0 and add nothing; new key heads under one norm over all heads are orthogonal copies too.
     """
-    before, after = old.qk_norm, new.qk_norm
+    before = old.qk_norm
+    after = new.qk_norm
     if before is None or after is None:
         must_agree(f"{where}.qk_norm", before, after)
         return None
     must_agree(f"{where}.qk_norm.over", before.over, after.over)
     if before.over == "head":
-        n_query, n_key = _multiple(old.head_dim, new.head_dim, f"{where}.head_dim"), 1
+        n_query = _multiple(old.head_dim, new.head_dim, f"{where}.head_dim")
+        n_key = 1
         q_dim = k_dim = old.head_dim
     else:
-        q_dim, k_dim = old.n_heads * old.head_dim, old.n_kv_heads * old.head_dim
+        q_dim = old.n_heads * old.head_dim
+        k_dim = old.n_kv_heads * old.head_dim
         n_query = _multiple(q_dim, new.n_heads * new.head_dim, f"{where}.n_heads times head_dim")
         n_key = _multiple(old.n_kv_heads, new.n_kv_heads, f"{where}.n_kv_heads")
         if n_key > 1 and new.head_dim != old.head_dim:
             raise UserError(
-                f"{where}.head_dim: got {new.head_dim} beside n_kv_heads {new.n_kv_heads}; under one norm over all "
-                "heads they grow one after the other, in two growths"
+                f"{where}.head_dim: got {new.head_dim} with n_kv_heads {new.n_kv_heads}; under one norm over all heads "
+                "they cannot grow at once; grow twice"
             )
     dims = {"q_norm_dim": (before.q_norm_dim or q_dim) * n_query, "k_norm_dim": (before.k_norm_dim or k_dim) * n_key}
     return before.model_copy(update=dims)
@@ -198,7 +203,7 @@ def _qk_norm(old: AttentionConfig, new: AttentionConfig, where: str) -> QKNormCo
 def _multiple(n_old: int, n_new: int, what: str) -> int:
     if n_new % n_old:
         raise UserError(
-            f"{what}: got {n_new} where there were {n_old}; a norm of queries and keys would divide by another size, "
-            f"which no factor undoes; it must be a multiple of {n_old}, or grow v_head_dim or the feed-forward"
+            f"{what}: got {n_new}, before {n_old}; must be a multiple of {n_old}, because the norm of queries and keys "
+            "cannot divide by another size; or grow v_head_dim or the feed-forward"
         )
     return n_new // n_old

@@ -1,4 +1,4 @@
-"""The making of one tensor of a grown model: what comes from the old one, and what fills the entries that are new."""
+"""One tensor of a grown model: entries of the old tensor in their new places, and rules that fill the new entries."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from torch.nn.functional import pad
 from widthwise.growth.correspondence import AxisMap
 
 Draw = Callable[[torch.Generator], Tensor]
-"""Draws a whole tensor, in fp32."""
+"""Generator -> a whole tensor, in fp32."""
 
 
 def root_mean_square(old: Tensor) -> float:
-    """Return the root mean square of the entries, their standard deviation about 0."""
+    """Return the root mean square of the entries; 0 for no entries."""
     return float(old.detach().float().square().mean().sqrt()) if old.numel() else 0.0
 
 
 def filled(tensor: Tensor, entries: Iterable[Tensor], value: float) -> Tensor:
-    """Set to `value`, in place, what each dimension names. entries: bool (n,) for each of them."""
-    for dim, named in enumerate(entries):
-        tensor.index_fill_(dim, torch.nonzero(named)[:, 0], value)
+    """Set entries to `value` in place. entries: bool (n,) for each dimension, True at slices to fill."""
+    for dim, selected in enumerate(entries):
+        tensor.index_fill_(dim, torch.nonzero(selected)[:, 0], value)
     return tensor
 
 
@@ -30,10 +30,10 @@ class FreshEntries:
     """Normal values with the root mean square of the old entries, for the free entries of a tensor."""
 
     is_free = True
-    """Any other values would preserve the function as well."""
+    """True if any other values would preserve the function as well."""
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        """Fill the free entries in place and return the tensor. grown: the new shape, with old entries in place."""
+        """Fill the free entries in place and return the tensor. grown: the new shape, with the old entries."""
         if not any(axis.is_free.any() for axis in maps):
             return grown
         std = root_mean_square(old)
@@ -42,7 +42,7 @@ class FreshEntries:
             if len(where):
                 shape = list(grown.shape)
                 shape[dim] = len(where)
-                # Drawn on the CPU in fp32 for any dtype, so that a seed names one set of weights.
+                # Drawn on the CPU in fp32 for any dtype, so that a seed gives the same weights.
                 drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
                 grown.index_copy_(dim, where, drawn.to(grown.dtype))
         return grown
@@ -51,7 +51,7 @@ class FreshEntries:
 class Mean(FreshEntries):
     """The mean of the old entries, for the gains of a norm, which must not be 0.
 
-    1 where that mean is 0, as it is for the norm after a sublayer that was only just added.
+    1 if that mean is 0, as for the norm after a newly added sublayer.
     """
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
@@ -60,7 +60,7 @@ class Mean(FreshEntries):
 
 @dataclass(frozen=True)
 class Constant(FreshEntries):
-    """One number."""
+    """One number for all free entries."""
 
     value: float
 
@@ -70,7 +70,7 @@ class Constant(FreshEntries):
 
 @dataclass(frozen=True)
 class InitialValues(FreshEntries):
-    """The values of an untrained model. draw: all of them, in the new shape."""
+    """The values of an untrained model. draw: draws a tensor of the new shape."""
 
     draw: Draw
     is_free: bool = True
@@ -85,11 +85,11 @@ class InitialValues(FreshEntries):
 
 @dataclass(frozen=True)
 class OrthogonalCopies:
-    """Rows before a norm: each group of n_old rows gets m - 1 copies of itself, each times a random orthogonal matrix.
+    """Rows before a norm: each group of n_old rows gets m - 1 copies, each times a random orthogonal matrix.
 
-    For every input a copy's output has the norm of its original's, so the mean square over m times as many rows is
+    For every input the output of a copy has the norm of the original's, so the mean square over m times as many rows is
     unchanged. The matrices depend on the seed only, so that a bias gets the same ones as its weight. A group without
-    old rows stays as drawn.
+    old rows keeps its drawn values.
     """
 
     n_groups: int
@@ -104,7 +104,7 @@ class OrthogonalCopies:
                 n_copies, rest = divmod(int(is_new.sum()), n)
                 assert rest == 0, "a norm over other than whole copies"
                 generators = [torch.Generator().manual_seed(self.seed + i) for i in range(n_copies)]
-                drawn = [torch.randn(n, n, dtype=torch.float64, generator=each) for each in generators]
+                drawn = [torch.randn(n, n, dtype=torch.float64, generator=generator) for generator in generators]
                 copies = [torch.linalg.qr(matrix)[0].to(group.dtype) @ original for matrix in drawn]
                 group = group.index_copy(0, torch.nonzero(is_new)[:, 0], torch.cat(copies))
             turned.append(group)
@@ -116,13 +116,13 @@ class MirroredNoise:
     """Rows of the copies of an expert: copies in pairs get the same noise with opposite signs, to break the symmetry.
 
     An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum.
-    noise: its standard deviation over the tensor's.
     """
 
     n_copies: int
     n_rows: int
     """Rows of one expert."""
     noise: float = 0.1
+    """Standard deviation of the noise over the root mean square of the tensor."""
 
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
         copies = grown.unflatten(0, (-1, self.n_copies, self.n_rows))
@@ -135,8 +135,8 @@ class MirroredNoise:
 
 
 DerivedRows = OrthogonalCopies | MirroredNoise
-"""New rows that are computed from the other rows, once the free entries are filled. `apply` takes the grown tensor, the
-map of dimension 0, and the RMS of the old entries."""
+"""Rules for new rows that are computed from other rows, after the free entries are filled. `apply` takes the grown
+tensor, the map of dimension 0, and the RMS of the old entries."""
 
 
 @dataclass(frozen=True)
@@ -146,26 +146,25 @@ class TensorPlan:
     source: str
     """Name of the old tensor; empty if the whole tensor is new."""
     maps: tuple[AxisMap, ...]
-    """For each dimension of the grown tensor, which entries of the old one it takes."""
+    """For each dimension of the grown tensor, the map from its old entries."""
     fresh: FreshEntries = field(default_factory=FreshEntries)
     derived: DerivedRows | None = None
-    """Computes new rows that are not free, after the others are filled."""
+    """Rule for new rows that are not free, applied after the others are filled."""
     scale: float = 1.0
     """Factor of the old entries."""
     zero_entries: Tensor | None = None
-    """bool, of the new shape when viewed so: further new entries that must be 0, besides those that `maps` name."""
+    """bool, viewed as the new shape: new entries that must be 0 although `maps` lets them be free."""
     n_copies: int = 1
     """Number of copies of each old entry, which share its former gradient."""
     copies_differ: bool = False
-    """The copies compute different things, so that their parts of it differ."""
+    """True if the copies compute different things, so that their shares of the gradient differ."""
     cut: tuple[int, int] | None = None
-    """(n_experts, n_parts): the down-projections (n_experts * d_out, d_expert) are of experts that are each cut into
-    narrower ones; `maps` are those before the cut. The router gives each part 1 / n_parts of the weight its expert had,
-    so that the scale is n_parts."""
+    """(n_experts, n_parts): cut the experts of a down-projection (n_experts * d_out, d_expert) into narrower ones,
+    after `maps`. The router gives each part 1 / n_parts of the weight of its expert, so the scale is n_parts."""
 
     @classmethod
     def same(cls, source: str, shape: tuple[int, ...], **options: Any) -> "TensorPlan":
-        """Take every entry from its old place. options: further fields."""
+        """Keep every entry in its place. options: further fields."""
         return cls(source, tuple(AxisMap.same(n) for n in shape), **options)
 
     @property
@@ -177,7 +176,7 @@ class TensorPlan:
         """Return the grown tensor in the dtype of the old one. Differentiable; sums and products are in float64.
 
         old: the source, or any tensor of the model if there is none.
-        fresh: replaces the plan's own filling where any value would preserve the function.
+        fresh: replaces the plan's rule for entries that may have any value.
         """
         grown = self._gathered(old, self.scale)
         filling = fresh if fresh is not None and self.fresh.is_free else self.fresh
@@ -198,13 +197,13 @@ class TensorPlan:
     def _gathered(self, old: Tensor, factor: float = 1.0) -> Tensor:
         """Move old entries, times a factor, to their new positions; new entries hold arbitrary values.
 
-        Always a new tensor: it is filled in place, and models or layers must not share memory.
+        Always return a new tensor: it is filled in place, and models or layers must not share memory.
         """
         if not self.source:
             return old.new_zeros(self.shape)
         if all(axis.is_appended for axis in self.maps):  # one copy instead of one for each dimension
-            behind = [(0, n_new - n_old) for n_new, n_old in zip(self.shape, old.shape)]
-            grown = pad(old, [n for ends in reversed(behind) for n in ends])
+            padding = [(0, n_new - n_old) for n_new, n_old in zip(self.shape, old.shape)]
+            grown = pad(old, [n for ends in reversed(padding) for n in ends])
         else:
             grown = old
             for dim, axis in enumerate(self.maps):
@@ -219,7 +218,7 @@ class TensorPlan:
 
     def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
         """Grow a companion, such as an optimizer moment: old entries times `factor`, new entries `new`."""
-        grown = self._gathered(old, factor)  # without the scale, which is part of the factor
+        grown = self._gathered(old, factor)  # not times the scale, which is part of the factor
         return self._cut(filled(grown, (axis.index < 0 for axis in self.maps), new))
 
     def _cut(self, whole: Tensor) -> Tensor:
@@ -229,12 +228,12 @@ class TensorPlan:
         return parts.movedim(2, 1).flatten(0, 2)
 
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
-        """Return bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth."""
+        """Return bool of the new shape: True at entries that growth added. was_new: the same of an earlier growth."""
         is_added = torch.zeros(self.shape, dtype=torch.bool) if was_new is None else self._gathered(was_new)
         return self._cut(filled(is_added, (axis.is_new for axis in self.maps), True))
 
     def must_be_zero(self) -> Tensor:
-        """Return bool, of the new shape: the new entries that must be 0."""
+        """Return bool of the new shape: True at new entries that must be 0."""
         return self._cut(self._zero(torch.ones(self.shape)) == 0)
 
     def shrink(self, grown: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The interface of a Hugging Face architecture: its config and its tensors, in and out.
+"""The interface of a Hugging Face architecture: reads and writes its config and its tensors.
 
 The rotation in a config is a base and a rule that rescales its frequencies. A rule of the frequencies alone is
-evaluated once, as a model of ours has the numbers themselves. Rules that depend on the length of the text, as
-`dynamic`, and `yarn` with its temperature are refused.
+evaluated once, because our models store frequencies. Rules that depend on the length of the text, such as `dynamic`,
+and `yarn` with its temperature are refused.
 """
 
 import math
@@ -18,18 +18,19 @@ from widthwise.kernels.rotary import Rope, agree, base_of
 from widthwise.model.config import ModelConfig
 
 MOST = 2**31 - 1
-"""The largest of all sizes."""
+"""The largest allowed size."""
 
 
 class Fields:
-    """One config.json. A key whose value is null counts as one that is not there."""
+    """The content of a config.json. A key with value null counts as missing."""
 
     def __init__(self, data: Mapping[str, Any], where: str):
-        """where: the file, for errors."""
-        self._data, self.where = data, where
+        """where: name of the file in errors."""
+        self._data = data
+        self.where = where
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value unchecked."""
+        """Return the unchecked value."""
         value = self._data.get(key)
         return default if value is None else value
 
@@ -41,21 +42,23 @@ class Fields:
             yield from ((key, value) for key, value in mapping.items() if re.fullmatch(pattern, key))
 
     def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """Return a whole number. Raises UserError for another value, and for none without a default."""
+        """Return a whole number. Raises UserError for another value, and for a missing key without a default."""
         allowed = f"a whole number from {least} to {most}"
         return self._checked(key, default, lambda value: type(value) is int and least <= value <= most, allowed)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a number above 0. Raises as `size`."""
-        types, allowed = (int, float), "a number above 0"
-        return float(self._checked(key, default, lambda value: type(value) in types and 0 < value < math.inf, allowed))
+        number = self._checked(
+            key, default, lambda value: type(value) in (int, float) and 0 < value < math.inf, "a number above 0"
+        )
+        return float(number)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false. Raises UserError for another value."""
         return self._checked(key, default, lambda value: isinstance(value, bool), "true or false")
 
     def only(self, key: str, allowed: Any) -> None:
-        """Raise UserError if a key has another value than the one that can be imported."""
+        """Raise UserError if a key has another value than the allowed one."""
         if self.get(key, allowed) != allowed:
             self.refuse(key, repr(allowed))
 
@@ -72,13 +75,13 @@ class Fields:
 
 
 class NoScaling(Config):
-    """The frequencies base^(-2i / head_dim)."""
+    """Plain frequencies base^(-2i / head_dim)."""
 
     rope_type: Literal["default"] = "default"
 
 
 class LinearScaling(Config):
-    """All divided by one factor. Source: Chen et al. 2023, arXiv:2306.15595."""
+    """All frequencies divided by one factor. Source: Chen et al. 2023, arXiv:2306.15595."""
 
     rope_type: Literal["linear"] = "linear"
     factor: pydantic.PositiveFloat
@@ -88,7 +91,7 @@ class LinearScaling(Config):
 
 
 class Llama3(Config):
-    """Low frequencies divided by a factor, high ones kept, a ramp between. Source: Llama 3.1's release."""
+    """Low frequencies divided by a factor, high ones kept, with a ramp between. Source: the release of Llama 3.1."""
 
     rope_type: Literal["llama3"] = "llama3"
     factor: pydantic.PositiveFloat
@@ -114,9 +117,9 @@ class Llama3(Config):
 
 
 class LongRope(Config):
-    """Each divided by a separate factor, which can express any frequencies.
+    """Every frequency divided by a separate factor, which can express any frequencies.
 
-    Source: Ding et al. 2024, arXiv:2402.13753, with other factors for long texts; here they must be the same.
+    Source: Ding et al. 2024, arXiv:2402.13753, where long texts have other factors; here they must be the same.
     """
 
     rope_type: Literal["longrope"] = "longrope"
@@ -129,7 +132,7 @@ class LongRope(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         if self.long_factor != self.short_factor:
-            raise ValueError("long_factor: differs from short_factor, so that frequencies would depend on the length")
+            raise ValueError("long_factor: differs from short_factor, but frequencies must not depend on the length")
         if self.attention_factor != 1.0:
             raise ValueError(f"attention_factor: got {self.attention_factor}; allowed: 1.0")
         return self
@@ -145,45 +148,40 @@ Scaling = NoScaling | LinearScaling | Llama3 | LongRope
 DEFAULT_BASE = 10000.0
 
 
-RULES: dict[str, type[Scaling]] = {
-    "default": NoScaling,
-    "linear": LinearScaling,
-    "llama3": Llama3,
-    "longrope": LongRope,
-}
+RULES = {"default": NoScaling, "linear": LinearScaling, "llama3": Llama3, "longrope": LongRope}
 
 
 def read_rope(fields: Fields, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
     """Return the base, and the frequencies unless they are base^(-2i / head_dim). Raises UserError for other rules.
 
-    `rope_scaling` is the older name of `rope_parameters`, which transformers prefers if a file has both. They must
-    agree, so that all readers get the same model.
+    `rope_scaling` is the older name of `rope_parameters`; transformers prefers the new one. If a file has both, they
+    must agree, so that all readers get the same model.
     """
     fields.only("partial_rotary_factor", 1.0)
-    found = {key: _read_rule(fields, key, head_dim) for key in ("rope_parameters", "rope_scaling") if fields.get(key)}
-    if len(found) == 2 and found["rope_parameters"] != found["rope_scaling"]:
-        fields.refuse("rope_scaling", f"null, or what rope_parameters say: {fields.get('rope_parameters')!r}")
-    return next(iter(found.values()), (fields.positive("rope_theta", DEFAULT_BASE), None))
+    rules = {key: _read_rule(fields, key, head_dim) for key in ("rope_parameters", "rope_scaling") if fields.get(key)}
+    if len(rules) == 2 and rules["rope_parameters"] != rules["rope_scaling"]:
+        fields.refuse("rope_scaling", f"null, or the same as rope_parameters: {fields.get('rope_parameters')!r}")
+    return next(iter(rules.values()), (fields.positive("rope_theta", DEFAULT_BASE), None))
 
 
 def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
     rule = fields.get(key)
     if not isinstance(rule, dict):
         fields.refuse(key, "a mapping, or null")
-    within = Fields({"rope_theta": fields.get("rope_theta"), **rule}, f"{fields.where}: {key}")
-    base = within.positive("rope_theta", DEFAULT_BASE)
-    within.only("partial_rotary_factor", 1.0)
+    rule_fields = Fields({"rope_theta": fields.get("rope_theta"), **rule}, f"{fields.where}: {key}")
+    base = rule_fields.positive("rope_theta", DEFAULT_BASE)
+    rule_fields.only("partial_rotary_factor", 1.0)
     given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
     kind = str(given.get("rope_type", given.pop("type", "default")))
     if kind not in RULES:
         name = "rope_type" if "rope_type" in rule else "type"
-        raise UserError(f"{within.where}.{name}: got {kind!r}; allowed: {', '.join(RULES)}")
-    scaling = parse(RULES[kind], {**given, "rope_type": kind}, within.where)
+        raise UserError(f"{rule_fields.where}.{name}: got {kind!r}; allowed: {', '.join(RULES)}")
+    scaling = parse(RULES[kind], {**given, "rope_type": kind}, rule_fields.where)
     return base, None if isinstance(scaling, NoScaling) else scaling.scaled(Rope(head_dim, base).pair_frequencies)
 
 
 def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
-    """Return the keys of a config.json, by the names of transformers 5 and of earlier versions."""
+    """Return the keys of a config.json, with the names of transformers 5 and of earlier versions."""
     base, scaling = _fitted(rope.base, rope.pair_frequencies, n_positions)
     rule = scaling.model_dump(exclude_none=True)
     legacy = None if isinstance(scaling, NoScaling) else rule
@@ -191,21 +189,23 @@ def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
 
 
 def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Scaling]:
-    """Return a base and a rule for the wanted frequencies, the simplest first.
+    """Return a base and the simplest rule that give the wanted frequencies.
 
     n_positions: longest context in tokens.
     """
-    if (found := base_of(wanted, base)) is not None:
-        return found, NoScaling()
+    plain_base = base_of(wanted, base)
+    if plain_base is not None:
+        return plain_base, NoScaling()
     # The first plain frequency is 1.
-    if (found := base_of([frequency / wanted[0] for frequency in wanted], base)) is not None:
-        return found, LinearScaling(factor=1 / wanted[0])
+    linear_base = base_of([frequency / wanted[0] for frequency in wanted], base)
+    if linear_base is not None:
+        return linear_base, LinearScaling(factor=1 / wanted[0])
     plain = Rope(2 * len(wanted), base).pair_frequencies
-    # Its factor comes from the lowest frequency, its other constants from Llama 3.1 to 3.3.
+    # The factor follows from the lowest frequency; the other constants are Llama 3.1's to 3.3's.
     llama3 = Llama3(factor=round(plain[-1] / wanted[-1], 9), original_max_position_embeddings=8192)
     if agree(llama3.scaled(plain), wanted):
         return base, llama3
-    factors = tuple(frequency / other for frequency, other in zip(plain, wanted))
+    factors = tuple(frequency / scaled for frequency, scaled in zip(plain, wanted))
     sizes = {"original_max_position_embeddings": n_positions, "attention_factor": 1.0}
     return base, LongRope(short_factor=factors, long_factor=factors, **sizes)
 
@@ -217,19 +217,19 @@ class HFTensor(NamedTuple):
     parts: tuple[str, ...]
     """Names of our parameters, stacked in this order."""
     is_transposed: bool = False
-    """Stored (in, out), as GPT-2 stores its matrices."""
+    """True if stored (in, out), as the matrices of GPT-2."""
 
 
 class Architecture(ABC):
-    """One `model_type` of transformers, with the mapping of its configs and tensors to ours."""
+    """One `model_type` of transformers, with the mapping from its configs and tensors to ours."""
 
     model_type: ClassVar[str]
     class_name: ClassVar[str]
     """Name of the causal language model class in transformers."""
     base_prefix: ClassVar[str]
-    """Prefix of every tensor but the head's; absent from a model saved without its head."""
+    """Prefix of all tensors except the head's; missing in a model saved without its head."""
     buffers: ClassVar[str]
-    """Regular expression for tensors that older checkpoints store though they follow from the config."""
+    """Regular expression for tensors in older checkpoints that follow from the config."""
 
     @abstractmethod
     def read(self, fields: Fields) -> ModelConfig:
@@ -237,14 +237,14 @@ class Architecture(ABC):
 
     @abstractmethod
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        """Return a config.json that reads back as the model, if one can. n_positions: longest context in tokens."""
+        """Return a config.json that reads back as the model, if possible. n_positions: longest context in tokens."""
 
     @abstractmethod
     def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
         """Yield every tensor of the model, without buffers."""
 
     def n_positions(self, fields: Fields) -> int:
-        """Return the longest context that the model was made for, in tokens."""
+        """Return the longest context of the model, in tokens."""
         return fields.size("max_position_embeddings", 2048)
 
     def check_written(self, fields: Fields) -> None:

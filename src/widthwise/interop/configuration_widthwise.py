@@ -1,8 +1,8 @@
 """The config of a `widthwise` model: one set of sizes for all layers, and exceptions by layer.
 
-The stream between layers is `hidden_size` wide everywhere. A layer has its own `layer_width`: it reads and writes the
-first coordinates of the stream only. Whatever differs between layers is in `per_layer_config`; the value outside of it
-is the largest of all layers, or the most frequent one where it is no size.
+The stream between layers is `hidden_size` wide everywhere. Every layer has a `layer_width`: it reads and writes the
+first coordinates of the stream only. Values that differ between layers are in `per_layer_config`; the value outside of
+it is the largest of all layers for sizes, and otherwise the most frequent one.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ GATHERED = {
     "rowwise": "rowwise_split_input",
     "replicated_with_grad_allreduce": "replicate",
 }
-"""Style of tensor parallelism -> the style for a matrix whose whole output every process needs."""
+"""Style of tensor parallelism -> style for a matrix whose whole output is needed on every process."""
 
 
 def gathered(plan: dict[str, str]) -> dict[str, str]:
@@ -24,7 +24,7 @@ def gathered(plan: dict[str, str]) -> dict[str, str]:
 
 
 def within(part: str, plan: dict[str, str]) -> dict[str, str]:
-    """Return the same rules for a part of each layer."""
+    """Return a plan for a part of each layer."""
     return {f"layers.*.{part}.{name}": style for name, style in plan.items()}
 
 
@@ -37,15 +37,15 @@ FEED_FORWARD_PLANS = {
     "moe": within("mlp.shared", SWIGLU),
     "dynamic": within("mlp", gathered(SWIGLU)),
 }
-"""Kind of feed-forward -> the rules for its matrices. Every process has whole experts. The hidden units of `dynamic`
-are gathered, because a width counts those of all processes."""
+"""Kind of feed-forward -> plan of its matrices. Every process has whole experts. The hidden units of `dynamic` are
+gathered, because a width counts the units of all processes."""
 
 
 class WidthwiseConfig(PreTrainedConfig):
-    """`config.per_layer_config[i]` has every value of layer i.
+    """Configuration of a `widthwise` model; `config.per_layer_config[i]` has all values of layer i.
 
-    A config is read from a file that says all of them; there is no usual model. So the defaults are null, which also
-    lets `save_pretrained`, which leaves defaults out, write everything that is not null.
+    A file has all values, because there is no usual model. All defaults are null, so that `save_pretrained`, which
+    omits defaults, writes every value that is not null.
     """
 
     model_type = "widthwise"
@@ -55,7 +55,7 @@ class WidthwiseConfig(PreTrainedConfig):
     hidden_size: int | None = None
     """Width of the stream between layers: of the widest layer, or of all slots."""
     embedding_size: int | None = None
-    """Width of the embedding and of what the head reads."""
+    """Width of the embedding and of the input of the head."""
     num_hidden_layers: int | None = None
     max_position_embeddings: int | None = None
     tie_word_embeddings: bool | None = None
@@ -68,27 +68,27 @@ class WidthwiseConfig(PreTrainedConfig):
     residual: dict[str, Any] | None = None
     """Access of sublayers to the stream; its `kind` is `plain` or `hyper_connections`."""
     learned_positions: bool | None = None
-    """True for a row for each of max_position_embeddings positions, added to the embedding."""
+    """True if a learned row for each of max_position_embeddings positions is added to the embedding."""
     final_norm: dict[str, Any] | None = None
     """The norm before the head, as `attention_norm`."""
     final_norm_width: int | None = None
-    """Coordinates of the stream that it covers, the first ones."""
+    """Number of leading coordinates of the stream that it covers."""
     mtp: dict[str, Any] | None = None
-    """MTP heads, of which the file has the weights; this model does not load them."""
+    """MTP heads, whose weights are in the file; this model does not load them."""
     weight_init: dict[str, Any] | None = None
     """Distribution of new weights."""
 
     layer_width: int | None = None
-    """Coordinates of the stream that the layer owns."""
+    """Number of coordinates of the stream that the layer owns."""
     layer_in: int | None = None
-    """Coordinates that its attention reads."""
+    """Number of coordinates that its attention reads."""
     layer_out: int | None = None
-    """Coordinates that its feed-forward writes."""
+    """Number of coordinates that its feed-forward writes."""
     norm_placement: str | None = None
     """Place of the norms: `pre`, before the sublayer, or `reordered`, on its update."""
     attention_norm: dict[str, Any] | None = None
-    """`kind` (rms, layer), `eps`, `norm_dim`: divisor of the sum of squares, `stat_width`: coordinates summed, and
-    `output_multiplier`."""
+    """`kind` (rms, layer), `eps`, `norm_dim` (divisor of the sum of squares), `stat_width` (number of summed
+    coordinates) and `output_multiplier`."""
     ffn_norm: dict[str, Any] | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
@@ -100,21 +100,21 @@ class WidthwiseConfig(PreTrainedConfig):
     rope_theta: float | None = None
     """Base of the rotary frequencies; null: no rotary positions."""
     rope_frequencies: list[float] | None = None
-    """Radians per position of each pair, where the base does not give them."""
+    """Radians per position of each pair, if the base does not give them."""
     attention_bias: bool | None = None
     """True for biases of queries, keys and values."""
     attention_out_bias: bool | None = None
     qk_norm: dict[str, Any] | None = None
     """Norm of queries and keys, over each head or over all of them."""
     intermediate_size: int | None = None
-    """Hidden width of the feed-forward, the largest where a token passes several."""
+    """Hidden width of the feed-forward; of several, the largest."""
     feed_forward: dict[str, Any] | None = None
     """The feed-forward; its `kind` is `swiglu`, `mlp`, `hourglass`, `moe` or `dynamic`."""
 
     def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return the plan of tensor parallelism; norms and mixtures of the stream are on every process.
+        """Return the plan of tensor parallelism. Norms and mixtures of the stream are on every process.
 
-        A rule is for all layers, so that feed-forwards get those on which all layers agree.
+        A rule applies to all layers, so feed-forwards have only the rules that all layers share.
         """
         layers = list(self.per_layer_config)
         norms = {layer.qk_norm["over"] for layer in layers if layer.qk_norm is not None}

@@ -1,6 +1,6 @@
 """The families of transformers: GPT-2, and Llama, Qwen 2, Qwen 3 and OLMo 2 with rotary positions.
 
-A family has one table of the keys of its sizes in config.json, by which they are both read and written.
+A family has one table with the keys of its sizes in config.json, for reading and writing.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from widthwise.sizes import MOST_LAYERS, WIDEST
 
 
 class Keys(NamedTuple):
-    """The keys of a family for its sizes, and the names of its modules outside the layers."""
+    """The keys of the sizes of a family, and the names of its modules outside the layers."""
 
     d_model: str
     d_ff: str
@@ -42,9 +42,9 @@ class Family(Architecture):
     depth_scaled: ClassVar[bool] = False
     learns_positions: ClassVar[bool] = False
     heads_divide_width: ClassVar[bool] = False
-    """True if transformers refuses any other number of heads, even where head_dim is given."""
+    """True if transformers refuses any other number of heads, even if head_dim is given."""
     fixed: ClassVar[dict[str, Any]] = {}
-    """Options of the family -> the only value that our models have."""
+    """Options of the family -> the only value that our models support."""
 
     @abstractmethod
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
@@ -61,16 +61,17 @@ class Family(Architecture):
     def read(self, fields: Fields) -> ModelConfig:
         for key, value in self.fixed.items():
             fields.only(key, value)
-        keys, d_model = self.keys, fields.size(self.keys.d_model, most=WIDEST)
-        norm = NormConfig(kind=self.norm_kind, eps=fields.positive(keys.eps, self.default_eps), norm_dim=d_model)
-        sizes, ffn = {"d_model": d_model, "d_in": d_model, "d_out": d_model}, self.ffn(fields, d_model)
+        d_model = fields.size(self.keys.d_model, most=WIDEST)
+        norm = NormConfig(kind=self.norm_kind, eps=fields.positive(self.keys.eps, self.default_eps), norm_dim=d_model)
+        ffn = self.ffn(fields, d_model)
+        sizes = {"d_model": d_model, "d_in": d_model, "d_out": d_model}
         norms = {"norm_placement": self.placement, "attention_norm": norm, "ffn_norm": norm}
         return ModelConfig(
             vocab_size=fields.size("vocab_size"),
             d_model=d_model,
             layers=tuple(
                 LayerConfig(**sizes, **norms, attention=self.attention(fields, norm, i), ffn=ffn)
-                for i in range(fields.size(keys.n_layers, most=MOST_LAYERS))
+                for i in range(fields.size(self.keys.n_layers, most=MOST_LAYERS))
             ),
             final_norm=norm,
             final_norm_width=d_model,
@@ -80,7 +81,8 @@ class Family(Architecture):
         )
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        keys, layer = self.keys, config.layers[0]
+        keys = self.keys
+        layer = config.layers[0]
         return {
             "vocab_size": config.vocab_size,
             keys.d_model: config.d_model,
@@ -93,15 +95,17 @@ class Family(Architecture):
         }
 
     def check_written(self, fields: Fields) -> None:
-        d_model, n_heads = fields.size(self.keys.d_model), fields.size(self.keys.n_heads)
+        d_model = fields.size(self.keys.d_model)
+        n_heads = fields.size(self.keys.n_heads)
         if self.heads_divide_width and d_model % n_heads:
             raise UserError(
-                f"d_model: got {d_model}, which is no multiple of n_heads = {n_heads}; transformers refuses such a "
-                f"{self.model_type}; grow either, so that it is one"
+                f"d_model: got {d_model}; must be a multiple of n_heads = {n_heads} for a {self.model_type} of "
+                "transformers; grow d_model or n_heads"
             )
 
     def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
-        keys, prefix = self.keys, self.base_prefix
+        keys = self.keys
+        prefix = self.base_prefix
         yield HFTensor(f"{prefix}{keys.embedding}.weight", ("embedding.weight",))
         if config.positions is not None:
             yield HFTensor(f"{prefix}wpe.weight", ("positions.weight",))
@@ -144,7 +148,7 @@ class GPT2(Family):
         "silu": "silu",
         "swish": "silu",
     }
-    """Names of transformers -> ours; of several names for one function the first is written."""
+    """Names of transformers -> our names; the first of several names for one function is written."""
     matrices: ClassVar = {
         "attn.c_attn": ("attention.w_q", "attention.w_k", "attention.w_v"),
         "attn.c_proj": ("attention.w_o",),
@@ -165,7 +169,8 @@ class GPT2(Family):
         return MLPConfig(d_ff=fields.size("n_inner", 4 * d_model, most=WIDEST), activation=activation, bias=True)
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        n_heads, d_model = fields.size("n_head"), norm.norm_dim
+        n_heads = fields.size("n_head")
+        d_model = norm.norm_dim
         if d_model % n_heads:
             fields.refuse("n_head", f"a divisor of n_embd = {d_model}")
         head_dim = d_model // n_heads
@@ -213,11 +218,11 @@ class RotaryDecoder(Family):
     """Norms of attention and feed-forward."""
     fixed: ClassVar = {"hidden_act": "silu"}
     has_qkv_bias: ClassVar[bool] = False
-    """True for biases of w_q, w_k and w_v alone, always; otherwise all or none, as `attention_bias` says."""
+    """True if only w_q, w_k and w_v have biases; otherwise `attention_bias` decides for all matrices."""
     qk_norm: ClassVar[Literal["head", "all_heads"] | None] = None
     """Coordinates over which queries and keys are normalised."""
     usual_head_dim: ClassVar[int | None] = None
-    """Head size where none is given; None: hidden_size / num_attention_heads."""
+    """Default head size; None: hidden_size / num_attention_heads."""
     further_keys: ClassVar[dict[str, Any]] = {}
 
     def ffn(self, fields: Fields, d_model: int) -> SwiGLUConfig:
@@ -243,15 +248,17 @@ class RotaryDecoder(Family):
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         attention = config.layers[0].attention
+        bias = {} if self.has_qkv_bias else {"attention_bias": attention.bias}
+        rope = {} if attention.rope is None else write_rope(attention.rope, n_positions)
         return {
             **super().write(config, n_positions),
             "num_key_value_heads": attention.n_kv_heads,
             "head_dim": attention.head_dim,
             "hidden_act": "silu",
             "max_position_embeddings": n_positions,
-            **({} if self.has_qkv_bias else {"attention_bias": attention.bias}),
+            **bias,
             "attention_dropout": 0.0,
-            **({} if attention.rope is None else write_rope(attention.rope, n_positions)),
+            **rope,
             **self.further_keys,
         }
 
@@ -290,12 +297,11 @@ class _Qwen(RotaryDecoder):
     further_keys: ClassVar = {"use_sliding_window": False}
 
     def read(self, fields: Fields) -> ModelConfig:
-        n_layers, types = fields.size("num_hidden_layers", most=MOST_LAYERS), fields.get("layer_types")
+        n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+        types = fields.get("layer_types")
         if isinstance(types, list):
             if len(types) != n_layers:
-                raise UserError(
-                    f"{fields.where}: layer_types: has length {len(types)}; must be {n_layers}, one a layer"
-                )
+                raise UserError(f"{fields.where}: layer_types: has length {len(types)}; must be {n_layers}")
             for i, kind in enumerate(types):
                 if kind != "full_attention":
                     raise UserError(f"{fields.where}: layer_types.{i}: got {kind!r}; allowed: 'full_attention'")
@@ -304,7 +310,7 @@ class _Qwen(RotaryDecoder):
         elif ("sliding_window", None) not in fields.entries("sliding_window") and (
             fields.flag("use_sliding_window", False) and fields.size("max_window_layers", 28, least=0) < n_layers
         ):
-            fields.refuse("use_sliding_window", "false, as attention sees all of the text")
+            fields.refuse("use_sliding_window", "false, because attention reads the whole text")
         return super().read(fields)
 
 
@@ -325,7 +331,7 @@ FAMILIES: tuple[Family, ...] = (GPT2(), OLMo2(), Qwen3(), Qwen2(), Llama())
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Return the only family that may express a model, if any; reading back finds out if all of it fits."""
+    """Return the only family that can express a model, if any; whether it can is checked by reading back."""
     gpt2, olmo2, qwen3, qwen2, llama = FAMILIES
     attention = config.layers[0].attention
     if config.positions is not None or config.final_norm.kind == "layer":

@@ -1,4 +1,4 @@
-"""A config of ours and weights by our names -> a Hugging Face folder."""
+"""Export of a model to a Hugging Face folder."""
 
 import json
 import math
@@ -31,36 +31,35 @@ from widthwise.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Contents of a folder besides the model."""
+    """Contents of a folder in addition to the model."""
 
     n_positions: int
-    """The longest context in tokens."""
+    """The longest context, in tokens."""
     token_ids: Mapping[str, int | list[int]] = field(default_factory=dict)
     """Special tokens; see `ImportedModel.token_ids`."""
     tokenizer: str | None = None
     """The content of tokenizer.json."""
     eos: str | None = None
-    """The end-of-text token as that file spells it."""
+    """The end-of-text token in the spelling of that file."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further keys of TOKENIZER_CONFIG and GENERATION, as `ImportedModel.settings`."""
     model_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of config.json, also instead of `token_ids`."""
+    """Further keys of config.json; they override `token_ids`."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Further files: name -> content."""
 
 
-def hf_config(config: ModelConfig, n_positions: int, own: bool = False) -> tuple[Architecture, dict[str, Any]]:
-    """Return the architecture that a model can be written as, and its config.json.
+def hf_config(config: ModelConfig, n_positions: int, as_widthwise: bool = False) -> tuple[Architecture, dict[str, Any]]:
+    """Return an architecture that can express a model, and its config.json.
 
-    own: as `widthwise`, which transformers knows after `import widthwise.hf`; otherwise as one that it always knows,
-    for which the model must be in the format's own parametrisation (`growth.bake`). Raises UserError with the reason
-    if the format cannot express the model.
+    as_widthwise: use `widthwise`, which transformers knows after `import widthwise.hf`; otherwise a family of
+    transformers, for which the model must have standard constants (`growth.bake`). Raises UserError with the reason if
+    the format cannot express the model.
     """
-    architecture = WIDTHWISE if own else family_of(config)
+    architecture = WIDTHWISE if as_widthwise else family_of(config)
     written = architecture.write(config, n_positions)
     fields = Fields(written, architecture.model_type)
-    read_back = read_config(architecture, fields)
-    check_fit(config, read_back, architecture.model_type)
+    check_fit(config, read_config(architecture, fields), architecture.model_type)
     architecture.check_written(fields)
     return architecture, written
 
@@ -68,38 +67,39 @@ def hf_config(config: ModelConfig, n_positions: int, own: bool = False) -> tuple
 TOLERANCE = 1e-12
 """Relative difference below which two numbers are equal."""
 REASONS = {
-    "v_head_dim": "it has one head size for queries, keys and values, so that head_dim and v_head_dim grow together",
-    **dict.fromkeys(("norm_dim", "q_norm_dim", "k_norm_dim"), "its norms divide by the width they cover"),
-    "stat_width": "its norms measure all they cover",
-    "output_multiplier": "its norms have no factor of their own; the format `widthwise` has",
+    "v_head_dim": "it has one head size for queries, keys and values; head_dim and v_head_dim must grow together",
+    **dict.fromkeys(("norm_dim", "q_norm_dim", "k_norm_dim"), "its norms divide by their width"),
+    "stat_width": "its norms measure their whole width",
+    "output_multiplier": "its norms have no output factor; the format `widthwise` has",
     "scale": "its scores have one factor, 1/sqrt(head_dim)",
     "eps": "it has one eps for all norms",
     "residual": "it has one stream, to which every update is added",
-    "mtp": "it has no place for further heads",
-    **dict.fromkeys(("d_in", "d_out", "d_model"), "every layer is as wide as the embedding"),
-    "d_ff": "one number stands for all layers",
-    "n_heads": "one number stands for all layers, and in gpt2 n_heads * head_dim is the width",
-    "n_kv_heads": "one number stands for all layers, and in gpt2 it is n_heads",
-    "head_dim": "one number stands for all layers, and in gpt2 n_heads * head_dim is the width",
-    "rope_frequencies": "it turns queries and keys, those of all layers alike",
+    "mtp": "it has no MTP heads",
+    **dict.fromkeys(("d_in", "d_out", "d_model"), "all layers are as wide as the embedding"),
+    "d_ff": "all layers have the same value",
+    "n_heads": "all layers have the same value, and in gpt2 n_heads * head_dim is the width",
+    "n_kv_heads": "all layers have the same value, and in gpt2 it is n_heads",
+    "head_dim": "all layers have the same value, and in gpt2 n_heads * head_dim is the width",
+    "rope_frequencies": "it rotates queries and keys, by the same frequencies in all layers",
 }
 
 
 def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> None:
-    """Raise UserError for the first difference between a model and what its format expresses, with the reason."""
+    """Raise UserError with the reason for the first difference between a model and its config read back."""
     if config.widths != read_back.widths:
         listing = ", ".join(map(str, sorted({config.d_model, *config.widths})))
         raise UserError(f"{model_type.capitalize()} cannot describe layers of different widths ({listing})")
-    found = [
+    misfits = [
         (path, ours, theirs)
         for path, ours, theirs in differences(_comparable(config), _comparable(read_back))
         if not (isinstance(ours, float) and isinstance(theirs, float) and math.isclose(ours, theirs, rel_tol=TOLERANCE))
     ]
-    if not found:
+    if not misfits:
         return
-    # Of two components of different kinds all fields may differ, but only the kind matters.
-    kinds = (each for each in found if each[0].endswith(".kind") and found[0][0].startswith(each[0][: -len("kind")]))
-    path, ours, theirs = next(kinds, found[0])
+    # All fields of two components of different kinds may differ, but only the kind matters.
+    first = misfits[0][0]
+    kinds = (entry for entry in misfits if entry[0].endswith(".kind") and first.startswith(entry[0][: -len("kind")]))
+    path, ours, theirs = next(kinds, misfits[0])
     texts = ["null" if value is None else str(value) for value in (ours, theirs)]
     got, has = (text if len(text) <= 60 else text[:57] + "..." for text in texts)
     message = f"{path}: got {got}; {model_type} has {has} there"
@@ -107,24 +107,25 @@ def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> N
         message = f"{path}: the model has it, {model_type} has none"
     elif isinstance(theirs, dict) and ours is None:
         message = f"{path}: the model has none, {model_type} has it"
-    reason = next((REASONS[key] for key in reversed(path.split(".")) if key in REASONS), None)
-    raise UserError(message + (f", because {reason}" if reason else ""))
+    reasons = [f", because {REASONS[key]}" for key in reversed(path.split(".")) if key in REASONS]
+    raise UserError(message + "".join(reasons[:1]))
 
 
 def _comparable(config: ModelConfig) -> dict[str, Any]:
-    """Return plain data in which equal models are equal: defaults written out, without the initialisation."""
+    """Return plain data that is equal for equal models: defaults are written out, the initialisation is dropped."""
     data = to_data(config)
     del data["init"]
     for layer, written in zip(config.layers, data["layers"]):
-        attention, norm, entry = layer.attention, layer.attention.qk_norm, written["attention"]
+        attention = layer.attention
+        entry = written["attention"]
         entry["v_head_dim"] = attention.value_dim
         if attention.rope is not None:
-            del entry["rope_base"]  # only a way to give the frequencies
+            del entry["rope_base"]  # the frequencies follow from it
             entry["rope_frequencies"] = list(attention.rope.pair_frequencies)
-        if norm is not None:
-            n_heads = (1, 1) if norm.over == "head" else (attention.n_heads, attention.n_kv_heads)
-            entry["qk_norm"]["q_norm_dim"] = norm.q_norm_dim or n_heads[0] * attention.head_dim
-            entry["qk_norm"]["k_norm_dim"] = norm.k_norm_dim or n_heads[1] * attention.head_dim
+        if attention.qk_norm is not None:
+            n_heads = (1, 1) if attention.qk_norm.over == "head" else (attention.n_heads, attention.n_kv_heads)
+            for name, n in zip(("q_norm_dim", "k_norm_dim"), n_heads):
+                entry["qk_norm"][name] = getattr(attention.qk_norm, name) or n * attention.head_dim
     return data
 
 
@@ -134,14 +135,14 @@ def export_hf(
     folder: Path | str,
     surroundings: Surroundings,
     dtype: torch.dtype = torch.float32,
-    own: bool = False,
+    as_widthwise: bool = False,
 ) -> str:
-    """Write the folder, whole or not at all, and return its model_type.
+    """Write the folder atomically, and return its model_type. Raises UserError for a used folder.
 
-    config, own: as in `hf_config`; weights: by our names, of tied ones once. Raises UserError for a used folder.
+    config, as_widthwise: as in `hf_config`; weights: by our names, tied ones once.
     """
     folder = Path(folder)
-    architecture, written = hf_config(config, surroundings.n_positions, own)
+    architecture, written = hf_config(config, surroundings.n_positions, as_widthwise)
     check_free(folder)
     token_ids = {key: surroundings.token_ids.get(key) for key in TOKEN_IDS}
     type_name = str(dtype).removeprefix("torch.")
@@ -157,7 +158,7 @@ def export_hf(
     generation = {**settings.get(GENERATION, {}), **ids}
     texts = {CONFIG: _json(written), GENERATION: _json(generation), **surroundings.texts}
     if surroundings.tokenizer is not None:
-        # Names the class, which transformers would guess by the model_type and which might split text otherwise.
+        # Without a class transformers would guess it from the model_type, and might split text differently.
         tokenizer_config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": surroundings.n_positions,
@@ -171,9 +172,7 @@ def export_hf(
     for tensor in architecture.tensors(config):
         rows = torch.cat([weights[part] for part in tensor.parts])
         if rows.abs().max() > torch.finfo(dtype).max:
-            raise UserError(
-                f"{tensor.name}: has a weight of {float(rows.abs().max()):g}, which {type_name} cannot hold"
-            )
+            raise UserError(f"{tensor.name}: has weight {float(rows.abs().max()):g}, which {type_name} cannot hold")
         tensors[tensor.name] = (rows.T if tensor.is_transposed else rows).to(dtype).contiguous()
     with new_folder(folder) as partial:
         for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""A Hugging Face folder -> a config of ours and weights by our names. Needs no transformers: JSON and safetensors."""
+"""Import of a Hugging Face folder from its JSON and safetensors, without transformers."""
 
 import re
 import warnings
@@ -39,19 +39,19 @@ TOKENIZER_SETTINGS = (
     *("additional_special_tokens", "extra_special_tokens", "chat_template", "padding_side", "truncation_side"),
     *("model_max_length", "clean_up_tokenization_spaces", "model_input_names"),
 )
-"""Keys of TOKENIZER_CONFIG that stay with a model; none of them names code."""
+"""Keys of TOKENIZER_CONFIG that a model keeps; none of them names code."""
 SAMPLING_SETTINGS = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
     *("no_repeat_ngram_size", "num_beams", "max_length", "max_new_tokens"),
 )
-"""Keys of GENERATION that stay with a model."""
+"""Keys of GENERATION that a model keeps."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 HEAD = "lm_head.weight"
 LAYER_CONFIG = "per_layer_config"
 
 WIDTHWISE = Widthwise()
-"""Ours, for models that the others cannot express."""
-ARCHITECTURES: dict[str, Architecture] = {each.model_type: each for each in (*FAMILIES, WIDTHWISE)}
+"""Our format, for models that no family can express."""
+ARCHITECTURES: dict[str, Architecture] = {entry.model_type: entry for entry in (*FAMILIES, WIDTHWISE)}
 
 
 @dataclass(frozen=True)
@@ -61,36 +61,38 @@ class ImportedModel:
     model_type: str
     config: ModelConfig
     weights: dict[str, Tensor]
-    """Tensors by our names, tied ones once, in the types they are stored in; mapped files where they can be."""
+    """Tensors by our names, tied ones once, in their stored types; memory-mapped if possible."""
     n_positions: int
-    """The longest context the model was made for, in tokens."""
+    """The longest context of the model, in tokens."""
     token_ids: dict[str, int | list[int]]
-    """Ids of the special tokens by name, from generation_config.json where it names them, else from config.json."""
+    """Ids of the special tokens by name, from generation_config.json, or else from config.json."""
     config_token_ids: dict[str, int | list[int]]
-    """Ids in config.json alone, whose padding must be a token of the model."""
+    """Ids in config.json, in which padding must be a token of the model."""
     tokenizer: Path | None
-    """The tokenizer.json, if there is one."""
+    """The tokenizer.json, if any."""
     eos: str | None
-    """Its end-of-text token, if the folder names one."""
+    """The end-of-text token, if the folder names one."""
     settings: dict[str, dict[str, Any]]
-    """TOKENIZER_SETTINGS and SAMPLING_SETTINGS that the folder has, by the file of an export."""
+    """The folder's TOKENIZER_SETTINGS and SAMPLING_SETTINGS, by the file of an export."""
 
     def take_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every weight and let go of it, so that no more than one is in memory."""
+        """Yield every weight and drop it, so that at most one is in memory."""
         for name in list(self.weights):
             yield name, self.weights.pop(name)
 
 
 def import_hf(folder: Path | str) -> ImportedModel:
-    """Read a folder that `save_pretrained` wrote. Raises UserError for a model that ours cannot equal exactly."""
+    """Read a folder from `save_pretrained`. Raises UserError for a model that our models cannot reproduce exactly."""
     folder = Path(folder)
     fields, architecture, config = read_model(folder)
-    tokenizer, generation = folder / TOKENIZER, folder / GENERATION
     config_token_ids = _token_ids(fields, config.vocab_size, config.vocab_size)
     token_ids = dict(config_token_ids)
+    generation = folder / GENERATION
     if generation.is_file():
         token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size, MOST)
-    has_tokenizer, eos = tokenizer.is_file(), None
+    tokenizer = folder / TOKENIZER
+    has_tokenizer = tokenizer.is_file()
+    eos = None
     if has_tokenizer:
         with optional_tokenizer():
             eos = token_named(read_text(tokenizer), token_ids.get("eos_token_id"), str(tokenizer))
@@ -109,7 +111,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
 
 @contextmanager
 def optional_tokenizer() -> Iterator[None]:
-    """Add to the error of an unusable tokenizer that the model can be imported without it."""
+    """Add to the error of an invalid tokenizer that the model can be imported without it."""
     try:
         yield
     except UserError as error:
@@ -117,17 +119,17 @@ def optional_tokenizer() -> Iterator[None]:
 
 
 def read_fields(folder: Path) -> Fields:
-    """Return config.json of a folder, the first step of every reader of one.
+    """Return config.json of a folder. Every reader of a folder starts here.
 
-    Raises UserError for a folder without it, for an adapter, for a device or a pipe among its files, from which reading
-    may never end, and for numbers of layers, experts or labels for which transformers would take all memory.
+    Raises UserError for a folder without it, for an adapter, for a device or a pipe among the files, which may block
+    reading, and for numbers of layers, experts or labels for which transformers would allocate all memory.
     """
     where = folder / CONFIG
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {problem}; allowed: a folder with {CONFIG} and {ONE_FILE}")
     if (folder / ADAPTER).exists():
-        raise UserError(f"{folder}: holds an adapter ({ADAPTER}); merge it into its model, and save that")
+        raise UserError(f"{folder}: holds an adapter ({ADAPTER}); merge it into its model, and save the result")
     if not where.exists() and any(folder.glob("*.gguf")):
         raise UserError(f"{folder}: holds a model of GGUF; allowed: a folder with {CONFIG} and {ONE_FILE}")
     for path in folder.iterdir():
@@ -141,7 +143,7 @@ def read_fields(folder: Path) -> Fields:
 
 
 def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
-    """Return config.json of a folder and the model it describes. Raises UserError as `import_hf`; needs no weights."""
+    """Return config.json of a folder and its model, without weights. Raises UserError as `import_hf`."""
     fields = read_fields(folder)
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
@@ -154,10 +156,10 @@ def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
 
 
 def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
-    """Read a config as `Architecture.read`, with the errors of ModelConfig as UserErrors too."""
+    """Read a config as `Architecture.read`, and raise errors of ModelConfig as UserErrors."""
     try:
         return architecture.read(fields)
-    except UserError:  # names the place already
+    except UserError:  # has the path already
         raise
     except ValueError as error:
         with mistakes_at(f"{fields.where}: model"):
@@ -165,12 +167,13 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor, as transformers finds it.
+    """Return a dict from tensor to file, as transformers finds them.
 
-    Raises UserError without safetensors, for a file that is missing or in another folder, and where the folder holds
-    two sets of weights.
+    Raises UserError for a folder without safetensors or with two sets of weights, and for a file that is missing or in
+    another folder.
     """
-    path, index = folder / ONE_FILE, folder / INDEX
+    path = folder / ONE_FILE
+    index = folder / INDEX
     if index.exists():
         names = read_json_mapping(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
@@ -188,7 +191,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         else:
             return {name: folder / file_name for name, file_name in names.items()}
     if not path.is_file():
-        pickled = sorted(found.name for pattern in PICKLED for found in folder.glob(pattern))
+        pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
         if pickled:
             raise UserError(
                 f"{folder}: holds only pickled weights ({pickled[0]}), which can run code when they are read; "
@@ -208,31 +211,33 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> dict[str, Tensor]:
-    """Read the tensors, by our names. Raises UserError for damaged files, and for numbers that are no plain floats."""
-    file_of, prefix = tensor_files(folder), architecture.base_prefix
-    is_whole = any(name.startswith(prefix) for name in file_of)  # else saved without its head
-    stored = {name if is_whole or name == HEAD else prefix + name: (name, path) for name, path in file_of.items()}
+    """Read the tensors, by our names. Raises UserError for damaged files, and for types that are not plain floats."""
+    files = tensor_files(folder)
+    prefix = architecture.base_prefix
+    is_whole = any(name.startswith(prefix) for name in files)  # otherwise saved without its head
+    stored = {name if is_whole or name == HEAD else prefix + name: (name, path) for name, path in files.items()}
 
     def read(name: str) -> Tensor:
-        own_name, path = stored.pop(name)
+        stored_name, path = stored.pop(name)
         with _opened(path) as file:
-            found = file.get_tensor(own_name)
-        if found.dtype not in TYPES:
-            raise UserError(f"{path}: {own_name} is of type {found.dtype}; allowed: fp32, bf16, fp16 and fp64")
-        return found
+            values = file.get_tensor(stored_name)
+        if values.dtype not in TYPES:
+            raise UserError(f"{path}: {stored_name} is of type {values.dtype}; allowed: fp32, bf16, fp16 and fp64")
+        return values
 
-    shapes, weights = parameter_shapes(config), {}
+    shapes = parameter_shapes(config)
+    weights = {}
     for tensor in architecture.tensors(config):
         if tensor.name not in stored:
             way_out = "; set tie_word_embeddings to true if it is the embedding" if tensor.name == HEAD else ""
             raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} asks for{way_out}")
-        found = read(tensor.name)
+        values = read(tensor.name)
         sizes = [shapes[part] for part in tensor.parts]
         wanted = (sum(size[0] for size in sizes), *sizes[0][1:])
         expected = wanted[::-1] if tensor.is_transposed else wanted
-        if tuple(found.shape) != expected:
-            raise UserError(f"{folder}: {tensor.name} has shape {tuple(found.shape)}; must be {expected}, by {CONFIG}")
-        rows = (found.T if tensor.is_transposed else found).split([size[0] for size in sizes])
+        if tuple(values.shape) != expected:
+            raise UserError(f"{folder}: {tensor.name} has shape {tuple(values.shape)}; must be {expected}, by {CONFIG}")
+        rows = (values.T if tensor.is_transposed else values).split([size[0] for size in sizes])
         weights |= {part: piece.contiguous() for part, piece in zip(tensor.parts, rows)}
     if config.tie_embeddings and HEAD in stored and not torch.equal(read(HEAD), weights["embedding.weight"]):
         raise UserError(
@@ -246,8 +251,8 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
 
 
 def _token_ids(fields: Fields, n_tokens: int, n_padding: int) -> dict[str, int | list[int]]:
-    """Read the special tokens of a file: numbers below n_tokens, and for padding from -1, none, to below n_padding."""
-    ids = {key: value for key in TOKEN_IDS if (value := fields.get(key)) is not None}
+    """Read the special tokens of a file: from 0 to n_tokens - 1, padding from -1 (none) to n_padding - 1."""
+    ids = {key: fields.get(key) for key in TOKEN_IDS if fields.get(key) is not None}
     for key, value in ids.items():
         least, end = (-1, n_padding) if key == "pad_token_id" else (0, n_tokens)
         if not all(type(i) is int and least <= i < end for i in (value if isinstance(value, list) else [value])):
@@ -256,15 +261,15 @@ def _token_ids(fields: Fields, n_tokens: int, n_padding: int) -> dict[str, int |
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read what transformers knows of a tokenizer and of sampling besides the ids of tokens."""
+    """Read the settings of transformers for tokenizer and sampling, without the ids of tokens."""
     files = {name: folder / name for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG, GENERATION)}
     data = {name: read_json_mapping(path) for name, path in files.items() if path.is_file()}
     template = {"chat_template": read_text(folder / CHAT_TEMPLATE)} if (folder / CHAT_TEMPLATE).is_file() else {}
     tokenizer: dict[str, Any] = {}
-    for found in (data.get(SPECIAL_TOKENS, {}), data.get(TOKENIZER_CONFIG, {}), template):
-        tokenizer |= {key: found[key] for key in TOKENIZER_SETTINGS if found.get(key) is not None}
+    for source in (data.get(SPECIAL_TOKENS, {}), data.get(TOKENIZER_CONFIG, {}), template):
+        tokenizer |= {key: source[key] for key in TOKENIZER_SETTINGS if source.get(key) is not None}
     for key in tokenizer.keys() & NAMED_TOKENS:
-        if isinstance(tokenizer[key], dict):  # a token with its flags, which tokenizer.json has too
+        if isinstance(tokenizer[key], dict):  # a token with flags, which are also in tokenizer.json
             tokenizer[key] = tokenizer[key].get("content")
     sampling = data.get(GENERATION, {})
     return {
@@ -274,10 +279,10 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
-    """Return the text of a token, the first of several, in a tokenizer.json. Raises UserError for a broken file."""
+    """Return the text of a token in a tokenizer.json; of several, the first. Raises UserError for an invalid file."""
     first = index[0] if isinstance(index, list) and index else index
     if first is None or first == []:
         return None
     if type(first) is not int or not 0 <= first <= MOST:
-        raise UserError(f"{where}: the model names {first!r} as its end of text; allowed: the number of a token")
+        raise UserError(f"{where}: end of text: the model names {first!r}; allowed: the number of a token")
     return read_definition(definition, where)[0].id_to_token(first)

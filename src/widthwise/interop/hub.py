@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub, fetched into the cache of huggingface_hub (extra `hf`)."""
+"""Download of models from the Hugging Face Hub into the cache of huggingface_hub (extra `hf`)."""
 
 import re
 import sys
@@ -22,49 +22,47 @@ OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
 FETCHED = (CONFIG, GENERATION, *OF_TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
 REASONS = {
     "GatedRepoError": "is gated; accept its terms on its page, then run `hf auth login`",
-    "RepositoryNotFoundError": "is no folder here and no model on the hub; a private one needs `hf auth login`",
-    "RevisionNotFoundError": "has no such revision; name a branch, a tag or a commit",
+    "RepositoryNotFoundError": "is neither a local folder nor a model on the hub; private ones need `hf auth login`",
+    "RevisionNotFoundError": "has no such revision; allowed: a branch, a tag or a commit",
     "IncompleteSnapshotError": "cannot be reached, and the cache holds only some of its files",
     **dict.fromkeys(
         ("RevisionResolutionError", "LocalEntryNotFoundError"),
-        "is no folder here, the hub cannot be reached (network, HF_HUB_OFFLINE), and the cache does not hold it",
+        "is no local folder, the hub cannot be reached (network, HF_HUB_OFFLINE), and the cache does not have it",
     ),
 }
-"""Errors of huggingface_hub, special ones before the general ones they derive from."""
+"""Errors of huggingface_hub, subclasses before their base classes."""
 
 
 def hub_name(source: Path | str) -> str | None:
     """Return the org/name of `hf://org/name`, or of `org/name` if there is no such folder; None for a local folder.
 
-    Raises UserError where `hf:` is followed by anything else.
+    Raises UserError for an invalid name after `hf:`.
     """
-    found = re.fullmatch(r"(hf:/+)?(\w[\w.-]*/[\w.-]+)", str(source))  # a Path has one slash of two
-    if found is None and str(source).startswith("hf:/"):
-        raise UserError(f"{source}: is no model of the hub; allowed: hf://org/name")
-    return None if found is None or (found[1] is None and Path(source).exists()) else found[2]
+    match = re.fullmatch(r"(hf:/+)?(\w[\w.-]*/[\w.-]+)", str(source))  # a Path drops one of two slashes
+    if match is None and str(source).startswith("hf:/"):
+        raise UserError(f"{source}: is not the name of a model of the hub; allowed: hf://org/name")
+    return None if match is None or (match[1] is None and Path(source).exists()) else match[2]
 
 
 def import_source(source: Path | str, revision: str | None = None) -> tuple[Path, dict[str, str]]:
-    """Return the folder of a model, and its origin as a run records it: `folder`, and for the hub `commit`.
+    """Return the folder of a model, and its origin for the record of a run: `folder`, and for the hub `commit`.
 
-    source: a local folder, `hf://org/name`, or `org/name` if there is no such folder.
+    source: a local folder, `hf://org/name`, or `org/name` if there is no such folder; revision: branch, tag or commit.
 
-    Only JSON, safetensors and the chat template are fetched, once for each commit; without the network, or with
-    HF_HUB_OFFLINE=1, the newest commit of the revision in the cache is taken. revision: branch, tag or commit. Raises
-    UserError without the extra, and if the model cannot be fetched or holds no safetensors.
+    Only JSON, safetensors and the chat template are fetched, once for each commit. Without network, or with
+    HF_HUB_OFFLINE=1, the newest commit of the revision in the cache is used. Raises UserError without the extra, and if
+    the model cannot be fetched or has no safetensors.
     """
     name = hub_name(source)
     if name is None:
         if revision is not None:
-            raise UserError(
-                f"--revision: got {revision}; {source} is no org/name of the hub, which alone has revisions"
-            )
+            raise UserError(f"--revision: got {revision}; {source} is a local folder; only the hub has revisions")
         return Path(source), {"folder": Path(source).resolve().name}
     shown = name if revision is None else f"{name} at {revision}"
     try:
         hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
     except UserError as error:
-        raise UserError(f"{shown}: is no folder here; for models of the hub, {error}") from None
+        raise UserError(f"{shown}: is no local folder; for models of the hub, {error}") from None
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
     try:
@@ -75,7 +73,7 @@ def import_source(source: Path | str, revision: str | None = None) -> tuple[Path
         folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=FETCHED))
     except UserError:
         raise
-    except Exception as error:  # of the hub, of the library that it speaks HTTP with, or of the disk
+    except Exception as error:  # of the hub, its HTTP library, or the disk
         reason = next((REASONS[kind] for kind in REASONS if isinstance(error, getattr(errors, kind, ()))), None)
         status = getattr(getattr(error.__cause__ or error, "response", None), "status_code", 0)
         if status == 429 or status >= 500:
@@ -83,7 +81,7 @@ def import_source(source: Path | str, revision: str | None = None) -> tuple[Path
         raise UserError(f"{shown}: {reason or f'cannot be fetched ({error})'}") from None
     if not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"{shown}: holds no {ONE_FILE}; weights in other files, such as pickles, which can run code when they are "
-            "read, are not fetched"
+            f"{shown}: holds no {ONE_FILE}; weights in other files, such as pickles, which can run code when read, are "
+            "not fetched"
         )
     return folder, {"folder": name, "commit": folder.name}

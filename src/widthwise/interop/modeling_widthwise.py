@@ -1,9 +1,9 @@
 """A language model whose layers have different widths, for transformers.
 
-`config` is a WidthwiseConfig, and `layer` the same with the values of one layer.
+`config` is a WidthwiseConfig, and `layer` a WidthwiseConfig with the values of one layer.
 
-Reading order: the stream and what reads and writes it, the norm, attention, the feed-forwards, the layer, the model.
-The file needs torch and transformers only.
+Reading order: the norm, the stream and its readers and writers, attention, the feed-forwards, the layer, the model.
+The file needs only torch and transformers.
 """
 
 import math
@@ -28,12 +28,12 @@ from .configuration_widthwise import WidthwiseConfig, gathered
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in fp32, or unchanged if it is wider."""
+    """Return x in fp32, or unchanged if it is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Matrix(nn.Module):
-    """A linear map that is no `nn.Linear`: quantisers and adapters replace those, and rely on them being called."""
+    """A linear map that is not an `nn.Linear`, which quantisers and adapters replace and expect to be called."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -52,9 +52,9 @@ def normalised_width(placement: str, d_read: int, d_write: int) -> int:
 class Norm(nn.Module):
     """gain * x / sqrt(sum(x^2) / norm_dim + eps), in fp32 or wider; `layer` subtracts the mean first and has a bias.
 
-    `norm_dim` is the number of coordinates, but for a first or last layer that is wider than what it reads, and for a
-    model that has grown. `stat_width`: how many coordinates are summed, null for all. `placement` in its sublayer:
-    `pre`, in front of it, or `reordered`, on its update. `output_multiplier`: constant factor of the output.
+    `norm_dim` is the number of coordinates, except in a first or last layer that is wider than its input, and in a
+    grown model. `stat_width`: number of summed coordinates, null for all. `placement`: `pre`, before the sublayer, or
+    `reordered`, on its update. `output_multiplier`: constant factor of the output.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class Norm(nn.Module):
         placement: str = "pre",
     ):
         super().__init__()
-        self.eps, self.norm_dim, self.stat_width, self.placement = eps, norm_dim, stat_width, placement
+        self.eps = eps
+        self.norm_dim = norm_dim
+        self.stat_width = stat_width
+        self.placement = placement
         self.output_multiplier = output_multiplier
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
@@ -83,11 +86,11 @@ class Norm(nn.Module):
         return ((y if self.bias is None else y + self.bias) * self.output_multiplier).to(x.dtype)
 
     def before(self, x: Tensor) -> Tensor:
-        """The stream -> the input of the sublayer."""
+        """Return the input of the sublayer from the stream."""
         return self(x) if self.placement == "pre" else x
 
     def after(self, update: Tensor) -> Tensor:
-        """The output of the sublayer -> its update of the stream."""
+        """Return the update of the stream from the output of the sublayer."""
         return self(update) if self.placement == "reordered" else update
 
 
@@ -111,7 +114,7 @@ def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) 
 
 
 class Mixture(Matrix):
-    """A matrix between the slots and the embedding or the head; of kind `slot` one for all coordinates of a slot."""
+    """A matrix between the slots and the embedding or the head; kind `slot` mixes whole slots."""
 
     def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
         width = slot_width if kind == "slot" else 1
@@ -126,7 +129,7 @@ class Mixture(Matrix):
 
 
 class Copies(nn.Module):
-    """Repeats the embedding until the slots are full."""
+    """Repeat the embedding until the slots are full."""
 
     def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
         super().__init__()
@@ -140,7 +143,7 @@ ENTRIES = {"expand": Mixture, "slot": Mixture, "copies": Copies}
 
 
 class SumOfGroups(nn.Module):
-    """Adds up all groups of d_model coordinates."""
+    """Sum all groups of d_model coordinates."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -151,7 +154,7 @@ class SumOfGroups(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalises every `group` consecutive coordinates of the stream, with a gain for each of all of them."""
+    """Normalise every `group` consecutive coordinates of the stream, with a gain for each coordinate."""
 
     def __init__(self, kind: str, group: int, width: int, eps: float, norm_dim: int):
         super().__init__()
@@ -169,7 +172,7 @@ class GroupNorm(nn.Module):
 
 
 class Ends(NamedTuple):
-    """The modules between the stream and the embedding, and between it and the head."""
+    """The modules between the stream and the embedding, and between the stream and the head."""
 
     n_columns: int
     """Columns of the embedding matrix."""
@@ -179,16 +182,18 @@ class Ends(NamedTuple):
 
 
 class PlainResidual(nn.Module):
-    """The sublayer reads the first d_read coordinates of the stream, and its update is added to as many as it has.
+    """The sublayer reads the first d_read coordinates of the stream, and its update is added to the first ones.
 
-    The others keep what the last layer wide enough to own them left there.
-    In front of a wider layer the coordinates that become its own stay as they are (`carry`), or become 0 (`zero`) or a
-    learned projection of the others (`projection`); with `full_projection` all that it reads become one.
+    The other coordinates stay as the last layer that is wide enough left them. Before a wider layer, the coordinates
+    that it owns in addition stay (`carry`), become 0 (`zero`) or a learned projection of the first ones
+    (`projection`); with `full_projection` all coordinates that it reads become a learned projection.
     """
 
     def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
         super().__init__()
-        self.d_before, self.d_read, self.multiplier = d_before, d_read, residual["multiplier"]
+        self.d_before = d_before
+        self.d_read = d_read
+        self.multiplier = residual["multiplier"]
         self.resize = residual["resize"] if d_read > d_before else "carry"
         n_projected = {"projection": d_read - d_before, "full_projection": d_read}.get(self.resize)
         if n_projected is not None:
@@ -201,17 +206,20 @@ class PlainResidual(nn.Module):
     def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input of the sublayer, and the state for `write`."""
         if self.resize != "carry":
-            kept, widened = stream[..., : self.d_before], stream[..., self.d_before : self.d_read]
-            widened = torch.zeros_like(widened) if self.resize == "zero" else self.w_widen(kept).to(stream.dtype)
-            pieces = (widened,) if self.resize == "full_projection" else (kept, widened)
+            first = stream[..., : self.d_before]
+            if self.resize == "zero":
+                widened = torch.zeros_like(stream[..., self.d_before : self.d_read])
+            else:
+                widened = self.w_widen(first).to(stream.dtype)
+            pieces = (widened,) if self.resize == "full_projection" else (first, widened)
             stream = torch.cat((*pieces, stream[..., self.d_read :]), dim=-1)
         return stream[..., : self.d_read], stream
 
-    def write(self, kept: Tensor, update: Tensor) -> Tensor:
-        """The stream with the update in it."""
+    def write(self, stream: Tensor, update: Tensor) -> Tensor:
+        """Return the stream with the update. stream: the state from `read`."""
         d_write = update.shape[-1]
-        written = torch.add(kept[..., :d_write], update, alpha=self.multiplier)
-        return torch.cat((written, kept[..., d_write:]), dim=-1)
+        written = torch.add(stream[..., :d_write], update, alpha=self.multiplier)
+        return torch.cat((written, stream[..., d_write:]), dim=-1)
 
 
 class HyperConnection(nn.Module):
@@ -223,13 +231,16 @@ class HyperConnection(nn.Module):
 
     def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
         super().__init__()
-        self.slot_width, self.n_slots = residual["slot_width"], residual["n_slots"]
+        self.slot_width = residual["slot_width"]
+        self.n_slots = residual["n_slots"]
         self.multiplier = residual["multiplier"]
-        self.n_read, self.n_write = d_read // self.slot_width, d_write // self.slot_width
+        self.n_read = d_read // self.slot_width
+        self.n_write = d_write // self.slot_width
         self.takes_own = residual.get("writes") == "own"
         self.n_coefficients = self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
         self.static = nn.Parameter(torch.zeros(self.n_slots * self.n_coefficients))
-        self.dynamic, self.scale, self.root = None, None, 1.0
+        self.dynamic = self.scale = None
+        self.root = 1.0
         if residual["dynamic"]:
             norm_dim = residual["slot_norm_dim"] or self.slot_width
             self.eps = residual["eps"] * (norm_dim / self.slot_width)
@@ -237,21 +248,24 @@ class HyperConnection(nn.Module):
             self.dynamic = Matrix(self.slot_width, self.n_coefficients)
             n_scales = self.n_slots * self.n_coefficients
             if residual.get("scale") == "numbers":
-                n_scales, self.root = 2, math.sqrt(norm_dim)
+                n_scales = 2
+                self.root = math.sqrt(norm_dim)
             self.scale = nn.Parameter(torch.ones(n_scales))
 
     @staticmethod
     def ends(config: Any) -> Ends:
-        residual, width, d_model = config.residual, config.hidden_size, config.embedding_size
-        embedding, b, eps = residual["embedding"], residual["slot_width"], config.final_norm["eps"]
-        return Ends(
-            width if embedding == "direct" else d_model,
-            ENTRIES[embedding](embedding, d_model, width, b) if embedding in ENTRIES else None,
-            GroupNorm(kind, d_model, width, eps, residual["group_norm_dim"] or d_model)
-            if (kind := residual["group_norm"])
-            else None,
-            SumOfGroups(d_model) if residual["reduce"] == "sum" else Mixture(residual["reduce"], width, d_model, b),
-        )
+        residual = config.residual
+        width = config.hidden_size
+        d_model = config.embedding_size
+        embedding = residual["embedding"]
+        b = residual["slot_width"]
+        entry = ENTRIES[embedding](embedding, d_model, width, b) if embedding in ENTRIES else None
+        group_norm = None
+        if residual["group_norm"]:
+            norm_dim = residual["group_norm_dim"] or d_model
+            group_norm = GroupNorm(residual["group_norm"], d_model, width, config.final_norm["eps"], norm_dim)
+        reduce = SumOfGroups(d_model) if residual["reduce"] == "sum" else Mixture(residual["reduce"], width, d_model, b)
+        return Ends(width if embedding == "direct" else d_model, entry, group_norm, reduce)
 
     def coefficients(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) in fp32 or wider -> (n_slots, n_coefficients), or one for each token."""
@@ -268,8 +282,8 @@ class HyperConnection(nn.Module):
             table = scale * torch.tanh(inverse_rms * (slots @ matrix.to(slots.dtype))) + table
         if not self.takes_own:
             return table
-        own = torch.arange(self.n_slots, device=table.device) % self.n_write
-        writes = nn.functional.one_hot(own, self.n_write).to(table.dtype) * table[..., -1:]
+        blocks = torch.arange(self.n_slots, device=table.device) % self.n_write  # the block that each slot takes
+        writes = nn.functional.one_hot(blocks, self.n_write).to(table.dtype) * table[..., -1:]
         return torch.cat((table[..., :-1], writes), dim=-1)
 
     def read(self, stream: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -279,9 +293,9 @@ class HyperConnection(nn.Module):
         x = coefficients[..., : self.n_read].transpose(-1, -2) @ slots
         return x.flatten(-2).to(stream.dtype), (stream, coefficients)
 
-    def write(self, kept: tuple[Tensor, Tensor], update: Tensor) -> Tensor:
-        """The stream with the update in it."""
-        stream, coefficients = kept
+    def write(self, state: tuple[Tensor, Tensor], update: Tensor) -> Tensor:
+        """Return the stream with the update. state: from `read`."""
+        stream, coefficients = state
         slots = stream.to(coefficients.dtype).unflatten(-1, (self.n_slots, self.slot_width))
         blocks = update.to(coefficients.dtype).unflatten(-1, (-1, self.slot_width))
         _, carry, write = coefficients.split((self.n_read, self.n_slots, blocks.shape[-2]), dim=-1)
@@ -293,7 +307,7 @@ RESIDUALS = {"plain": PlainResidual, "hyper_connections": HyperConnection}
 
 
 Rope = tuple[int, float, tuple[float, ...] | None]
-"""head_dim, base, and the frequencies if the base does not give them."""
+"""head_dim, base, and the frequencies unless the base gives them."""
 
 
 def rope_of(layer: Any) -> Rope | None:
@@ -303,7 +317,7 @@ def rope_of(layer: Any) -> Rope | None:
 
 
 def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles at positions (B, T): two tensors (B, 1, T, head_dim / 2) in fp32 or wider."""
+    """Return cosines and sines of the angles at positions (B, T), (B, 1, T, head_dim / 2) in fp32 or wider."""
     head_dim, base, frequencies = rope
     if frequencies is None:
         pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64)
@@ -316,7 +330,7 @@ def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotates each pair (x_i, x_{i + head_dim/2}) of heads (B, n_heads, T, head_dim)."""
+    """Rotate each pair (x_i, x_{i + head_dim/2}) of heads (B, n_heads, T, head_dim)."""
     cos, sin = table
     first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -325,7 +339,7 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 def eager_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scaling * q k^T + mask) v, with the weights."""
+    """Return softmax(scaling * q k^T + mask) v, and the weights."""
     groups: int = module.num_key_value_groups  # pyright: ignore[reportAssignmentType]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scores = query @ key.transpose(-1, -2) * scaling
@@ -340,10 +354,14 @@ class WidthwiseAttention(nn.Module):
 
     def __init__(self, config: Any, layer: Any, layer_idx: int):
         super().__init__()
-        self.config, self.layer_idx, self.is_causal = config, layer_idx, True
-        self.head_dim, self.v_head_dim = layer.head_dim, layer.v_head_dim or layer.head_dim
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = True
+        self.head_dim = layer.head_dim
+        self.v_head_dim = layer.v_head_dim or layer.head_dim
         self.num_key_value_groups = layer.num_attention_heads // layer.num_key_value_heads
-        self.scaling, self.rope = layer.attention_scale, rope_of(layer)
+        self.scaling = layer.attention_scale
+        self.rope = rope_of(layer)
         self.norm = build_norm(layer.norm_placement, layer.layer_in, layer.layer_width, layer.attention_norm)
         n_queries, n_keys = (n * self.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
         n_values, n_attended = (n * self.v_head_dim for n in (layer.num_key_value_heads, layer.num_attention_heads))
@@ -361,7 +379,7 @@ class WidthwiseAttention(nn.Module):
         return Norm(width, "rms", norm["eps"], norm[norm_dim] or width)
 
     def _heads(self, x: Tensor, size: int, norm: Norm | None = None) -> Tensor:
-        """(B, T, n * size) -> (B, n, T, size)."""
+        """Split x (B, T, n * size) into heads (B, n, T, size), after a norm if given."""
         if norm is not None:
             x = norm(x.unflatten(-1, (-1, len(norm.weight)))).flatten(-2)
         return x.unflatten(-1, (-1, size)).transpose(1, 2)
@@ -411,13 +429,14 @@ class FeedForward(nn.Module):
         bias: bool = False,
     ):
         super().__init__()
-        self.norm, self.activation = norm, ACTIVATIONS[activation]
+        self.norm = norm
+        self.activation = ACTIVATIONS[activation]
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias) if gated else None
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_out, bias=bias)
 
     def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
-        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: instead of its own."""
+        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: replaces `self.norm`."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.hidden(norm.before(x))))
 
@@ -428,24 +447,27 @@ class FeedForward(nn.Module):
 
 
 def ffn_norm(layer: Any) -> Norm | NoNorm:
-    """The norm of a feed-forward that has one."""
+    """Build the norm of a feed-forward."""
     return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
 
 class Hourglass(nn.Module):
-    """A stack of narrow blocks, gated or not: h = h + block(h). The update is what they add up to.
+    """A stack of narrow blocks, gated or not: h = h + block(h). The update is the sum of the blocks.
 
-    Blocks may share the matrices of the first one; each has its own norm, unless one norm stands before the stack.
+    Blocks may share the matrices of the first one. Every block has a norm, unless one norm precedes the stack.
     """
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__()
-        d_model, self.d_out, n_blocks = layer.layer_width, layer.layer_out, ffn["n_blocks"]
-        self.multiplier, self.is_shared = ffn["block_multiplier"], ffn["share_weights"]
+        d_model = layer.layer_width
+        n_blocks = ffn["n_blocks"]
+        self.d_out = layer.layer_out
+        self.multiplier = ffn["block_multiplier"]
+        self.is_shared = ffn["share_weights"]
         widths = ffn["d_hidden"] if isinstance(ffn["d_hidden"], list) else [ffn["d_hidden"]] * n_blocks
         outputs = [d_model] * (n_blocks - 1) + [d_model if self.is_shared else self.d_out]
-        own = "none" if ffn["norm"] == "shared" else ffn["norm"] or layer.norm_placement
-        norms = [self._norm(layer, own, d_write) for d_write in outputs]
+        placement = "none" if ffn["norm"] == "shared" else ffn["norm"] or layer.norm_placement
+        norms = [self._norm(layer, placement, d_write) for d_write in outputs]
         self.norm = self._norm(layer, "pre", self.d_out) if ffn["norm"] == "shared" else NoNorm()
         n_whole = 1 if self.is_shared else n_blocks
         form = ffn.get("activation", "silu"), ffn.get("gated", True)
@@ -454,7 +476,7 @@ class Hourglass(nn.Module):
 
     @staticmethod
     def _norm(layer: Any, placement: str, d_write: int) -> Norm | NoNorm:
-        """The norm of a block that writes d_write coordinates; its divisor differs from the layer's as widths do."""
+        """Build the norm of a block that writes d_write coordinates; its divisor differs as its width does."""
         d_read = layer.layer_width
         width = normalised_width(layer.norm_placement, d_read, layer.layer_out)
         change = (normalised_width(placement, d_read, d_write) or width) - width
@@ -462,33 +484,34 @@ class Hourglass(nn.Module):
         return build_norm(placement, d_read, d_write, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        entered = self.norm.before(x)
+        x = self.norm.before(x)
         blocks: list[Any] = list(self.blocks)
-        first, *others = blocks
-        total = first(entered)
-        for block in others:
-            state = torch.add(entered, total, alpha=self.multiplier)
-            update = first(state, block.norm) if self.is_shared else block(state)
+        total = blocks[0](x)
+        for block in blocks[1:]:
+            state = torch.add(x, total, alpha=self.multiplier)
+            update = blocks[0](state, block.norm) if self.is_shared else block(state)
             total = total[..., : update.shape[-1]] + update
         return total[..., : self.d_out]
 
 
 class MoE(nn.Module):
-    """The sum over the top_k experts of weight * expert(x), and a shared expert if there is one.
+    """The sum over the top_k experts of weight * expert(x), and of a shared expert if any.
 
-    The weights are the softmax over the chosen experts' logits. There is no auxiliary loss here. Each projection stacks
-    the matrices of all experts along the rows.
+    The weights are the softmax over the logits of the chosen experts. There is no auxiliary loss. Each projection
+    stacks the matrices of all experts along the rows.
     """
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__()
-        d_model, d_out, d_expert = layer.layer_width, layer.layer_out, ffn["d_expert"]
-        self.n_experts, self.top_k = ffn["n_experts"], ffn["top_k"]
+        d_model = layer.layer_width
+        d_out = layer.layer_out
+        self.n_experts = ffn["n_experts"]
+        self.top_k = ffn["top_k"]
         self.norm = ffn_norm(layer)
         self.router = Matrix(d_model, self.n_experts)
-        self.gate_proj = Matrix(d_model, self.n_experts * d_expert)
-        self.up_proj = Matrix(d_model, self.n_experts * d_expert)
-        self.down_proj = Matrix(d_expert, self.n_experts * d_out)
+        self.gate_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
+        self.up_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
+        self.down_proj = Matrix(ffn["d_expert"], self.n_experts * d_out)
         self.shared = FeedForward(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -501,8 +524,8 @@ class MoE(nn.Module):
         total = weights.new_zeros(len(tokens), downs.shape[1])
         for expert in range(self.n_experts):
             token, place = (chosen == expert).nonzero(as_tuple=True)
-            seen = tokens[token]
-            hidden = silu(linear(seen, gates[expert])) * linear(seen, ups[expert])
+            inputs = tokens[token]
+            hidden = silu(linear(inputs, gates[expert])) * linear(inputs, ups[expert])
             total = total.index_add(0, token, linear(hidden, downs[expert]) * weights[token, place, None])
         update = total.to(x.dtype).unflatten(0, x.shape[:2])
         return self.norm.after(update if self.shared is None else update + self.shared(x))
@@ -514,12 +537,12 @@ PLAIN_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "random": lambda x, stream: torch.rand_like(x[..., 0]).clamp(min=2**-25).logit(),
     "raw_mean": lambda x, stream: stream.mean(dim=-1),
 }
-"""Scores without parameters of x, the normalised features, and the stream before the norm: 0, a learned width of the
-layer; logit(u) with u ~ U(0, 1), a control; mean(stream)."""
+"""Scores without parameters, of x, the normalised features, and the stream before the norm: `const`, 0, for a learned
+width of the layer; `random`, logit(u) with u ~ U(0, 1), a control; `raw_mean`, mean(stream)."""
 
 
 class WidthScore(nn.Module):
-    """The number (B, T) that decides how many hidden units a token with features (B, T, d_model) uses."""
+    """The score (B, T) that sets the number of hidden units for tokens with features (B, T, d_model)."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__()
@@ -527,7 +550,7 @@ class WidthScore(nn.Module):
         self.log_gain = nn.Parameter(torch.zeros(1)) if score.get("learn_gain") else None
 
     def forward(self, x: Tensor, stream: Tensor) -> Tensor:
-        """x: normalised input of the feed-forward; stream: the same before the norm."""
+        """x: normalised input of the feed-forward; stream: its input before the norm."""
         score = self.before_gain(wide(x), wide(stream))
         return score if self.log_gain is None else wide(self.log_gain).exp() * score
 
@@ -540,14 +563,15 @@ class LayerNormMeanScore(WidthScore):
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__(score, d_model)
-        self.scale, self.shift = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
+        self.scale = nn.Parameter(torch.ones(d_model))
+        self.shift = nn.Parameter(torch.zeros(d_model))
 
     def before_gain(self, x: Tensor, stream: Tensor) -> Tensor:
         return layer_norm(x, x.shape[-1:], wide(self.scale), wide(self.shift), SCORE_EPS).mean(dim=-1)
 
 
 class LinearScore(WidthScore):
-    """v . x, or of a network v . silu(W x)."""
+    """v . x, or with a hidden layer v . silu(W x)."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__(score, d_model)
@@ -569,9 +593,9 @@ SCORES: dict[str, type[WidthScore]] = {
 
 
 class WidthMask(nn.Module):
-    """1 for the units whose centre lies below the width and 0 for the others; or softer where the kind says so.
+    """1 for units with a centre below the width and 0 for the others; kind `soft`: a sigmoid.
 
-    As in evaluation, in training too; a step has no gradient, so that widths are learned in widthwise only.
+    Training uses the same mask as evaluation. A step has no gradient, so widths can only be learned in widthwise.
     """
 
     def __init__(self, mask: dict[str, Any], d_ff: int):
@@ -593,9 +617,9 @@ class WidthMask(nn.Module):
 
 
 def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
-    """Return (d_ff,), the ascending positions of the hidden units; i + 1/2 for the units that a layer began with.
+    """Return (d_ff,), the ascending positions of the hidden units; i + 1/2 for the first units of the layer.
 
-    sizes: the numbers of units that the layer has had. Units of one growth lie evenly among the others.
+    sizes: the numbers of units of the layer over time. Units of one growth are spread evenly among the others.
     """
     added = [sizes[0], *(after - before for before, after in pairwise(sizes))]
     odd = [torch.arange(1, 2 * n, 2, dtype=torch.float64, device=like.device) for n in added]
@@ -604,12 +628,14 @@ def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
 
 
 class DynamicWidth(FeedForward):
-    """A SwiGLU in which each token uses only its first hidden units, by its score."""
+    """A SwiGLU in which each token uses only the first hidden units, by its score."""
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer))
-        self.sizes, self.min_fraction = [*ffn["grown_from"], ffn["d_ff"]], ffn["min_fraction"]
-        self.score, self.bias, self.mask = None, None, WidthMask(ffn["mask"], self.sizes[0])
+        self.sizes = [*ffn["grown_from"], ffn["d_ff"]]
+        self.min_fraction = ffn["min_fraction"]
+        self.score = self.bias = None
+        self.mask = WidthMask(ffn["mask"], self.sizes[0])
         if ffn["mask"]["kind"] != "none":
             self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
             self.bias = nn.Parameter(torch.zeros(1))
@@ -618,7 +644,8 @@ class DynamicWidth(FeedForward):
         norm = norm or self.norm
         if self.score is None or self.bias is None:
             return super().forward(x, norm)
-        stream, x = x, norm.before(x)
+        stream = x
+        x = norm.before(x)
         level = torch.sigmoid(self.score(x, stream) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
         used = self.mask(width[..., None], unit_centres(self.sizes, width))
@@ -638,29 +665,29 @@ FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
 
 
 class WidthwiseDecoderLayer(GradientCheckpointingLayer):
-    """Attention and feed-forward, each with its norm and its access to the stream."""
+    """Attention and feed-forward, with norms and access to the stream."""
 
     def __init__(self, config: Any, layer_idx: int, d_before: int):
         super().__init__()
         layer = config.per_layer_config[layer_idx]
-        width, residual = layer.layer_width, config.residual
-        access = RESIDUALS[residual["kind"]]
-        self.attention_residual = access(residual, d_before, layer.layer_in, width)
+        width = layer.layer_width
+        access = RESIDUALS[config.residual["kind"]]
+        self.attention_residual = access(config.residual, d_before, layer.layer_in, width)
         self.self_attn = WidthwiseAttention(config, layer, layer_idx)
-        self.ffn_residual = access(residual, width, width, layer.layer_out)
+        self.ffn_residual = access(config.residual, width, width, layer.layer_out)
         self.mlp = FEED_FORWARDS[layer.feed_forward["kind"]](layer, layer.feed_forward)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """hidden_states: (B, T, hidden_size) -> the same shape."""
-        x, kept = self.attention_residual.read(hidden_states)
+        x, state = self.attention_residual.read(hidden_states)
         update, _ = self.self_attn(x, **kwargs)
-        hidden_states = self.attention_residual.write(kept, update)
-        x, kept = self.ffn_residual.read(hidden_states)
-        return self.ffn_residual.write(kept, self.mlp(x))
+        hidden_states = self.attention_residual.write(state, update)
+        x, state = self.ffn_residual.read(hidden_states)
+        return self.ffn_residual.write(state, self.mlp(x))
 
 
 class WidthwisePreTrainedModel(PreTrainedModel):
-    """Settings of the classes below for transformers."""
+    """Settings for transformers of the classes below."""
 
     config_class = WidthwiseConfig
     base_model_prefix = "model"
@@ -681,10 +708,10 @@ class WidthwisePreTrainedModel(PreTrainedModel):
 
     @PreTrainedModel.tp_plan.getter
     def tp_plan(self) -> dict[str, str]:
-        """The plan of the config; if tp_size processes cannot share the heads of all layers evenly, each attends with
-        all of them, while the matrices are still divided."""
-        plan, n_processes = self._tp_plan or {}, self.tp_size or 1
-        if all(layer.num_key_value_heads % n_processes == 0 for layer in self.config.per_layer_config):
+        """The plan of the config. If tp_size processes cannot share the heads of all layers evenly, every process
+        attends with all heads, and only the matrices are divided."""
+        plan = self._tp_plan or {}
+        if all(layer.num_key_value_heads % (self.tp_size or 1) == 0 for layer in self.config.per_layer_config):
             return plan
         return plan | gathered({name: style for name, style in plan.items() if ".self_attn." in name})
 
@@ -693,18 +720,21 @@ class WidthwiseModel(WidthwisePreTrainedModel):
     """The embedding, the layers and the last norm."""
 
     def __init__(self, config: Any):
-        config.mtp = None  # its heads are not loaded, so that a saved model must not promise them
+        config.mtp = None  # MTP heads are not loaded, so a saved model has none
         config.base_model_tp_plan = config.tensor_parallel_plan()  # not saved; transformers may add to it
         super().__init__(config)
-        d_model, ends = config.embedding_size, RESIDUALS[config.residual["kind"]].ends(config)
+        ends = RESIDUALS[config.residual["kind"]].ends(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, ends.n_columns)
         has_positions = config.learned_positions
         self.embed_positions = nn.Embedding(config.max_position_embeddings, ends.n_columns) if has_positions else None
-        self.entry, self.group_norm, self.reduce = ends.entry, ends.group_norm, ends.reduce
+        self.entry = ends.entry
+        self.group_norm = ends.group_norm
+        self.reduce = ends.reduce
         layers = config.per_layer_config
-        before = [d_model, *(layer.layer_out for layer in layers)]
+        before = [config.embedding_size, *(layer.layer_out for layer in layers)]
         self.layers = nn.ModuleList(WidthwiseDecoderLayer(config, i, before[i]) for i in range(len(layers)))
-        self.ropes = {rope for layer in layers if (rope := rope_of(layer)) is not None}
+        ropes = [rope_of(layer) for layer in layers]
+        self.ropes = {rope for rope in ropes if rope is not None}
         self.norm = Norm(config.final_norm_width, **config.final_norm)
         self.gradient_checkpointing = False
         self.post_init()
@@ -721,7 +751,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """input_ids: (B, T), or their rows of the embedding -> normalised hidden states (B, T, embedding_size)."""
+        """input_ids: (B, T), or inputs_embeds: rows of the embedding -> hidden states (B, T, embedding_size)."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         rows = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -729,7 +759,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         n_new = rows.shape[1]
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
-            # The number of real tokens before each; a mask (B, S) is True on real ones.
+            # The number of real tokens before each token; a mask (B, S) is True at real tokens.
             position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -n_new:]
         elif position_ids is None:
             n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -756,7 +786,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         )
 
     def enter(self, rows: Tensor, position_ids: Tensor) -> Tensor:
-        """Rows of the embedding -> the stream before the first layer; what no layer has written is 0."""
+        """Return the stream before the first layer from rows of the embedding; other coordinates are 0."""
         rows = rows * self.config.embedding_multiplier
         if self.embed_positions is not None:
             rows = rows + self.embed_positions(position_ids)
@@ -765,13 +795,13 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         return pad(rows, (0, self.config.hidden_size - rows.shape[-1]))
 
     def leave(self, stream: Tensor) -> Tensor:
-        """The stream after the last layer -> the input of the head; coordinates beyond the norm pass unchanged."""
-        n, d_model = self.config.final_norm_width, self.config.embedding_size
+        """Return the input of the head from the stream; coordinates beyond the norm stay unchanged."""
+        n = self.config.final_norm_width
         if self.group_norm is not None:
             stream = self.group_norm(stream)
         if self.reduce is not None:
             stream = self.reduce(stream)
-        return torch.cat((self.norm(stream[..., :n]), stream[..., n:]), dim=-1)[..., :d_model]
+        return torch.cat((self.norm(stream[..., :n]), stream[..., n:]), dim=-1)[..., : self.config.embedding_size]
 
 
 class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
@@ -800,7 +830,7 @@ class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """input_ids: (B, T) -> logits (B, T, vocab_size), and the loss of `labels`, which transformers shifts."""
+        """input_ids: (B, T) -> logits (B, T, vocab_size), and the loss of `labels`, shifted by transformers."""
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -810,8 +840,8 @@ class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept]) * self.config.logit_scale
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, positions]) * self.config.logit_scale
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -2,8 +2,8 @@
 """A `widthwise` model in vLLM: the layers of `modeling_widthwise` with vLLM's matrices, attention and paged cache.
 
 The tokens of all requests are in one row: the stream is (T, hidden_size), a layer reads and writes slices of it, and
-every layer has its own heads in the cache. Norms, residuals and rotations are those that transformers runs; a matrix is
-split over the devices of `tensor_parallel_size`, while each of them has the whole stream.
+the cache has different heads for every layer. Norms, residuals and rotations are the modules that transformers runs. A
+matrix is split over the devices of `tensor_parallel_size`; every device has the whole stream.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ from widthwise.interop.vllm_plugin import LEFT_OUT, STACKED, check
 
 
 class Rotary(nn.Module):
-    """Rotates queries and keys, by a table of the angles at all positions."""
+    """Rotation of queries and keys, by a table of the angles at all positions."""
 
     cos: Tensor
     sin: Tensor
@@ -55,30 +55,35 @@ class Rotary(nn.Module):
 
 
 def matrix_options(vllm_config: VllmConfig) -> dict[str, Any]:
-    """Return what all matrices have in common: their quantisation, and that they return their product alone."""
+    """Return the common options of all matrices: the quantisation, and a result without the bias."""
     return {"quant_config": vllm_config.quant_config, "return_bias": False}
 
 
 class SplitAttention(nn.Module):
-    """Grouped-query attention with the heads of its layer, some on each device."""
+    """Grouped-query attention with the heads of its layer, divided among the devices."""
 
     def __init__(self, plain: WidthwiseAttention, rotary: Rotary | None, vllm_config: VllmConfig, prefix: str):
         super().__init__()
-        self.norm, self.q_norm, self.k_norm, self.rotary = plain.norm, plain.q_norm, plain.k_norm, rotary
-        self.head_dim, options = plain.head_dim, matrix_options(vllm_config)
+        self.norm = plain.norm
+        self.q_norm = plain.q_norm
+        self.k_norm = plain.k_norm
+        self.rotary = rotary
+        self.head_dim = plain.head_dim
+        options = matrix_options(vllm_config)
         n_heads, n_kv_heads = (matrix.out_features // self.head_dim for matrix in (plain.q_proj, plain.k_proj))
-        qkv, out = plain.q_proj, plain.o_proj
-        sizes, biased = (qkv.in_features, self.head_dim, n_heads, n_kv_heads), qkv.bias is not None
-        self.qkv_proj = QKVParallelLinear(*sizes, bias=biased, prefix=f"{prefix}.qkv_proj", **options)
-        sizes, biased = (n_heads * self.head_dim, out.out_features), out.bias is not None
-        self.o_proj = RowParallelLinear(*sizes, bias=biased, prefix=f"{prefix}.o_proj", **options)
-        n_own, n_own_kv = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
-        self.sizes = [n * self.head_dim for n in (n_own, n_own_kv, n_own_kv)]
+        sizes = (plain.q_proj.in_features, self.head_dim, n_heads, n_kv_heads)
+        has_bias = plain.q_proj.bias is not None
+        self.qkv_proj = QKVParallelLinear(*sizes, bias=has_bias, prefix=f"{prefix}.qkv_proj", **options)
+        sizes = (n_heads * self.head_dim, plain.o_proj.out_features)
+        has_bias = plain.o_proj.bias is not None
+        self.o_proj = RowParallelLinear(*sizes, bias=has_bias, prefix=f"{prefix}.o_proj", **options)
+        kv_size = self.qkv_proj.num_kv_heads * self.head_dim
+        self.sizes = [self.qkv_proj.num_heads * self.head_dim, kv_size, kv_size]
         self.attn = Attention(
-            n_own,
+            self.qkv_proj.num_heads,
             self.head_dim,
             plain.scaling,
-            num_kv_heads=n_own_kv,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
             cache_config=vllm_config.cache_config,
             quant_config=vllm_config.quant_config,
             prefix=f"{prefix}.attn",
@@ -95,24 +100,27 @@ class SplitAttention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x: (T, layer_in), the stream -> the update (T, layer_width)."""
         query, key, value = self.qkv_proj(self.norm.before(x)).split(self.sizes, dim=-1)
-        query, key = self._turned(query, self.q_norm, positions), self._turned(key, self.k_norm, positions)
+        query = self._turned(query, self.q_norm, positions)
+        key = self._turned(key, self.k_norm, positions)
         return self.norm.after(self.o_proj(self.attn(query, key, value)))
 
 
 class SplitSwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)), with its norm and some of the hidden units on each device."""
+    """down(silu(gate(x)) * up(x)), with its norm; the hidden units are divided among the devices."""
 
     def __init__(self, plain: FeedForward, vllm_config: VllmConfig, prefix: str):
         super().__init__()
         self.norm = plain.norm
-        d_model, d_ff, d_out = plain.up_proj.in_features, plain.up_proj.out_features, plain.down_proj.out_features
+        d_model = plain.up_proj.in_features
+        d_ff = plain.up_proj.out_features
         options = {"bias": False, **matrix_options(vllm_config)}
         self.gate_up_proj = MergedColumnParallelLinear(d_model, [d_ff] * 2, prefix=f"{prefix}.gate_up_proj", **options)
         self.activation = SiluAndMul()
+        d_out = plain.down_proj.out_features
         self.down_proj = RowParallelLinear(d_ff, d_out, prefix=f"{prefix}.down_proj", **options)
 
     def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
-        """x: (T, layer_width), the stream -> the update (T, layer_out). norm: in place of `self.norm`."""
+        """x: (T, layer_width), the stream -> the update (T, layer_out). norm: replaces `self.norm`."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.activation(self.gate_up_proj(norm.before(x)))))
 
@@ -127,20 +135,21 @@ def split_feed_forward(plain: nn.Module, vllm_config: VllmConfig, prefix: str) -
 
 
 class SplitLayer(nn.Module):
-    """Attention and feed-forward, each with its access to the stream."""
+    """Attention and feed-forward, with access to the stream."""
 
     def __init__(self, plain: WidthwiseDecoderLayer, rotary: Rotary | None, vllm_config: VllmConfig, prefix: str):
         super().__init__()
-        self.attention_residual, self.ffn_residual = plain.attention_residual, plain.ffn_residual
+        self.attention_residual = plain.attention_residual
+        self.ffn_residual = plain.ffn_residual
         self.self_attn = SplitAttention(plain.self_attn, rotary, vllm_config, f"{prefix}.self_attn")
         self.mlp = split_feed_forward(plain.mlp, vllm_config, f"{prefix}.mlp")
 
     def forward(self, stream: Tensor, positions: Tensor) -> Tensor:
         """stream: (T, hidden_size) -> the same shape."""
-        x, kept = self.attention_residual.read(stream)
-        stream = self.attention_residual.write(kept, self.self_attn(x, positions))
-        x, kept = self.ffn_residual.read(stream)
-        return self.ffn_residual.write(kept, self.mlp(x))
+        x, state = self.attention_residual.read(stream)
+        stream = self.attention_residual.write(state, self.self_attn(x, positions))
+        x, state = self.ffn_residual.read(stream)
+        return self.ffn_residual.write(state, self.mlp(x))
 
 
 @support_torch_compile
@@ -150,8 +159,10 @@ class WidthwiseModel(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config: Any = vllm_config.model_config.hf_config
-        self.hidden_size, self.d_model = config.hidden_size, config.embedding_size
-        self.multiplier, self.final_norm_width = config.embedding_multiplier, config.final_norm_width
+        self.hidden_size = config.hidden_size
+        self.d_model = config.embedding_size
+        self.multiplier = config.embedding_multiplier
+        self.final_norm_width = config.final_norm_width
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, self.d_model, quant_config=vllm_config.quant_config, prefix=f"{prefix}.embed_tokens"
         )
@@ -190,7 +201,7 @@ class WidthwiseModel(nn.Module):
 
 
 class WidthwiseForCausalLM(nn.Module):
-    """The model with its head. Raises UserError for a model that does not run here; see `vllm_plugin.check`."""
+    """The model with its head. Raises UserError for an unsupported model; see `vllm_plugin.check`."""
 
     packed_modules_mapping: ClassVar = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],

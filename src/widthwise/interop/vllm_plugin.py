@@ -1,7 +1,7 @@
-"""The plug-in by which vLLM serves the models that `widthwise export` writes as `widthwise`.
+"""The plug-in with which vLLM serves models that `widthwise export` writes as `widthwise`.
 
-vLLM finds `register` by the entry point group `vllm.general_plugins` and calls it in each of its processes. The model
-is in `vllm_model`, which is imported where one is loaded.
+vLLM finds `register` in the entry point group `vllm.general_plugins` and calls it in each process. The model is in
+`vllm_model`, which is imported when a model is loaded.
 """
 
 from typing import Any
@@ -23,13 +23,13 @@ STACKED: dict[str, tuple[str, str | int]] = {
     ".gate_proj": (".gate_up_proj", 0),
     ".up_proj": (".gate_up_proj", 1),
 }
-"""Tensors of the folder -> the parameter that holds several of them, and the part; others keep their names."""
+"""Tensors of the folder -> parameter that holds several of them, and the part; other tensors keep their names."""
 LEFT_OUT = {"mtp.": None}
 """Prefixes of tensors that are not loaded: MTP heads."""
 
 
 def register() -> None:
-    """Register the model with vLLM and transformers; may be called again."""
+    """Register the model with vLLM and transformers; may be called several times."""
     from transformers import AutoConfig
     from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
 
@@ -42,7 +42,7 @@ def register() -> None:
 def check(config: Any, where: str, n_devices: int = 1) -> None:
     """Raise UserError for a WidthwiseConfig that `vllm_model` cannot run.
 
-    where: the folder, for errors; n_devices: devices that share each layer (`tensor_parallel_size`).
+    where: name of the folder in errors; n_devices: number of devices that share each layer (`tensor_parallel_size`).
     """
     if config.residual["kind"] not in RESIDUALS:
         _refuse(where, f"residual {config.residual['kind']}")
@@ -52,7 +52,7 @@ def check(config: Any, where: str, n_devices: int = 1) -> None:
         if kind not in FEED_FORWARDS:
             _refuse(where, f"layer {index}: feed_forward {kind}")
         if not layer.feed_forward.get("gated", True) or layer.feed_forward.get("activation", "silu") != "silu":
-            _refuse(where, f"layer {index}: feed_forward {kind} whose blocks are no SwiGLUs")
+            _refuse(where, f"layer {index}: feed_forward {kind} with blocks that are not SwiGLUs")
         sizes = {layers[0].head_dim, layer.head_dim, layer.v_head_dim or layer.head_dim}
         if len(sizes) > 1:
             _refuse(where, f"layer {index}: head sizes {', '.join(map(str, sorted(sizes)))}")
@@ -66,7 +66,8 @@ def _refuse(where: str, what: str) -> None:
 
 def _check_split(layer: Any, where: str, n_devices: int) -> None:
     """Raise UserError unless every device gets whole heads and equally many hidden units."""
-    n_heads, n_kv_heads = layer.num_attention_heads, layer.num_key_value_heads
+    n_heads = layer.num_attention_heads
+    n_kv_heads = layer.num_key_value_heads
     sizes = f"tensor_parallel_size = {n_devices}"
     if n_heads % n_devices:
         raise UserError(f"{where}: num_attention_heads: got {n_heads}; allowed: multiples of {sizes}")

@@ -1,7 +1,7 @@
-"""The `model_type` widthwise, for models that no other format expresses: sizes of all layers, and exceptions by layer.
+"""The `model_type` widthwise, for models that no other format can express: sizes of all layers, and exceptions.
 
-Transformers runs `modeling_widthwise`. This file has the names in config.json and of the tensors, and the code that a
-folder takes along, so that transformers runs its model without this package.
+Transformers runs `modeling_widthwise`. This file has the names in config.json and of the tensors, and the code that is
+copied into a folder, so that transformers can run its model without this package.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ NAMES = {
     "w_expand": None,
     "w_reduce": None,
 }
-"""Parts of our names -> those of the tensors, known to other programs; None: left out."""
+"""Parts of our names -> parts of the names of tensors that other programs know; None: dropped."""
 
 FEED_FORWARDS = ("swiglu", "mlp", "hourglass", "moe", "dynamic")
 RESIDUALS = ("plain", "hyper_connections")
@@ -83,28 +83,28 @@ class Widthwise(Architecture):
         """Raise UserError for components that `modeling_widthwise` lacks, such as those of a plugin."""
         kinds = [("residual.kind", config.residual.kind, RESIDUALS)]
         kinds += [(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS) for name, layer in config.named_layers()]
-        for path, kind, known in kinds:
-            if kind not in known:
+        for path, kind, allowed in kinds:
+            if kind not in allowed:
                 raise UserError(
-                    f"{path}: got {kind}, which the exported model lacks; the code that goes along "
-                    f"(modeling_widthwise.py) has {', '.join(known)}, and nothing of a plugin"
+                    f"{path}: got {kind}, which the exported model lacks; its code (modeling_widthwise.py) supports "
+                    f"{', '.join(allowed)}, and no plugins"
                 )
 
     def read(self, fields: Fields) -> ModelConfig:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         overrides = fields.get("per_layer_config", {})
-        if not isinstance(overrides, dict) or not all(isinstance(given, dict) for given in overrides.values()):
-            fields.refuse("per_layer_config", "a mapping of layers to mappings")
+        if not isinstance(overrides, dict) or not all(isinstance(changes, dict) for changes in overrides.values()):
+            fields.refuse("per_layer_config", "a mapping from layers to mappings")
         wrong = next((key for key in overrides if not key.isdecimal() or int(key) >= n_layers), None)
         if wrong is not None:
-            allowed = f"allowed: the number of a layer below {n_layers}"
-            raise UserError(f"{fields.where}: per_layer_config: got {wrong!r}; {allowed}")
-        of_layer = {int(key): changes for key, changes in overrides.items()}
+            where = f"{fields.where}: per_layer_config"
+            raise UserError(f"{where}: got {wrong!r}; allowed: the number of a layer below {n_layers}")
+        by_layer = {int(key): changes for key, changes in overrides.items()}
         layers: list[dict[str, Any]] = [{} for _ in range(n_layers)]
         for i, data in enumerate(layers):
-            for key, (*folder, field) in LAYER_KEYS.items():
-                node = data.setdefault(folder[0], {}) if folder else data
-                node[field] = of_layer.get(i, {}).get(key, fields.get(key))
+            for key, (*part, field) in LAYER_KEYS.items():
+                node = data.setdefault(part[0], {}) if part else data
+                node[field] = by_layer.get(i, {}).get(key, fields.get(key))
         data = {ours: fields.get(theirs) for theirs, ours in MODEL_KEYS.items()}
         if fields.flag("learned_positions", False):
             data["positions"] = {"n_positions": self.n_positions(fields)}
@@ -114,27 +114,28 @@ class Widthwise(Architecture):
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         self.check(config)
-        given = to_data(config)
+        model = to_data(config)
         layers = [
             {"intermediate_size": max(layer.ffn.hidden_widths)}
-            | {key: (data[folder[0]] if folder else data)[field] for key, (*folder, field) in LAYER_KEYS.items()}
-            for layer, data in zip(config.layers, given["layers"])
+            | {key: (data[part[0]] if part else data)[field] for key, (*part, field) in LAYER_KEYS.items()}
+            for layer, data in zip(config.layers, model["layers"])
         ]
         usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
         digits = len(str(config.n_layers - 1))
-        others = {
-            str(i).zfill(digits): {key: value for key, value in layer.items() if value != usual[key]}
-            for i, layer in enumerate(layers)
-        }
+        exceptions = {}
+        for i, layer in enumerate(layers):
+            if layer != usual:
+                changes = {key: value for key, value in layer.items() if value != usual[key]}
+                exceptions[str(i).zfill(digits)] = changes
         return {
             "hidden_size": config.stream_width,
             "num_hidden_layers": config.n_layers,
             "max_position_embeddings": n_positions if config.positions is None else config.positions.n_positions,
             "learned_positions": config.positions is not None,
             "initializer_range": config.init.std,
-            **{theirs: given[ours] for theirs, ours in MODEL_KEYS.items()},
+            **{theirs: model[ours] for theirs, ours in MODEL_KEYS.items()},
             **usual,
-            "per_layer_config": {key: value for key, value in others.items() if value},
+            "per_layer_config": exceptions,
         }
 
     def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
@@ -142,14 +143,14 @@ class Widthwise(Architecture):
         modules = dict(model.named_modules())
         for name, _ in model.named_parameters():
             owner = name.rpartition(".")[0]
-            is_vector = isinstance(modules[owner], Vector)  # a bias or a coefficient, which belongs to no matrix
+            is_vector = isinstance(modules[owner], Vector)  # a bias or a coefficient, without a matrix
             path = [NAMES.get(part, part) for part in (owner if is_vector else name).split(".")]
             parts = [part for part in path if part is not None]
             yield HFTensor(".".join(parts if parts[0] in ("lm_head", "mtp") else ("model", *parts)), (name,))
 
 
 def _usual(values: list[Any]) -> Any:
-    """Return the value of most layers, or the largest of sizes, for tools that know one for all layers."""
+    """Return the largest of sizes, or the most frequent value, for tools that read one value for all layers."""
     if all(type(value) is int for value in values):
         return max(values)
     most = Counter(map(repr, values)).most_common(1)[0][0]
@@ -164,10 +165,10 @@ AUTO_MAP = {
         "AutoModelForCausalLM": "modeling_widthwise.WidthwiseForCausalLM",
     }
 }
-"""Their entry in config.json."""
+"""The entry of these files in config.json."""
 
 
 def model_code() -> dict[str, str]:
-    """Return name -> content of the files that the package itself uses."""
+    """Return a dict from name to content of FILES, the same files that the package uses."""
     folder = files("widthwise.interop")
     return {name: (folder / name).read_text("utf-8") for name in FILES}

@@ -75,7 +75,7 @@ def export_run(
     except UserError as error:
         plan = None
         reason = str(error)
-        architecture, _ = hf_config(config, n_positions, own=True)
+        architecture, _ = hf_config(config, n_positions, as_widthwise=True)
     weights = checkpoint.read_weights(source.saved, blueprint(model))
     for conversion in (padding, plan):
         weights = weights if conversion is None else dict(conversion.weights(weights))
@@ -110,7 +110,7 @@ def export_run(
         (AUTO_MAP if has_code else {}) | dict.fromkeys(TOKEN_IDS) | origin.get("config_token_ids", token_ids),
         texts | model_code() if has_code else texts,
     )
-    export_hf(config, weights, out, surroundings, DTYPES[dtype], own=reason is not None)
+    export_hf(config, weights, out, surroundings, DTYPES[dtype], as_widthwise=reason is not None)
     padded = None
     if padding is not None:  # the head size of all layers, and the bytes of a token in the cache
         padded = {
