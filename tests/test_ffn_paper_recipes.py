@@ -20,8 +20,8 @@ PAPER = json.loads((ROOT / "tests" / "data_files" / "hourglass_tables.json").rea
 HOURGLASS = (ROOT / "docs" / "hourglass.md").read_text()
 DYNAMIC = (ROOT / "docs" / "dynamic_width.md").read_text()
 
-LINES = re.findall(r"^\| ([-\d, ]+) \| `(.+)` \| (\d+)x(\d+) \| (.+) \| (.+) \| (.+) \|$", HOURGLASS, re.MULTILINE)
-"""tables, recipe and overrides, K, d_hidden, millions of attention, feed-forward, both"""
+LINES = re.findall(r"^\| ([-\d, ]+) \| `(.+)` \| (\d+)x(\d+) \| (.+) \|$", HOURGLASS, re.MULTILINE)
+"""tables, recipe and overrides, K, d_hidden, millions of attention and feed-forward"""
 ROWS = [(f"table{number}", row) for number in (1, 2, 3, 5, 6) for row in PAPER[f"table{number}"]]
 MISPRINTS = {
     ("table3", 1376): {"attention": (150, 182), "ffn": (253, 221), "both": (403, 402)},
@@ -95,9 +95,9 @@ class TestHourglassTables:
 
     def test_the_document_prints_what_inspect_counts(self, models):
         assert len(LINES) == len(models) == 24
-        for (tables, _, n_blocks, d_hidden, *millions), (key, summary) in zip(LINES, models.items()):
+        for (tables, _, n_blocks, d_hidden, millions), (key, summary) in zip(LINES, models.items()):
             assert (d_hidden, n_blocks) == (str(key[1]), str(key[2]))
-            assert millions == [f"{n / 1e6:.2f}" for n in counts(summary)]
+            assert millions == f"{counts(summary)[2] / 1e6:.2f}"
             holding = dict.fromkeys(name.removeprefix("table") for name, row in ROWS if sizes_of_row(row) == key)
             assert tables == (", ".join(holding) or "-")
 

@@ -24,14 +24,8 @@ EXTRAS = {"docs/sweeps.md": "optuna", "docs/interop.md": "transformers"}
 """Page -> package of the extra that its commands need."""
 PYTHON = [block for block in all_blocks("python") if block.page != "README.md"]
 """That of the README has a test of its own, and so have the examples."""
-SLOTS = "model.residual={kind: hyper_connections, n_fractions: 2, n_slots: 4, embedding: expand}"
-PREPARED = {
-    "docs/interop.md": [("export", "runs/x", "models/x")],
-    "docs/virtual_width.md": [("train", "configs/small.yaml", SLOTS, "--out", "runs/slots")],
-}
+PREPARED = {"docs/interop.md": [("export", "runs/x", "models/x")]}
 """Page -> commands that its Python takes for done."""
-GIVEN = {"docs/virtual_width.md": "import torch; windows = [torch.arange(9)[None]]"}
-"""Page -> names that its Python takes for given."""
 BY_PAGE = {page: list(found) for page, found in groupby(all_blocks("bash", "yaml"), key=lambda block: block.page)}
 RUN = {page: found for page, found in BY_PAGE.items() if any(block.language == "bash" for block in found)}
 PIECES = all_blocks("yaml")
@@ -132,5 +126,4 @@ def test_python_runs(block: Block, world: Path, tmp_path: Path, monkeypatch: pyt
     for arguments in PREPARED.get(block.page, []):
         call(*arguments)
     names: dict[str, Any] = {"__name__": "snippet"}
-    exec(GIVEN.get(block.page, ""), names)
     exec(code, names)
