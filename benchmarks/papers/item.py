@@ -148,7 +148,7 @@ class Item(Config):
     def _recipes(self) -> Mapping[str, Recipe]:
         """The recipes of `sizes` by name, or the variants or points of a single one by theirs. Raises UserError."""
         paths = {name: recipe_path(name) for name in self.sizes}
-        if len(paths) == 1 and describes_several(read_recipe(only := next(iter(paths.values()))), only):
+        if len(paths) == 1 and describes_several(read_recipe(only := next(iter(paths.values())))):
             return read_all(only)[0].recipes
         return {name: load_recipe(path) for name, path in paths.items()}
 
