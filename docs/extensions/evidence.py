@@ -22,7 +22,9 @@ from widthwise.reports.experiment import answer
 from widthwise.reports.writing import PAGES, write_report
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-RECORDS = (*PAGES, "demonstration.json", PaperItem.file_name)
+WITHOUT_REPORT = ("discovery.json", "consensus.json")
+"""Records of searches that the package no longer reads; their pages show how they were made."""
+RECORDS = (*PAGES, "demonstration.json", PaperItem.file_name, *WITHOUT_REPORT)
 MADE_BY = {
     "command": "Command",
     "created": "Date",
@@ -86,7 +88,9 @@ def _answer(record: Path, data: Mapping[str, Any]) -> list[str]:
 def _reports(record: Path) -> list[str]:
     """Links to the report and to the files, which lie beside the built pages."""
     folder = record.parent
-    files = [folder / "report.html", *sorted(folder.glob("*.*"))] if folder != RESULTS else [record]
+    files = sorted(folder.glob("*.*")) if folder != RESULTS else [record]
+    if folder != RESULTS and record.name not in WITHOUT_REPORT:
+        files.insert(0, folder / "report.html")
     links = [
         f'<a href="../results/{path.relative_to(RESULTS).as_posix()}">'
         + ("the whole report</a>" if path.name == "report.html" else f"{path.name}</a>")
@@ -189,7 +193,7 @@ def copy_results(app: Sphinx, failure: Exception | None) -> None:
     for record in results(built).values():
         if record.name in PAGES:
             write_report([record.parent])
-        elif record.parent != built:
+        elif record.parent != built and record.name not in WITHOUT_REPORT:
             item_page(PaperItem.read(record.parent)).write(record.parent)
 
 
