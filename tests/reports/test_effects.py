@@ -50,14 +50,12 @@ def test_the_csv_has_every_variant_at_every_scale(folders: list[Path], tmp_path:
     (path,) = write_report(folders, tmp_path)
     assert path == tmp_path / "table.csv"
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    assert len(rows) == len(EFFECTS) * len(folders)
-    for row, (name, (_, doublings)) in zip(rows, itertools.product(EFFECTS, SCALES)):
+    for row, (name, (_, doublings)) in zip(rows, itertools.product(EFFECTS, SCALES), strict=True):
         assert (row["variant"], int(row["tokens"])) == (name, BASE_TOKENS * 2**doublings)
         if row["difference_mean"]:
             assert float(row["difference_mean"]) == EFFECTS[name](doublings)
     (gap,) = [row for row in rows if not row["difference_mean"]]
     assert (gap["variant"], gap["comparison"], gap["sign"]) == ("noise", str(folders[-1]), "cannot tell")
-    assert gap["tokens_at_equal_loss_mean"] == ""
 
 
 def estimated(mean: float, n_seeds: int = FEWEST_SEEDS) -> Estimate:

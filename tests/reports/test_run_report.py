@@ -30,56 +30,39 @@ def test_a_finished_run_shows_curves_widths_costs_and_recipe_and_nothing_that_it
         assert lacking not in text
 
 
-def test_norms_of_layers_have_a_figure_each_with_a_curve_for_some_layers(tmp_path: Path) -> None:
-    write_run(tmp_path / "r", "x", 3, [63] * 24, 0.0)
-    norms = {key: [2.5] * 23 + [None] for key in ("grad_norms", "weight_norms", "update_norms", "output_rms")}
-    add_records(tmp_path / "r", *({"step": step, "event": "norms", **norms} for step in (2, 4)))
-    text = run_page(tmp_path / "r").read_text()
-    assert len([title for title in captions(text) if "layers" in title]) == 4
-    assert "layer 1 2.50; layer 3 2.50; layer 6" in text
-
-
-def test_heads_for_later_tokens_have_a_row_for_each_run_that_has_them(tmp_path: Path) -> None:
-    runs = {"none": None, "one": [3.21], "two": [3.3, 4.56]}
-    for name, losses in runs.items():
-        write_run(tmp_path / name, name, 1, [63], 0.0)
+def test_what_only_some_runs_record_has_figures_and_rows(tmp_path: Path) -> None:
+    """Norms of layers, heads for later tokens, further texts and tasks, and widths of tokens."""
+    n_layers = 24
+    for name, losses in {"none": None, "one": [3.21], "two": [3.3, 4.56]}.items():
+        write_run(run := tmp_path / name, name, 1, [63] * n_layers, 0.0)
         if losses:
-            add_to_result(tmp_path / name, val_mtp_losses=losses)
-    text = run_page([tmp_path / name for name in runs], tmp_path).read_text()
-    rows = [[name, *cells] for name, cells in rows_of(text.partition("after the next")[2]).items() if name in runs]
-    assert ["one", "3.2100", MISSING] in rows
-    assert ["two", "3.3000", "4.5600"] in rows
-
-
-def test_texts_and_tasks_that_runs_were_validated_on_have_curves_and_tables(tmp_path: Path) -> None:
-    for name, loss in {"a": 3.0, "b": 2.5}.items():
-        write_run(run := tmp_path / name, name, 1, [63], 0.0)
-        text = {"loss": loss, "perplexity": 20.0, "bits_per_byte": 1.5, "window_losses": [loss]}
-        task = {"n_items": 4, "chance": 0.5, "metrics": {"acc": {"value": 0.25, "stderr": 0.125}}}
-        add_to_result(run, val_texts={"wiki_1": text}, val_tasks={"piqa": task})
-        found = {"val_texts": {"wiki_1": {"loss": loss}}, "val_tasks": {"piqa": {"acc": 0.25, "bits_per_byte": None}}}
-        add_records(run, *({"step": step, "event": "validation", "loss": 4.0, **found} for step in (1001, 1002)))
-    text = run_page([tmp_path / "a", tmp_path / "b"], tmp_path).read_text()
-    assert "loss on wiki_1 over step. Last mean value of each line: a 3; b 2.50." in text
-    assert "accuracy on piqa over step. Last mean value of each line: a 0.25; b 0.25." in text
+            add_to_result(run, val_mtp_losses=losses)
+    text = {"loss": 2.5, "perplexity": 20.0, "bits_per_byte": 1.5, "window_losses": [2.5]}
+    task = {"n_items": 4, "chance": 0.5, "metrics": {"acc": {"value": 0.25, "stderr": 0.125}}}
+    add_to_result(run, val_texts={"wiki_1": text}, val_tasks={"piqa": task}, token_widths=token_widths(3))
+    norms = {
+        key: [2.5] * (n_layers - 1) + [None] for key in ("grad_norms", "weight_norms", "update_norms", "output_rms")
+    }
+    validated = {"loss": 4.0, "val_texts": {"wiki_1": {"loss": 2.5}}, "val_tasks": {"piqa": {"acc": 0.25}}}
+    for step in (1001, 1002):
+        add_records(run, {"step": step, "event": "norms", **norms}, {"step": step, "event": "validation", **validated})
+    page = run_page([tmp_path / name for name in ("none", "one", "two")], tmp_path)
+    text = page.read_text()
+    assert len([title for title in captions(text) if "two: " in title]) == 4
+    assert "layer 1 2.50; layer 3 2.50; layer 6" in text
+    heads = rows_of(text, "Held-out loss of the MTP heads")
+    assert heads == {"one": ["3.2100", MISSING], "two": ["3.3000", "4.5600"]}
+    assert "loss on wiki_1 over step. Last mean value of each line: two 2.50." in text
+    assert "accuracy on piqa over step. Last mean value of each line: two 0.25." in text
     rows = rows_of(text, "Texts and tasks at the end of training")
     assert "4 items, chance 50.0%" in map(str.strip, rows)
-    assert rows["wiki_1"] == ["loss", "3.0000", "2.5000"]
-    assert rows["piqa"] == ["acc", *['25.00%<small class="whole">± 12.50%</small>'] * 2]
-
-
-def test_widths_of_tokens_have_a_histogram_flops_and_a_curve(tmp_path: Path) -> None:
-    write_run(run := tmp_path / "r", "dynamic", 1, [64, 64, 64], 0.0)
-    add_to_result(run, token_widths=token_widths(3))
-    validation = {"event": "validation", "loss": 4.0, "width_fraction": 0.6, "token_widths": token_widths(1)}
-    add_records(run, *({"step": step, **validation} for step in (1001, 1002)))
-    page = run_page(run)
-    assert "Mean width fraction of tokens" in captions(page.read_text())
-    text = section(page, "dynamic-width")
-    assert "layer 1 0.25, layer 2 0.50, layer 3 0.75" in text
+    assert rows["wiki_1"] == ["loss", MISSING, MISSING, "2.5000"]
+    assert rows["piqa"] == ["acc", MISSING, MISSING, '25.00%<small class="whole">± 12.50%</small>']
+    shown = section(page, "dynamic-width")
+    assert "layer 1 0.25, layer 2 0.50, layer 3 0.75" in shown
     for cell in ("1.80M (0.600)", "1.95M (0.650)", "3.00M (1.000)", "0.125"):
-        assert f"<td>{cell}</td>" in text
-    assert "frequency decile 10" in text
+        assert f"<td>{cell}</td>" in shown
+    assert "frequency decile 10" in shown
 
 
 def test_several_runs_share_one_page_and_keep_their_names_apart(tmp_path: Path) -> None:

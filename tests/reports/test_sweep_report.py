@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_sweep import BASELINE_LOSS, LAYERS, WIDTHS, difference, sweep_data, without_baseline, write_sweep
-from page_section import check_broken, drawn, reported, specs
+from page_section import drawn, reported, specs
 
 from widthwise.records.outcome import Outcome
 from widthwise.reports.charts import Figure, styles
@@ -109,11 +109,3 @@ def test_a_sweep_that_has_just_begun_makes_a_page(tmp_path: Path) -> None:
     files = reported(write_sweep(tmp_path, data))
     assert set(files) == {"html"}
     assert files["html"].read_text().count(">waiting<") >= 11
-
-
-def test_a_broken_sweep_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
-    wrong = {
-        r"points\.1": lambda data: data["points"][1].update(state="lost"),
-        r"points\.0.*runs": lambda data: data["points"][0].update(runs=[]),
-    }
-    check_broken(write_sweep(tmp_path, n_seeds_here=0) / "outcome.json", wrong)
