@@ -14,6 +14,7 @@ from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
 from test_evaluation_report import evaluation_table
 from test_explored_in_browser import until
+from thinned import hard_but
 
 from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import PAGES, write_report
@@ -69,7 +70,7 @@ OUTLINE = """(() => {
 SCROLLED = "[...document.querySelectorAll('.scroll, pre, .chart')]"
 
 
-@pytest.fixture(scope="module", params=list(BUILDERS))
+@pytest.fixture(scope="module", params=hard_but(["comparison", "sweep", "analysis.json"], BUILDERS))
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     described = BUILDERS[request.param](folder / "folder")
