@@ -8,8 +8,7 @@ import pytest
 from fake_comparison import write_run
 from page_section import captions, drawn, rows_of, run_page, section, specs
 
-from widthwise.records.certificate import ModelSize
-from widthwise.records.shrinking import LayerCut, Shrinking
+from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import TIMES
 from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
 from widthwise.run_dir import RunDir
@@ -19,26 +18,12 @@ SIZES = [((64, 64), (4, 4), (96, 50)), ((64, 40), (4, 1), (96, 10)), ((64, 64), 
 
 
 def cut(**changes: Any) -> Shrinking:
-    layers = [
-        LayerCut(d_model=width, n_kv_heads=heads, n_hidden=hidden, lost=0.25, energy_kept=[1.0, 0.5])
-        for width, heads, hidden in SIZES
-    ]
-    found = Shrinking(
-        source="parent",
-        step=900,
-        request={"flops": 0.6},
-        turned=True,
-        not_turned=None,
-        loss_before=3.5,
-        loss_after=3.75,
-        agreement=0.8,
-        n_tokens=1_000,
-        before=ModelSize(params=200, flops_per_token=1000.0),
-        after=ModelSize(params=150, flops_per_token=600.0),
-        kv_bytes=[64.0, 32.0],
-        layers=layers,
-    )
-    return found.with_changes(**changes)
+    sizes = [dict(zip(("d_model", "n_kv_heads", "n_hidden"), layer)) for layer in SIZES]
+    record = {"source": "parent", "step": 900, "request": {"flops": 0.6}, "turned": True, "not_turned": None}
+    record |= {"loss_before": 3.5, "loss_after": 3.75, "agreement": 0.8, "n_tokens": 1_000, "kv_bytes": [64.0, 32.0]}
+    record |= {"before": {"params": 200, "flops_per_token": 1000.0}, "after": {"params": 150, "flops_per_token": 600.0}}
+    record["layers"] = [{**layer, "lost": 0.25, "energy_kept": [1.0, 0.5]} for layer in sizes]
+    return Shrinking.model_validate(record).with_changes(**changes)
 
 
 @pytest.fixture
