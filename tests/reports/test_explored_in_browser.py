@@ -49,10 +49,6 @@ def until(page: Page, expression: str, value: Any) -> None:
         time.sleep(0.02)
 
 
-def domain(page: Page, axis: str = "x") -> list[float]:
-    return page.evaluate(f"{VIEW}.scale('{axis}').domain()")
-
-
 def place(page: Page, x: float, y: float) -> tuple[float, float]:
     """Where the window shows a point of the curves, which are in its middle."""
     return page.evaluate(
@@ -125,7 +121,7 @@ def test_a_title_of_a_column_sorts_by_its_numbers_and_then_gives_the_order_back(
 
 
 def test_the_keyboard_enlarges_moves_and_lets_go(page: Page) -> None:
-    low, high = domain(page)
+    low, high = page.evaluate(f"{VIEW}.scale('x').domain()")
     size = high - low
     page.evaluate(f"{CURVES}.focus()")
     for key, expected in (

@@ -36,30 +36,26 @@ def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:
     return {**found, **sizes, "loss_before": 3.5, "loss_after": 3.5 + change, **values}
 
 
-def result_of(**values: Any) -> RunResult:
-    return RunResult.model_validate({"cost": cost(SHAPES["uniform"]), **values})
-
-
 def let_grow(run: Path, growths: list[dict[str, Any]]) -> None:
     add_to_result(run, training_flops=3.0 * 4096 * 2000 + 7.0 * 4096 * 4000, growth=growths)
 
 
-def flops_at(steps: list[float], metrics: list[dict[str, Any]], result: RunResult) -> np.ndarray:
-    run = Run("run", "", {}, metrics, result)
+def flops_at(steps: list[float], metrics: list[dict[str, Any]], **values: Any) -> np.ndarray:
+    """Training FLOPs of a run with 1600 FLOPs in 30 steps. values: of its result."""
+    ended = {"cost": cost(SHAPES["uniform"]), "steps": 30, "tokens": 300, "training_flops": 1600.0}
+    run = Run("run", "", {}, metrics, RunResult.model_validate({**ended, **values}))
     return against_flops(Curve(np.array(steps), np.zeros(len(steps))), run, 1e9).x
 
 
 def test_flops_of_a_run_that_grew_or_began_where_another_stood_are_counted_phase_by_phase() -> None:
     metrics: list[dict[str, Any]] = [{"step": step, "event": "train", "tokens": 10 * step} for step in range(1, 31)]
     events = [growth(10, tokens=100, training_flops=200.0), growth(20, tokens=200, training_flops=700.0)]
-    result = result_of(steps=30, tokens=300, training_flops=1600.0, growth=events)
     # 2 FLOPs a token, then 5, then 9.
     expected = [50 * 2, 100 * 2, 200 + 50 * 5, 200 + 100 * 5, 700 + 100 * 9]
-    assert flops_at([5, 10, 15, 20, 30], metrics, result) == pytest.approx(expected)
+    assert flops_at([5, 10, 15, 20, 30], metrics, growth=events) == pytest.approx(expected)
     metrics.insert(10, {"step": 10, "event": "grown", "tokens": 100, "training_flops": 200.0})
     # 2 FLOPs a token, then 7.
-    result = result_of(steps=30, tokens=300, training_flops=1600.0)
-    assert flops_at([5, 10, 30], metrics, result) == pytest.approx([100, 200, 1600])
+    assert flops_at([5, 10, 30], metrics) == pytest.approx([100, 200, 1600])
 
 
 def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 import base64
 import html
 import re
-import subprocess
 import sys
+import types
 from pathlib import Path
 
+import pytest
 from fake_comparison import write_comparison
 from fake_scaling import write_scaling
 
-import widthwise.reports.notebook  # noqa: F401 (registers the view)
+import widthwise
+import widthwise.reports.notebook
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns
 from widthwise.records.scaling import ScalingLaws
@@ -41,13 +43,11 @@ def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: P
     assert not re.search("<script|<iframe|var\\(--", shown)
 
 
-def test_a_public_name_in_a_notebook_brings_the_view() -> None:
-    code = (
-        "import sys, types; sys.modules['IPython'] = types.ModuleType('IPython')\n"
-        "import widthwise; widthwise.UserError\n"
-        "assert 'widthwise.reports.notebook' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_a_public_name_in_a_notebook_brings_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.delitem(sys.modules, "widthwise.reports.notebook")
+    assert widthwise.UserError
+    assert "widthwise.reports.notebook" in sys.modules
 
 
 def test_names_from_anywhere_stay_text(tmp_path: Path) -> None:
