@@ -4,13 +4,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from chromium_pipe import IN_CHROMIUM, Page
 
 import widthwise
 
@@ -112,23 +110,3 @@ def test_every_result_has_its_page_and_links_to_results_lead_there(site: Path) -
     records = {path.parent for path in results.glob("*/**/*.json")} | set(results.glob("*.json"))
     names = {path.relative_to(results).with_suffix("").as_posix().replace("/", "_") for path in records}
     assert {path.stem for path in site.glob("evidence/*.html")} == names | {"index", "papers"}
-
-
-FOUND = """(() => {
-  const said = document.querySelector('.search-summary')?.innerText;
-  return said && [...document.querySelectorAll('ul.search a')].map(each => each.getAttribute('href'));
-})()"""
-
-
-@pytest.mark.hard
-@IN_CHROMIUM
-def test_a_search_from_a_folder_finds_the_page_of_its_words_first(site: Path, browser: Page) -> None:
-    browser.visit(f"{(site / 'search.html').as_uri()}?q=virtual+width", 390)
-    end = time.monotonic() + 60
-    while not (found := browser.evaluate(FOUND)):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    assert found[0] == "virtual_width.html"
-    assert browser.evaluate("document.querySelector('article form input').value") == "virtual width"
-    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
-    assert browser.complaints() == []

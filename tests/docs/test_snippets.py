@@ -15,8 +15,6 @@ from torch.distributed.run import get_args_parser
 from typer._click.exceptions import BadOptionUsage, MissingParameter
 from world import RECIPES, build, call
 
-from widthwise.config_io import UserError
-from widthwise.experiments.compare import read_plan
 from widthwise.recipe.recipe import Recipe
 from widthwise.yaml_io import parse_yaml
 
@@ -62,16 +60,6 @@ def test_pieces_of_recipes_are_valid(block: Block, tmp_path: Path, monkeypatch: 
     call("inspect", "piece.yaml")
     if "compare" in piece:
         call("compare", "piece.yaml", "--dry-run")
-
-
-def test_the_first_comparison_is_accepted_where_rounding_alone_would_miss(tmp_path: Path) -> None:
-    """At this width the shape of the page has 1.0665 times the parameters."""
-    block = next(block for block in all_blocks("yaml") if block.page == "docs/comparing.md")
-    small = {"extends": str(ROOT / "configs" / "small.yaml"), "model": {"d_model": 64}}
-    (tmp_path / "piece.yaml").write_text(yaml.safe_dump(small | parse_yaml(block.text, str(block))))
-    with pytest.raises(UserError, match=r"^x: params is 1\.0665 of uniform's"):
-        read_plan(tmp_path / "piece.yaml", match="params")
-    assert abs(read_plan(tmp_path / "piece.yaml").adjustments["x"].miss) < 0.01
 
 
 def _beside(piece: dict[str, Any]) -> dict[str, Any]:

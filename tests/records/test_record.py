@@ -29,10 +29,8 @@ def test_a_field_is_read_by_its_key_also_where_the_file_has_none(data: dict) -> 
         result["val_los"]
 
 
-def test_a_record_is_frozen_and_a_changed_copy_is_checked(data: dict) -> None:
+def test_a_changed_copy_of_a_record_is_checked(data: dict) -> None:
     result = RunResult.model_validate(data)
-    with pytest.raises(pydantic.ValidationError):
-        result.val_loss = 0.0  # pyright: ignore
     assert result.with_changes(seed=9).to_data() == {**data, "seed": 9}
     with pytest.raises(pydantic.ValidationError):
         result.with_changes(seed="nine")

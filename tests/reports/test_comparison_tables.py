@@ -29,9 +29,9 @@ from widthwise.reports.main_table import (
     main_columns,
     main_tables,
     validated_table,
+    with_columns,
 )
 from widthwise.reports.table import csv_cell, latex_escape
-from widthwise.reports.writing import write_report
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
 
@@ -83,9 +83,9 @@ def test_what_training_cost_and_further_texts_have_columns(data: dict[str, Any])
     assert validated_table(read).rows[1] == ["x", f"5.5000 (+0.0625, {MINUS}0.0300 to +0.5000)"]
 
 
-def test_columns_are_those_asked_for_in_that_order(comparison: Path, data: dict[str, Any], tmp_path: Path) -> None:
-    *_, table = write_report(comparison, tmp_path, columns=["layer_params", "difference", "virtual_width"])
-    latex = table.read_text()
+def test_columns_are_those_asked_for_in_that_order(data: dict[str, Any]) -> None:
+    names = ["layer_params", "difference", "virtual_width"]
+    latex = latex_text(with_columns(Outcome.model_validate(data), names))
     assert r" & Parameters, layers without norms & Difference & Verdict & Virtual width, times d\_model \\" in latex
     params = data["points"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
@@ -126,13 +126,10 @@ def test_escaped_latex_holds_no_active_character(text: str) -> None:
     assert not set(printed) & set('\\{}%_&#$~^"[]*\n')
 
 
-def renamed(data: dict[str, Any], *names: str) -> Outcome:
-    data["points"] = [{**variant, "name": name} for variant, name in zip(data["points"], names)]
-    return Outcome.model_validate({**data, "baseline": names[0]})
-
-
 def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]) -> None:
-    text = latex_text(renamed(data, "a & b % c", r"x_{\input{/etc/passwd}}", "[2ex] \\\\ $\\frac$"))
+    names = ("a & b % c", r"x_{\input{/etc/passwd}}", "[2ex] \\\\ $\\frac$")
+    data["points"] = [{**variant, "name": name} for variant, name in zip(data["points"], names)]
+    text = latex_text(Outcome.model_validate({**data, "baseline": names[0]}))
     assert r"\input" not in text
     assert r"x\_\{\textbackslash{}input\{/etc/passwd\}\}" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -140,27 +137,19 @@ def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]
     assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {6}
 
 
-def in_terminal(comparison: Outcome, n_columns: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=n_columns)
-    for part in fitted(comparison_table(comparison), console):
+def test_every_number_and_doubt_fits_in_100_columns_of_a_terminal(data: dict[str, Any]) -> None:
+    doubt = "seed 2: the training loss rose by 0.83 nats, at step 120"
+    data["points"][1]["doubts"] = [doubt]
+    console = Console(file=io.StringIO(), width=100)
+    for part in fitted(comparison_table(Outcome.model_validate(data)), console):
         console.print(laid_out(part))
-    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_every_number_fits_in_100_columns_of_a_terminal(data: dict[str, Any]) -> None:
-    text = in_terminal(Outcome.model_validate(data))
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     for variant in data["points"]:
         assert variant["name"] in text
         assert f"{variant['val_loss']['mean']:.4f}" in text
     for value in data["points"][1]["ratio"].values():
         assert f"({value:.3f})" in text
     assert "…\n" not in text
-
-
-def test_a_variant_with_a_doubtful_run_is_marked_and_explained(data: dict[str, Any]) -> None:
-    doubt = "seed 2: the training loss rose by 0.83 nats, at step 120"
-    data["points"][1]["doubts"] = [doubt]
-    text = in_terminal(Outcome.model_validate(data))
     assert "\nx ! " in text
     assert f"! x, {doubt}." in text
     assert "!" not in text.replace("x !", "").replace("! x", "")

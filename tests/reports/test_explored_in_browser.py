@@ -49,10 +49,6 @@ def until(page: Page, expression: str, value: Any) -> None:
         time.sleep(0.02)
 
 
-def domain(page: Page, axis: str = "x") -> list[float]:
-    return page.evaluate(f"{VIEW}.scale('{axis}').domain()")
-
-
 def place(page: Page, x: float, y: float) -> tuple[float, float]:
     """Where the window shows a point of the curves, which are in its middle."""
     return page.evaluate(
@@ -124,26 +120,8 @@ def test_a_title_of_a_column_sorts_by_its_numbers_and_then_gives_the_order_back(
     assert column(page, 0) == list(losses)
 
 
-def test_the_wheel_enlarges_dragging_moves_and_a_double_click_shows_all(page: Page) -> None:
-    low, high = domain(page)
-    at = place(page, (low + high) / 2, sum(domain(page, "y")) / 2)
-    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=at[0], y=at[1], deltaX=0, deltaY=-240)
-    time.sleep(0.1)
-    assert domain(page) == [low, high]  # without Ctrl it scrolls the page
-    at = place(page, (low + high) / 2, sum(domain(page, "y")) / 2)
-    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=at[0], y=at[1], deltaX=0, deltaY=-240, modifiers=2)
-    until(page, f"{VIEW}.scale('x').domain()[0] > {low}", True)
-    near = domain(page)
-    page.drag(at, (at[0] - 60, at[1]))
-    until(page, f"{VIEW}.scale('x').domain()[0] > {near[0]}", True)
-    moved = domain(page)
-    assert moved[1] - moved[0] == pytest.approx(near[1] - near[0])
-    page.click(*at, n_clicks=2)
-    until(page, f"{VIEW}.scale('x').domain()", [low, high])
-
-
 def test_the_keyboard_enlarges_moves_and_lets_go(page: Page) -> None:
-    low, high = domain(page)
+    low, high = page.evaluate(f"{VIEW}.scale('x').domain()")
     size = high - low
     page.evaluate(f"{CURVES}.focus()")
     for key, expected in (

@@ -47,10 +47,8 @@ def test_csv_files_hold_every_number_at_full_precision(tmp_path: Path) -> None:
 
 def test_broken_laws_are_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     wrong = {
-        r"scaling\.json: savings: is required but missing": lambda data: data.pop("savings"),
         "savings: got 'nobody' and 'uniform'": lambda data: data["savings"][0].update(group="nobody"),
         "two have the same name": lambda data: data["groups"][1].update(name="uniform"),
-        r"groups\.0\.points\.0\.x: got 0": lambda data: data["groups"][0]["points"][0].update(x=0.0),
         "chosen: got 'log_linear'; fits has power": lambda data: data["groups"][0].update(chosen="log_linear"),
         r"expected a, b": lambda data: data["groups"][0]["fits"]["power"]["parameters"].pop("b"),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_sweep import BASELINE_LOSS, LAYERS, WIDTHS, difference, sweep_data, without_baseline, write_sweep
-from page_section import check_broken, drawn, reported, specs
+from page_section import drawn, reported, specs
 
 from widthwise.records.outcome import Outcome
 from widthwise.reports.charts import Figure, styles
@@ -31,8 +31,6 @@ def test_the_page_asks_answers_and_lists_points_by_loss_and_failed_ones_with_the
     assert "x-0.25-0.3 has the lowest held-out loss of 8 points, 0.0300 nats below uniform." in page
     assert "Corrected for 8 comparisons, the best point is not significantly better than uniform." in page
     assert "On average the points of growing end 0.0350 nats above uniform." in page
-    assert "x-0.25-0.3, best of 8" in page
-    assert "widthwise sweep configs/shapes.yaml" in page
     assert "postgresql://studies/shapes" in page
     results = page[page.index('<section id="results"') :].partition("</section>")[0]
     names = re.findall(r'<th scope="row">([^<]+)<', results)
@@ -78,10 +76,9 @@ def test_without_a_baseline_losses_are_shown_and_no_verdicts(tmp_path: Path) -> 
     assert min(shades) == 0
     assert max(shades) <= 4  # nothing is worse than nothing
     files = reported(write_sweep(tmp_path, data))
-    page = files["html"].read_text()
-    assert "Verdict" not in page
-    assert "cannot tell" not in page
-    assert "Verdict" not in files["latex"].read_text()
+    for text in (files["html"].read_text(), files["latex"].read_text()):
+        assert "Verdict" not in text
+        assert "cannot tell" not in text
 
 
 def test_runs_of_another_machine_need_not_be_here_and_tables_have_a_row_for_each_finished_point(tmp_path: Path) -> None:
@@ -92,7 +89,6 @@ def test_runs_of_another_machine_need_not_be_here_and_tables_have_a_row_for_each
     rows = {row["variant"]: row for row in csv.DictReader(files["csv"].open())}
     assert len(rows) == 9
     assert float(rows["x-0.5-0.3"]["difference_mean"]) == difference(0.5, 0.3)
-    assert r"x-0.5-0.3" in files["latex"].read_text()
 
 
 def test_the_thick_line_of_a_group_is_its_point_with_the_lowest_loss(tmp_path: Path) -> None:
@@ -113,12 +109,3 @@ def test_a_sweep_that_has_just_begun_makes_a_page(tmp_path: Path) -> None:
     files = reported(write_sweep(tmp_path, data))
     assert set(files) == {"html"}
     assert files["html"].read_text().count(">waiting<") >= 11
-
-
-def test_a_broken_sweep_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
-    wrong = {
-        r"outcome\.json: points: is required but missing": lambda data: data.pop("points"),
-        r"points\.1": lambda data: data["points"][1].update(state="lost"),
-        r"points\.0.*runs": lambda data: data["points"][0].update(runs=[]),
-    }
-    check_broken(write_sweep(tmp_path, n_seeds_here=0) / "outcome.json", wrong)

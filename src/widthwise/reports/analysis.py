@@ -46,10 +46,7 @@ def analysis_page(whole: Analysis) -> Page:
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
     subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
     when = ", in the course of training" if runs else ""
-    exits = {}
-    for model in models:
-        if (curve := exit_curve(model)) is not None:
-            exits[model.name] = curve
+    exits = {model.name: exit_curve(model) for model in models}
     exit_figure = curve_figure("exits", "Loss of an early exit", exits, looks, "forward FLOPs per token", "loss, nats")
     figures: dict[str, list[Figure]] = {measure.part: [] for measure in MEASURES}
     for measure in MEASURES:
@@ -160,10 +157,10 @@ def _lines(
     return Figure(key, title, label, alt.layer(plot.lines(rows), plot.points(rows, size=34)), drawn)
 
 
-def exit_curve(model: AnalysedModel) -> Curve | None:
-    """Return the loss of exits after layers and blocks over their FLOPs; None if FLOPs are unknown."""
+def exit_curve(model: AnalysedModel) -> Curve:
+    """Return the loss of exits after layers and blocks over their FLOPs; an empty curve if FLOPs are unknown."""
     if model.exit_flops is None:
-        return None
+        return Curve(np.array([]), np.array([]))
     exits = [(model.exit_flops[point.depth], finite(point.target_log_prob)) for point in model.logit_lens]
     if model.block_exit_flops is not None:
         for point in model.block_exits:

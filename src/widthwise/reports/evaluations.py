@@ -273,11 +273,7 @@ def parts_over_training(named: Mapping[str, Run], looks: Looks) -> list[Part | N
                 label = f"{metric} of {shorten(title, 50)}"
                 figure = curve_figure(f"evaluation-{i}-{metric}", f"{title}: {metric}", curves, looks, "tokens", label)
                 figures.append(figure)
-    return [
-        note("evaluations"),
-        *figures,
-        *(_checkpoint_table(title, by_run).folded for title, by_run in by_title.items()),
-    ]
+    return [note("evaluations"), *figures, *(_checkpoint_table(*item).folded for item in by_title.items())]
 
 
 def tables_by_checkpoint(
@@ -302,7 +298,7 @@ def tables_by_checkpoint(
         name = f"{names[pair.run]} minus {names[pair.baseline]}"
         checkpoint = checkpoints[pair.run, pair.step]
         scored += [(Question(on), name, checkpoint, scores) for on, scores in by_question.items()]
-    return [_checkpoint_table(title, by_run) for title, by_run in _over_training(scored).items()]
+    return [_checkpoint_table(*item) for item in _over_training(scored).items()]
 
 
 def newest_tables(named: Mapping[str, Run]) -> list[Table]:

@@ -27,10 +27,6 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
     by_model = {name: model.token_widths for name, model in models.items() if model.token_widths}
     if not by_model:
         return None
-    histograms = [
-        _histograms(f"dynamic-width-{i}", name, widths, looks[name])
-        for i, (name, widths) in enumerate(by_model.items())
-    ]
     numbers = ("mean", "sd", "min", "max", *_LAYER_COLUMNS, "gain", "bias", "temperature")
     header = ["Layer", *(_LAYER_COLUMNS.get(number, number) for number in numbers)]
     layers = []
@@ -49,7 +45,7 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
     return section(
         "Dynamic width",
         note("dynamic-width"),
-        *histograms,
+        *(_histograms(f"dynamic-width-{i}", n, widths, looks[n]) for i, (n, widths) in enumerate(by_model.items())),
         note("dynamic-width-flops"),
         by_column("Dynamic width", quantities, "Quantity"),
         *layers,
