@@ -47,16 +47,15 @@ def test_a_diverging_run_is_one_line_and_exit_code_1(widthwise) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     arguments = ("train", "base.yaml", *SIX_STEPS, "train.steps=100000", "--out", "there")
     with Launch(1, command_in, tmp_path, *arguments, errors=tmp_path) as launch:
         until = time.monotonic() + 60
         while "train loss" not in launch.said(0) and time.monotonic() < until:
             time.sleep(0.05)
-        os.kill(launch.processes[0].pid, number)
+        os.kill(launch.processes[0].pid, signal.SIGTERM)
         codes, err = launch.codes(), launch.said(0)
-    assert codes == [128 + number]
+    assert codes == [128 + signal.SIGTERM]
     assert "`widthwise resume there` continues it" in err.splitlines()[-1]
     assert "Traceback" not in err
 
@@ -71,5 +70,3 @@ def test_what_else_was_validated_and_which_checkpoint_is_best_is_said(succeeds) 
     assert f"  on prose: loss {result['val_texts']['prose']['loss']:.4f}, " in out
     assert "  on quiz: accuracy 0.00% of 1 items" in out
     assert f"best checkpoint step {result['best_step']}, by the held-out loss" in out
-    succeeds("report", "run")
-    assert f"by held-out loss, is that of step {result['best_step']}" in Path("run/report.html").read_text()
