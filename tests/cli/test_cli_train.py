@@ -1,11 +1,7 @@
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
-from ranks import Launch, command_in
 
 SIX_STEPS = ("model.n_layers=2", "train.steps=6", "train.log_every=2")
 
@@ -44,19 +40,6 @@ def test_a_diverging_run_is_one_line_and_exit_code_1(widthwise) -> None:
     code, _, err = widthwise("train", "base.yaml", "optimizer.lr=1e38", "train.log_every=1")
     assert code == 1
     assert "stopped at step 2 of 3" in err.splitlines()[-1]
-    assert "Traceback" not in err
-
-
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    arguments = ("train", "base.yaml", *SIX_STEPS, "train.steps=100000", "--out", "there")
-    with Launch(1, command_in, tmp_path, *arguments, errors=tmp_path) as launch:
-        until = time.monotonic() + 60
-        while "train loss" not in launch.said(0) and time.monotonic() < until:
-            time.sleep(0.05)
-        os.kill(launch.processes[0].pid, signal.SIGTERM)
-        codes, err = launch.codes(), launch.said(0)
-    assert codes == [128 + signal.SIGTERM]
-    assert "`widthwise resume there` continues it" in err.splitlines()[-1]
     assert "Traceback" not in err
 
 
