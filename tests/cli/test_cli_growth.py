@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from widthwise.recipe.recipe import load_recipe
+from widthwise.run_dir import RunDir
 
 DEEPER = "growth=[{at_step: 2, model: {n_layers: 8}}]"
 
@@ -46,6 +47,7 @@ def test_a_family_over_seeds_beside_models_trained_alone(small: str, deep: Path,
     assert size["difference"]["per_seed"] == pytest.approx(expected, abs=1e-6)
     assert size["verdict"] == "no verdict"
     assert found["family_flops"] == pytest.approx(sum(each["flops"] for each in found["members"]))
+    assert found["shared_flops"] == sum(RunDir(Path(run)).result().training_flops for run in (small, "other"))
     page = (tmp_path / "out" / "report.html").read_text()
     for text in ("with as many training FLOPs", "deep: held-out loss", "deep, seed 4", 'id="growth"'):
         assert text in page
