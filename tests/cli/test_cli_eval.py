@@ -38,7 +38,7 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
         assert json.loads(file.read_text())["tasks"]["cloze"]["n_items"] == 2
 
 
-def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path], questions: Path, succeeds) -> None:
+def test_a_report_has_a_row_for_each_run(runs: list[Path], questions: Path, succeeds) -> None:
     text, out = questions.with_name("text.txt"), questions.with_name("table")
     text.write_text("some text to read\n" * 2500)
     asked = ("--text", text, "--task-file", questions, "--baseline", f"small={runs[1]}", "--report", out)
@@ -50,14 +50,6 @@ def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path],
     assert [(row["name"], row["baseline"]) for row in kept["rows"]] == [("small", "other"), ("other", None)]
     titles = [(column["name"], column["metric"]) for column in kept["columns"]]
     assert titles == [("cloze", "acc"), ("cloze", "perplexity"), ("text.txt", "token_perplexity")]
-    (difference,) = kept["differences"]
-    entry = next(each for each in difference["differences"] if each["metric"] == "nats_per_token")
-    cell = kept["rows"][0]["cells"][2]
-    assert cell["p_value"] == entry["p_value"]
-    assert cell["is_better"] == (cell["difference"] < 0)
-    before = (out / "table.tex").read_text()
-    succeeds("report", out)
-    assert (out / "table.tex").read_text() == before
 
 
 def test_without_a_text_it_is_the_held_out_text_and_json_has_the_totals_alone(
@@ -104,15 +96,3 @@ def test_means_and_tasks_of_checkpoints_have_separate_tables() -> None:
     assert means.caption == "mean over texts, by checkpoint"
     assert (accuracies.caption, accuracies.header[3]) == ("lm-eval arc, by checkpoint", "acc")
     assert [row[3] for row in accuracies.rows] == ["50.00%", "25.00%"]
-
-
-def test_nothing_is_written_into_a_hugging_face_folder(recipe: Path, questions: Path, tmp_path, succeeds) -> None:
-    pytest.importorskip("transformers", reason="needs the extra [hf]")
-    run, folder = tmp_path / "run", tmp_path / "hf"
-    succeeds("train", recipe, "data.tokenizer=bpe-280", "model.vocab_size=280", "--out", run)
-    succeeds("export", run, folder)
-    before = sorted(folder.iterdir())
-    out, _ = succeeds("eval", folder, "--task-file", questions)
-    assert "hf, step" not in out
-    assert "wrote" not in out
-    assert sorted(folder.iterdir()) == before

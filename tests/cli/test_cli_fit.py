@@ -25,7 +25,9 @@ def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, succee
     for word in ("power *", "power_irreducible", "log_linear", "left out"):
         assert word in out
     assert (tmp_path / "o" / "report.html").is_file()
-    assert str(tmp_path / "o" / "report.html") in out
+    *lines, last = out.splitlines()
+    assert last == f"wrote {tmp_path}/o/report.html"
+    assert max(len(line) for line in lines if not line.startswith("wrote ")) <= 80
 
 
 def test_an_interval_is_shown_from_its_lower_end(points: Path, tmp_path: Path, widthwise) -> None:

@@ -37,13 +37,12 @@ def test_grow_to_a_recipe_and_resume(small: str, succeeds) -> None:
     assert json.loads(out)["steps"] == 5
 
 
-def test_grow_by_changes_to_the_own_recipe(small: str, succeeds, answer) -> None:
+def test_grow_by_changes_to_the_own_recipe(small: str, answer) -> None:
     found = answer("grow", small, "model.layers.1.ffn.d_ff=160", "--out", "large")
     assert found["expansions"] == ["layer 2: feed-forward 128 -> 160 hidden units (MLP expansion)"]
     assert found["after"]["params"] - found["before"]["params"] == 3 * 32 * 32
     assert found["certificate"]["liveness"]["layers.1.ffn.w_up.weight"]["n_alive"] == 32 * 32
     assert any("train.steps = 3 is the current step" in note for note in found["notes"])
-    assert "3 steps" in succeeds("resume", "large")[0]
 
 
 def test_a_plan_writes_nothing_and_sizes_grow_the_recipe_as_one_with_these_sizes_would(small, succeeds, answer):
@@ -57,15 +56,9 @@ def test_a_plan_writes_nothing_and_sizes_grow_the_recipe_as_one_with_these_sizes
     assert sorted(Path().rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "residual",
-    [
-        {"kind": "virtual", "width": 1.5, "embedding": "expand"},
-        {"kind": "hyper_connections", "slot_width": 8, "n_slots": 7, "reduce": "slot"},
-    ],
-)
-def test_another_residual_is_said_as_in_a_recipe(small: str, residual: dict, answer) -> None:
-    """Whatever the order of the changes."""
+def test_another_residual_is_said_as_in_a_recipe(small: str, answer) -> None:
+    """In any order of the changes."""
+    residual = {"kind": "hyper_connections", "slot_width": 8, "n_slots": 7, "reduce": "slot"}
     d_ff = "model.layers.1.ffn.d_ff=160"
     other = {"extends": "base.yaml", "model": {"residual": {**residual, "state_every": 3}}}
     Path("other.yaml").write_text(yaml.safe_dump(other))
@@ -79,21 +72,22 @@ OTHER = {"ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 4}, "attention": {
 HOURGLASS = "  layers 1-6: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)"
 HEADS = "  MTP heads: 1 added, which do not affect the logits (multi-token prediction)"
 FORMS = {
-    "--to other.yaml": (HEADS, HOURGLASS, PRESERVED),
-    "--to-shape x --turn-width 0.7": ("  embedding and head: width 32 -> 40 (hidden dimension expansion)", PRESERVED),
-    "--virtual-width 1.5": ("  residual: plain -> 3 slots of 16 (virtual width)", PRESERVED),
-    "--ffn hourglass": (HOURGLASS, PRESERVED),
-    "--to wide.yaml --allow-change": ("constants that change:", "function CHANGED"),
+    "--to other.yaml": (HEADS, HOURGLASS),
+    "--to-shape x --turn-width 0.7": ("  embedding and head: width 32 -> 40 (hidden dimension expansion)",),
+    "--virtual-width 1.5": ("  residual: plain -> 3 slots of 16 (virtual width)",),
+    "--ffn hourglass": (HOURGLASS,),
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_run_takes_another_form_which_is_said_and_trains_on(small: str, form: str, succeeds, next_command) -> None:
+def test_every_other_form_is_planned_and_a_change_of_the_function_is_certified(small, succeeds, next_command) -> None:
     Path("other.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": OTHER, "train": {"steps": 5}}))
-    out, _ = succeeds("grow", small, *form.split(), "--out", "large")
-    assert all(f"\n{line}" in f"\n{out}" for line in FORMS[form]), out
-    is_preserved = json.loads(Path("large/certificate.json").read_text())["is_preserved"]
-    assert is_preserved == (PRESERVED in FORMS[form])
+    for form, lines in FORMS.items():
+        out, _ = succeeds("grow", small, *form.split(), "--plan-only")
+        assert all(f"\n{line}" in f"\n{out}" for line in lines), out
+    out, _ = succeeds("grow", small, "--to", "wide.yaml", "--allow-change", "--out", "large")
+    assert "constants that change:" in out
+    assert "function CHANGED" in out
+    assert not json.loads(Path("large/certificate.json").read_text())["is_preserved"]
     _, err = succeeds(*next_command(out, **{"train.steps=STEPS": "train.steps=4"}))
     assert "resuming after step 3 of" in err
 

@@ -9,7 +9,6 @@ import pytest
 import typer
 from pydantic import Field, PositiveInt
 
-from widthwise.cli.main import app
 from widthwise.cli.options import Command, Seeds, with_options
 from widthwise.config_io import Config, UserError
 
@@ -109,13 +108,3 @@ def test_a_mistake_names_the_option_and_what_it_takes(ask: Callable, arguments: 
     with pytest.raises(UserError) as raised:
         ask(*arguments)
     assert str(raised.value).startswith(said)
-
-
-def test_every_option_says_what_it_does() -> None:
-    commands = [typer.main.get_command(app)]
-    for command in commands:
-        commands += getattr(command, "commands", {}).values()
-        if isinstance(command, Command):
-            command.describe()
-            assert not [param.name for param in command.params if not getattr(param, "help", None)], command.name
-    assert len(commands) > 25

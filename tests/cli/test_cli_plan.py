@@ -82,16 +82,6 @@ def test_one_variant_is_planned(recipe: Path, tmp_path: Path, answer) -> None:
     assert answer("plan", path, "--variant", "wide", "--device", "24GB") == alone
 
 
-def test_a_plan_for_several_devices_writes_nothing(recipe: Path, succeeds, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = set(tmp_path.rglob("*"))
-    out, _ = succeeds("plan", recipe, *SHAPE, "--devices", "8,32", "--device", "h100")
-    words = " ".join(out.split())
-    for text in ("8 devices", "32 devices", "optimizer state", "assumed: H100 at 40% of 989 TFLOP/s"):
-        assert text in words
-    assert set(tmp_path.rglob("*")) == before
-
-
 def test_a_dry_run_of_train_is_the_plan_for_this_machine(recipe: Path, succeeds, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -99,9 +89,5 @@ def test_a_dry_run_of_train_is_the_plan_for_this_machine(recipe: Path, succeeds,
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace(total_memory=2))
     dry, _ = succeeds("train", recipe, *SHAPE, "--dry-run")
     plan, _ = succeeds("plan", recipe, *SHAPE, "--device", "H100")
-    assert plan.startswith(dry)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    dry, _ = succeeds("train", recipe, *SHAPE, "--dry-run")
-    plan, _ = succeeds("plan", recipe, *SHAPE)
     assert plan.startswith(dry)
     assert not (tmp_path / "runs").exists()

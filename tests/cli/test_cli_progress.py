@@ -64,33 +64,25 @@ def test_nothing_is_said_of_what_is_soon_done(clock):
     assert written.getvalue() == ""
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_what_is_not_counted_is_said_at_once_and_without_a_number(is_terminal, clock):
-    with shown(80, is_terminal) as (observer, written):
-        observer.preparing("training the tokenizer", 0, None)
-    assert "training the tokenizer" in written.getvalue()
-    assert "MB" not in written.getvalue()
-    assert is_terminal or written.getvalue() == "training the tokenizer\n"
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_what_a_run_does_about_spikes_is_a_line_each_and_norms_are_none(is_terminal):
-    with shown(120, is_terminal) as (observer, written):
-        observer.starting("x", 0, 9)
-        observer.record({"step": 5, "event": "norms", "grad_norms": [1.25]})
-        observer.record({"step": 5, "event": "skipped", "loss": None, "grad_norm": None})
-        observer.record({"step": 6, "event": "skipped", "loss": 3.5, "grad_norm": 81.25})
-    text = written.getvalue()
-    for line in ("skipped, gradient norm not finite", "skipped, gradient norm 81.25"):
-        assert line in text
-    assert "1.25]" not in text
-
-
 RECORD = {"event": "train", "step": 20, "loss": 2.5, "lr": 0.01, "tokens_per_second": 1000.0, "step_seconds": 0.5}
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_lines_and_bar_show_when_all_runs_end(is_terminal, clock):
+def test_lines_and_bars_show_stages_first_steps_spikes_and_the_end_of_all_runs_and_no_norms(is_terminal, clock):
+    with shown(80, is_terminal) as (observer, written):
+        observer.preparing("training the tokenizer", 0, None)
+    assert "training the tokenizer" in written.getvalue()
+    assert "MB" not in written.getvalue()
+    with shown(120, is_terminal) as (observer, written):
+        observer.starting("run 1 of 2, x", 0, 30)
+        observer.record({"step": 5, "event": "norms", "grad_norms": [1.25]})
+        observer.record({"step": 5, "event": "skipped", "loss": None, "grad_norm": None})
+        observer.record({"step": 6, "event": "skipped", "loss": 3.5, "grad_norm": 81.25})
+        observer.busy("step 1 running (compiling)")
+    assert re.search("run 1 of 2, x(: | .* )step 1 running .compiling.", plain(written))
+    for line in ("skipped, gradient norm not finite", "skipped, gradient norm 81.25"):
+        assert line in written.getvalue()
+    assert "1.25]" not in written.getvalue()
     with shown(220, is_terminal) as (observer, written):
         observer.starting("run 2 of 3, x-seed1", 0, 30)
         observer.step_done(20)
@@ -111,14 +103,6 @@ def test_a_run_alone_says_nothing_of_others_and_other_work_is_counted_in_its_uni
         "x: step 20/30  train loss 2.5000  lr 0.01  1,000 tokens/s  0:00:05 left",
         "reading book.txt: 1,000 of 4,000 tokens  100 tokens/s  0:00:30 left",
     ]
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_what_a_run_does_before_its_first_step_is_done_is_said(is_terminal):
-    with shown(120, is_terminal) as (observer, written):
-        observer.starting("run 1 of 2, x", 0, 30)
-        observer.busy("step 1 running (compiling)")
-    assert re.search("run 1 of 2, x(: | .* )step 1 running .compiling.", plain(written))
 
 
 def test_a_bar_shows_the_rate_and_a_run_goes_on_in_its_own_after_other_work(clock):

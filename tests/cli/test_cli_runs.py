@@ -22,14 +22,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "all"
 
 
-def test_a_line_says_how_far_a_run_has_come_and_how_long_ago(folder: Path, succeeds) -> None:
+def test_a_line_says_how_far_a_run_has_come_and_how_long_ago(folder: Path, succeeds, answer) -> None:
     out, error = succeeds("runs", folder)
     (line,) = [line.split() for line in out.splitlines() if line.startswith("mine")]
     assert line[:4] == ["mine", "stopped", "1,200/2,000", "2.3457"]
     assert line[5:8] == ["51.2k", "2", "h"]
     assert f"{folder}/broken/config.yaml: is not valid YAML" in out + error
-
-
-def test_json_has_them_all(folder: Path, answer) -> None:
     found = {each["path"]: each["state"] for each in answer("runs", folder)["runs"]}
     assert found == {str(folder / "broken"): "unreadable", str(folder / "mine"): "stopped"}

@@ -24,9 +24,7 @@ runpy.run_module("widthwise", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "number"), [("typer", signal.SIGINT), ("torch", signal.SIGTERM), ("torch.nn", signal.SIGINT)]
-)
+@pytest.mark.parametrize(("module", "number"), [("typer", signal.SIGINT), ("torch.nn", signal.SIGTERM)])
 def test_a_signal_during_an_import_is_one_line(module: str, number: int) -> None:
     command = [sys.executable, "-c", SIGNAL_AT_IMPORT, module, str(number)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

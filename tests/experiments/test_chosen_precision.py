@@ -10,7 +10,6 @@ from tiny_sweeps import recipe_file
 
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.sweep import read_sweep
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs import speed
@@ -90,10 +89,6 @@ def test_all_runs_of_a_comparison_have_one_choice_which_stays(gain, tmp_path):
     (tmp_path / "new" / "precision").write_text("bf16\n")  # another worker, on a machine that differs, was first
     run_experiment(read_plan([path]), tmp_path / "new")
     assert precisions(tmp_path / "new") == {"bf16"}
-    sweep = {"over": {"optimizer.lr": [0.002]}, "seeds": [3]}
-    path = recipe_file(tmp_path, sweep, train={"precision": "auto"})
-    run_experiment(read_sweep(path), tmp_path / "swept")
-    assert precisions(tmp_path / "swept") == {"fp32"}
 
 
 def test_what_an_experiment_has_begun_with_is_kept(gain, tmp_path):

@@ -14,8 +14,8 @@ from tiny_runs import tiny_recipe, without_measurements
 from tiny_sweeps import Heard, recipe_file
 
 from widthwise.config_io import UserError
+from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import Jobs, Run, process_group
-from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import RunPolicy, Schedule, train_all
 from widthwise.recipe.recipe import load_recipe
@@ -23,7 +23,6 @@ from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.observer import Observer, SilentObserver
 
 COMPARE = {"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {"model": {"d_model": 24}}}}
-SWEEP = {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}
 
 
 def records(folder: Path) -> dict[str, list[dict[str, object]]]:
@@ -34,24 +33,17 @@ def records(folder: Path) -> dict[str, list[dict[str, object]]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("section", "runs"),
-    [
-        pytest.param({"compare": COMPARE}, "a-seed1 b-seed1 a-seed2 b-seed2", id="comparison"),
-        pytest.param({"sweep": SWEEP}, "0.01-seed1 0.02-seed1 0.03-seed1", id="sweep", marks=pytest.mark.hard),
-    ],
-)
-def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path, section: dict, runs: str) -> None:
-    plan, _ = read_all(recipe_file(tmp_path, **section))
+def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> None:
+    plan = read_plan([recipe_file(tmp_path, compare=COMPARE)])
+    runs = ("a-seed1", "b-seed1", "a-seed2", "b-seed2")
     one_by_one, at_once = Heard(), Heard()
     alone = run_experiment(plan, tmp_path / "one", "command", one_by_one, jobs=Jobs(1, 1))
     together = run_experiment(plan, tmp_path / "two", "command", at_once, jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
-    n = len(runs.split())
-    names = [f"run {place} of {n}, {run}" for place, run in enumerate(runs.split(), 1)]
+    names = [f"run {number} of 4, {run}" for number, run in enumerate(runs, 1)]
     assert one_by_one.names == sorted(at_once.names) == names
-    assert len(one_by_one.left) == 4 * n
+    assert len(one_by_one.left) == 4 * 4
     assert all(seconds >= 0 for seconds in one_by_one.left)
     assert at_once.stages.count("checking the data") == 1
 

@@ -1,6 +1,5 @@
 """A ladder's sizes and steps before it is trained, and the law that comes of it."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from widthwise.experiments.plan import Sweep
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
-from widthwise.model.config import cost_summary
 from widthwise.records.outcome import Outcome
 from widthwise.reports.experiment import answer
 from widthwise.reports.writing import write_report
@@ -31,14 +29,6 @@ RUNGS: dict[str, Any] = {
 def read(folder: Path, train: dict[str, Any] | None = None, **changes: Any) -> Sweep:
     """changes: of the sweep section."""
     return read_sweep(recipe_file(folder, RUNGS | changes, model={"n_layers": 3}, train=train or {}))
-
-
-def test_variants_are_groups_and_rungs_are_points(tmp_path: Path) -> None:
-    plan = read(tmp_path)
-    assert list(plan.points) == [f"{variant}-d{d}" for variant in ("uniform", "x") for d in (16, 24, 40)]
-    assert {(point.group, point.values["rung"]) for point in plan.points.values()} == {
-        (variant, f"d{d}") for variant in ("uniform", "x") for d in (16, 24, 40)
-    }
 
 
 def test_tokens_of_a_rung_follow_from_the_parameters_of_its_first_variant(tmp_path: Path) -> None:
@@ -65,18 +55,6 @@ def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
         assert (layer.d_model, layer.ffn.d_hidden) == hourglass_sizes(budget, 2, 3, 0.5, quantum=8)
         assert f"hourglass-d{d}: {point.adjustment}" in plan.adjustment_lines
     assert len(plan.adjustment_lines) == 3
-
-
-def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
-    plan = read(tmp_path, tokens_per_param=2.0)
-    workload = plan.workload(n_runs=1)
-    assert workload["n_runs"] == 12
-    for row, point in zip(workload["points"], plan.points.values()):
-        summary = cost_summary(point.recipe.final_model, 17)
-        assert (row["name"], row["group"], row["values"]) == (point.name, point.group, point.values)
-        assert (row["params"], row["tokens"]) == (summary["params"]["total"], row["steps"] * 51)
-        assert row["training_flops"] == pytest.approx(summary["flops_per_token"]["training"] * row["tokens"])
-    assert workload["training_flops"] == pytest.approx(2 * sum(row["training_flops"] for row in workload["points"]))
 
 
 def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
@@ -154,17 +132,9 @@ def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Sweep, 
 
 def test_a_rung_has_its_tokens_at_equal_loss_where_it_was_validated_often_enough(done) -> None:
     """The smallest takes four steps, and so four validations."""
-    plan, folder, found = done
+    plan, _, found = done
     twins = {d: next(point for point in found.variants if point.name == f"twin-d{d}") for d in (16, 24, 40)}
     assert plan.points["twin-d16"].recipe.train.steps == 4
     assert twins[16].at_equal_loss == {}
     for d in (24, 40):
         assert twins[d].at_equal_loss["val_loss"].tokens_ratio.per_seed == [1, 1]
-    page, *tables = write_report([folder])
-    rows = {row["variant"]: row for row in csv.DictReader(tables[0].read_text().splitlines())}
-    assert rows["twin-d40"]["tokens_at_equal_loss_mean"] == "1.0"
-    assert (rows["twin-d16"]["tokens_at_equal_loss_mean"], rows["twin-d16"]["params_ratio"]) == ("", "1.0")
-    assert "paired differences to uniform of the same size" in tables[1].read_text()
-    shown = page.read_text()
-    assert "To the final held-out loss of uniform of the same size" in shown
-    assert "Tokens to equal loss omitted" in shown

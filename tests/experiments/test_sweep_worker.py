@@ -230,23 +230,6 @@ def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impo
     assert len(list(tmp_path.glob("a/runs/*/result.json"))) == again["study"]["n_finished"]
 
 
-def test_what_a_search_chooses_is_sized_to_the_budget_and_says_so(tmp_path: Path) -> None:
-    section = {
-        "baseline": {"model": {"d_model": 64}},
-        "match": {"quantity": "layer_params", "adjust": "d_model,ffn"},
-        "groups": {"hg": {"change": {"model": {"ffn": {"kind": "hourglass", "n_blocks": 2}}}}},
-        "over": {"aspect": {"low": 10.0, "high": 20.0}},
-        "seeds": [4],
-        "search": {"sampler": "random", "n_trials": 1},
-    }
-    heard = Listener()
-    sweep = run_experiment(read_sweep(recipe_file(tmp_path, section)), tmp_path / "found", "command", observer=heard)
-    (point,) = (point for point in sweep.variants if point.name != "baseline")
-    assert point.ratio["layer_params"] == pytest.approx(1, abs=0.01)
-    assert any(line.startswith(f"{point.name}: model.n_layers 2 -> ") for line in heard.messages)
-    assert sweep.matched == "layer_params"
-
-
 def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_by_its_number(tmp_path: Path) -> None:
     """Where there is one choice every trial is the same; one of 200 letters has no name that a folder could have."""
     section = {"over": {"optimizer.lr": [0.002]}, "seeds": [4], "search": {"sampler": "random", "n_trials": 3}}

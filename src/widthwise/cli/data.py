@@ -72,8 +72,7 @@ def prepare_command(
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
     held_out = options.held_out
-    held_out_from = options.held_out_from
-    if held_out is not None and held_out_from:
+    if held_out is not None and options.held_out_from:
         raise UserError(f"--held-out: got {held_out}; conflicts with --held-out-from; use one of them")
     try:
         fraction = 0.05 if held_out is None else float(held_out)
@@ -82,7 +81,7 @@ def prepare_command(
             f"--held-out: got {held_out!r}; expected a fraction between 0 and 1; `--held-out-from {held_out}` holds "
             "out the documents of a path"
         ) from None
-    _check_held_out_from(held_out_from, source)
+    _check_held_out_from(options.held_out_from, source)
     from widthwise.data.prepare import prepare
     from widthwise.data.readers import open_source
 
@@ -92,7 +91,7 @@ def prepare_command(
             open_source(source, **reading),
             options.out,
             tokenizer=options.tokenizer,
-            held_out=[open_source(path, **reading) for path in held_out_from] or fraction,
+            held_out=[open_source(path, **reading) for path in options.held_out_from] or fraction,
             max_tokens=options.max_tokens,
             n_workers=options.workers,
             progress=shown.preparing,
@@ -183,9 +182,8 @@ def _check_held_out_from(paths: Sequence[str], source: str) -> None:
 
 
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
-    tokenizer = manifest.tokenizer
     splits = manifest.splits
-    title = f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)"
+    title = f"{out} ({manifest.tokenizer.spec}, {manifest.tokenizer.vocab_size:,} tokens in the vocabulary)"
     rows = []
     for name, split in (("train", splits.train), ("held out", splits.held_out)):
         counts = (f"{n:,}" for n in (split.n_documents, split.n_tokens, split.n_bytes))

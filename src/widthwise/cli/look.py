@@ -77,7 +77,6 @@ def eval_(
     from widthwise.runs.evaluate import evaluate_run, save_evaluation
     from widthwise.runs.trained import kept_steps
 
-    every_checkpoint = options.every_checkpoint
     out = options.out
     report = options.report
     baseline_of_run = dict[str, str]()
@@ -96,12 +95,12 @@ def eval_(
     # The bars of the evaluation harness would break our bars.
     with nullcontext(LineObserver(console)) if config.tasks else shown_progress(console) as observer:
         for run in runs:
-            for step in kept_steps(run, observer.message) if every_checkpoint else (options.step,):
+            for step in kept_steps(run, observer.message) if options.every_checkpoint else (options.step,):
                 evaluation = evaluate_run(run, config, observer, step)
                 evaluations.append(evaluation)
                 if out is None and report is None and evaluation.step is not None:
                     files.append(save_evaluation(evaluation))
-    differences = all_differences(evaluations, baselines, by_step=every_checkpoint)
+    differences = all_differences(evaluations, baselines, by_step=options.every_checkpoint)
     compared = [difference.to_data() for difference in differences]
     whole = {"runs": [evaluation.to_data() for evaluation in evaluations], "differences": compared}
     if out is not None:
@@ -113,7 +112,7 @@ def eval_(
         files += [report / table.file_name, *reversed(write_report(report))]
         answers = answer(table)
     shown = {"runs": [evaluation.totals() for evaluation in evaluations], "differences": compared}
-    tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(evaluations, differences)
+    tables = (tables_by_checkpoint if options.every_checkpoint else evaluation_tables)(evaluations, differences)
     say_result(shown, as_json, answers, tables, files)
 
 
@@ -147,7 +146,6 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.analyse import analyse, write_analysis
 
-    step = options.step
     every_checkpoint = options.every_checkpoint
     out = options.out
     if options.parquet:
@@ -156,14 +154,21 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
         check_kind(out, "analysis.json")
     with shown_progress(progress_console()) as observer:
         analysis = analyse(
-            models, options.text, options.tokens, options.seq_len, options.batch_size, observer, step, every_checkpoint
+            models,
+            options.text,
+            options.tokens,
+            options.seq_len,
+            options.batch_size,
+            observer,
+            options.step,
+            every_checkpoint,
         )
     if out is None:
         name = "analysis"
         if every_checkpoint:
             name += "-of-checkpoints"
-        elif step is not None:
-            name += f"-step-{step}"
+        elif options.step is not None:
+            name += f"-step-{options.step}"
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
         out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
     files = [write_analysis(analysis, out)]

@@ -77,9 +77,7 @@ class _Pace:
         A text is "" if nothing is counted, nothing was done yet, or the end is reached or unknown. separator: between
         the numbers.
         """
-        progress = ""
-        rate = ""
-        time_left = ""
+        progress = rate = time_left = ""
         if n_done or n_total is not None:
             counts = [n for n in (n_done, n_total) if n is not None]
             progress = separator.join(f"{n / 1e6:.1f}" if self._is_bytes else f"{n:,}" for n in counts)
@@ -106,9 +104,8 @@ class LineObserver(Observer):
         self._shown_at = 0.0
         self._is_open = False
         """True if the stage has a line, but no line of its end."""
-        self._name = ""
+        self._name = self._remaining = ""
         self._n_steps = 0
-        self._remaining = ""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         self.working(stage, n_bytes, n_bytes_total, "B")

@@ -135,7 +135,6 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
     """Yield a table without the last optional columns that do not fit into a line. If the essential columns do not fit
     either, yield parts that each begin with the columns of names."""
     unbounded = Console(width=1000)
-    half = console.width // 2
 
     def part(columns: list[int], **changes: str) -> Table:
         rows = [[row[i] for i in columns if i < len(row)] for row in table.rows]
@@ -144,7 +143,9 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
     def fits(columns: list[int]) -> bool:
         """Return True if the columns fit, with names broken at half a line."""
         drawn = part(columns, caption="", note="")
-        drawn = replace(drawn, rows=[[*(name[:half] for name in row[:1]), *row[1:]] for row in drawn.rows])
+        drawn = replace(
+            drawn, rows=[[*(name[: console.width // 2] for name in row[:1]), *row[1:]] for row in drawn.rows]
+        )
         return unbounded.measure(laid_out(drawn)).maximum <= console.width
 
     n_columns = len(table.header)

@@ -21,10 +21,9 @@ from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.state import inherited
 from widthwise.yaml_io import recipe_name
 
-GROWN = "grown"
-"""Group of the sizes grown from another run."""
-ALONE = "alone"
-"""Group of the same models trained from scratch."""
+# Groups of the points
+GROWN = "grown"  # sizes grown from another run
+ALONE = "alone"  # the same models trained from scratch
 
 
 @dataclass(frozen=True, kw_only=True)

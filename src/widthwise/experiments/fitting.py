@@ -63,8 +63,7 @@ class Fit:
     """(n_draws, n_points) the shift of each point in a resample, on the law's residual scale."""
     degrees_of_freedom: int
     has_lack_of_fit: bool
-    """True if means over seeds are farther from the curve than the noise of runs explains. The intervals do not include
-    such a miss."""
+    """True if means over seeds miss the curve by more than the noise of runs, which the intervals do not include."""
     resampled: str
     """The unit that resamples draw, as part of a sentence."""
 
@@ -214,7 +213,6 @@ def fit_groups(
     `chinchilla` are fitted alone, and without savings. Raises UserError if no law can be fitted to a group.
     """
     axes = data.axes
-    groups = data.groups
     baseline = data.baseline
     if law is not None:
         check_one_of("--law", law, ALL_LAWS)
@@ -226,19 +224,19 @@ def fit_groups(
         raise UserError(
             "--law chinchilla: needs two variables, as in --x params --x2 tokens; other laws take --x alone"
         )
-    for group in groups:
+    for group in data.groups:
         if len(group.points) > MOST_POINTS:
             raise UserError(f"fit: {group.name} has {len(group.points):,} points; a law takes at most {MOST_POINTS:,}")
         reasons = [form.objection(group) for form in laws.values()]
         if all(reasons):
             raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
-    possible = [(form, group) for form in laws.values() for group in groups if form.objection(group) is None]
+    possible = [(form, group) for form in laws.values() for group in data.groups if form.objection(group) is None]
     fits: Fits = {kind: {} for kind in laws}
     for n_done, (form, group) in enumerate(possible):
         (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
         fits[form.kind][group.name] = fit_law(form, group)
-    chosen, why = _choice(groups, fits, law)
-    recorded = [_recorded(group, fits, chosen) for group in groups]
+    chosen, why = _choice(data.groups, fits, law)
+    recorded = [_recorded(group, fits, chosen) for group in data.groups]
     saved = list[Saving]()
     for by_group in fits.values():
         for name, fit in by_group.items():

@@ -29,8 +29,7 @@ class RungsConfig(Config):
     """Name of a size -> changes to the recipe. Every group is trained at every size, must match the first group there,
     and is compared with it."""
     tokens_per_param: pydantic.PositiveFloat | None = None
-    """Tokens of a rung per parameter of its first group, rounded to whole steps; default: the steps of the recipe and
-    its rungs."""
+    """Tokens of a rung per parameter of its first group, rounded to whole steps; default: by the steps."""
     count: Literal["params", "layer_params"] = "params"
     """Counted parameters: all, or without embedding, head and norms."""
 

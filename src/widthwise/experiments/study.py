@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
     from optuna.trial import FrozenTrial
 
-IDENTITY = "identity"
-"""User attribute of the study: identity of the search."""
-POINT = "point"
-"""User attribute of a trial: name, group and values of its point."""
-REASON = "reason"
-"""User attribute of a trial: the reason why it failed."""
+# User attributes in Optuna
+IDENTITY = "identity"  # of the study: identity of the search
+POINT = "point"  # of a trial: name, group and values of its point
+REASON = "reason"  # of a trial: the reason why it failed
 PointState = Literal["finished", "failed", "running", "waiting"]
 STATES: dict[str, PointState] = {"COMPLETE": "finished", "FAIL": "failed"}
 """State of a trial in Optuna -> state of its point. Any other state is "running"; its worker may have died."""
@@ -37,14 +35,13 @@ STATES: dict[str, PointState] = {"COMPLETE": "finished", "FAIL": "failed"}
 
 @dataclass(frozen=True)
 class PointStatus:
-    """The state of one point of a sweep."""
+    """The state of one point of a sweep. reason: of a failure."""
 
     name: str
     group: str
     values: Mapping[str, Any]
     state: PointState
     reason: str | None = None
-    """Reason of a failure."""
 
 
 class Study:

@@ -207,11 +207,9 @@ class SweepSpace:
             check_trainable(recipe, name)
             check_same_windows(name, recipe, *self._reference)
         else:
+            where = "sweep, or --match none"
             match = self.config.matching
-            advice = "sweep, or --match none"
-            recipe, adjustment = comparable(
-                name, recipe, group, self._reference, match, advice, aspect=values.get(ASPECT)
-            )
+            recipe, adjustment = comparable(name, recipe, group, self._reference, match, where, values.get(ASPECT))
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -231,12 +229,15 @@ class SweepSpace:
     def identity(self) -> str:
         """Return a hash of everything that determines training: equal for searches that may share a study."""
         config = self.config
-        search = config.search
         match = config.matching
-        assert search is not None
+        assert config.search is not None
         points = {} if self.baseline is None else {self.baseline.name: to_data(self.baseline.recipe)}
         described = [points, list(config.seeds), match.quantity, config.axes_as_data()]
-        described += [search.sampler, dict(self._data), {name: group.change for name, group in config.groups.items()}]
+        described += [
+            config.search.sampler,
+            dict(self._data),
+            {name: group.change for name, group in config.groups.items()},
+        ]
         if match.adjust:
             described.append(to_data(match))
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
