@@ -140,11 +140,11 @@ class RunDir:
         begun_with = self._begun_with()
         if text == begun_with:
             return text
-        begun = parse_yaml(begun_with, RECIPE)
+        original = parse_yaml(begun_with, RECIPE)
         now = parse_yaml(text, "config.yaml")
         continuations = self.continuations()
         # `continue_with` writes two files; a kill between them leaves the earlier recipe, which is as good.
-        expected = (continued(begun, continuations), continued(begun, continuations[:-1]))
+        expected = (continued(original, continuations), continued(original, continuations[:-1]))
         changes = min((changes_in_words(recipe, now, of_the_same_run=True) for recipe in expected), key=len)
         if changes:
             raise UserError(

@@ -229,7 +229,7 @@ class _Launch:
         """Check texts, tasks and teacher; a run made by another verb is bound to them when it is first trained."""
         before = self.run.environment()
         now = _bound_record(loop)
-        if VALIDATION_KEY in before:
+        if before.get(VALIDATION_KEY) is not None:
             for path, *_ in differences(before[VALIDATION_KEY], now.get(VALIDATION_KEY, {})):
                 raise UserError(f"{self.run.path}: validation.{path}: differs from the one the run started with")
         step = before.get(TEACHER_KEY)
