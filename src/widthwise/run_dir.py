@@ -182,10 +182,6 @@ class RunDir:
         self.add_to_environment({CONTINUED: [entry.to_data() for entry in (*self.continuations(), continuation)]})
         write_atomic(self.path / "config.yaml", dump_yaml(recipe))
 
-    def set_result_aside(self, steps: int) -> None:
-        """Rename the result after its number of steps, because the run continues past its end."""
-        (self.path / RunResult.file_name).replace(self.path / f"result_step_{steps:08}.json")
-
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Add entries that were unknown when the run was begun."""
         entries = self.environment()
