@@ -28,15 +28,15 @@ HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 
 
 @contextmanager
-def reading(path: Path, most: int | None = None) -> Iterator[None]:
+def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
     """Call `check_plain_file`, then turn an OSError of the block into a UserError that names the file."""
     with refusing(f"{path}: cannot be read", OSError):
-        check_plain_file(path, most)
+        check_plain_file(path, max_bytes)
         yield
 
 
-def check_plain_file(path: Path, most: int | None = None) -> None:
-    """Raise UserError unless the path is a plain file of at most `most` bytes and no pointer of Git LFS.
+def check_plain_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise UserError unless the path is a plain file of at most max_bytes, and not a pointer of Git LFS.
 
     Reading a folder, a pipe, a device or a kernel file such as /proc/kmsg (size 0, but not empty) may never end.
     """
@@ -45,8 +45,8 @@ def check_plain_file(path: Path, most: int | None = None) -> None:
     if not path.is_file():
         raise UserError(f"{path}: is not a plain file")
     n_bytes = path.stat().st_size
-    if most is not None and n_bytes > most:
-        raise UserError(f"{path}: has {n_bytes:,} bytes; allowed: up to {most:,}")
+    if max_bytes is not None and n_bytes > max_bytes:
+        raise UserError(f"{path}: has {n_bytes:,} bytes; allowed: up to {max_bytes:,}")
     if n_bytes > MAX_POINTER_BYTES:
         return
     with refusing(f"{path}: cannot be read", OSError), open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
@@ -62,13 +62,13 @@ def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_text(path: Path, most: int | None = None) -> str:
+def read_text(path: Path, max_bytes: int | None = None) -> str:
     """Return the text of a file, without a byte order mark.
 
     Raises UserError if the file is missing, unreadable, not UTF-8 or refused by `check_plain_file`.
     """
     try:
-        with reading(Path(path), most):
+        with reading(Path(path), max_bytes):
             return Path(path).read_text(encoding="utf-8-sig")
     except UserError:
         raise

@@ -140,11 +140,11 @@ class RunDir:
         begun_with = self._begun_with()
         if text == begun_with:
             return text
-        begun = parse_yaml(begun_with, RECIPE)
+        original = parse_yaml(begun_with, RECIPE)
         now = parse_yaml(text, "config.yaml")
         continuations = self.continuations()
         # `continue_with` writes two files; a kill between them leaves the earlier recipe, which is as good.
-        expected = (continued(begun, continuations), continued(begun, continuations[:-1]))
+        expected = (continued(original, continuations), continued(original, continuations[:-1]))
         changes = min((changes_in_words(recipe, now, of_the_same_run=True) for recipe in expected), key=len)
         if changes:
             raise UserError(
@@ -181,10 +181,6 @@ class RunDir:
         recipe = continued(parse_yaml(self.config_yaml(), "config.yaml"), [continuation])
         self.add_to_environment({CONTINUED: [entry.to_data() for entry in (*self.continuations(), continuation)]})
         write_atomic(self.path / "config.yaml", dump_yaml(recipe))
-
-    def set_result_aside(self, steps: int) -> None:
-        """Rename the result after its number of steps, because the run continues past its end."""
-        (self.path / RunResult.file_name).replace(self.path / f"result_step_{steps:08}.json")
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Add entries that were unknown when the run was begun."""

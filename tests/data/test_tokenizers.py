@@ -141,13 +141,6 @@ def test_the_beginning_is_the_one_token_that_a_template_puts_before_the_text(is_
         JsonTokenizer("x", with_template([END, A], is_nested, bos_id=353), "x")
 
 
-def test_dropout_is_refused():
-    data = json.loads(BPE.definition())
-    data["model"]["dropout"] = 0.1
-    with pytest.raises(UserError, match=r"^x: model\.dropout: got 0\.1, which splits a text at random; allowed: null$"):
-        JsonTokenizer("x", json.dumps(data), "x")
-
-
 def not_special(definition: str) -> str:
     """The file with no token flagged special."""
     data = json.loads(definition)

@@ -101,15 +101,13 @@ def test_a_text_or_task_may_move_but_not_change(folder: Path, tmp_path: Path) ->
     assert re.search(r"config.yaml: was changed .* validation.tasks.quiz.limit from 2 to 3", refusal(resume, run))
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_two_processes_find_what_one_does(folder: Path, tmp_path: Path, shards: int) -> None:
-    recipe = tiny_recipe(*validated_on(folder), f"train.shards={shards}")
+def test_two_processes_find_what_one_does(folder: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(*validated_on(folder), "train.shards=2")
     ranks.launched(2, train, recipe, tmp_path / "run", errors=tmp_path / "errors", codes=[0, 0])
     for found, expected in zip(validations(tmp_path / "run"), validations(folder / "run"), strict=True):
         for key in ("val_texts", "val_tasks"):
             for name, values in expected[key].items():
-                exact = shards == 1  # sums in another order, where processes share the weights
-                assert found[key][name] == (values if exact else pytest.approx(values, rel=1e-4))
+                assert found[key][name] == pytest.approx(values, rel=1e-4)  # sums in another order
 
 
 def _train(override: str, path: Path) -> None:

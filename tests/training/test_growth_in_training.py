@@ -92,17 +92,6 @@ def test_the_result_holds_the_last_model_and_the_compute_of_all(grown_twice: Pat
     assert first["params_after"] == second["params_before"]
 
 
-def test_naive_growth_changes_the_loss(tmp_path: Path) -> None:
-    losses = {}
-    for preserve in ("true", "false"):
-        growth = f"growth=[{{at_step: 5, model: {{d_model: 32}}, preserve: {preserve}}}]"
-        train(tiny_recipe(UNIFORM, "model.attention={n_heads: 2}", growth), tmp_path / preserve)
-        (record,) = records(tmp_path / preserve, "growth")
-        losses[preserve] = (record["loss_before"], record["loss_after"])
-    assert losses["true"][0] == losses["false"][0]
-    assert abs(losses["false"][1] - losses["false"][0]) > 1e-3
-
-
 def test_seeds_draw_other_entries_and_one_seed_the_same() -> None:
     recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {ffn: {kind: swiglu, ratio: 5}}}]")
     smaller, is_new = stepped(recipe, 0), recipe.phases[1].growth.plan.is_new()["layers.0.ffn.w_gate.weight"]

@@ -1,6 +1,5 @@
 """Further heads from the step to the result."""
 
-import math
 from functools import partial
 
 import pytest
@@ -12,10 +11,8 @@ from torch.nn.functional import cross_entropy
 from widthwise.data.config import open_data
 from widthwise.data.loader import HeldOut
 from widthwise.model.decoder import build
-from widthwise.model.generate import generate_drafted
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.open import open_model
 from widthwise.runs.train import train
 from widthwise.training.step_statistics import MTPLosses
 from widthwise.training.validation import validate
@@ -53,16 +50,12 @@ def test_validation_reports_each_depth_over_what_it_was_asked(float64):
         assert validation.mtp_window_losses[k - 1] == pytest.approx(by_window, rel=1e-9)
 
 
-def test_the_heads_learn_and_draft(tmp_path):
-    recipe = tiny_recipe("model.mtp={n_depths: 2}", "train.steps=40", "train.checkpoint_every=null")
+def test_records_and_result_have_the_losses_of_the_heads(tmp_path):
+    recipe = tiny_recipe("model.mtp={n_depths: 2}", "train.checkpoint_every=null")
     result, records = train(recipe, tmp_path / "run"), RunDir(tmp_path / "run").metrics()
     assert all(len(record["mtp_losses"]) == 2 for record in records)
     assert result["val_mtp_losses"] == records[-1]["mtp_losses"]
     assert [len(windows) for windows in result["val_mtp_window_losses"]] == [len(result["val_window_losses"])] * 2
-    assert result["val_mtp_losses"][0] < math.log(257) - 1
-    trained = open_model(tmp_path / "run")
-    _, counts = generate_drafted(trained.model, [trained.tokenizer.encode("the ")], 40)
-    assert counts.n_accepted > 0
 
 
 @pytest.mark.parametrize(

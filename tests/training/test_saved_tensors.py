@@ -78,17 +78,6 @@ def test_files_that_are_missing_torn_or_of_other_tensors_are_named(tmp_path: Pat
     assert f"{other}: cannot be read" in refusal(tmp_path, 2, shapes())
 
 
-def test_a_tensor_that_is_missing_or_too_many_or_of_another_shape_is_named(tmp_path: Path) -> None:
-    written(tmp_path, parts_of(tensors(), 2))
-    for name, shape, said in (
-        ("other", torch.Size([3]), "other has shape None; must be (3,)"),
-        ("matrix", None, "matrix has shape (7, 3); must be None"),
-        ("matrix", torch.Size([6, 3]), "matrix has shape (7, 3); must be (6, 3)"),
-    ):
-        wanted = {**shapes(), name: shape}
-        assert said in refusal(tmp_path, 2, {name: shape for name, shape in wanted.items() if shape})
-
-
 MATRIX = torch.zeros(4, 3)
 UNEQUAL = [
     ({"matrix": torch.zeros(3, 3)}, {"matrix": MATRIX}, "matrix has shape"),

@@ -34,13 +34,6 @@ def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
     return ends.cumsum(dim=1) - ends
 
 
-def document_positions(documents: "Tensor") -> "Tensor":
-    """Return the position of each token in the part of its document in the row: (B, T) -> (B, T)."""
-    positions = documents.new_ones(documents.shape).cumsum(dim=1) - 1
-    begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
-    return positions - (positions * begins).cummax(dim=1).values
-
-
 @dataclass(frozen=True)
 class Boundaries:
     """Document masks and positions for rows of tokens; see `PackingConfig`."""
@@ -54,8 +47,13 @@ class Boundaries:
         return document_ids(tokens, self.eos_id) if self.masks else None
 
     def positions(self, tokens: "Tensor") -> "Tensor | None":
-        """Return the positions of the tokens, integers (B, T); None for positions in the row."""
-        return document_positions(document_ids(tokens, self.eos_id)) if self.resets else None
+        """Return the position of each token in its document's part of the row, integers (B, T); None without resets."""
+        if not self.resets:
+            return None
+        documents = document_ids(tokens, self.eos_id)
+        positions = documents.new_ones(documents.shape).cumsum(dim=1) - 1
+        begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+        return positions - (positions * begins).cummax(dim=1).values
 
 
 NO_BOUNDARIES = Boundaries(eos_id=-1, masks=False, resets=False)

@@ -73,19 +73,21 @@ def _provenance(tokenizer: Tokenizer | None, recipe: Recipe, data: OpenedData | 
 
 
 def _recipe(
-    model: Decoder, tokenizer: Tokenizer | None, given: Recipe | Path | str | None, seq_len: int | None
+    model: Decoder, tokenizer: Tokenizer | None, base: Recipe | Path | str | None, seq_len: int | None
 ) -> Recipe:
     """Return the checked recipe of the run."""
-    if given is None:
+    if base is None:
         n_positions = None if model.positions is None else model.positions.n_positions
         data = {} if tokenizer is None else {"tokenizer": tokenizer.spec}
-        begun = parse_recipe({**first_sections(n_positions), "model": to_data(model.config), "data": data}, "save_run")
+        sections = {**first_sections(n_positions), "model": to_data(model.config), "data": data}
+        recipe = parse_recipe(sections, "save_run")
     else:
-        base = given if isinstance(given, Recipe) else load_recipe(given)
-        begun = checked_copy(base, "recipe", model=model.config, growth=(), rewarmup=None)
-    resolved = begun if seq_len is None else checked_copy(begun, "recipe", seq_len=seq_len)
-    resolved.check()
-    return resolved
+        base = base if isinstance(base, Recipe) else load_recipe(base)
+        recipe = checked_copy(base, "recipe", model=model.config, growth=(), rewarmup=None)
+    if seq_len is not None:
+        recipe = checked_copy(recipe, "recipe", seq_len=seq_len)
+    recipe.check()
+    return recipe
 
 
 def first_sections(n_positions: int | None) -> dict[str, Any]:
@@ -180,11 +182,11 @@ class Beginning:
     origin: dict[str, Any]
     """The entry IMPORTED of environment.json, if any."""
 
-    def check_tokenizer(self, given: Tokenizer) -> None:
+    def check_tokenizer(self, data_tokenizer: Tokenizer) -> None:
         """Raise UserError for the tokenizer of other data if the model does not know its tokens."""
-        if self.tokenizer is not None and self.tokenizer.id != given.id:
-            check_tokens(self.tokenizer, given, self.is_free)
-        check_vocabulary(self.model.config.vocab_size, given)
+        if self.tokenizer is not None and self.tokenizer.id != data_tokenizer.id:
+            check_tokens(self.tokenizer, data_tokenizer, self.is_free)
+        check_vocabulary(self.model.config.vocab_size, data_tokenizer)
 
 
 def read_import(

@@ -152,7 +152,11 @@ class _Launch:
         before, now = self.processes.on_rank_zero(lambda: (self.run.environment(), self._environment()))
 
         def check() -> None:
-            self._check_same_data(data)
+            if not has_seen_data(self.run):  # bind the run to the data, if its model has their tokens
+                check_tokenizer(self.run, data.tokenizer)
+                data.tokenizer.save(self.run.tokenizer_folder)
+                self.run.add_to_environment(data.identity.record())
+            check_data_of_run(self.run, data.identity, "its recipe now names")
             self.run.check_checkpoints_are_own()
             checkpoint_folder.remove_partial(self.run.checkpoints)
 
@@ -217,19 +221,11 @@ class _Launch:
         self.data_cache.check(recipe.data, self.observer.preparing)
         return data
 
-    def _check_same_data(self, data: OpenedData) -> None:
-        """Check that the data are the run's; a run without data is bound to them if its model has their tokens."""
-        if not has_seen_data(self.run):
-            check_tokenizer(self.run, data.tokenizer)
-            data.tokenizer.save(self.run.tokenizer_folder)
-            self.run.add_to_environment(data.identity.record())
-        check_data_of_run(self.run, data.identity, "its recipe now names")
-
     def _check_same_bonds(self, loop: TrainingLoop) -> None:
         """Check texts, tasks and teacher; a run made by another verb is bound to them when it is first trained."""
         before = self.run.environment()
         now = _bound_record(loop)
-        if VALIDATION_KEY in before:
+        if before.get(VALIDATION_KEY) is not None:
             for path, *_ in differences(before[VALIDATION_KEY], now.get(VALIDATION_KEY, {})):
                 raise UserError(f"{self.run.path}: validation.{path}: differs from the one the run started with")
         step = before.get(TEACHER_KEY)
@@ -306,7 +302,7 @@ def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
         before_after = [{path: pair[i] for path, pair in pairs.items()} for i in range(2)]
         run.continue_with(Continuation(after_step=reached, before=before_after[0], after=before_after[1]))
     if result is not None and is_longer:
-        run.set_result_aside(reached)
+        (run.path / RunResult.file_name).replace(run.path / f"result_step_{reached:08}.json")
 
 
 def last_continuation(run: RunDir, recipe: Recipe) -> str | None:

@@ -95,29 +95,29 @@ def tokenizer_of(run: RunDir) -> Tokenizer:
     return tokenizer if origin is None else tokenizer.as_pretrained(origin["token_ids"])
 
 
-def check_tokenizer(run: RunDir, given: Tokenizer) -> None:
+def check_tokenizer(run: RunDir, data_tokenizer: Tokenizer) -> None:
     """Raise UserError for the tokenizer of other data if it does not fit the model of a run.
 
     A trained run needs an identical tokenizer; an imported model needs the same tokens, merges and end of text.
     """
     identity = recorded_tokenizer(run)
-    if identity is not None and identity.id != given.id:
-        check_tokens(tokenizer_of(run), given, is_free=not has_seen_data(run))
+    if identity is not None and identity.id != data_tokenizer.id:
+        check_tokens(tokenizer_of(run), data_tokenizer, is_free=not has_seen_data(run))
 
 
-def check_tokens(tokenizer: Tokenizer, given: Tokenizer, is_free: bool = True) -> None:
+def check_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, is_free: bool = True) -> None:
     """Raise UserError for a tokenizer of data that differs from the model's.
 
     is_free: allow a tokenizer with the same tokens, merges and end of text.
     """
-    if is_free and tokenizer.vocabulary_id == given.vocabulary_id:
+    if is_free and tokenizer.vocabulary_id == data_tokenizer.vocabulary_id:
         return
     allowed = tokenizer.spec
-    if tokenizer.eos != given.eos:
-        allowed += f", whose texts end in {tokenizer.eos!r} and not in {given.eos!r}"
+    if tokenizer.eos != data_tokenizer.eos:
+        allowed += f", whose texts end in {tokenizer.eos!r} and not in {data_tokenizer.eos!r}"
     if is_free:
         allowed += ", or one with the same tokens, merges and end of text"
-    raise UserError(f"data.tokenizer: got {given.spec}; must be the model's, {allowed}")
+    raise UserError(f"data.tokenizer: got {data_tokenizer.spec}; must be the model's, {allowed}")
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:

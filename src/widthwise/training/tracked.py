@@ -147,17 +147,17 @@ def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observe
 
     names: keys of TRACKERS. Raises UserError for an unknown name, and if the extra of a tracker is not installed.
     """
-    shown = observer or SilentObserver()
+    observer = observer or SilentObserver()
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"track: got {name!r}; allowed: {', '.join(TRACKERS)}")
         if not is_silent():
             require(name, name)
     if not names or is_silent():
-        yield shown
+        yield observer
         return
     with ExitStack() as stack:
-        yield _TrackingObserver(shown, list(dict.fromkeys(names)), stack)
+        yield _TrackingObserver(observer, list(dict.fromkeys(names)), stack)
 
 
 class _TrackingObserver(ForwardingObserver):
