@@ -137,6 +137,6 @@ def test_and_of_two_states_a_layer_keeps_one_where_the_other_can_be_made_from_it
 def test_where_no_layer_runs_again_the_count_is_that_of_the_model():
     for name in ("plain", "moe", "slots", "further_heads"):
         resolved = variant("x", name)
-        assert all(again == Cost() for again in RECOMPUTE["none"].made_again(resolved))
+        assert all(again == Cost() for again in RECOMPUTE["none"].recomputed(resolved))
     for size in (2, 4):
         assert RECOMPUTE["none"].kept(resolved).activation_bytes(size) == resolved.cost().activation_bytes(size)

@@ -226,7 +226,7 @@ class ShardedModel:
         kept = list(accumulate(recompute.kept_by_layer(config), initial=config.end_costs()["embedding"]))[1:]
         return [
             before + (again + activations_of(sublayer))
-            for before, again, sublayer in zip(kept, recompute.made_again(config), sublayers, strict=False)
+            for before, again, sublayer in zip(kept, recompute.recomputed(config), sublayers, strict=False)
         ]
 
     def _hidden_entries(self, n_shards: int) -> int:
