@@ -71,7 +71,6 @@ def test_a_recipe_whose_growths_are_planned_goes_to_another_process(kind: str) -
 REFUSED = {
     "[{at_step: 9, model: {}}]": r"^growth\.0: comes after step 9; must come before the last, 9$",
     "[{at_step: 4, model: {}}, {at_step: 4, model: {}}]": r"^growth\.1: comes after step 4; the event before it",
-    "[{model: {}}]": r"growth\.0\.at_step: is required but missing",
     "[{at_step: 2, model: {d_models: 32}}]": r"^growth\.0\.model: d_models: unknown key; did you mean 'd_model'",
     "[{at_step: 2, model: {tie_embeddings: true}}]": r"^growth\.0: tie_embeddings: .* growth has no conversion for it",
     "[{at_step: 2, model: {}, layers: [0, null, 1]}]": r"^growth\.0: layers: got",

@@ -71,9 +71,8 @@ class ModelConfig(Config):
                 raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
         d_model = self.d_model
         residual = self.residual
-        widths = [width for layer in self.layers for width in layer.widths]
         with mistakes_at("residual"):
-            residual.check_widths(d_model, widths)
+            residual.check_widths(d_model, [width for layer in self.layers for width in layer.widths])
         n_columns = residual.embedding_width(d_model)
         if self.tie_embeddings and n_columns != d_model:
             raise ValueError(
