@@ -38,10 +38,10 @@ def started(module: nn.Module, std: float = 1.0, noise: float = 0.0, seed: int =
     return module
 
 
-def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms", n_more: int = 0) -> NormSite:
-    """The place of a feed-forward's norm, which divides by its width and n_more."""
+def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms") -> NormSite:
+    """The place of a feed-forward's norm, which divides by its width."""
     width = d_model if placement == "pre" else d_out
-    return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=width + n_more))
+    return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=width))
 
 
 CONTEXT = PassContext(rope={}, mask=None)

@@ -8,13 +8,26 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.model.config import part_of
 from widthwise.model.decoder import Decoder
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         return make()
+
+
+def part_of(name: str) -> str:
+    """The part, one of `records.cost.PARTS`, that contains a decoder's parameter."""
+    first, *inside = name.split(".")
+    if first in ("head", "mtp"):
+        return first
+    if first in ("embedding", "positions", "entry"):
+        return "embedding"
+    if first == "exit":
+        return "norm" if inside[0] == "norm" else "residual"
+    if inside[1].endswith("residual"):
+        return "residual"
+    return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else inside[1]
 
 
 def parameters_by_part(model: Decoder) -> dict[str, int]:

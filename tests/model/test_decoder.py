@@ -62,20 +62,6 @@ def test_reference_kernels_give_the_same_model(monkeypatch, name):
     assert_equals_literal(decoder(variant("x", name)), random_tokens(2, 5))
 
 
-@pytest.mark.parametrize("resize", ["projection", "full_projection"])
-def test_projection_has_one_matrix_for_every_widening(resize):
-    model = decoder(config("zigzag", "full", residual={"kind": "plain", "resize": resize}))
-    arriving = [D_MODEL, *WIDTHS["zigzag"][:-1]]
-    expected = {
-        f"layers.{i}.attention_residual.resize.w_widen.weight": (width - (resize == "projection") * before, before)
-        for i, (before, width) in enumerate(zip(arriving, WIDTHS["zigzag"], strict=True))
-        if width > before
-    }
-    built = {name: tuple(p.shape) for name, p in model.named_parameters() if "residual" in name}
-    assert built == expected
-    assert model.config.costs()["residual"].params == sum(a * b for a, b in expected.values())
-
-
 def test_loss_equals_cross_entropy_of_the_logits():
     model = decoder(config("x", **VARIANTS["released_recipe"]))
     tokens, targets = random_tokens(3, 9), random_tokens(3, 9, seed=1)

@@ -117,7 +117,6 @@ class TestAsInThePapers:
         ({"residual": {**SLOTS, "n_slots": 10, "embedding": "pad", "write_init": "slice"}}, "embedding: got pad; only"),
         ({"residual": SLOTS, "tie_embeddings": True}, "the embedding has 36 columns and the head 20; use residual"),
         ({"residual": {**SLOTS, "n_fractions": 5}}, "n_fractions: conflicts with slot_width|give only one of them"),
-        ({"residual": {"n_slots": 5000}}, "n_slots: got 5000; input should be less than or equal to 4096"),
         *(
             ({"residual": {**SLOTS, "n_slots": 10, key: value}}, f"{key}: got {value}; with layers of different")
             for key, value in (*AS_IN_THE_PAPERS.items(), ("write_init", "cyclic"))

@@ -110,11 +110,11 @@ FIRST, ONCE, TWICE = 150, 211, 390
 LEARNED = [{"kind": kind, "learn_temperature": True} for kind in ("ste", "soft")]
 
 
-def grown(module, d_ff, placement="pre"):
+def grown(module, d_ff):
     """The layer after a growth: in w_down new columns are 0, elsewhere new entries are random."""
     sizes = (*module.config.sizes, d_ff)
     config = parse(DynamicConfig, {**to_data(module.config), "grown_from": sizes[:-1], "d_ff": d_ff})
-    found = config.build(D, D_OUT, norm_site(placement, D, D_OUT)).double().train(module.training)
+    found = config.build(D, D_OUT, norm_site("pre", D, D_OUT)).double().train(module.training)
     old, generator = module.state_dict(), torch.Generator().manual_seed(d_ff)
     with torch.no_grad():
         for name, weight in found.state_dict().items():
@@ -279,10 +279,7 @@ class TestModel:
 @pytest.mark.parametrize(
     ("ffn", "message"),
     [
-        ({"min_fraction": 1.1}, r"model: ffn\.min_fraction: got 1\.1"),
-        ({"start": 1.0}, r"model: ffn\.start: got 1\.0"),
         ({"score": {"kind": "const", "learn_gain": True}}, r"model: ffn\.score\.learn_gain: unknown key"),
-        ({"mask": {"kind": "hard", "temperature": 1.0}}, r"model: ffn\.mask\.temperature: unknown key"),
         ({"score": {"kind": "token"}}, r"ffn\.score\.kind: got 'token'; allowed: const, linear"),
         ({"mask": {"kind": "nested"}}, r"ffn\.mask\.kind: got 'nested'; mask nested was removed; use `train\.nested`"),
     ],

@@ -122,7 +122,7 @@ def test_mup_sets_what_muP_needs_and_refuses_other_values():
     assert template.resolve(8) == parse(ModelTemplate, written).resolve(8)
     assert parse(ModelTemplate, to_data(template)) == template
     for other in ({"logit_multiplier": 0.5}, {"attention": {"scale": "1/sqrt(head_dim)"}}):
-        with pytest.raises(UserError, match=r"init.mup: sets (logit_multiplier|attention.scale) to .*; leave one"):
+        with pytest.raises(UserError, match=r"init.mup: sets (logit_multiplier|attention.scale) to .*; remove one"):
             parse(ModelTemplate, mup | other)
 
 

@@ -19,14 +19,14 @@ DYNAMIC = {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5}
 
 
 def losses_and_gradients(
-    resolved: ModelConfig, kind: str, dtype=torch.float64, autocast=False, of_choices=False, width_fraction=None
+    resolved: ModelConfig, kind: str, dtype=torch.float64, autocast=False, of_choices=False
 ) -> dict[str, torch.Tensor]:
     """The losses of each token, at every depth, and all gradients of the objective, or of what layers chose."""
     model = decoder(resolved, dtype=dtype)
     model.recompute = RECOMPUTE[kind]
     torch.manual_seed(7)  # for layers that draw
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = model.loss(TOKENS, TARGETS, 1e-3, width_fraction)
+        loss = model.loss(TOKENS, TARGETS, 1e-3)
     chosen = sum(value.sum() * (i + 1) for i, each in enumerate(loss.choices) for value in each.values())
     (chosen if of_choices else loss.objective).backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
@@ -137,6 +137,6 @@ def test_and_of_two_states_a_layer_keeps_one_where_the_other_can_be_made_from_it
 def test_where_no_layer_runs_again_the_count_is_that_of_the_model():
     for name in ("plain", "moe", "slots", "further_heads"):
         resolved = variant("x", name)
-        assert all(again == Cost() for again in RECOMPUTE["none"].made_again(resolved))
+        assert all(again == Cost() for again in RECOMPUTE["none"].recomputed(resolved))
     for size in (2, 4):
         assert RECOMPUTE["none"].kept(resolved).activation_bytes(size) == resolved.cost().activation_bytes(size)

@@ -34,9 +34,9 @@ def model_of(n_layers: int = 4, d_model: int = 24, d_ff: int = 36, **changes: ob
     return parse(ModelTemplate, data, "model").resolve(SEQ_LEN)
 
 
-def mixture(n_experts: int = 5, top_k: int = 2, n_layers: int = 4, d_expert: int = 12) -> ModelConfig:
-    ffn = {"kind": "moe", "n_experts": n_experts, "top_k": top_k, "d_expert": d_expert, "n_shared_experts": 1}
-    return model_of(n_layers=n_layers, ffn=ffn)
+def mixture(n_experts: int = 5, top_k: int = 2) -> ModelConfig:
+    ffn = {"kind": "moe", "n_experts": n_experts, "top_k": top_k, "d_expert": 12, "n_shared_experts": 1}
+    return model_of(ffn=ffn)
 
 
 def needs_of(model: ModelConfig, seed: int) -> list[LayerNeed]:

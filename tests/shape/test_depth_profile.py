@@ -88,8 +88,6 @@ def test_framed_ends_are_those_of_the_uniform_model():
     ("shape", "changes", "message"),
     [
         ({}, {}, "shape: heads: missing; a profile needs heads, hidden or both"),
-        ({"heads": [1]}, {}, "shape.heads"),
-        ({"heads": [0, 1]}, {}, "shape.heads.0"),
         ({"heads": [0.01, 1]}, {}, "model.shape.heads: leaves nothing for layer 1 of 5, which would get 0.18 "),
         ({"hidden": [1, 2], "framed": True}, {"n_layers": 2}, "model.n_layers: 2 is too few for a profile"),
         ({"heads": [1, 2]}, {"d_model": 34}, "model.d_model: got 34; attention needs a multiple of 4"),

@@ -154,7 +154,6 @@ MISTAKES: list[tuple[dict, str]] = [
     ({"layers": {8: {}}}, "layers.8: layers count from 0 to 7"),
     ({"layers": {1: {"ffn": {"d_f": 3}}}}, "model.layers.1: ffn.d_f: unknown key; did you mean 'd_ff'?"),
     ({"layers": {1: {"d_model": 30}}}, "model.layers.1.d_model: got 30; attention needs a multiple of 4 (head_dim"),
-    ({"layers": {7: {"d_model": "a"}}}, "model.layers.7.d_model: got 'a'"),
     ({"layers": {1: {"d_in": 999}}}, "d_in: got 999"),
     ({"d_model": 62}, "model.layers.0.d_model: got 62; attention needs a multiple of 4 (head_dim * kv_group_size)"),
     (counted_heads(3), "d_model: got 64; attention needs a multiple of 6 (2 * n_heads)"),
@@ -165,7 +164,6 @@ MISTAKES: list[tuple[dict, str]] = [
     (counted_heads(4, n_kv_heads=2, kv_group_size=4), "n_kv_heads: conflicts with kv_group_size"),
     (counted_heads(4, kv_group_size=3), "kv_group_size: got 3; must divide n_heads = 4"),
     ({"residual": {"kind": "virtual", "width": 1.51}}, "width: got 1.51; must be a fraction n/m with m up to 8, such"),
-    ({"residual": {"kind": "virtual", "width": 1}}, "width: got 1; input should be greater than 1"),
     ({"residual": {"kind": "virtual", "width": 2, "n_slots": 4}}, "n_slots: conflicts with width"),
     ({"attention": {"ratio": 0.5, "d_attention": 32}}, "d_attention: conflicts with ratio"),
     ({"attention": {"d_attention": 30}}, "d_attention: got 30; must be a multiple of 4 (head_dim * kv_group_size)"),
@@ -175,12 +173,9 @@ MISTAKES: list[tuple[dict, str]] = [
     ),
     ({"ffn": {"kind": "swiglu", "d_ff": 3, "ratio": 2}}, "d_ff: conflicts with ratio"),
     ({"shape": {"kind": "explicit", "widths": [64]}}, "model.shape.widths: got 1 widths for n_layers = 8"),
-    ({"shape": {"kind": "y"}}, "shape.kind: got 'y'"),
     ({"shape": {"kind": "growing", "last_over_first": 2.0}}, "shape.last_over_first: unknown key"),
     ({"shape": {"kind": "x", "bottleneck_width": 0.01}}, "model.shape.quantum"),
-    ({"shape": {"kind": "uniform", "widths": [1]}}, "shape.widths: unknown key"),
     ({"residual": {"kind": "plain", "projections": "as_released"}}, "residual: projections: got as_released"),
-    ({"n_layers": 10**12}, "n_layers"),
 ]
 
 

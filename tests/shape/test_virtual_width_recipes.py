@@ -81,13 +81,6 @@ class TestEnds:
         gains = r * 640  # of the norm of groups
         assert (ends.flops, ends.params) == (4 * r * 640**2, 2 * r * 640**2 + gains)
 
-    def test_mixtures_of_slots_cost_next_to_nothing(self):
-        residual = recipe(
-            "virtual_width_8x model.residual.embedding=slot model.residual.reduce=slot model.residual.group_norm=none"
-        ).explicit_model.residual
-        ends = residual.entry_cost(640) + residual.exit_cost(640)
-        assert (ends.flops, ends.params) == (2 * 2 * 32 * 640, 2 * 4 * 32)
-
 
 class TestRecipes:
     @pytest.mark.parametrize("r", SERIES)
@@ -102,13 +95,6 @@ class TestRecipes:
 
 
 class TestInspection:
-    @pytest.mark.parametrize("name", ["virtual_width_2x", "virtual_width_8x_mtp"])
-    def test_a_uniform_model_stands_beside_the_plain_one(self, name):
-        baseline = inspected(name)["baseline"]
-        plain = inspected("uniform_200m")
-        assert baseline == {key: plain[key] for key in baseline}
-        assert (baseline["residual"], baseline["n_mtp_depths"], baseline["virtual_width"]) == ("plain", 0, 1)
-
     def test_flops_of_the_parts_are_those_of_training(self):
         summary = inspected("virtual_width_4x_mtp")
         by_part, flops = summary["flops_by_part"], summary["flops_per_token"]

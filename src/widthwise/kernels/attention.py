@@ -130,17 +130,6 @@ def blocks_are_faster(
     return dtype in (torch.float32, torch.float64) and has_documents and n_queries >= MIN_WIDE_QUERIES
 
 
-def one_query_is_faster(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether `one_query_attention` is faster than torch's fused function on a CPU, without a backward pass.
-
-    In bf16 it takes 0.4 to 0.7 of the time, and 0.15 to 0.35 where 3 or 4 heads share a key-value head. In fp32 it
-    takes 0.9 to 1.2, and mostly more for several queries. Not used in a compiled graph, which would need one loop for
-    every length.
-    """
-    reads_a_cache = queries.shape[2] == 1 and keys.numel() >= MIN_CACHED
-    return dtype == torch.bfloat16 and reads_a_cache and not torch.compiler.is_compiling()
-
-
 def attention(
     queries: Tensor,
     keys: Tensor,
@@ -159,7 +148,11 @@ def attention(
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
     if queries.device.type == "cpu" and flash_is_enabled() and not reference_wanted():
         dtype = compute_type(queries)
-        if not is_differentiated and one_query_is_faster(queries, keys, dtype):
+        # In bf16 `one_query_attention` takes 0.4 to 0.7 of the time of torch's fused function, and 0.15 to 0.35 where 3
+        # or 4 heads share a key-value head; in fp32 it takes 0.9 to 1.2. A compiled graph would need one loop for every
+        # length.
+        is_one_query = n_queries == 1 and dtype == torch.bfloat16 and keys.numel() >= MIN_CACHED
+        if is_one_query and not is_differentiated and not torch.compiler.is_compiling():
             return one_query_attention(queries, keys, values, scale, documents)
         if blocks_are_faster(n_queries, head_dim, dtype, is_differentiated, documents is not None):
             return attention_in_blocks(queries, keys, values, scale, documents)

@@ -37,10 +37,8 @@ def reference_read_slots(
         coefficients = static.to(wide.dtype)
         if projection is not None and scale is not None:
             inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-            pre_activation = inverse_rms * (wide @ projection.to(wide.dtype))
-            coefficients = scale * torch.tanh(pre_activation) + coefficients
-        x = coefficients[..., :n_read].transpose(-1, -2) @ wide
-        return x.flatten(-2).to(state.dtype), coefficients
+            coefficients = scale * torch.tanh(inverse_rms * (wide @ projection.to(wide.dtype))) + coefficients
+        return (coefficients[..., :n_read].transpose(-1, -2) @ wide).flatten(-2).to(state.dtype), coefficients
 
 
 def reference_write_slots(

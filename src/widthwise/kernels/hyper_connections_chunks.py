@@ -64,8 +64,7 @@ class Site(NamedTuple):
         n_tokens, n_slots, slot_width = chunk.shape
         if self.projection is None or self.scale is None:
             return Coefficients(self.static[:, None].expand(-1, n_tokens, -1))
-        norm = torch.linalg.vector_norm(chunk, dim=-1)
-        inverse_rms = norm.square_().div_(slot_width).add_(self.eps).rsqrt_()
+        inverse_rms = torch.linalg.vector_norm(chunk, dim=-1).square_().div_(slot_width).add_(self.eps).rsqrt_()
         shape = len(self.static), n_tokens, n_slots
         doubled = scratch("doubled", *shape)
         torch.mm(self.projection, chunk.view(-1, slot_width).T, out=doubled.flatten(1))

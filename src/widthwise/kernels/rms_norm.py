@@ -31,8 +31,7 @@ def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
     """Return x over its root mean square, and the inverse root mean square, in fp32 or wider."""
     wide = widened(x)
     # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    inverse_rms = norm.square_().div_(norm_dim).add_(eps).rsqrt_()
+    inverse_rms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(norm_dim).add_(eps).rsqrt_()
     return wide * inverse_rms, inverse_rms
 
 

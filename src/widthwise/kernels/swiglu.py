@@ -26,8 +26,7 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
         gate, up = ctx.saved_tensors
-        grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
-        return grad_gate, silu(gate).mul_(grad)
+        return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -71,9 +71,8 @@ class ModelConfig(Config):
                 raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
         d_model = self.d_model
         residual = self.residual
-        widths = [width for layer in self.layers for width in layer.widths]
         with mistakes_at("residual"):
-            residual.check_widths(d_model, widths)
+            residual.check_widths(d_model, [width for layer in self.layers for width in layer.widths])
         n_columns = residual.embedding_width(d_model)
         if self.tie_embeddings and n_columns != d_model:
             raise ValueError(
@@ -254,18 +253,3 @@ def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
 def pflops_days(training_flops_per_token: float, n_tokens: int) -> float:
     """Return the training compute in PFLOP/s-days, as in Table 2 of the variable-width paper."""
     return training_flops_per_token * n_tokens / (1e15 * 86400)
-
-
-def part_of(name: str) -> str:
-    """Return the part, one of `records.cost.PARTS`, that contains a decoder's parameter."""
-    first, *inside = name.split(".")
-    if first in ("head", "mtp"):
-        return first
-    if first in ("embedding", "positions", "entry"):
-        return "embedding"
-    if first == "exit":
-        return "norm" if inside[0] == "norm" else "residual"
-    sublayer = inside[1]
-    if sublayer.endswith("residual"):
-        return "residual"
-    return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else sublayer

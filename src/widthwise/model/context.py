@@ -145,8 +145,7 @@ class KVCache:
         self.capacity = capacity
         self.length = 0
         self.has_padding = False
-        device = tensor_options.get("device")
-        self.is_real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)
+        self.is_real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=tensor_options.get("device"))
 
     def check_room(self, batch_size: int, n_tokens: int) -> None:
         """Raise ValueError if n_tokens more tokens of batch_size texts do not fit."""

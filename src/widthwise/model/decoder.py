@@ -148,8 +148,7 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.check_room(*tokens.shape)
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
-        entered = self.embed(tokens, context.positions)
-        stream, _ = self._run_layers(entered, context, cache, see)
+        stream, _ = self._run_layers(self.embed(tokens, context.positions), context, cache, see)
         if cache is not None:
             cache.advance(tokens.shape[1], is_real)
         return stream

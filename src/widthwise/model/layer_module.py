@@ -39,8 +39,7 @@ class MTPDepth(nn.Module):
         super().__init__()
         self.residual = residual
         self.d_model = d_model
-        slot_width = residual.slot_shape(d_model)[1]
-        slot = {"slot_width": slot_width}
+        slot = {"slot_width": residual.slot_shape(d_model)[1]}
         self.state_norm = config.slot_norm.build(slot)
         self.embedding_norm = config.slot_norm.build(slot)
         self.w_join = Linear({"halves": 2, **slot}, slot)

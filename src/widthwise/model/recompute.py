@@ -83,7 +83,7 @@ class Recompute:
                 costs.append(activations_of(cost))
         return costs
 
-    def made_again(self, model: ModelConfig) -> list[Cost]:
+    def recomputed(self, model: ModelConfig) -> list[Cost]:
         """Return the recomputed activations of each layer and MTP head, in the order of the forward pass."""
         return [activations_of(cost) if self.is_recomputed(i) else Cost() for i, cost in self._indexed_costs(model)]
 

@@ -77,7 +77,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def block_entries(shape: Sequence[int], n_shards: int) -> int:
-    """Return the entries of a shard of a parameter, including padding: those of ceil(rows / n_shards) rows."""
+    """Return the entries of a shard of a parameter, including padding up to ceil(rows / n_shards) rows."""
     n_rows, *row = shape
     return -(-n_rows // n_shards) * torch.Size(row).numel()
 

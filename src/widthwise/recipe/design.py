@@ -110,13 +110,9 @@ def budget_met(recipe: Recipe, request: ShapeRequest) -> dict[str, Any]:
 
 def parse_quantity(text: str, option: str = "--budget") -> float:
     """Return a number such as 3e7 for "30M". Raise UserError if it is not a positive number."""
-    number = text
-    factor = 1.0
-    if text[-1:] in SUFFIXES:
-        number = text[:-1]
-        factor = SUFFIXES[text[-1]]
+    number = text[:-1] if text[-1:] in SUFFIXES else text
     try:
-        value = float(number) * factor
+        value = float(number) * SUFFIXES.get(text[-1:], 1.0)
     except ValueError:
         value = 0.0
     if not value > 0 or value == float("inf"):

@@ -98,8 +98,7 @@ def _chosen_flops(recipe: Recipe) -> dict[str, float]:
     full = model.inference_cost().forward_flops(recipe.seq_len)
     layers = dynamic_layers(model)
     dynamic = sum(layer.full_flops for layer in layers)
-    narrowest = sum(layer.narrowest * layer.full_flops for layer in layers)
-    flops = {"narrowest": full - dynamic + narrowest}
+    flops = {"narrowest": full - dynamic + sum(layer.narrowest * layer.full_flops for layer in layers)}
     if budget is not None:
         flops["target"] = full - dynamic * (1 - budget.target)
     return {**flops, "full": full}

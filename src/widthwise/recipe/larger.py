@@ -72,8 +72,7 @@ def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
         rule = uniform_rule(model)
     except UserError as error:
         raise UserError(f"--to-shape: {NO_RULE} ({error})") from None
-    data = to_data(rule) | {"shape": shape_section(request)}
-    template = parse(ModelTemplate, data, "--to-shape")
+    template = parse(ModelTemplate, to_data(rule) | {"shape": shape_section(request)}, "--to-shape")
     for d_model in range(model.d_model, WIDEST + 1, template.attention.quantum):
         shaped = template.model_copy(update={"d_model": d_model}).resolve(SEQ_LEN)
         if min(shaped.widths) >= model.d_model:

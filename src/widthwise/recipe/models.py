@@ -32,8 +32,7 @@ def build(
     if isinstance(recipe, Recipe):
         recipe.check()
         return build_decoder(recipe.explicit_model, recipe.train.seed if seed is None else seed, device, dtype)
-    default = TrainConfig.model_fields["seed"].default
-    return build_decoder(recipe, default if seed is None else seed, device, dtype)
+    return build_decoder(recipe, TrainConfig.model_fields["seed"].default if seed is None else seed, device, dtype)
 
 
 def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str, seed: int = 0) -> Decoder:

@@ -189,8 +189,7 @@ class Recipe(Config):
         """
         train = self.train
         n_windows = min(train.sequences_per_pass, train.batch_size // n_processes)
-        boundaries = self.data.boundaries(data)
-        limits = train.validation_tokens, train.settled_precision, boundaries, train.validation_skip
+        limits = train.validation_tokens, train.settled_precision, self.data.boundaries(data), train.validation_skip
         return HeldOut(data, self.seq_len, n_windows, *limits)
 
     @property

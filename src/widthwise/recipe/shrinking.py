@@ -237,13 +237,12 @@ def _found(
     rows, sizes, costs, lost = zip(*choices)
     limit -= count(model.inference_cost(), seq_len) - sum(map(cost_of, model.layers))
     one_per_layer = csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
-    stays = np.array([size != LEFT_OUT for size in sizes], dtype=float)
     solution = milp(
         np.divide(lost, max(*lost, 1e-300)),
         constraints=[
             LinearConstraint(one_per_layer, 1, 1),
             LinearConstraint(np.divide([costs], limit), ub=1),
-            LinearConstraint(stays[None], 1),
+            LinearConstraint(np.array([size != LEFT_OUT for size in sizes], dtype=float)[None], 1),
         ],
         integrality=np.ones(len(rows)),
         bounds=Bounds(0, 1),

@@ -234,7 +234,7 @@ class ShardedModel:
         saved = list(accumulate(recompute.kept_by_layer(config), initial=config.end_costs()["embedding"]))[1:]
         return [
             before + (recomputed + activations_of(sublayer))
-            for before, recomputed, sublayer in zip(saved, recompute.made_again(config), sublayers, strict=False)
+            for before, recomputed, sublayer in zip(saved, recompute.recomputed(config), sublayers, strict=False)
         ]
 
     def _hidden_entries(self, n_shards: int) -> int:

@@ -30,10 +30,9 @@ class Knob:
         """Return the knob of a part of the model. Raise UserError if that part has nothing to adjust."""
         if adjust == "d_model":
             return cls(template, None, Adjustable("d_model", template.d_model, step=_width_quantum(template)))
-        widths = template.resolve(seq_len).widths
         with mistakes_at(f"model.{adjust}"):
             if adjust == "ffn":
-                return cls(template, adjust, template.ffn.adjustable(widths))
+                return cls(template, adjust, template.ffn.adjustable(template.resolve(seq_len).widths))
             return cls(template, adjust, template.shape.adjustable())
 
     @property

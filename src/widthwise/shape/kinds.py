@@ -233,8 +233,7 @@ class ScheduledShape(SolvedShape):
         """Return the width at the turn, in hundredths of d_model."""
         value = getattr(self, self.schedule.ratio_key)
         lowest, highest = self.schedule.ratios
-        limits = lowest, min(highest, max(2 * value, 1))
-        return Adjustable(self.schedule.ratio_key, value, step=0.01, limits=limits)
+        return Adjustable(self.schedule.ratio_key, value, step=0.01, limits=(lowest, min(highest, max(2 * value, 1))))
 
 
 class TurningShape(ScheduledShape):

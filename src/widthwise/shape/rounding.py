@@ -55,7 +55,7 @@ def round_balanced(
     Each layer is rounded up or down, but never exceeds the stream unless its real width does, and equal ends stay
     equal. Among the choices within TOLERANCE, take the smallest total distance from `widths`; if there is none, the
     smallest miss. If that is above FAR because of the ends, layers may move by one more multiple. All choices are tried
-    for up to 17 layers, and those of few moves for more. Raises as `round_nearest`.
+    for up to 17 layers, and only choices with few moves for more. Raises as `round_nearest`.
     """
     nearest = round_whole(widths, quantum, cost.d_model, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)

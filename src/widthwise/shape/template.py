@@ -153,7 +153,7 @@ class ModelTemplate(Config):
         return widths
 
     def endpoint_widths(self, widths: Any, is_slim: bool) -> tuple[Any, Any]:
-        """Return the widths that each layer reads and writes: that of the layer, at slim ends at most d_model."""
+        """Return the width that each layer reads and writes: its d_model, at slim ends at most d_model of the model."""
         d_in = widths.copy()
         d_out = widths.copy()
         if is_slim:

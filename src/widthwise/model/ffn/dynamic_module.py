@@ -132,7 +132,12 @@ class DynamicWidth(SwiGLU):
             return self.w_down(swiglu(self.w_gate(x), self.w_up(x)))
         sliced = self._sliced_form(x, edge)
         if sliced is None:
-            return self._masked(x, width, edge)
+            centres = self._centres(width)
+
+            def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
+                return swiglu(gate, up) * edge.mask(width[..., None], centres).to(gate.dtype)
+
+            return self.w_down(recomputed(gated, self.w_gate(x), self.w_up(x), width))
         weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
         width, margin = self._as_never_grown(width.flatten(), edge.margin)
         update = sliced(x.flatten(0, 1), *weights, width, edge._replace(margin=margin))
@@ -149,15 +154,6 @@ class DynamicWidth(SwiGLU):
         if self.execution == "sliced":
             return fused_sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
-
-    def _masked(self, x: Tensor, width: Tensor, edge: Edge) -> Tensor:
-        """Compute `_update` with all units, times the mask."""
-        centres = self._centres(width)
-
-        def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
-            return swiglu(gate, up) * edge.mask(width[..., None], centres).to(gate.dtype)
-
-        return self.w_down(recomputed(gated, self.w_gate(x), self.w_up(x), width))
 
     def _centres(self, like: Tensor) -> Tensor:
         """Return the centres in units, (d_ff,), with the dtype and device of `like`."""
@@ -204,18 +200,14 @@ class DynamicWidth(SwiGLU):
 
         Called by all processes that share the model.
         """
-
-        def number(value: Tensor | float) -> float:
-            # Only one of several processes may hold a parameter of one entry.
-            return float(whole(value)) if isinstance(value, Tensor) else value
-
         log_gain = None if self.score is None else self.score.log_gain
-        temperature = self.mask.temperature
-        return {
-            "gain": None if log_gain is None else number(log_gain().exp()),
-            "bias": None if self.bias is None else number(self.bias()),
-            "temperature": None if temperature is None else number(temperature()),
+        values = {
+            "gain": None if log_gain is None else log_gain().exp(),
+            "bias": None if self.bias is None else self.bias(),
+            "temperature": None if self.mask.temperature is None else self.mask.temperature(),
         }
+        # Only one of several processes may hold a parameter of one entry.
+        return {name: float(whole(x)) if isinstance(x, Tensor) else x for name, x in values.items()}
 
     def choice_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the score and its bias."""

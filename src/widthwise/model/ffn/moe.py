@@ -72,8 +72,7 @@ class MoEConfig(Routing, FFNConfig):
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:
-        shared = (self.d_shared,) if self.d_shared else ()
-        return (self.d_expert,) * self.top_k + shared
+        return (self.d_expert,) * self.top_k + ((self.d_shared,) if self.d_shared else ())
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return self.experts_cost(d_model, self.d_expert, self.d_shared, d_out)
@@ -136,8 +135,7 @@ class MoETemplate(Routing, HiddenWidthTemplate):
 
     def at_width(self, d_model: int) -> MoEConfig:
         d_expert = self.whole_hidden(d_model)
-        options = options_of(Routing, self)
-        return MoEConfig(d_expert=d_expert, d_shared=self.n_shared_experts * d_expert, **options)
+        return MoEConfig(d_expert=d_expert, d_shared=self.n_shared_experts * d_expert, **options_of(Routing, self))
 
 
 register_ffn(MoEConfig, MoETemplate)

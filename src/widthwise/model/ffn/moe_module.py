@@ -44,21 +44,18 @@ class MoE(FeedForward):
         expert_load = counts.to(logits.dtype) / chosen.numel()
         choices = {"expert_load": expert_load}
         if self.training:
-            choices |= self._auxiliary_losses(logits, expert_load)
+            # Gradients flow through the probabilities; the load has none.
+            probability = logits.softmax(dim=-1).mean(dim=0)
+            balance = n_experts * (probability * expert_load).sum()
+            router_z = logits.logsumexp(dim=-1).square().mean()
+            choices |= {
+                "auxiliary_loss": self.config.balance_coefficient * balance + self.config.z_coefficient * router_z,
+                "balance_loss": balance.detach(),
+                "router_z_loss": router_z.detach(),
+            }
         return self.norm.after(update), choices
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits: (..., n_experts) of the router -> the weights and the indices of the chosen experts, (..., top_k)."""
         best, chosen = logits.topk(self.config.top_k, dim=-1)
         return best.softmax(dim=-1), chosen
-
-    def _auxiliary_losses(self, logits: Tensor, expert_load: Tensor) -> Choices:
-        """logits: (n_tokens, n_experts) of the router. Gradients flow through the probabilities; the load has none."""
-        probability = logits.softmax(dim=-1).mean(dim=0)
-        balance = self.config.n_experts * (probability * expert_load).sum()
-        router_z = logits.logsumexp(dim=-1).square().mean()
-        return {
-            "auxiliary_loss": self.config.balance_coefficient * balance + self.config.z_coefficient * router_z,
-            "balance_loss": balance.detach(),
-            "router_z_loss": router_z.detach(),
-        }

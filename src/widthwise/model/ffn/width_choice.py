@@ -4,7 +4,7 @@ A layer has d_ff units; the centre of unit i is c_i = i + 1/2. A token of width 
 centres are below w. A step has no derivative in w, so the masks differ in their fall from 1 to 0 and in their
 derivative.
 
-In a grown layer the centres of new units are between those of old ones, and old centres and temperatures do not change.
+In a grown layer new units have centres between the old ones, and old centres and temperatures do not change.
 `d_ff` in this file is therefore the value before any growth.
 """
 

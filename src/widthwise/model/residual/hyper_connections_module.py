@@ -118,8 +118,7 @@ class HyperConnection(Site):
         if self.config.writes == "all":
             return table
         slots, blocks = (torch.arange(n, device=table.device) for n in (self.config.n_slots, self.n_write))
-        is_own = slots[:, None] % self.n_write == blocks
-        return torch.cat((table[:, :-1], table[:, -1:] * is_own), dim=1)
+        return torch.cat((table[:, :-1], table[:, -1:] * (slots[:, None] % self.n_write == blocks)), dim=1)
 
     def coefficients(self, stream: Tensor) -> Tensor:
         """Return the mixing coefficients, (B, T, n_slots, n_coefficients), in fp32 or wider.

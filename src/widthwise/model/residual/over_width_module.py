@@ -202,8 +202,7 @@ def build_entry(config: HyperConnectionsConfig, d_model: int) -> DirectEntry:
 
 
 def build_exit(config: HyperConnectionsConfig, d_model: int, width: int, norm: NormConfig) -> OverWidthExit:
-    start = REDUCTION_STARTS[config.reduce_init]
-    reduce = REDUCTIONS[config.reduce](d_model, config.n_slots, config.slot_width, start)
+    reduce = REDUCTIONS[config.reduce](d_model, config.n_slots, config.slot_width, REDUCTION_STARTS[config.reduce_init])
     group_norm = None
     if config.group_norm is not None:
         norm_dim = config.group_norm_dim or d_model
