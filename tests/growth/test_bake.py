@@ -198,7 +198,6 @@ def trained(model, optimizer, n_steps):
     ("optimizer", "head_dim", "more", "one_eps"),
     [
         (adamw, 6, 10, False),
-        (adamw, 6, 10, True),
         # Muon makes matrices orthogonal in bf16, where only a factor of 2, 4, ... leaves the rounding as it was.
         (muon, 16, 60, True),
     ],

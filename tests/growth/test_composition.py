@@ -8,6 +8,7 @@ import pytest
 import torch
 from growth_cases import (
     BIASED,
+    DYNAMIC,
     GQA,
     HOURGLASS,
     MOE,
@@ -34,6 +35,7 @@ COMPOSITIONS = {
     "narrow": (NARROW, [*LAYERS_AND_UNITS, STREAM, lambda m: e.widen_layers(m, {0: m.layers[0].d_model + 4})]),
     "upcycled": ({}, [LAYERS_AND_UNITS[0], lambda m: e.to_slots(m, 2, 8), lambda m: e.upcycle(m, [0], 3, 2)]),
     "moe": (MOE, [*LAYERS_AND_UNITS, lambda m: e.duplicate_experts(m, [0], 2), lambda m: e.widen_stream(m, 3)]),
+    "dynamic": (DYNAMIC, [*LAYERS_AND_UNITS, LAYERS_AND_UNITS[1], STREAM]),
     "hourglass": (HOURGLASS, [*LAYERS_AND_UNITS, STREAM, lambda m: e.add_block(m, 0)]),
     "slots": (SLOTS, [*LAYERS_AND_UNITS, lambda m: e.add_slots(m, 6), lambda m: e.widen_stream(m, m.d_model // 4)]),
 }

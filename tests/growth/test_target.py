@@ -30,7 +30,6 @@ from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.target import grown_config
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.yaml_io import merge
 
 
@@ -47,14 +46,6 @@ def test_sizes_are_those_of_the_recipe_and_constants_those_of_the_model():
     for before, asked, after in zip(old.layers, wanted.layers, new.layers):
         assert (after.attention_norm, after.ffn_norm) == (before.attention_norm, before.ffn_norm)
         assert after.attention.n_heads == asked.attention.n_heads == 5
-
-
-def test_growing_in_two_steps_or_one_gives_one_config():
-    config = small_model(attention={"qk_norm": {"over": "head"}})
-    keys = grown(config, expansions.widen_keys(config, [0], 8))
-    both = grown(keys, expansions.widen_stream(keys, 4))
-    wanted = expansions.widen_stream(expansions.widen_keys(config, [0], 8)[0], 4)
-    assert grown(config, wanted) == both
 
 
 def test_an_attention_keeps_its_scale_and_the_divisors_of_its_norms():
@@ -81,15 +72,6 @@ def test_new_pairs_continue_the_old_frequencies():
     assert attention.rope is not None
     assert attention.rope.pair_frequencies[0] == 1.0
     assert len(set(attention.rope.pair_frequencies)) == 3
-
-
-def test_units_remember_what_there_were():
-    config = small_model(ffn={"kind": "dynamic", "d_ff": 8, "mask": {"kind": "soft", "temperature": 2.0}})
-    once = grown(config, expansions.widen_ffn(config, [0], 11))
-    twice = grown(once, expansions.widen_ffn(once, [0, 1], 14))
-    ffns = [layer.ffn for layer in twice.layers]
-    assert [ffn.grown_from for ffn in ffns if isinstance(ffn, DynamicConfig)] == [(8, 11), (8,), ()]
-    assert ffns[0].mask == config.layers[0].ffn.mask
 
 
 def test_narrow_layers_measure_a_part_and_then_the_same_part():
