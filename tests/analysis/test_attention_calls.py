@@ -65,16 +65,6 @@ def test_weights_are_those_of_the_fused_function(monkeypatch, options, n_kv_head
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_calls_are_counted_and_go_on_as_before():
-    queries, seen = heads(2, 0), []
-    expected = scaled_dot_product_attention(queries, queries, queries)
-    with AttentionCalls(lambda number, call: seen.append(number)):
-        for _ in range(3):
-            assert torch.equal(scaled_dot_product_attention(queries, queries, queries), expected)
-    scaled_dot_product_attention(queries, queries, queries)
-    assert seen == [0, 1, 2]
-
-
 def test_weights_are_in_single_precision_even_under_autocast():
     queries, seen = heads(2, 0).float(), []
     with torch.autocast("cpu", torch.bfloat16), AttentionCalls(lambda number, call: seen.append(call)):

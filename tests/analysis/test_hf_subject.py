@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 from hf_models import CONFIGS as OF_FAMILIES
-from hf_models import SIZES, built, transformers
-from profiled_models import close, model_of, spectrum, summary, windows_of
+from hf_models import SIZES, built
+from profiled_models import spectrum, summary, windows_of
 
 from widthwise.analysis.model_subjects import HFSubject
 from widthwise.config_io import UserError
-from widthwise.interop.hf_export import Surroundings, export_hf
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: OF_FAMILIES[name] for name in ("llama", "qwen2", "qwen3", "olmo2", "gpt2")},
@@ -39,14 +38,6 @@ def test_values_are_those_of_what_transformers_itself_returns(name):
         norms = states.norm(dim=-1)
         assert entry["norm_ratio"] == pytest.approx((norms[:, 0].mean() / norms[:, 1:].mean()).item(), abs=1e-5)
     assert found["logit_lens"][-1]["target_log_prob"] == pytest.approx(-losses.item(), abs=1e-5)
-
-
-def test_an_exported_model_has_the_values_that_it_had_here(tmp_path):
-    model = model_of("uniform", torch.float32)
-    export_hf(model.config, dict(model.named_parameters()), tmp_path / "hf", Surroundings(32))
-    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    ours, theirs = (summary(each.double().eval(), windows_of(4, 11)) for each in (model, other))
-    close(theirs, ours, 1e-5)
 
 
 def test_what_cannot_be_seen_is_refused():

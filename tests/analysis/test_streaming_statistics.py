@@ -6,36 +6,8 @@ import torch
 from profiled_models import spectrum
 
 from widthwise.analysis.dynamic_width import class_means, frequency_deciles, token_class
-from widthwise.analysis.meters import ActivationMeter, LogitLens, MatrixEntropy, Moments, valley
+from widthwise.analysis.meters import LogitLens, MatrixEntropy, Moments, valley
 from widthwise.data.tokenizer import ByteTokenizer
-
-THRESHOLDS = (0.0, 0.1, 1.0)
-
-
-def meter_of(*pieces: np.ndarray) -> dict:
-    meter = ActivationMeter(THRESHOLDS, utilisation_threshold=0.1)
-    for piece in pieces:
-        meter.add(torch.from_numpy(piece))
-    return meter.summary(layer=0, block=0).to_data()
-
-
-def test_an_activation_counts_by_its_size_and_only_above_the_threshold():
-    found = meter_of(np.array([[0.1, -0.2], [-2.0, 0.05]]))
-    assert found["density"] == [1.0, 0.5, 0.25]
-    assert found["utilisation"] == [0.5, 0.5]
-
-
-def test_units_that_no_token_uses_are_dead():
-    activations = np.array([[0.5, 0.01, 0.0], [0.0, 0.09, 0.0], [0.4, 0.0, 0.0]])
-    assert meter_of(activations)["dead_share"] == pytest.approx(2 / 3)
-    assert meter_of(activations, np.array([[0.0, 0.3, 0.0]]))["dead_share"] == pytest.approx(1 / 3)
-
-
-def test_participation_is_the_number_of_units_that_share_the_energy_evenly():
-    found = meter_of(np.array([[3.0, 0.0, -3.0, 0.0], [0.0, 3.0, 0.0, 0.0]]))
-    assert (found["participation"], found["participation_share"]) == pytest.approx((3.0, 0.75))
-    silent = meter_of(np.zeros((2, 4)))
-    assert (silent["participation"], silent["participation_share"], silent["dead_share"]) == (None, None, 1.0)
 
 
 def test_distributions_are_in_single_precision_where_logits_are_not():

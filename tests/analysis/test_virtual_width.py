@@ -14,19 +14,15 @@ from thinned import in_turn
 from torch import Tensor
 
 from widthwise.analysis.virtual_width import (
-    N_SPECTRA,
     DepthWeights,
     VirtualWidthMeter,
     gate_distance,
     hyper_connections,
     mean_distance,
-    sampled,
-    spectra,
     watched_sites,
     window_share,
 )
 from widthwise.config_io import parse
-from widthwise.data.loader import Boundaries
 from widthwise.model.decoder import Decoder, build
 from widthwise.records.analysis import VirtualWidth
 from widthwise.shape.template import ModelTemplate
@@ -74,23 +70,6 @@ def summary(model: Decoder, windows: Tensor) -> VirtualWidth:
     for window in windows.split(1):
         meter.add(window)
     return meter.summary()
-
-
-@pytest.mark.usefixtures("float64")
-def test_documents_of_a_row_are_shown_as_if_each_were_alone():
-    model, row = connected_model(), tokens(1)
-    ends = (row[0] == row[0, 3]).nonzero()[:, 0] + 1
-    assert 0 < ends[0] < row.shape[1]
-    packed, alone = (VirtualWidthMeter(model, model.config.residual) for _ in range(2))
-    packed.add(row, Boundaries(int(row[0, 3]), masks=True, resets=True))
-    for document in row.tensor_split(ends, dim=1):
-        if document.numel():
-            alone.add(document)
-    ours, theirs, whole = packed.summary(), alone.summary(), summary(model, row)
-    for site, expected in zip(ours["sites"], theirs["sites"], strict=True):
-        for key in ("reach", "read", "carry", "write"):
-            torch.testing.assert_close(torch.tensor(site[key]), torch.tensor(expected[key]))
-    assert ours["sites"] != whole["sites"]
 
 
 def coefficients_of(model: Decoder, ids: Tensor) -> list[Tensor]:
@@ -165,11 +144,6 @@ def test_a_weighted_mean_of_distances():
     assert mean_distance([0.0, 0.0]) is None
 
 
-def test_further_heads_are_not_looked_at():
-    plain, with_mtp = connected_model(trained=False), connected_model(trained=False, mtp={"n_depths": 2})
-    assert summary(with_mtp, tokens(2)) == summary(plain, tokens(2))
-
-
 @pytest.mark.hard
 def test_compiled_layers_show_the_same_and_stay_compiled():
     assert_compiled_layers_show_the_same(connected_model(), tokens(2), summary)
@@ -200,38 +174,7 @@ def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic)
         assert found["gate_distance"] == pytest.approx(np.minimum(gates, np.abs(gates - 1)).mean(), abs=1e-6)
 
 
-def test_a_shift_register_is_a_hard_window_over_as_many_updates_as_there_are_slots():
-    """Slot 0 takes the update, every slot its predecessor's content, and the last content is lost."""
-    n = 3
-    residual = {"slot_width": 8, "n_slots": n, "dynamic": False}
-    model = connected_model(trained=False, shape={"widths": [8, 8, 8, 8]}, residual=residual)
-    with torch.no_grad():
-        for site in hyper_connections(model).values():
-            table = site.static.weight.view(n, n + 2).zero_()
-            table[:, 0] = 1  # all are read
-            table[:, 1:-1] = torch.eye(n).roll(1, dims=1).triu() - torch.eye(n)
-            table[0, -1] = 1
-    for index, site in enumerate(summary(model, tokens(1)).sites):
-        sources = site["reach"][1:]
-        assert [value > 0 for value in sources] == [index - s <= n for s in range(index)]
-        if index >= n:
-            assert site["window_share"] == 1
-        assert site["gate_distance"] == 0
-        assert site["spectrum"]["radius"] == pytest.approx(0, abs=1e-6)
-        assert site["spectrum"]["norm"] == 1
-        assert site["spectrum"]["product_norm"] == (1 if index + 1 < n else 0)
-
-
 def test_a_share_counts_the_nearest_sources_and_gates_of_either_sign_are_hard():
     assert [window_share(each, 2) for each in ([4.0, 3.0, 2.0, 1.0], [4.0], [0.0, 0.0])] == [0.3, 1.0, None]
     assert gate_distance(torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])).tolist() == [0.0]
     assert gate_distance(torch.tensor([[[0.5, -0.75], [1.25, 2.0]]])).tolist() == [(0.5 + 0.25 + 0.25 + 1) / 4]
-
-
-@pytest.mark.parametrize("n_tokens", [1, N_SPECTRA, N_SPECTRA + 1, 1000])
-def test_few_tokens_are_decomposed_evenly_spread(n_tokens):
-    found = sampled(torch.arange(n_tokens)[:, None, None].expand(-1, 2, 2))[:, 0, 0]
-    assert len(found) == -(-n_tokens // -(-n_tokens // N_SPECTRA)) <= N_SPECTRA
-    assert len(found) > N_SPECTRA / 2 or n_tokens < N_SPECTRA
-    assert len(set(found.diff().tolist())) <= 1
-    assert spectra(torch.eye(3)[None].double(), 2 * torch.eye(3)[None].double()).tolist() == [[1, 1, 2, 2]]

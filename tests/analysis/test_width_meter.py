@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 from dynamic_models import AS_WRITTEN, DYNAMIC, exact_units, model_of
 from thinned import in_turn
-from tiny_runs import tiny_recipe
 from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.analysis.dynamic_width import WidthMeter, analyse_widths
@@ -20,8 +18,6 @@ from widthwise.kernels.sliced_swiglu import bucketed_units
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
-from widthwise.run_dir import RunDir
-from widthwise.runs.train import train
 from widthwise.training.validation import validate
 
 
@@ -150,18 +146,6 @@ def test_a_model_without_dynamic_layers_has_no_widths_and_a_mask_without_width_u
     assert {(layer["floor_share"], layer["ceiling_share"]) for layer in summary["layers"]} == {(1.0, 1.0)}
 
 
-def test_every_validation_records_widths_and_the_result_has_the_complete_ones(tmp_path):
-    train(tiny_recipe(DYNAMIC), tmp_path)
-    run = RunDir(tmp_path)
-    records = [record for record in run.metrics() if record["event"] != "train"]
-    assert [(record["step"], record["event"]) for record in records] == [(5, "validation"), (9, "validation")]
-    last, widths = records[-1]["token_widths"], run.result()["token_widths"]
-    assert records[-1]["width_fraction"] == last["mean_fraction"]
-    assert all(widths[key] == last[key] for key in last.keys() - {"layers"})
-    assert widths.keys() - last.keys() == {"by_frequency_decile", "by_token_class", "forced"}
-    assert run.result().to_data()["token_widths"]["layers"] == last["layers"]
-
-
 def test_random_widths_are_drawn_alike_in_every_validation_and_training_does_not_notice(held_out):
     model = model_of("model.ffn={kind: dynamic, score: {kind: random}}").train()
     state = torch.get_rng_state()
@@ -172,17 +156,6 @@ def test_random_widths_are_drawn_alike_in_every_validation_and_training_does_not
     assert model.training
     validate(model.eval(), held_out)
     assert not model.training
-
-
-def test_a_fixed_half_width_has_half_of_its_units_dead(held_out):
-    model = model_of(AS_WRITTEN)
-    summary = validate(model, held_out).token_widths
-    assert summary["token_variance_share"] is None
-    complete = analyse_widths(model, held_out, summary)
-    for layer in complete["layers"]:
-        assert (layer["mean"], layer["dead_share"], layer["sd"]) == (0.5, 0.5, 0.0)
-        assert layer["gain"] is None
-    json.dumps(complete.to_data(), allow_nan=False)
 
 
 def test_losses_are_those_at_forced_widths_and_groups_make_up_the_mean(held_out):

@@ -4,7 +4,7 @@ import gpu
 import pytest
 import torch
 from thinned import hard_but
-from workloads import random_batch, template
+from workloads import template
 
 CPU = gpu.Accelerator("cpu")
 SEQ_LEN = 33
@@ -44,13 +44,3 @@ def test_a_variant_that_cannot_run_leaves_the_others(monkeypatch):
     assert list(report["variants"]) == ["uniform"]
     assert report["left_out"] == {"x": "OutOfMemoryError: too large"}
     assert "left out" in report["failed"]
-
-
-def test_decoding_continues_as_the_model_without_a_cache_does():
-    model = gpu.build(tiny("x"), seed=0)
-    continued = gpu.decode(model, batch_size=3, n_prompt=5, n_new=4)
-    tokens, _ = random_batch(97, 3, 5)
-    with torch.no_grad():
-        for _ in range(4):
-            tokens = torch.cat((tokens, model(tokens)[:, -1:].argmax(dim=-1)), dim=1)
-    assert torch.equal(continued, tokens[:, 5:])

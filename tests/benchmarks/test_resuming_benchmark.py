@@ -22,17 +22,3 @@ def test_every_change_was_tried_and_is_within_its_bound(report):
     assert [tuple(row[key] for key in resuming.Row._fields) for row in report["rows"]] == [tuple(row) for row in wanted]
     for row, found in zip(wanted, report["rows"], strict=True):
         assert found["losses"] <= resuming.bound(row) == found["bound"]
-
-
-def test_a_sequence_of_launches_begins_runs_before_it_resumes_them(tmp_path):
-    rows = resuming.rows_of(["x"], ["float32"])
-    done: dict[str, int] = {}
-    for n_processes, orders in resuming.launches(rows, tmp_path, (1, 2, 4, 2, 1)):
-        for order in orders:
-            is_begun = order["out"] in done
-            assert (order["stop_at"] is None) or not is_begun
-            assert n_processes % order["recipe"]["train"]["shards"] == 0
-            done[order["out"]] = done.get(order["out"], 0) + 1
-    assert [done[str(tmp_path / row.name)] for row in rows] == [2] * len(rows)
-    with pytest.raises(AssertionError, match="too short"):
-        list(resuming.launches(rows, tmp_path, (1, 2)))

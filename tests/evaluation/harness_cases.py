@@ -1,15 +1,12 @@
 """Files of questions, and how lm-evaluation-harness is asked."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-DATA = os.environ.get("WIDTHWISE_TEST_DATA")
-"""Where files too large for the repository lie."""
 QUESTIONS = [
     {"query": "2 + 2 is", "choices": ["4", "five"], "gold": 0},
     {"query": "The sky is", "choices": ["blue", "a"], "gold": 0},
@@ -39,11 +36,3 @@ def keep_harness_in(folder: Path, patch: pytest.MonkeyPatch) -> None:
     datasets.disable_progress_bars()
     patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
     patch.setattr(evaluator, "add_env_info", lambda results: None)
-
-
-def shared_file(name: str) -> Path:
-    """Skips the test where it is not there."""
-    path = Path(DATA or "", "eval", name)
-    if not (DATA and path.is_file()):
-        pytest.skip(f"WIDTHWISE_TEST_DATA names no folder that holds eval/{name}")
-    return path

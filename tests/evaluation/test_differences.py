@@ -4,19 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from harness_cases import write_lines
 from scipy import stats
-from scored_models import CHOICES, tiny_scorer
+from scored_models import tiny_scorer
 
 from widthwise.evaluation import perplexity
 from widthwise.evaluation.differences import (
     flips,
     mean_differences,
-    task_differences,
     text_differences,
 )
 from widthwise.evaluation.estimate import text_means
-from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents
 from widthwise.records.evaluation import (
     Evaluation,
@@ -126,16 +123,3 @@ def test_items_that_flip_are_named_and_tested() -> None:
 
 def _items(metric: str, values: list[float]) -> ItemAnswers:
     return ItemAnswers(fingerprint="f", items={metric: values})
-
-
-def test_questions_are_paired_item_by_item(tmp_path) -> None:
-    task = load_task(write_lines(tmp_path / "choices.jsonl", CHOICES))
-    scorers = [tiny_scorer(max_length=90, seed=seed) for seed in (1, 2)]
-    one, other = (score_task(scorer, encode_task(scorer, task)) for scorer in scorers)
-    found = task_differences(one, other)
-    for name, estimate in found.items():
-        differences = np.subtract(other.items[name], one.items[name])
-        assert estimate[:2] == pytest.approx((np.mean(differences), stats.sem(differences)))
-    fewer = load_task(tmp_path / "choices.jsonl", limit=3)
-    part = score_task(scorers[0], encode_task(scorers[0], fewer))
-    assert task_differences(one, part) is None

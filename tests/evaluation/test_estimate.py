@@ -17,11 +17,6 @@ def test_a_mean_has_the_standard_error_of_scipy_which_for_accuracies_is_the_bino
     assert mean(right).stderr == pytest.approx(math.sqrt(0.3 * 0.7 / 99))
 
 
-def test_a_ratio_over_equal_blocks_is_a_mean() -> None:
-    values = np.random.default_rng(1).gamma(3.0, size=23)
-    assert ratio(5 * values, np.full(23, 5.0)) == pytest.approx(mean(values), rel=1e-12)
-
-
 def test_a_ratio_over_unequal_blocks_has_the_error_that_a_bootstrap_finds() -> None:
     random = np.random.default_rng(2)
     lengths = random.integers(20, 200, size=400).astype(float)
@@ -93,7 +88,3 @@ def test_the_mean_perplexity_is_above_the_perplexity_of_the_mean_loss() -> None:
     assert metrics["mean_token_perplexity"]["value"] == pytest.approx(sum(map(math.exp, LOSSES)) / 4)
     assert metrics["mean_token_perplexity"]["stderr"] == pytest.approx(0.01 / 4 * math.hypot(*map(math.exp, LOSSES)))
     assert metrics["mean_bits_per_byte"] == {"value": pytest.approx(3.4 / 3), "stderr": None}
-
-
-def test_one_text_has_no_mean() -> None:
-    assert text_means([_text(3.0)]) is None

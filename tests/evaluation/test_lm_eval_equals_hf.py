@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_cases import instances, keep_harness_in, shared_file, write_lines
+from harness_cases import instances, keep_harness_in, write_lines
 from scored_models import CHOICES as SHORT_CHOICES
 from scored_models import CLOZES as SHORT_CLOZES
 from scored_models import SCHEMAS
@@ -34,7 +34,6 @@ TOLERANCE = 1e-4
 """Nats; both sides compute in fp32."""
 RELATIVE = 2.4e-7
 """Two units of the last place of fp32, in which the harness adds up: of 1000 nats it knows no more."""
-N_ITEMS = 20
 VOCAB_SIZE = 400
 SEQ_LEN = 301
 """Less than the longest question, so that some are cut."""
@@ -117,11 +116,6 @@ def same(models: Pair, config: dict[str, Any], limit: int | None = None) -> None
         assert found[metric].value == pytest.approx(estimate.value, rel=TOLERANCE)
 
 
-def test_of_the_benchmarks(models: Pair) -> None:
-    for name, delimiter in {"lambada_openai": " ", "piqa": "Answer: ", "arc_easy": "\nAnswer: "}.items():
-        same(models, local_task(shared_file(f"{name}.jsonl"), delimiter), N_ITEMS)
-
-
 def test_of_every_form(models: Pair, tmp_path: Path) -> None:
     """Clozes, choices, the same behind examples, and schemas."""
     forms = [(CLOZES, " ", 0), (CHOICES, " ", 0), (CHOICES, "\nAnswer: ", 2), (SCHEMAS, " ", 0)]
@@ -145,15 +139,3 @@ def test_of_greedy_texts(models: Pair) -> None:
         ours, theirs = (model.generate_until(requests) for model in models)
         assert ours == theirs
         assert len(set(ours)) > 2
-
-
-def test_of_what_is_greedy(models: Pair) -> None:
-    """A continuation that the model itself chose is found to be, but where other tokens spell the same."""
-    texts = [text for text in TEXTS if text.strip()]
-    options = {"until": [], "max_gen_toks": 1, "do_sample": False}
-    chosen = models[1].generate_until(instances("generate_until", [(text, dict(options)) for text in texts]))
-    pairs = [pair for pair in zip(texts, chosen) if pair[1].strip() and models[1]._encode_pair(*pair)[1]]
-    requests = instances("loglikelihood", pairs)  # without those that melt into the last token of their context
-    found, expected = (model.loglikelihood(requests) for model in models)
-    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
-    assert any(is_greedy for _, is_greedy in found)

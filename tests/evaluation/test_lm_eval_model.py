@@ -50,14 +50,6 @@ def test_options_have_several_names_and_a_string_is_one_stop() -> None:
     assert generated({"max_gen_toks": 12, "until": whole[2:4]}, n=1) == [whole.split(whole[2:4])[0]]
 
 
-def test_a_prompt_that_leaves_no_room_loses_its_beginning() -> None:
-    long = "x" * 50 + "Nobody had shut the"
-    cut = long[-(N_POSITIONS - 12) :]
-    options = {"max_gen_toks": 12}
-    one, other = adapter().generate_until(instances("generate_until", [(long, options), (cut, options)]))
-    assert one == other
-
-
 def test_what_a_task_cannot_have_is_refused() -> None:
     for message, options in {
         "generation_kwargs: num_beams: got 4": {"num_beams": 4},
@@ -97,16 +89,6 @@ def test_a_text_ends_before_the_first_stop_and_others_go_on() -> None:
         stop = whole[0][5 : 5 + length]
         assert texts([stop, ""]) == [text.split(stop)[0] for text in whole]
         assert len(texts([stop])[0]) <= 5
-
-
-def test_the_batch_ends_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = generate(tiny_model(), PROMPTS[:1], N_NEW, GREEDY)[0]
-    pairs = [tokens[n : n + 2] for n in range(N_NEW - 1)]
-    first = next(n for n, pair in enumerate(pairs) if max(pair) < 128 and n)
-    model = tiny_model()
-    monkeypatch.setattr(model, "hidden", watched := Mock(wraps=model.hidden))
-    lm_eval_model.continue_until(model, TOKENIZER, PROMPTS[:1], [TOKENIZER.decode(pairs[first])], N_NEW, GREEDY)
-    assert watched.call_count == pairs.index(pairs[first]) + 2
 
 
 def test_a_stop_of_several_bytes_a_letter_ends_a_text_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

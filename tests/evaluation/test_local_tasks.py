@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from boxes import refusal
-from harness_cases import keep_harness_in, shared_file, write_lines
+from harness_cases import keep_harness_in, write_lines
 from scipy import stats
 from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tiny_scorer
 
@@ -19,17 +19,6 @@ from widthwise.records.evaluation import TaskAnswers
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
-PAPER_ITEMS = {
-    "arc_challenge": 1172,
-    "arc_easy": 2376,
-    "boolq": 3270,
-    "copa": 100,
-    "lambada_openai": 5153,
-    "openbook_qa": 500,
-    "piqa": 1838,
-    "winogrande": 1267,
-}
-"""File of llm-foundry -> number of its questions in Table 3 of arXiv:2606.18246."""
 LONG = 120
 """More than any of them has."""
 
@@ -64,36 +53,6 @@ def test_choices_are_ranked_by_their_likelihood_and_by_that_per_character(tmp_pa
         assert {name: values[index] for name, values in found.items.items()} == pytest.approx(expected, rel=1e-10)
 
 
-def test_a_cloze_is_right_where_the_answer_is_greedy(tmp_path: Path, float64) -> None:
-    scorer = tiny_scorer(max_length=LONG)
-    context, best = "the gate", ""
-    for _ in range(2):
-        candidates = [best + chr(letter) for letter in range(97, 123)]
-        likely = [_log_likelihood(f"{context} {each}", f" {each}", scorer.model)[0] for each in candidates]
-        best = candidates[int(np.argmax(likely))]
-    rows = [{"context": context, "continuation": best}, *CLOZES]
-    found = _scores(write_lines(tmp_path / "cloze.jsonl", rows), scorer)
-    for index, row in enumerate(rows):
-        text = f"{row['context']} {row['continuation']}"
-        continuation = text[len(row["context"].rstrip()) :]
-        likelihood, is_greedy = _log_likelihood(text, continuation, scorer.model)
-        assert found.items["nats"][index] == pytest.approx(-likelihood, rel=1e-10)
-        assert found.items["acc"][index] == is_greedy
-    metrics = found.metrics
-    assert metrics["perplexity"].value == pytest.approx(math.exp(np.mean(found.items["nats"])))
-    assert metrics["perplexity"].stderr == pytest.approx(metrics["perplexity"].value * stats.sem(found.items["nats"]))
-
-
-def test_a_schema_scores_one_continuation_behind_each_context(tmp_path: Path, float64) -> None:
-    scorer = tiny_scorer(max_length=LONG)
-    found = _scores(write_lines(tmp_path / "schema.jsonl", SCHEMAS), scorer)
-    for index, row in enumerate(SCHEMAS):
-        after = f" {row['continuation']}"
-        likelihoods = [_log_likelihood(f"{text}{after}", after, scorer.model)[0] for text in row["context_options"]]
-        assert found.items["acc"][index] == (int(np.argmax(likelihoods)) == row["gold"])
-        assert found.items["nats"][index] == pytest.approx(-likelihoods[row["gold"]], rel=1e-10)
-
-
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """How it is asked, where it is installed."""
@@ -125,14 +84,6 @@ def test_a_record_has_chance_cut_contexts_and_standard_errors_over_items(tmp_pat
     for name, score in found.metrics.items():
         expected = np.mean(found.items[name]), stats.sem(found.items[name])
         assert (score.value, score.stderr) == pytest.approx(expected)
-
-
-def test_the_delimiter_stands_between_question_and_answer(tmp_path: Path, float64) -> None:
-    scorer = tiny_scorer(max_length=LONG)
-    row = {"query": "Question: why?", "choices": ["so", "thus"], "gold": 1}
-    found = _scores(write_lines(tmp_path / "a.jsonl", [row]), scorer, delimiter="\nAnswer: ")
-    likelihood, _ = _log_likelihood("Question: why?\nAnswer: thus", " thus", scorer.model)
-    assert found.items["nats"] == pytest.approx([-likelihood], rel=1e-10)
 
 
 def test_a_limit_takes_items_from_the_front_and_is_another_task(tmp_path: Path) -> None:
@@ -179,14 +130,6 @@ def test_a_file_without_items_or_with_too_long_an_answer_is_refused(tmp_path: Pa
         encode_task(tiny_scorer(max_length=5), load_task(path))
 
 
-def test_published_files_are_read_and_hold_as_many_items_as_the_paper_counts() -> None:
-    for name, n_items in PAPER_ITEMS.items():
-        path = shared_file(f"{name}.jsonl")
-        assert len(load_task(path).items) == n_items
-        found = _scores(path, tiny_scorer(max_length=500, batch_size=2), limit=2)
-        assert all(np.isfinite(values).all() for values in found.items.values())
-
-
 def test_in_the_harness_the_delimiter_begins_the_answer(tmp_path: Path, harness) -> None:
     path = write_lines(tmp_path / "rows.jsonl", CLOZES)
     for delimiter in ("\nAnswer: ", " \"quoted' {{ ", ""):
@@ -206,15 +149,3 @@ def _asked(path: Path, delimiter: str) -> list[Any]:
     (task,) = TaskManager(include_defaults=False).load([config])["tasks"].values()
     task.build_all_requests()
     return [instance.args for instance in task.instances]
-
-
-def test_the_harness_gets_limit_and_examples_and_gives_samples(tmp_path: Path, harness) -> None:
-    path = write_lines(tmp_path / "rows.jsonl", CHOICES)
-    results = harness.harness_results(tiny_scorer(max_length=160), [str(path)], num_fewshot=1, limit=2)
-    assert [len(each["filtered_resps"]) for each in results["samples"]["rows"]] == [2, 4]
-    for row, sample in zip(CHOICES, results["samples"]["rows"]):
-        context = sample["arguments"][0][0]
-        others = [each["query"] for each in CHOICES if each is not row and context.startswith(each["query"])]
-        assert len(others) == 1  # the example
-        assert context.endswith(row["query"])
-    assert harness.metrics_of(results)["rows"]["acc"].value in (0.0, 0.5, 1.0)

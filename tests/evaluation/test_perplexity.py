@@ -83,15 +83,6 @@ def test_a_limit_cuts_the_document_that_crosses_it_and_counts_the_bytes_that_are
     assert inside.n_bytes == inside.n_tokens == 3
 
 
-def test_a_shorter_stride_sees_more_of_the_same_tokens_and_other_texts_have_other_fingerprints(float64) -> None:
-    scorer, text = tiny_scorer(max_length=8), "some text that is longer than a window"
-    apart, sliding = score_documents(scorer, [text]), score_documents(scorer, [text], stride=1)
-    assert apart.fingerprint == sliding.fingerprint
-    assert apart.blocks["n_tokens"] == sliding.blocks["n_tokens"]
-    assert apart.metrics != sliding.metrics
-    assert len({score_documents(scorer, texts).fingerprint for texts in (["ab", "c"], ["a", "bc"], ["abc"])}) == 3
-
-
 def test_text_without_tokens_is_refused() -> None:
     for texts in ([], [""]):
         with pytest.raises(UserError, match=r"a\.txt: holds no token to predict"):

@@ -22,7 +22,6 @@ from widthwise.evaluation.batches import Row, WholeRows, batches
 from widthwise.evaluation.scorer import LOGITS_AT_ONCE, Scorer, encode_pairs, windows
 
 MAX_LENGTH = N_POSITIONS
-MODEL = tiny_model()
 REQUESTS = [
     (list(b"the gate stood"), list(b" open")),
     ([], list(b"a")),
@@ -73,16 +72,6 @@ def test_every_row_of_a_model_that_needs_it_begins_with_the_beginning_of_text(fl
     np.testing.assert_allclose(found[ends[-2] :], nats[-1][ends[-2] - ends[-1] :], rtol=1e-12)
 
 
-def test_the_most_probable_continuation_is_greedy_and_another_is_not(float64) -> None:
-    scorer, context = tiny_scorer(max_length=MAX_LENGTH), list(b"once")
-    best = []
-    for _ in range(3):
-        logits = scorer.model(torch.tensor([context + best]))[0, -1]
-        best.append(int(logits.argmax()))
-    worse = [*best[:2], (best[2] + 1) % TOKENIZER.vocab_size]
-    assert [each.is_greedy for each in scorer.continuations([(context, best), (context, worse)])] == [True, False]
-
-
 def test_bf16_is_near_and_is_not_fp32() -> None:
     model = tiny_model().float()
     exact = Scorer(model, TOKENIZER, MAX_LENGTH).continuations(REQUESTS)
@@ -122,18 +111,6 @@ def test_a_beginning_is_read_once_a_group(monkeypatch: pytest.MonkeyPatch, float
     assert n_read == [(1, 11), (4, 11)]  # all but the last token of the question, then that and the choices
 
 
-@given(st.data())
-def test_every_row_is_in_one_batch_of_at_most_so_many(data) -> None:
-    rows = data.draw(
-        st.lists(st.tuples(st.sampled_from([b"aaaaaaaaaaaa", b"aaaaaaaaab", b"b"]), st.integers(1, 4)), max_size=12)
-    )
-    rows = [Row([*context, *([7] * n)], n) for context, n in rows]
-    batch_size = data.draw(st.integers(1, 5))
-    found = [list(batch.rows) for batch in batches(MODEL, rows, batch_size)]
-    assert sorted(i for part in found for i in part) == list(range(len(rows)))
-    assert all(len(part) <= batch_size for part in found)
-
-
 def test_a_pass_keeps_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     n_bytes = model.new_cache(1, 1).n_bytes
@@ -145,19 +122,6 @@ def test_a_pass_keeps_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(batching, "CACHE_BYTES", n_bytes)
     (alone,) = batches(model, rows, 6)
     assert isinstance(alone, WholeRows)
-
-
-@given(n_tokens=st.integers(0, 60), max_length=st.integers(1, 13), data=st.data())
-def test_every_token_is_predicted_once_from_as_much_as_fits(n_tokens: int, max_length: int, data) -> None:
-    stride = data.draw(st.integers(1, max_length))
-    tokens, known = list(range(100, 100 + n_tokens)), [7, *range(100, 100 + n_tokens)]
-    predicted = []
-    for index, (context, continuation) in enumerate(windows(tokens, 7, max_length, stride)):
-        end = len(predicted) + len(continuation)
-        assert len(continuation) <= (stride if index else max_length)
-        assert [*context, *continuation] == known[max(0, end - max_length) : end + 1]
-        predicted += continuation
-    assert predicted == tokens
 
 
 @settings(deadline=None)  # the first call imports the harness
@@ -193,14 +157,6 @@ def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.
         assert one == pytest.approx(other, rel=1e-12)
     held = [len(call.args[0]) for call in watched.call_args_list]
     assert (max(held), len(held)) == (4, 3)
-
-
-@settings(max_examples=50, deadline=None)
-@given(context=st.text("ab \n", max_size=8), continuation=st.text("ab ", min_size=1, max_size=6))
-def test_a_pair_is_encoded_as_one_text(context: str, continuation: str) -> None:
-    ((before, after),) = encode_pairs(TOKENIZER, [(context, continuation)])
-    assert bytes([*before, *after]).decode() == context + continuation
-    assert bytes(before).decode() == context.rstrip()
 
 
 def test_spaces_between_context_and_continuation_begin_the_continuation() -> None:

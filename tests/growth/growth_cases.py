@@ -1,32 +1,28 @@
 """Small models of every kind, expansions and conversions of each, random ones too, and what is measured of them."""
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import expansions
 import torch
-from expansions import Expansion, changed, same_layers
+from expansions import Expansion
 from torch import Tensor
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse
 from widthwise.growth.certificate import decoder_of
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.moe import MoEConfig
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
 
 VOCAB_SIZE = 17
 SEQ_LEN = 6
-N_POSITIONS = 7
 Weights = dict[str, Tensor]
-Random = random.Random
 
 
 def small_model(**changes) -> ModelConfig:
@@ -341,244 +337,3 @@ class Grown:
         for plan in reversed(self.plans):
             weights = plan.shrunk(weights)
         return dict(weights)
-
-
-def random_model(rng: Random) -> ModelConfig:
-    """Three layers or fewer, no wider than 24."""
-    head_dim, group = rng.choice([(2, 1), (4, 1), (2, 2)])
-    quantum = head_dim * group
-    n_layers = rng.choice([1, 1, 2, 2, 3])
-    is_even = rng.random() < 0.5
-    d_model = quantum * rng.randint(2, 12 // quantum + 1)
-    widths = [d_model if is_even else quantum * rng.randint(1, 24 // quantum) for _ in range(n_layers)]
-    residual = _random_residual(rng, quantum, d_model, widths)
-    can_tie = residual["kind"] == "plain" or residual["embedding"] != "direct"
-    data = {
-        "vocab_size": VOCAB_SIZE,
-        "d_model": d_model,
-        "n_layers": n_layers,
-        "shape": {"kind": "explicit", "widths": widths, "endpoints": rng.choice(["slim", "full"])},
-        "attention": {
-            "head_dim": head_dim,
-            "kv_group_size": group,
-            "rope_base": rng.choice([10000.0, 100.0, None]),
-            "bias": rng.random() < 0.3,
-            "out_bias": rng.random() < 0.3,
-            "qk_norm": rng.choice([None, None, {"over": "head"}, {"over": "all_heads", "eps": 1e-6}]),
-        },
-        "ffn": rng.choice([_swiglu, _swiglu, _mlp, _hourglass, _moe, _dynamic])(rng),
-        "residual": residual,
-        "norm": {
-            "kind": rng.choice(["rms", "rms", "layer"]),
-            "placement": rng.choice(["pre", "pre", "reordered"]),
-            "eps": rng.choice([1e-5, 1e-6]),
-        },
-        "mtp": rng.choice([None, None, None, {"n_depths": 2}, {"n_depths": 1, "share_reduce": False}]),
-        "positions": rng.choice([None, None, {"n_positions": N_POSITIONS}]),
-        "tie_embeddings": can_tie and rng.random() < 0.4,
-        "embedding_multiplier": rng.choice([1.0, 3.0]),
-        "logit_multiplier": rng.choice([1.0, 0.25]),
-        "init": {"std": 0.3, "depth_scaled": False},
-        "layers": {rng.randrange(n_layers): {"attention": {"v_head_dim": 3}}} if rng.random() < 0.3 else {},
-    }
-    return parse(ModelTemplate, data, "model").resolve(SEQ_LEN)
-
-
-def _random_residual(rng: Random, quantum: int, d_model: int, widths: list[int]) -> dict:
-    multiplier = rng.choice([1.0, 0.22])
-    if rng.random() < 0.6:
-        return {
-            "kind": "plain",
-            "resize": rng.choice(["carry", "carry", "zero", "projection", "full_projection"]),
-            "multiplier": multiplier,
-        }
-    n_owned, n_fractions = max(d_model, *widths) // quantum, d_model // quantum
-    n_slots = rng.choice([None, n_owned + 1, -(-n_owned // n_fractions) * n_fractions])
-    tiles = n_slots is not None and n_slots % n_fractions == 0
-    return {
-        "kind": "hyper_connections",
-        "slot_width": quantum,
-        "n_slots": n_slots,
-        "dynamic": rng.random() < 0.6,
-        "write_init": rng.choice(["tail_cyclic", "slice"]),
-        "embedding": rng.choice(["direct", "expand", "slot", *(["pad"] if n_slots is None else [])]),
-        "reduce": rng.choice(["full", "slot"]),
-        "group_norm": rng.choice(["none", *(["rms", "layer"] if tiles else [])]),
-        "multiplier": multiplier,
-    }
-
-
-def _swiglu(rng: Random) -> dict:
-    return {"kind": "swiglu", "d_ff": rng.randint(3, 12)}
-
-
-def _mlp(rng: Random) -> dict:
-    activation = rng.choice(["gelu", "gelu_tanh", "relu", "relu2", "silu"])
-    return {"kind": "mlp", "d_ff": rng.randint(3, 12), "activation": activation, "bias": rng.random() < 0.5}
-
-
-def _hourglass(rng: Random) -> dict:
-    return {
-        "kind": "hourglass",
-        "n_blocks": rng.randint(1, 3),
-        "d_hidden": rng.randint(2, 6),
-        "norm": rng.choice([None, None, "pre", "reordered", "shared", "none"]),
-        "share_weights": rng.random() < 0.2,
-        "block_multiplier": rng.choice([1.0, 0.22]),
-    }
-
-
-def _moe(rng: Random) -> dict:
-    n_experts = rng.randint(2, 4)
-    return {
-        "kind": "moe",
-        "n_experts": n_experts,
-        "top_k": rng.randint(1, n_experts),
-        "d_expert": rng.choice([2, 4, 6]),
-        "n_shared_experts": rng.choice([0, 0, 1]),
-        "balance_coefficient": 0.0,
-        "z_coefficient": 0.0,
-    }
-
-
-def _dynamic(rng: Random) -> dict:
-    kind = rng.choice(["hard", "ste", "soft"])
-    score = rng.choice(["const", "linear", "linear", "mlp", "raw_mean"])
-    return {
-        "kind": "dynamic",
-        "d_ff": rng.randint(5, 12),
-        "min_fraction": rng.choice([0.1, 1 / 3]),
-        "start": rng.choice([0.5, 0.9]),
-        "mask": {"kind": kind} if kind == "hard" else {"kind": kind, "temperature": 1.5},
-        "score": {"kind": score},
-    }
-
-
-def _width(ffn) -> int:
-    return ffn.d_expert if isinstance(ffn, MoEConfig) else max(ffn.hidden_widths)
-
-
-def _quantum(model: ModelConfig) -> int:
-    return model.residual.slot_width if isinstance(model.residual, HyperConnectionsConfig) else 1
-
-
-def _more_heads(rng: Random, model: ModelConfig, i: int) -> Expansion:
-    """More groups, wider ones, both, or groups divided among copies."""
-    attention = model.layers[i].attention
-    n_kv, group = attention.n_kv_heads, attention.n_heads // attention.n_kv_heads
-    larger = [(n_kv + rng.randint(1, 2), group), (n_kv, group + rng.randint(1, 2)), (n_kv + 1, group + 1)]
-    n_kv, group = rng.choice([*larger, (2 * n_kv, group), (n_kv, 2 * group), (n_kv * group, 1), (n_kv * group, 1)])
-    return expansions.add_heads(model, [i], n_kv * group, n_kv)
-
-
-def _upcycled(rng: Random, model: ModelConfig, i: int) -> Expansion:
-    """Without auxiliary losses, which the dense layer has not."""
-    wanted, layers = expansions.upcycle(model, [i], rng.randint(2, 3), rng.randint(1, 2))
-    without = {"balance_coefficient": 0.0, "z_coefficient": 0.0}
-    mixture = wanted.layers[i].model_copy(update={"ffn": wanted.layers[i].ffn.model_copy(update=without)})
-    return changed(wanted, layers=(*wanted.layers[:i], mixture, *wanted.layers[i + 1 :])), layers
-
-
-def _more_layers(rng: Random, model: ModelConfig, i: int) -> Expansion:
-    n_added = rng.randint(1, max(1, 3 - model.n_layers))
-    positions = rng.sample(range(model.n_layers + n_added), n_added)
-    return expansions.add_layers(model, positions, rng.choice([None, i]))
-
-
-def _to_slots(rng: Random, model: ModelConfig, i: int) -> Expansion:
-    slot_width = rng.choice([2, 3, 4, model.d_model])
-    n_owned = max(model.d_model, *model.widths) // slot_width
-    n_slots = n_owned if model.tie_embeddings else n_owned + rng.randint(0, 2)
-    embedding = "pad" if model.tie_embeddings else "direct"
-    return expansions.to_slots(model, slot_width, n_slots, rng.random() < 0.5, embedding)
-
-
-def _longer_positions(rng: Random, model: ModelConfig, i: int) -> Expansion:
-    if model.positions is None:
-        return model, same_layers(model)
-    n_positions = model.positions.n_positions + rng.randint(1, 3)
-    return changed(model, positions=type(model.positions)(n_positions=n_positions)), same_layers(model)
-
-
-OPERATIONS: dict[str, Callable[[Random, ModelConfig, int], Expansion]] = {
-    "widen_ffn": lambda rng, m, i: expansions.widen_ffn(m, [i], _width(m.layers[i].ffn) + rng.randint(1, 4)),
-    "add_heads": _more_heads,
-    "widen_values": lambda rng, m, i: expansions.widen_values(
-        m, [i], m.layers[i].attention.value_dim + rng.randint(1, 3)
-    ),
-    "widen_keys": lambda rng, m, i: expansions.widen_keys(
-        m, [i], m.layers[i].attention.head_dim + rng.choice([1, 2, 2, 4, m.layers[i].attention.head_dim])
-    ),
-    "widen_stream": lambda rng, m, i: expansions.widen_stream(
-        m, rng.randint(1, 3) if (quantum := _quantum(m)) == 1 else m.d_model // quantum
-    ),
-    "add_layers": _more_layers,
-    "widen_layers": lambda rng, m, i: expansions.widen_layers(
-        m, {i: m.layers[i].d_model + _quantum(m) * rng.randint(1, 4)}
-    ),
-    "add_block": lambda rng, m, i: expansions.add_block(m, i, rng.choice([None, 3])),
-    "add_slots": lambda rng, m, i: expansions.add_slots(m, getattr(m.residual, "n_slots", 0) + rng.randint(1, 4)),
-    "to_slots": _to_slots,
-    "duplicate_experts": lambda rng, m, i: expansions.duplicate_experts(m, [i], rng.choice([2, 3])),
-    "split_experts": lambda rng, m, i: expansions.split_experts(m, [i], 2),
-    "widen_shared_expert": lambda rng, m, i: expansions.widen_shared_expert(
-        m, [i], getattr(m.layers[i].ffn, "d_shared", 0) + rng.randint(1, 4)
-    ),
-    "upcycle": _upcycled,
-    "lengthen_positions": _longer_positions,
-}
-"""Random expansions of a model at one of its layers. Many models refuse some of them."""
-RARE = ("add_block", "duplicate_experts", "split_experts", "widen_shared_expert", "to_slots", "widen_layers")
-"""Those that few models have, which are tried more often."""
-
-
-def random_growth(rng: Random, n_operations: int) -> tuple[Grown, list[str]]:
-    """A random model grown so many times, and the names of the expansions; what is refused is drawn again.
-
-    Fewer times where nothing is found that keeps it below three times its parameters.
-    """
-    grown, names = Grown(random_model(rng)), []
-    most_params = 3 * grown.config.cost().params
-    for _ in range(200 * n_operations):
-        if len(names) == n_operations:
-            break
-        name = rng.choice([*OPERATIONS, *3 * RARE])
-        try:
-            expansion = OPERATIONS[name](rng, grown.now, rng.randrange(grown.now.n_layers))
-            if expansion[0] != grown.now and expansion[0].cost().params < most_params:
-                grown.grow(expansion)
-                names.append(name)
-        except UserError:
-            continue
-    return grown, names
-
-
-def changed_anyhow(rng: Random, model: ModelConfig) -> ModelConfig | None:
-    """A model with some sizes and options changed without any rule; None where there is no such model."""
-    data = to_data(model)
-    numbers = _numbers(data, ())
-    sizes = [(path, value) for path, value in numbers if isinstance(value, int) and path[-1] != "vocab_size"]
-    for path, value in rng.sample(sizes, min(len(sizes), rng.randint(1, 5))):
-        _put(data, path, value + rng.choice([-1, 1, 2, 2, 3, 4, 4, value, value]))
-    if rng.random() < 0.1:
-        path, value = rng.choice(numbers)
-        _put(data, path, 2 * value)
-    try:
-        return parse(ModelConfig, data, "model")
-    except ValueError:
-        return None
-
-
-def _put(data, path: tuple, value: float) -> None:
-    for key in path[:-1]:
-        data = data[key]
-    data[path[-1]] = value
-
-
-def _numbers(data, path: tuple) -> list[tuple[tuple, int | float]]:
-    if isinstance(data, dict):
-        return [found for key, value in data.items() for found in _numbers(value, (*path, key))]
-    if isinstance(data, (list, tuple)):
-        return [found for i, value in enumerate(data) for found in _numbers(value, (*path, i))]
-    is_number = isinstance(data, (int, float)) and not isinstance(data, bool)
-    return [(path, data)] if is_number and path[0] != "init" else []

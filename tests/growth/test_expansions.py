@@ -6,19 +6,16 @@ from typing import Any
 import expansions
 import pytest
 import torch
-from applied_plans import applied
 from growth_cases import (
     BLOCKS,
     CHOSEN,
     EXPANSIONS,
-    SEQ_LEN,
     SILU_MLP,
     Measured,
     Weights,
     check_alive,
     check_exact,
     difference,
-    drawn,
     logits_of,
     planned,
     small_model,
@@ -29,7 +26,6 @@ from growth_cases import (
 from widthwise.growth.plan import GrowthPlan, grown_states, plan_growth
 from widthwise.growth.tensor_plan import Constant
 from widthwise.kernels.rotary import rope_table
-from widthwise.model.generate import SamplingConfig, generate
 from widthwise.yaml_io import merge
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -131,19 +127,6 @@ def test_an_hourglass_has_the_weights_and_the_moments_of_the_swiglu():
     assert torch.equal(moved["exp_avg"], state["layers.2.ffn.w_gate.weight"]["exp_avg"])
     assert moved["step"] == 7
     assert not {"layers.2.ffn.blocks.1.w_gate.weight", "layers.2.attention.w_q.bias.weight"} & grown.keys()
-
-
-@pytest.mark.parametrize("case", ["wider_groups", "divided_groups", "values", "keys_behind_norms"])
-def test_decoding_with_a_cache_goes_on_as_before(case):
-    plan = planned(case)
-    old = drawn(plan.old)
-    new = applied(plan, old)
-    prompts, greedy = [[1, 2, 3], [5]], SamplingConfig(temperature=0.0)
-    assert generate(old, prompts, 9, greedy) == generate(new, prompts, 9, greedy)
-    tokens, cache = tokens_for(4), new.new_cache(2, SEQ_LEN + 1)
-    with torch.no_grad():
-        parts = [new(part, cache) for part in tokens.split([3, 1, SEQ_LEN - 3], dim=1)]
-        assert difference(old(tokens), torch.cat(parts, dim=1)) <= 1e-12
 
 
 @pytest.mark.parametrize("head_dim", [6, 8, 14])

@@ -102,14 +102,6 @@ class TestStream:
             assert measured[measured >= 0].tolist() == list(range(old))
             assert (measured != FOREIGN).all()
 
-    @given(st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=4))
-    def test_layers_that_grow_alike_see_nothing_foreign(self, more, widths):
-        stream = PrefixMap(frozenset((width, width + more) for width in widths))
-        for width in widths:
-            index = stream.prefix(width, width + more)
-            assert (index != FOREIGN).all()
-            assert int((index == FRESH).sum()) == more
-
     def test_slots_grow_alike_and_new_ones_come_last(self):
         stream = SlotMap(slot_width=2, new_slot_width=3, n_read_slots=3)
         assert stream.prefix(4, 6).tolist() == [0, 1, FRESH, 2, 3, FRESH]

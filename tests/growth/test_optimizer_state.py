@@ -68,36 +68,6 @@ def test_moments_of_old_entries_stay_and_new_entries_start_without_momentum(name
     assert (n_made == 0) == (name in ALL_OLD)
 
 
-def gathered(model):
-    """The state of AdamW after two batches at rate 0, without auxiliary losses: those of a grown mixture are others."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    for seed in (1, 2):
-        step(model.eval(), optimizer, tokens_for(seed))
-    return state_of(model, optimizer)
-
-
-SHARED_GRADIENTS = ("stream_of_layer_norms", "divided_groups", "divided_groups_under_one_norm")
-SHARED_GRADIENTS += ("more_experts", "experts_of_a_dense_layer")
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", [name for name in GROWTHS if name not in SHARED_GRADIENTS])
-def test_state_of_old_entries_is_what_the_grown_model_would_have_gathered(name):
-    """In growths in which no new entry shares the gradient of an old one."""
-    plan = planned(name)
-    model = drawn(plan.old)
-    found, expected = dict(grown_states(plan, gathered(model))), gathered(applied(plan, model))
-    is_new = plan.is_new()
-    for parameter, parts in found.items():
-        if plan.tensors[parameter].n_copies > 1 or ("w_q" in parameter and name == "keys_behind_norms"):
-            continue  # a router of the parts; queries, of which those behind a norm have turned copies
-        old = ~is_new[parameter]
-        for part in ("exp_avg", "exp_avg_sq"):
-            size = expected[parameter][part].abs().max().item()
-            a, b = parts[part][old], expected[parameter][part][old]
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11 * size, msg=f"{parameter} {part}")
-
-
 @pytest.mark.parametrize(
     ("name", "parameter", "shape", "dim"),
     [

@@ -30,7 +30,6 @@ from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.target import grown_config
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.yaml_io import merge
 
 
@@ -47,14 +46,6 @@ def test_sizes_are_those_of_the_recipe_and_constants_those_of_the_model():
     for before, asked, after in zip(old.layers, wanted.layers, new.layers):
         assert (after.attention_norm, after.ffn_norm) == (before.attention_norm, before.ffn_norm)
         assert after.attention.n_heads == asked.attention.n_heads == 5
-
-
-def test_growing_in_two_steps_or_one_gives_one_config():
-    config = small_model(attention={"qk_norm": {"over": "head"}})
-    keys = grown(config, expansions.widen_keys(config, [0], 8))
-    both = grown(keys, expansions.widen_stream(keys, 4))
-    wanted = expansions.widen_stream(expansions.widen_keys(config, [0], 8)[0], 4)
-    assert grown(config, wanted) == both
 
 
 def test_an_attention_keeps_its_scale_and_the_divisors_of_its_norms():
@@ -81,15 +72,6 @@ def test_new_pairs_continue_the_old_frequencies():
     assert attention.rope is not None
     assert attention.rope.pair_frequencies[0] == 1.0
     assert len(set(attention.rope.pair_frequencies)) == 3
-
-
-def test_units_remember_what_there_were():
-    config = small_model(ffn={"kind": "dynamic", "d_ff": 8, "mask": {"kind": "soft", "temperature": 2.0}})
-    once = grown(config, expansions.widen_ffn(config, [0], 11))
-    twice = grown(once, expansions.widen_ffn(once, [0, 1], 14))
-    ffns = [layer.ffn for layer in twice.layers]
-    assert [ffn.grown_from for ffn in ffns if isinstance(ffn, DynamicConfig)] == [(8, 11), (8,), ()]
-    assert ffns[0].mask == config.layers[0].ffn.mask
 
 
 def test_narrow_layers_measure_a_part_and_then_the_same_part():
@@ -131,13 +113,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
     "ends": [
         ({}, {"vocab_size": 18}, "vocab_size: got 18 where it was 17"),
         ({}, {"tie_embeddings": True}, "tie_embeddings: got True where it was False"),
-        ({}, {"embedding_multiplier": 2.0}, "embedding_multiplier: got 2.0 where it was 1.0"),
-        ({}, {"logit_multiplier": 0.5}, "logit_multiplier: got 0.5 where it was 1.0"),
         ({}, {"d_model": 8}, "d_model: layers of widths"),
         ({}, {"n_layers": 2}, "n_layers: got 2 where there were 3"),
         ({"mtp": {"n_depths": 1}}, {"mtp": {"n_depths": 2}}, "mtp.n_depths: got 2 where it was 1; growth has no conv"),
-        ({"mtp": {"n_depths": 1}}, {"mtp": {"share_reduce": False}}, "mtp.share_reduce: got False"),
-        ({"mtp": {}}, {"mtp": None}, "mtp: got None where it was"),
     ],
     "residual and norms": [
         ({}, {"residual": {"kind": "plain", "multiplier": 0.5}}, "residual.multiplier: got 0.5"),
@@ -166,23 +144,18 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
     "attention": [
         ({}, {"attention": {"qk_norm": {"over": "head"}}}, "layers.0.attention.qk_norm: got"),
         (QK_NORM, {"attention": {"qk_norm": {"over": "all_heads"}}}, "qk_norm.over: got"),
-        (QK_NORM, {"attention": {"bias": False}}, "bias: got False where it was True; growth takes"),
         (QK_NORM, lambda m: expansions.widen_keys(m, [1], 6), "layers.1.attention.head_dim: got 6"),
         (ONE_QK_NORM, lambda m: expansions.widen_keys(m, [1], 6), "n_heads times head_dim: got 18"),
-        (ONE_QK_NORM, lambda m: expansions.add_heads(m, [1], 4, 4), "n_heads times head_dim: got 16"),
         ({}, {"attention": {"rope_base": 500.0}}, "layers.0.attention.rope_frequencies: the 2 frequencies of the old"),
         ({}, {"attention": {"rope_base": 500.0, "head_dim": 6}, "d_model": 18}, "or raise rope_base to"),
         ({}, {"attention": {"rope_base": None}}, "layers.0.attention.rope_base: rotation cannot be added or removed"),
         ({}, lambda m: expansions.add_heads(m, [0], 2, 2), "got 2 heads and 2 key-value heads where there"),
-        ({}, lambda m: expansions.add_heads(m, [0], 4, 2), "got 4 heads and 2 key-value heads where there"),
         ({}, lambda m: expansions.widen_values(m, [0], 3), "layers.0.attention.v_head_dim: got 3"),
-        ({}, lambda m: expansions.widen_keys(m, [0], 2), "attention.head_dim: got 2 where there were 4"),
         (GQA, lambda m: expansions.add_heads(m, [0], 8, 4), "3 query heads a group cannot be divided"),
     ],
     "feed-forward": [
         ({}, MLP, "layers.0.ffn.kind: got 'mlp' where it was 'swiglu'"),
         ({}, {"ffn": {"d_ff": 9}}, "layers.0.ffn.w_gate: got 9 where there were 10"),
-        (MLP, {"ffn": {"activation": "relu"}}, "activation: got 'relu' where it was 'silu'"),
         (HOURGLASS, {"ffn": {"norm": "reordered"}}, "norm: got 'reordered' where it was 'pre', which would change"),
         (SOFT, {"ffn": {"mask": {"kind": "hard"}}}, "mask.kind: got 'hard'"),
         *(
@@ -192,17 +165,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
     ],
     "a feed-forward of another kind": [
         ({}, {"ffn": UNGATED_BLOCKS}, "gated: got False where it was True"),
-        ({}, {"ffn": {**BLOCKS, "activation": "gelu"}}, "activation: got 'gelu' where it was 'silu'"),
-        (MLP, {"ffn": {**UNGATED_BLOCKS, "gated": True}}, "gated: got True where it was False"),
-        (MLP, {"ffn": {**UNGATED_BLOCKS, "activation": "relu"}}, "activation: got 'relu' where it was 'silu'"),
         ({"ffn": {**SILU_MLP, "bias": True}}, {"ffn": UNGATED_BLOCKS}, "bias: got False where it was True"),
         ({}, {"ffn": {**BLOCKS, "share_weights": True}}, "layers.0.ffn.share_weights: got True; an added block"),
         ({}, {"ffn": {**BLOCKS, "norm": "none"}}, "layers.0.ffn.norm: got 'none' where it was 'pre', which would"),
-        ({}, {"ffn": {**BLOCKS, "d_hidden": 9}}, "layers.0.ffn.blocks.0.w_gate: got 9 where"),
         ({}, {"ffn": {**CHOSEN, "mask": {"kind": "soft"}}}, "layers.0.ffn.mask.kind: got soft, which is below 1"),
         ({}, {"ffn": {**CHOSEN, "score": {"kind": "raw_mean"}}}, "layers.0.ffn.score.kind: got raw_mean"),
         ({"ffn": {**BLOCKS, "n_blocks": 1}}, {"ffn": {"kind": "swiglu", "d_ff": 10}}, "growth has no conversion"),
-        ({}, {"ffn": {**CHOSEN, "score": {"kind": "random"}}}, "score.kind: got random, which st"),
     ],
 }
 """What the old model has, what the new one has beside it (or the expansion), and what is said. That any other value of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from boxes import refusal
-from hf_models import CONFIGS, LINEAR_RULE, TOLERANCE, hf_folder, hf_logits, hf_model, own_logits
+from hf_models import CONFIGS, TOLERANCE, hf_folder, hf_logits, hf_model, own_logits
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -24,19 +24,6 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     imported = import_hf(hf_folder(tmp_path, name))
     assert expected.abs().max() > 0.3
     torch.testing.assert_close(own_logits(imported.config, imported.weights), expected, rtol=0, atol=TOLERANCE)
-
-
-def test_every_number_is_explicit_and_what_stands_beside_the_model_is_kept(tmp_path: Path) -> None:
-    imported = import_hf(hf_folder(tmp_path / "llama3", "llama_llama3"))
-    for layer in imported.config.layers:
-        assert layer.attention.scale == 16**-0.5
-        assert layer.attention.rope_base == 1000.0
-        assert layer.attention.rope_frequencies is not None
-        assert layer.attention_norm.norm_dim == layer.ffn_norm.norm_dim == 32
-    assert (imported.n_positions, imported.token_ids) == (64, {"bos_token_id": 3, "eos_token_id": 5})
-    assert imported.tokenizer is None
-    config = import_hf(hf_folder(tmp_path / "gpt2", "gpt2_scaled_by_layer")).config
-    assert [layer.attention.scale for layer in config.layers] == [8**-0.5, 8**-0.5 / 2]
 
 
 @pytest.mark.parametrize(
@@ -57,19 +44,6 @@ def test_shards_no_tied_head_and_old_buffers_make_no_difference(tmp_path: Path, 
         weights = import_hf(other).weights
         assert weights.keys() == whole.keys()
         assert all(torch.equal(weights[key], whole[key]) for key in whole)
-
-
-def test_the_words_of_older_versions_are_read(tmp_path: Path) -> None:
-    folder = hf_folder(tmp_path, "llama_linear")
-    expected = import_hf(folder).config
-
-    def older(data: dict[str, Any]) -> None:
-        del data["rope_parameters"]
-        data["rope_theta"] = LINEAR_RULE["rope_theta"]
-        data["rope_scaling"] = {"type": "linear", "factor": LINEAR_RULE["factor"]}
-
-    _change_config(folder, older)
-    assert import_hf(folder).config == expected
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "olmo2"])
@@ -102,9 +76,7 @@ PARTLY = {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"model_type": "mamba"}, "model_type: got 'mamba'; allowed: gpt2, llama"),
-    ("llama", {"model_type": ["llama"]}, "model_type: got"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
-    ("gpt2", {"activation_function": "mish"}, "activation_function: got 'mish'; allowed"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
     ("qwen2", WINDOW, "use_sliding_window: got True; allowed: false"),
     ("qwen3", WINDOWS, "layer_types.1: got 'sliding_attention'; allowed: 'full_attention'"),
@@ -112,24 +84,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", PARTLY, "partial_rotary_factor: got 0.5; allowed: 1.0"),
     ("llama", DYNAMIC, "rope_parameters.rope_type: got 'dynamic'; allowed: default, linear, llama3, longrope"),
     ("llama", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope_scaling.type: got 'yarn'; allowed"),
-    ("llama", {"rope_parameters": {"rope_type": [1]}}, "rope_type: got .*; allowed: default"),
     ("llama", _longrope([1.0] * 5, [2.0] * 5), "long_factor: differs from short_factor"),
     ("llama", _longrope([1.0] * 4, [1.0] * 4), "short_factor: has 4 numbers; must be head_dim / 2 = 5"),
-    ("gpt2", {"add_cross_attention": True}, "add_cross_attention: got True; allowed: False"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: is not supported"),
-    ("llama", {"hidden_size": "32"}, "hidden_size: got '32'; allowed: a whole number"),
     ("llama", {"hidden_size": 10**400}, "hidden_size: got inf; allowed: a whole number"),
     ("llama", {"hidden_size": None}, "hidden_size: is required but missing"),
     ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers: got 1000000000; allowed: a whole"),
-    ("gpt2", {"n_layer": 10**9}, "n_layer: got 1000000000; allowed: a whole number"),
-    ("llama_linear", {"head_dim": 10**9}, "head_dim: got 1000000000; allowed: a whole number"),
     ("llama_linear", {"rope_scaling": {"type": "linear", "factor": 9.0}}, "rope_scaling: got .*9.0.*; allowed: null"),
     ("llama", {"rope_scaling": [1]}, "rope_scaling: got .1.; allowed: a mapping"),
     ("llama", {"rope_parameters": {"rope_theta": -1.0}}, "rope_theta: got -1.0; allowed: a number above 0"),
-    ("llama", {"rms_norm_eps": 0.0}, "rms_norm_eps: got 0.0; allowed: a number above 0"),
-    ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings: got 'yes'; allowed: true"),
     ("qwen2", {"num_attention_heads": 40, "num_key_value_heads": 40}, "model.head_dim: got 1; rotary positions"),
-    ("llama", {"num_key_value_heads": 3}, "n_kv_heads: got 3; must divide n_heads = 4"),
     ("gpt2", {"n_head": 5}, "n_head: got 5; allowed: a divisor of n_embd = 24"),
     ("llama", {"intermediate_size": 36}, r"mlp.\w+.weight has shape \(.*\); must be \(.*36.*\)"),
     (
@@ -139,12 +103,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("llama", {"tie_word_embeddings": True}, "lm_head.weight differs from the embedding"),
     ("llama", {"num_hidden_layers": 1}, r"has a tensor model.layers.1.\S+, which a llama does not have"),
-    ("llama", {"pad_token_id": "</s>"}, "pad_token_id: got '</s>'; allowed: the number"),
     ("llama", {"pad_token_id": 61}, "pad_token_id: got 61; allowed: the number of a token, from -1 to 60, or several"),
-    ("llama", {"eos_token_id": -1}, "eos_token_id: got -1; allowed: the number of a token, from 0 to 60"),
     ("llama", {"eos_token_id": [5, 61]}, "eos_token_id: got .5, 61.; allowed: the number of a token, from 0 to 60"),
-    ("llama", {"eos_token_id": True}, "eos_token_id: got True; allowed: the number of a token"),
-    ("llama", {"eos_token_id": 10**30}, "eos_token_id: got 10+; allowed: the number of a token"),
 ]
 
 

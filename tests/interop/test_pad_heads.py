@@ -81,13 +81,6 @@ def test_padded_it_is_a_model_that_vllm_takes(tmp_path: Path) -> None:
     check(WidthwiseConfig.from_pretrained(written(padded, tmp_path / "padded")), "hf")
 
 
-def test_rotary_pairs_keep_their_frequencies() -> None:
-    model, padded = _models("paper", 8)
-    for before, after in zip(model.config.layers, padded.config.layers):
-        assert set(before.attention.rope.pair_frequencies) <= set(after.attention.rope.pair_frequencies)
-        assert after.attention.scale == before.attention.scale
-
-
 def test_what_is_no_padding_is_refused() -> None:
     _, padded = _models("paper", 16)
     for multiple, message in (

@@ -75,7 +75,3 @@ def test_a_ladder_that_goes_on_is_a_larger_base() -> None:
     written = write_rope(Rope(grown, 777.0, table), N_POSITIONS)
     assert written["rope_scaling"] is None
     assert written["rope_theta"] == pytest.approx(777.0 ** (grown / HEAD_DIM), rel=1e-12)
-
-
-def test_one_pair_needs_no_base() -> None:
-    assert write_rope(Rope(2, 777.0, (1.0,)), N_POSITIONS)["rope_parameters"] == RULES["default"]

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,18 +12,18 @@ from widthwise.analysis.subject import AttentionCall
 from widthwise.records.analysis import Activations, BlockExit, LensPoint, Sink, StreamState, Valley
 
 
+@dataclass(eq=False)
 class Moments:
     """Running mean and variance of many quantities at once, in fp64 and constant memory."""
 
-    def __init__(self) -> None:
-        self.n = 0
-        self.mean = torch.zeros((), dtype=torch.float64)
-        self._squares = torch.zeros((), dtype=torch.float64)
+    n: int = 0
+    mean: Tensor = field(default_factory=partial(torch.zeros, (), dtype=torch.float64))
+    _squares: Tensor | float = 0.0
 
     @property
     def variance(self) -> Tensor:
         """Mean squared distance from the mean."""
-        return self._squares / self.n
+        return torch.as_tensor(self._squares / self.n)
 
     def add(self, values: Tensor) -> None:
         """Add values (n, ...) of the same quantities."""
@@ -39,27 +41,27 @@ class Moments:
 ROWS_AT_ONCE = 4096
 
 
+@dataclass(eq=False)
 class ActivationMeter:
     """Sums over the tokens of one block, in constant memory."""
 
-    def __init__(self, thresholds: Sequence[float], utilisation_threshold: float):
-        self._thresholds = thresholds
-        self._utilisation_threshold = utilisation_threshold
-        self._n_tokens = 0
-        self._n_active: Tensor | int = 0
-        """(n_thresholds,): number of activations above each threshold, over all units."""
-        self._n_used: Tensor | int = 0
-        """(d_ff,): number of tokens that activate each unit."""
-        self._energy: Tensor | float = 0.0
-        """(d_ff,) fp64: sums of squares."""
+    thresholds: Sequence[float]
+    utilisation_threshold: float
+    _n_tokens: int = 0
+    _n_active: Tensor | int = 0
+    """(n_thresholds,): number of activations above each threshold, over all units."""
+    _n_used: Tensor | int = 0
+    """(d_ff,): number of tokens that activate each unit."""
+    _energy: Tensor | float = 0.0
+    """(d_ff,) fp64: sums of squares."""
 
     def add(self, activations: Tensor) -> None:
         """Add n tokens. activations: (n, d_ff)."""
         for rows in activations.split(ROWS_AT_ONCE):
             size = rows.to(torch.promote_types(rows.dtype, torch.float32)).abs()
             self._n_tokens += len(size)
-            self._n_active += torch.stack([(size > threshold).sum() for threshold in self._thresholds])
-            self._n_used += (size > self._utilisation_threshold).sum(dim=0)
+            self._n_active += torch.stack([(size > threshold).sum() for threshold in self.thresholds])
+            self._n_used += (size > self.utilisation_threshold).sum(dim=0)
             self._energy += size.square().sum(dim=0, dtype=torch.float64)
 
     def summary(self, layer: int, block: int) -> Activations:
@@ -134,15 +136,15 @@ TOKENS_AT_ONCE = 256
 """Tokens whose distributions are held in memory, at two depths."""
 
 
+@dataclass(eq=False)
 class LogitLens:
     """Sums over tokens at every depth, in fp64."""
 
-    def __init__(self) -> None:
-        self._n_tokens = 0
-        self._target_log_probs: Tensor | float = 0.0
-        self._entropies: Tensor | float = 0.0
-        self._divergences: Tensor | float = 0.0
-        """Between each depth and the one before; the first depth has none."""
+    _n_tokens: int = 0
+    _target_log_probs: Tensor | float = 0.0
+    _entropies: Tensor | float = 0.0
+    _divergences: Tensor | float = 0.0
+    """Between each depth and the one before; the first depth has none."""
 
     def add(self, hidden: Sequence[Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Add n tokens.
@@ -164,10 +166,11 @@ class LogitLens:
         for log_probs in depths:
             probs = log_probs.exp()
             target_log_probs.append(log_probs.gather(1, targets[:, None]).sum(dtype=torch.float64))
-            entropies.append(-_total(probs, log_probs))
+            entropies.append(-(probs * log_probs).sum(dim=-1).sum(dtype=torch.float64))
             if before is not None and probs_before is not None:
                 # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
-                divergences.append(_total(probs - probs_before, log_probs - before) / 2)
+                divergence = ((probs - probs_before) * (log_probs - before)).sum(dim=-1)
+                divergences.append(divergence.sum(dtype=torch.float64) / 2)
             before = log_probs
             probs_before = probs
         self._target_log_probs += torch.stack(target_log_probs)
@@ -178,20 +181,19 @@ class LogitLens:
         """Return means in nats for each depth."""
         sums = (self._target_log_probs, self._entropies, self._divergences)
         target_log_probs, entropies, divergences = ((torch.as_tensor(s) / self._n_tokens).tolist() for s in sums)
+        points = zip(target_log_probs, entropies, [*divergences, None])
         return [
             LensPoint(depth=depth, target_log_prob=log_prob, entropy=entropy, kl_to_next=divergence)
-            for depth, (log_prob, entropy, divergence) in enumerate(
-                zip(target_log_probs, entropies, [*divergences, None])
-            )
+            for depth, (log_prob, entropy, divergence) in enumerate(points)
         ]
 
 
+@dataclass(eq=False)
 class BlockExits:
     """The loss of a model that ends after a feed-forward block inside a layer; sums in fp64."""
 
-    def __init__(self) -> None:
-        self._n_tokens = 0
-        self._sums: dict[tuple[int, int], Tensor] = {}
+    _n_tokens: int = 0
+    _sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def add(
         self, hidden: Mapping[tuple[int, int], Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]
@@ -216,20 +218,17 @@ def _log_probs(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
-def _total(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(dim=-1).sum(dtype=torch.float64)
-
-
+@dataclass(eq=False)
 class SinkMeter:
     """Sums over the texts of one layer."""
 
-    def __init__(self) -> None:
-        self._weights: Tensor | float = 0.0
-        """(n_heads,) fp64: attention weight of the first token, summed over all queries."""
-        self._n_queries = 0
-        self._norms = torch.zeros(2, dtype=torch.float64)
-        """Sums of norms over first tokens, and over all others."""
-        self._n_tokens = torch.zeros(2, dtype=torch.float64)
+    _weights: Tensor | float = 0.0
+    """(n_heads,) fp64: attention weight of the first token, summed over all queries."""
+    _n_queries: int = 0
+    _norms: Tensor | float = 0.0
+    """(2,) fp64: sums of norms over first tokens, and over all others."""
+    _n_tokens: Tensor | float = 0.0
+    """(2,) fp64: their numbers."""
 
     def add_attention(self, call: AttentionCall) -> None:
         weights = call.first_key_weights()
@@ -241,11 +240,11 @@ class SinkMeter:
         norms = torch.linalg.vector_norm(stream, dim=-1, dtype=torch.promote_types(stream.dtype, torch.float32))
         parts = norms.double().tensor_split((1,), dim=1)
         self._norms += torch.stack([part.sum() for part in parts]).cpu()
-        self._n_tokens += torch.tensor([part.numel() for part in parts])
+        self._n_tokens += torch.tensor([part.numel() for part in parts], dtype=torch.float64)
 
     def summary(self, layer: int) -> Sink:
         """Return means over all queries, including first tokens. layer: from 1 on."""
         heads = torch.as_tensor(self._weights) / self._n_queries
-        first, rest = (self._norms / self._n_tokens).tolist()
+        first, rest = torch.as_tensor(self._norms / self._n_tokens).tolist()
         ratio = first / rest if rest > 0 else None
         return Sink(layer=layer, first_token_share=float(heads.mean()), heads=heads.tolist(), norm_ratio=ratio)

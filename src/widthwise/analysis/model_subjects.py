@@ -215,9 +215,7 @@ class _LastStates(Watcher):
     """The last hidden states, and the number of calls of attention."""
 
     hidden: Tensor
-
-    def __init__(self) -> None:
-        self.n_calls = 0
+    n_calls = 0
 
     def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
         self.hidden = hidden

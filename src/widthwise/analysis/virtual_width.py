@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -76,11 +77,10 @@ def sampled(matrices: Tensor) -> Tensor:
 
 def spectra(carry: Tensor, product: Tensor) -> Tensor:
     """Return (N, 4): spectral radius and norm of carry (N, n, n), then of product (N, n, n)."""
-    columns = [
-        value
-        for matrices in (carry, product)
-        for value in (torch.linalg.eigvals(matrices).abs().amax(dim=-1), torch.linalg.matrix_norm(matrices, ord=2))
-    ]
+    columns = []
+    for matrices in (carry, product):
+        columns.append(torch.linalg.eigvals(matrices).abs().amax(dim=-1))
+        columns.append(torch.linalg.matrix_norm(matrices, ord=2))
     return torch.stack(columns, dim=-1)
 
 
@@ -106,7 +106,8 @@ class VirtualWidthMeter:
         """residual: the residual config of the model."""
         self._model = model
         self._residual = residual
-        self._meters = [_SiteMeter(name, site) for name, site in hyper_connections(model).items()]
+        sites = hyper_connections(model)
+        self._meters = [_SiteMeter(name, site.n_read, residual.n_slots) for name, site in sites.items()]
         self._n_tokens = 0
 
     @torch.no_grad()
@@ -138,17 +139,17 @@ class VirtualWidthMeter:
         )
 
 
+@dataclass(eq=False)
 class _SiteMeter:
     """Sums over the tokens of one site."""
 
-    def __init__(self, name: str, site: HyperConnection):
-        self._name = name
-        self._n_read = site.n_read
-        self._n_slots = site.config.n_slots
-        self._coefficients = Moments()
-        self._reach = Moments()
-        self._spectra = Moments()
-        self._distance = Moments()
+    _name: str
+    _n_read: int
+    _n_slots: int
+    _coefficients: Moments = field(default_factory=Moments)
+    _reach: Moments = field(default_factory=Moments)
+    _spectra: Moments = field(default_factory=Moments)
+    _distance: Moments = field(default_factory=Moments)
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
         """Add coefficients (..., n_slots, n_coefficients), and move `depth` past this site."""

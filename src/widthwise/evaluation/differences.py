@@ -90,10 +90,13 @@ def evaluation_differences(baseline: Evaluation, candidate: Evaluation) -> list[
 
 def paired_answers(on: str, baseline: ItemAnswers, candidate: ItemAnswers) -> list[Difference]:
     """Return candidate - baseline for each metric of a task; for different questions one entry without a metric."""
-    differences = task_differences(baseline, candidate)
-    if differences is None:
+    if baseline.fingerprint != candidate.fingerprint:
         return [_without_pairs(on)]
-    return [_difference(on, name, estimate, flips(baseline, candidate, name)) for name, estimate in differences.items()]
+    entries = []
+    for name, values in candidate.items.items():
+        estimate = mean(np.array(values) - np.array(baseline.items[name]))
+        entries.append(_difference(on, name, estimate, flips(baseline, candidate, name)))
+    return entries
 
 
 def _without_pairs(on: str) -> Difference:
@@ -170,13 +173,6 @@ def mean_differences(baseline: Evaluation, candidate: Evaluation) -> dict[str, S
         linear = mean_of([_perplexity_difference(*pair, *ends) for pair in texts])
         differences["exp_mean_nats_per_token"] = linear._replace(value=finite(ends[1]) - finite(ends[0]))
     return differences or None
-
-
-def task_differences(baseline: ItemAnswers, candidate: ItemAnswers) -> dict[str, SampleEstimate] | None:
-    """Return candidate - baseline for each metric, item by item; None for different questions."""
-    if baseline.fingerprint != candidate.fingerprint:
-        return None
-    return {name: mean(np.array(values) - np.array(baseline.items[name])) for name, values in candidate.items.items()}
 
 
 def flips(baseline: ItemAnswers, candidate: ItemAnswers, metric: str) -> Flips | None:

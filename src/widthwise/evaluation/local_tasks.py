@@ -221,7 +221,13 @@ def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> Loc
         if not line.strip():
             continue
         place = f"{path}: line {number}"
-        items.append(_item(line, place))
+        row = parse_json(line, place)
+        keys = row.keys() if isinstance(row, dict) else set()
+        form = next((form for form in FORMS if form.model_fields.keys() <= keys), None)
+        if form is None:
+            allowed = "; ".join(map(_keys, FORMS))
+            raise UserError(f"{place}: has keys {', '.join(keys) or 'none'}; must have the keys of one form: {allowed}")
+        items.append(parse(form, {name: row[name] for name in form.model_fields}, place))
         where.append(place)
         digest.update(f"{line}\n".encode())
         if type(items[-1]) is not type(items[0]):
@@ -246,16 +252,6 @@ def local_task(path: Path, delimiter: str = " ") -> dict[str, Any]:
         "metadata": {"version": 1.0},
         **type(task.items[0]).harness(delimiter),
     }
-
-
-def _item(line: str, where: str) -> Item:
-    row = parse_json(line, where)
-    keys = row.keys() if isinstance(row, dict) else set()
-    form = next((form for form in FORMS if form.model_fields.keys() <= keys), None)
-    if form is None:
-        allowed = "; ".join(map(_keys, FORMS))
-        raise UserError(f"{where}: has keys {', '.join(keys) or 'none'}; must have the keys of one form: {allowed}")
-    return parse(form, {name: row[name] for name in form.model_fields}, where)
 
 
 def _keys(form: type[Item]) -> str:

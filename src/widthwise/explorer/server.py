@@ -49,7 +49,8 @@ class ExplorerServer(ThreadingHTTPServer):
 
         A signal during a request ends the server as at any other time.
         """
-        if isinstance(error := sys.exception(), Interrupted):
+        error = sys.exception()
+        if isinstance(error, Interrupted):
             raise error
         if not isinstance(error, ConnectionError):
             super().handle_error(request, client_address)

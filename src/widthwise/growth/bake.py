@@ -66,13 +66,11 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     norm_factors = _norm_factors(old_model, new_model) if c == 1.0 else stream_factors(new_model, c)
     for name, factor in (*norm_factors, *_attention_factors(old_model, new_model)):
         factors[name] *= factor
-    # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
-    tensors: dict[str, TensorPlan] = {
-        name: TensorPlan.same(
-            name, parameter.shape, scale=1.0 if math.isclose(factors[name], 1.0, rel_tol=TOLERANCE) else factors[name]
-        )
-        for name, parameter in parameters.items()
-    }
+    tensors: dict[str, TensorPlan] = {}
+    for name, parameter in parameters.items():
+        # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
+        scale = 1.0 if math.isclose(factors[name], 1.0, rel_tol=TOLERANCE) else factors[name]
+        tensors[name] = TensorPlan.same(name, parameter.shape, scale=scale)
     return GrowthPlan(config, new, Correspondence.same(config), tensors)
 
 

@@ -211,11 +211,10 @@ def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int
         name: size.d_model if reach == layer.d_model else min(reach, slim)
         for name, reach in zip(("d_model", "d_in", "d_out"), layer.widths)
     }
-    norms = {
-        name: getattr(layer, name).model_copy(update={"norm_dim": size.d_model, "stat_width": None})
-        for name in ("attention_norm", "ffn_norm")
-        if size.d_model < layer.d_model
-    }
+    norms = {}
+    if size.d_model < layer.d_model:
+        for name in ("attention_norm", "ffn_norm"):
+            norms[name] = getattr(layer, name).model_copy(update={"norm_dim": size.d_model, "stat_width": None})
     heads = {"n_heads": n_heads, "n_kv_heads": size.n_kv_heads}
     hidden = {field: getattr(size, name) for name, field in ffn_fields(layer).items()}
     parts = {

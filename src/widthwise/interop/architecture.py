@@ -9,6 +9,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 import pydantic
@@ -21,13 +22,13 @@ MOST = 2**31 - 1
 """The largest allowed size."""
 
 
+@dataclass(frozen=True)
 class Fields:
     """The content of a config.json. A key with value null counts as missing."""
 
-    def __init__(self, data: Mapping[str, Any], where: str):
-        """where: name of the file in errors."""
-        self._data = data
-        self.where = where
+    _data: Mapping[str, Any]
+    where: str
+    """Name of the file in errors."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the unchecked value."""

@@ -80,7 +80,7 @@ class Widthwise(Architecture):
     buffers = r"(?!)"
 
     def check(self, config: ModelConfig) -> None:
-        """Raise UserError for components that `modeling_widthwise` lacks, such as those of a plugin."""
+        """Raise UserError for components that `modeling_widthwise` lacks, such as plugins."""
         kinds = [("residual.kind", config.residual.kind, RESIDUALS)]
         kinds += [(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS) for name, layer in config.named_layers()]
         for path, kind, allowed in kinds:

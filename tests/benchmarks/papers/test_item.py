@@ -170,21 +170,6 @@ def test_measured_losses_stand_beside_printed_ones_under_the_name_of_a_row_in_th
     assert lines(results)["conventional_113m", "val_loss"].measured is None  # no variant has that name
 
 
-def test_what_was_measured_without_being_printed_is_shown_where_the_item_asks(results):
-    rows = {"conventional": {}, "k5": {}}
-    small = {**ITEM["small"], "rows": {}}
-    found = lines(results, also=["val_bits_per_byte", "difference"], printed=rows, small=small)
-    assert list(found) == [("k5", "difference")]
-
-
-def test_a_difference_has_one_interval_whether_it_is_printed_or_shown_besides(results):
-    printed = {"conventional": {}, "k5": {"val_loss": "lower"}}
-    small = {**ITEM["small"], "rows": {}}
-    found = lines(results, also=["difference"], printed=printed, small=small)
-    estimates = [line.measured for (row, _), line in found.items() if row == "k5" and line.measured.mean == 0.25]
-    assert [(each.low, each.high) for each in estimates] == [(0.125, 0.375)] * 2
-
-
 def test_the_digits_say_how_exactly_a_number_is_known_and_anything_else_is_refused():
     known = {"3.430": (3.43, 0.0005), "113M": (113e6, 0.5e6), "-3.2%": (-0.032, 0.0005), "+4.16": (4.16, 0.005)}
     for text, expected in known.items():

@@ -51,19 +51,6 @@ def test_a_part_of_the_network_has_the_layers_between_its_ends():
     assert {name: read[name].read(model, analysis.thresholds) for name in expected} == pytest.approx(expected)
 
 
-def test_units_are_spread_where_some_are_used_more_than_others():
-    analysis = Analysis.read(FOLDER)
-    spread = analysis_of("figure_5").read["spread_of_utilisation"]
-
-    def used(*shares: float) -> AnalysedModel:
-        layers = [each.with_changes(d_ff=len(shares), utilisation=shares) for each in analysis.models[0].activations]
-        return analysis.models[0].with_changes(activations=layers)
-
-    assert spread.read(used(0.25, 0.25), ()) == 0
-    assert spread.read(used(0.5, 0.0), ()) == pytest.approx(1.0)
-    assert np.isnan(spread.read(used(0.0, 0.0), ()))  # no unit is active
-
-
 def test_a_difference_of_models_is_paired_by_seed():
     found = analysis_of("figure_6").numbers(Analysis.read(FOLDER))
     by_name = {model["name"]: model for model in json.loads((FOLDER / "analysis.json").read_text())["models"]}

@@ -11,14 +11,6 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.hard
-def test_the_list_names_every_item_and_trains_nothing(capsys, tmp_path):
-    page = tmp_path / "papers.md"
-    printed(capsys, "list", "--results", tmp_path, "--page", page)
-    assert "### Table 2" in page.read_text()
-    assert [each.name for each in tmp_path.iterdir()] == [page.name]
-
-
 def test_an_item_is_counted_as_json(capsys, tmp_path):
     found = json.loads(printed(capsys, "hourglass_table_1", "--results", tmp_path, "--json"))
     rows = {(line["row"], line["quantity"]): line for line in found["lines"]}

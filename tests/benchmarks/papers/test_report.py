@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from papers.record import PaperExperiment, PaperItem, PaperLine
-from papers.report import all_items, item_page, item_table, list_table
+from papers.report import all_items, item_page, item_table
 
 from widthwise.records.estimate import Estimate
 from widthwise.reports.formats import MINUS
@@ -38,13 +38,6 @@ def test_a_line_says_what_is_printed_counted_and_measured_and_a_row_is_named_onc
     }
     expected = [[row, "share", *cells] for row, *cells in shown]
     assert item_table(item(*shown.values())).rows == expected
-
-
-def test_the_list_counts_what_agrees_among_what_can_be_judged() -> None:
-    counted = line(printed="12", printed_value=12.0, counted=12, agrees=True)
-    words = line(printed="lower", measured=ABOVE, reproduces="cannot tell", is_difference=True)
-    row = list_table([item(counted, words, line(measured=ABOVE))]).rows[0]
-    assert row[2:5] == ["2", "1 of 2", "2"]
 
 
 def test_page_and_markdown_are_complete_and_the_page_escaped() -> None:
