@@ -23,7 +23,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE, or runs/RECIPE-VARIANT.")] = None,
     variant: VariantOption = None,
     track: TrackOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train nothing: `plan` for this machine.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the `plan` for this machine; no training.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train one recipe. Ctrl-C stops after a step and saves a checkpoint; `widthwise resume` continues from there.
