@@ -1,3 +1,4 @@
+import errno
 import json
 import shutil
 from collections import deque
@@ -14,7 +15,7 @@ from tiny_runs import tiny_recipe
 
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
-from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.training import checkpoint, checkpoint_folder, saved_tensors
 from widthwise.training.checkpoint_folder import Retention, prune
 from widthwise.training.state import RunState
 
@@ -180,3 +181,29 @@ def test_a_right_manifest_of_wrong_content_is_refused(tmp_path, name):
         vouch_for(path)
         assert checkpoint_folder.latest_valid(tmp_path) == (path, [])
         assert name in refusal(checkpoint.load, path, *trained(2))
+
+
+@pytest.mark.parametrize("failing_file", FILES)
+def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(tmp_path, monkeypatch, failing_file):
+    (good,) = saved(tmp_path, 3)
+    fsync_file = checkpoint.fsync_file
+
+    def fail_for_one(path: Path) -> None:
+        if path.name == failing_file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync_file(path)
+
+    monkeypatch.setattr(checkpoint, "fsync_file", fail_for_one)
+    monkeypatch.setattr(saved_tensors, "fsync_file", fail_for_one)
+    assert "step_00000004: cannot be written (No space left on device)" in refusal(saved, tmp_path, 4)
+    assert list(tmp_path.iterdir()) == [good]
+    assert checkpoint_folder.latest_valid(tmp_path) == (good, [])
+
+
+def test_leftovers_of_killed_processes_are_removed_and_never_taken_for_checkpoints(tmp_path):
+    (path,) = saved(tmp_path, 4)
+    leftover = tmp_path / ".step_00000005.partial"
+    path.rename(leftover)
+    assert checkpoint_folder.latest_valid(tmp_path) == (None, [])
+    checkpoint_folder.remove_partial(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -7,9 +7,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import train
+from widthwise.runs.train import resume, train
 from widthwise.training import tracked as tracked_module
 from widthwise.training.tracked import TRACKERS, Tracker, Values, tracked, values_of
 
@@ -117,3 +117,11 @@ def test_names_and_missing_extras_are_refused_before_anything_begins():
 def test_numbers_are_named_by_their_path_and_nulls_left_out():
     record = {"step": 3, "event": "norms", "grad_norms": [0.5, None], "val": {"a": {"loss": 2}}, "reason": "why"}
     assert values_of(record) == {"norms/grad_norms/1": 0.5, "norms/val/a/loss": 2, "norms/reason": "why"}
+
+
+def test_records_repeated_after_a_kill_are_sent_once(logged, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 3)  # its records reach beyond the checkpoint, as after a kill
+    with tracked(None, ["listing"]) as observer:
+        resume(run, observer)
+    assert [step for step, _ in logged] == [record["step"] for record in RunDir(run).metrics()] + ["closed"]
+    assert logged[-1] == ("closed", True)

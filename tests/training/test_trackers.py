@@ -1,14 +1,18 @@
 """Each tracker is written for real, offline, and read back by its own reader."""
 
 import json
+import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import SOURCES
 from tiny_runs import Listener, tiny_recipe
 
 from widthwise.run_dir import RunDir
@@ -101,3 +105,39 @@ def test_a_tracker_holds_what_the_records_hold_also_after_a_stop(name, tmp_path)
         time.sleep(0.1)  # a program's own process may still be writing
     assert READERS[name](run) == recorded(run)
     assert {event for _, event, _ in recorded(run)} > {"train/loss", "validation/loss", "norms/weight_norms/3"}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from ranks import SOURCES
+from tiny_runs import Listener, tiny_recipe
+from widthwise.runs.train import train
+from widthwise.training.tracked import tracked
+
+def die(step):
+    if step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with tracked(Listener(die), [sys.argv[1]]) as observer:
+    train(tiny_recipe(), Path("run"), observer)
+"""
+
+
+MEASURED = ("tokens_per_second", "step_seconds", "mfu", "memory_bytes")
+
+
+@pytest.mark.hard
+def test_a_tracker_holds_every_record_also_after_a_kill(name, tmp_path):
+    run, environment = tmp_path / "run", {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    killed = subprocess.run([sys.executable, "-c", KILLED, name], cwd=tmp_path, env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    with tracked(None, [name]) as observer:
+        resume(run, observer)
+    latest = time.monotonic() + 20
+    while not set(recorded(run)) <= set(READERS[name](run)) and time.monotonic() < latest:
+        time.sleep(0.1)
+    theirs, ours = (
+        {point for point in points if not point[1].endswith(MEASURED)} for points in (READERS[name](run), recorded(run))
+    )
+    assert theirs == ours
