@@ -14,11 +14,14 @@ from thinned import in_turn
 from torch import Tensor
 
 from widthwise.analysis.virtual_width import (
+    N_SPECTRA,
     DepthWeights,
     VirtualWidthMeter,
     gate_distance,
     hyper_connections,
     mean_distance,
+    sampled,
+    spectra,
     watched_sites,
     window_share,
 )
@@ -178,3 +181,12 @@ def test_a_share_counts_the_nearest_sources_and_gates_of_either_sign_are_hard():
     assert [window_share(each, 2) for each in ([4.0, 3.0, 2.0, 1.0], [4.0], [0.0, 0.0])] == [0.3, 1.0, None]
     assert gate_distance(torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])).tolist() == [0.0]
     assert gate_distance(torch.tensor([[[0.5, -0.75], [1.25, 2.0]]])).tolist() == [(0.5 + 0.25 + 0.25 + 1) / 4]
+
+
+@pytest.mark.parametrize("n_tokens", [1, N_SPECTRA, N_SPECTRA + 1, 1000])
+def test_few_tokens_are_decomposed_evenly_spread(n_tokens):
+    found = sampled(torch.arange(n_tokens)[:, None, None].expand(-1, 2, 2))[:, 0, 0]
+    assert len(found) == -(-n_tokens // -(-n_tokens // N_SPECTRA)) <= N_SPECTRA
+    assert len(found) > N_SPECTRA / 2 or n_tokens < N_SPECTRA
+    assert len(set(found.diff().tolist())) <= 1
+    assert spectra(torch.eye(3)[None].double(), 2 * torch.eye(3)[None].double()).tolist() == [[1, 1, 2, 2]]

@@ -85,7 +85,6 @@ def test_what_is_no_padding_is_refused() -> None:
     _, padded = _models("paper", 16)
     for multiple, message in (
         (12, "pad_heads: got 12; allowed: multiples of 8"),
-        (0, "pad_heads: got 0; allowed: multiples of 8"),
         (16, "pad_heads: got 16; all heads have 16 coordinates already, so omit it"),
     ):
         assert refusal(pad_heads_plan, padded.config, multiple) == message

@@ -24,12 +24,6 @@ def test_a_dry_run_says_the_work_and_writes_nothing(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_item_becomes_a_page_without_training(capsys, tmp_path):
-    page = tmp_path / "item.html"
-    printed(capsys, "hourglass_table_3", "--results", tmp_path, "--page", page)
-    assert "hourglass_403m_alt has a shape of the printed sizes" in page.read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
