@@ -20,8 +20,8 @@ from torch import Tensor
 from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, relative_error, template
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError
 from widthwise.kernels.dispatch import autocast
+from widthwise.mistakes import UserError
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build

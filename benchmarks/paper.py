@@ -14,9 +14,8 @@ from papers.report import all_items, item_notes, item_page, item_table, list_tab
 from widthwise.cli.experiment import TrainingOptions
 from widthwise.cli.progress import training_progress
 from widthwise.cli.terminal import say_tables
-from widthwise.config_io import UserError
 from widthwise.files import write_atomic
-from widthwise.mistakes import RunFailed
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.reports.writing import write_report
 
 LIST = "list"

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 import pytest
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 
 
 class Red(Config):

@@ -6,8 +6,9 @@ Sizes are of the grown model. Layers are counted from 0. The first six are those
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from widthwise.config_io import UserError, checked_copy, mistakes_at
+from widthwise.config_io import checked_copy, mistakes_at
 from widthwise.growth.correspondence import Correspondence
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
 from widthwise.model.ffn.hourglass import HourglassConfig

@@ -10,7 +10,8 @@ import pytest
 from boxes import Box, Item, Red, check_message, refusal
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import Config, UserError, attribute_docs, mistakes_at, parse, refusing, to_data
+from widthwise.config_io import Config, attribute_docs, mistakes_at, parse, refusing, to_data
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import parse_recipe

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.matching import matched_ratio
+from widthwise.mistakes import UserError
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.yaml_io import merge, recipe_path

@@ -13,7 +13,6 @@ import pydantic
 import pytest
 
 from widthwise import files
-from widthwise.config_io import UserError
 from widthwise.files import (
     FileRecord,
     PathInside,
@@ -24,6 +23,7 @@ from widthwise.files import (
     write_atomic,
     write_first,
 )
+from widthwise.mistakes import UserError
 
 
 class TestWriteAtomic:

@@ -12,9 +12,8 @@ from boxes import refusal
 from small_costs import small_cost
 
 from widthwise import run_dir
-from widthwise.config_io import UserError
 from widthwise.metrics_file import MetricsFile
-from widthwise.mistakes import RunDiverged
+from widthwise.mistakes import RunDiverged, UserError
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 

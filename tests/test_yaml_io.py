@@ -12,7 +12,8 @@ from boxes import Blue, Box, Item, Red, check_message, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.recipe.design import copy_recipes
 from widthwise.yaml_io import (
     apply_overrides,

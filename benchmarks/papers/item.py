@@ -16,8 +16,9 @@ from papers import ITEMS
 from papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints, count
 from papers.record import Answer, PaperExperiment, PaperItem, PaperLine
 from papers.work import AnyWork, Work
-from widthwise.config_io import Config, UserError, check_one_of, nearest_hint, parse
+from widthwise.config_io import Config, check_one_of, nearest_hint, parse
 from widthwise.experiments.recipes import describes_several, read_all
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.quantities import TITLES

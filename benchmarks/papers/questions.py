@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from widthwise.config_io import UserError
 from widthwise.files import write_atomic
+from widthwise.mistakes import UserError
 
 N_CHOICES = 4
 CONTEXT_LINES = 6

@@ -18,7 +18,7 @@ from papers.numbers import (
 )
 from papers.questions import TEXT, write_questions
 from papers.record import Demonstration
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
@@ -28,7 +28,7 @@ from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import jobs_of, run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.files import write_atomic
-from widthwise.mistakes import counted
+from widthwise.mistakes import UserError, counted
 from widthwise.recipe.recipe import load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis

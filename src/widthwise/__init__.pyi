@@ -1,7 +1,6 @@
 """The public names, once: type checkers read them here, and `__init__.py` imports each when it is first used."""
 
 from widthwise.cli.progress import training_progress as training_progress
-from widthwise.config_io import UserError as UserError
 from widthwise.data.config import open_data as open_data
 from widthwise.data.json_tokenizer import open_tokenizer as open_tokenizer
 from widthwise.data.loader import Loader as Loader
@@ -12,6 +11,7 @@ from widthwise.experiments.running import run_experiment as run_experiment
 from widthwise.growth.choices import NewSizes as NewSizes
 from widthwise.growth.choices import ShrinkOptions as ShrinkOptions
 from widthwise.mistakes import RunFailed as RunFailed
+from widthwise.mistakes import UserError as UserError
 from widthwise.model.config import ModelConfig as ModelConfig
 from widthwise.model.config import cost_summary as cost_summary
 from widthwise.model.decoder import Decoder as Decoder

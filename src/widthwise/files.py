@@ -15,7 +15,8 @@ from typing import Annotated, Any, NamedTuple
 
 import pydantic
 
-from widthwise.config_io import Config, UserError, refusing
+from widthwise.config_io import Config, refusing
+from widthwise.mistakes import UserError
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError
 from widthwise.files import (
     HASHED_BYTES_AT_ONCE,
     FileRecord,
@@ -19,6 +18,7 @@ from widthwise.files import (
     write_atomic,
     writing,
 )
+from widthwise.mistakes import UserError
 
 _OF_GROWTH = ("tokens", "training_flops", "params_before", "params_after")
 NUMBERS: Mapping[str, Sequence[str]] = {

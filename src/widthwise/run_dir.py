@@ -21,7 +21,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from widthwise.config_io import Config, UserError, parse, to_data
+from widthwise.config_io import Config, parse, to_data
 from widthwise.files import (
     FileRecord,
     is_at,
@@ -34,7 +34,7 @@ from widthwise.files import (
     writing,
 )
 from widthwise.metrics_file import MetricsFile
-from widthwise.mistakes import RunFailed
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.record import CHECKSUMS, SealedFile, check_unchanged, digests
 from widthwise.records.run import OF_PROCESSES, Continuation, RunResult, changes_in_words, continued, other_folder
 from widthwise.yaml_io import dump_yaml, parse_yaml

@@ -14,8 +14,9 @@ from typing import Any
 import pydantic
 import yaml
 
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import to_data
 from widthwise.files import read_text
+from widthwise.mistakes import UserError
 
 MAX_RECIPE_BYTES = 2**20
 """Largest recipe that is read; bundled recipes have some thousand bytes."""

@@ -9,7 +9,7 @@ from hf_models import SIZES, built
 from profiled_models import spectrum, summary, windows_of
 
 from widthwise.analysis.model_subjects import HFSubject
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: OF_FAMILIES[name] for name in ("llama", "qwen2", "qwen3", "olmo2", "gpt2")},

@@ -25,7 +25,7 @@ from torch import Tensor
 from widthwise.analysis import meters, model_subjects, subject
 from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from widthwise.analysis.rows import COLUMNS, check_parquet, rows, write_parquet
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.records.analysis import Analysis
 
 UNITS = {"layer": 2, "block": 1, "d_ff": 3, "density": [0.5, 0.25], "utilisation": [0.1, 0.2, 0.3]}

@@ -10,7 +10,8 @@ import typer
 from pydantic import Field, PositiveInt
 
 from widthwise.cli.options import Command, Seeds, with_options
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 
 
 class Colour(StrEnum):

@@ -10,9 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.data.config import DataConfig, open_data
 from widthwise.data.prepared import PreparedData, adopt
+from widthwise.mistakes import UserError
 
 EOS = 256
 TRAIN = [[*f"document {index} of the training text".encode(), EOS] for index in range(7)]

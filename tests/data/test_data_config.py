@@ -8,7 +8,7 @@ from boxes import refusal
 from source_folders import corpus_of
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.data import config as config_module
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
 from widthwise.data.corpus import named_corpus
@@ -19,6 +19,7 @@ from widthwise.data.prepare import prepare
 from widthwise.data.prepared import adopt
 from widthwise.data.remote import cache_folder
 from widthwise.data.shards import write_tokens
+from widthwise.mistakes import UserError
 from widthwise.yaml_io import merge
 
 SMOKE = {"corpus": "synthetic", "tokenizer": "bytes"}

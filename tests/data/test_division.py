@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_folders import corpus_of
 
-from widthwise.config_io import UserError
 from widthwise.data.documents import HeldOutFraction, HeldOutSources, scan, train_texts
+from widthwise.mistakes import UserError
 
 few = settings(max_examples=40)
 texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from source_folders import check_same_bytes, corpus_of, make_source
 
-from widthwise.config_io import UserError
 from widthwise.data import encode
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 from widthwise.data.readers import open_source
+from widthwise.mistakes import UserError
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_mistakes_are_the_users_and_leave_no_folder(source, tmp_path):
 
 PREPARE = """
 import sys
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.data.prepare import prepare
 
 try:

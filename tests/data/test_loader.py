@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widthwise.config_io import UserError
 from widthwise.data.loader import Boundaries, HeldOut, Loader
 from widthwise.data.mixture import MOST_OFF, MixedWindows, TokenMixture, divided, permute
 from widthwise.data.shards import TokenFile, write_tokens
+from widthwise.mistakes import UserError
 
 few, more = settings(max_examples=25), settings(max_examples=50)
 OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}

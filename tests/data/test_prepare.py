@@ -11,13 +11,13 @@ from itertools import accumulate, chain, count, islice, takewhile
 import pytest
 from source_folders import check_same_bytes, corpus_of, in_manifest
 
-from widthwise.config_io import UserError
 from widthwise.data import encode
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document, HeldOutFraction
 from widthwise.data.json_tokenizer import MAX_TRAINING_BYTES, train_bpe
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
+from widthwise.mistakes import UserError
 
 SYNTHETIC = named_corpus("synthetic")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from source_folders import in_manifest
 
-from widthwise.config_io import UserError
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import write_tokens
 from widthwise.files import FileRecord
+from widthwise.mistakes import UserError
 
 
 @pytest.fixture

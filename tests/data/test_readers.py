@@ -13,10 +13,10 @@ from boxes import refusal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from widthwise.config_io import UserError
 from widthwise.data import readers
 from widthwise.data.documents import Document
 from widthwise.data.readers import _cut, read_documents
+from widthwise.mistakes import UserError
 
 TEXTS = ["first\r\n", "zwei — ", "", "\N{PILE OF POO}"]
 

@@ -14,12 +14,13 @@ import pytest
 from boxes import refusal
 from source_folders import check_same_bytes, in_manifest
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.data.config import DataConfig, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import check_url, fetched
+from widthwise.mistakes import UserError
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from boxes import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widthwise.config_io import UserError
 from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names
+from widthwise.mistakes import UserError
 
 UINT16, INT32 = np.dtype("<u2"), np.dtype("<i4")
 

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from widthwise.config_io import UserError, require
+from widthwise.config_io import require
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.json_tokenizer import JsonTokenizer, check_spec, open_tokenizer, restore_tokenizer, train_bpe
 from widthwise.data.prepare import prepare
 from widthwise.data.tokenizer import ByteTokenizer, TiktokenTokenizer
+from widthwise.mistakes import UserError
 
 CL100K_FILE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # the sha1 of its address, by which tiktoken caches it
 has_cl100k = Path(os.environ.get("TIKTOKEN_CACHE_DIR", "/nonexistent"), CL100K_FILE).is_file()

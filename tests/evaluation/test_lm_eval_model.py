@@ -11,8 +11,8 @@ import torch
 from harness_cases import instances
 from scored_models import N_POSITIONS, TOKENIZER, tiny_model, tiny_scorer
 
-from widthwise.config_io import UserError
 from widthwise.data.tokenizer import ByteTokenizer
+from widthwise.mistakes import UserError
 from widthwise.model.generate import SamplingConfig, generate
 
 lm_eval_model = pytest.importorskip("widthwise.evaluation.lm_eval_model", reason="needs the extra [eval]")

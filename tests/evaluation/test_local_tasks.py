@@ -13,8 +13,8 @@ from harness_cases import keep_harness_in, write_lines
 from scipy import stats
 from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tiny_scorer
 
-from widthwise.config_io import UserError
 from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TaskAnswers
 from widthwise.yaml_io import dump_yaml, parse_yaml
 

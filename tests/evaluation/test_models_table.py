@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.config_io import UserError
 from widthwise.evaluation.differences import all_differences, baselines_of
 from widthwise.evaluation.estimate import SampleEstimate
 from widthwise.evaluation.models_table import models_table
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import Evaluation
 
 RIGHT = {"uniform": "0001110001", "x": "1111110111", "moe": "0000000001"}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scored_models import TOKENIZER, softmax_nats, tiny_scorer
 
-from widthwise.config_io import UserError
 from widthwise.evaluation import perplexity
 from widthwise.evaluation.perplexity import score_documents, score_stream
+from widthwise.mistakes import UserError
 
 TEXTS = ["naïve — the café\n\nopens at  nine ", "one", " \n", "ΑΒΓ δεζ " * 9]
 

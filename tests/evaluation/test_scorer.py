@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scored_models import KINDS, N_POSITIONS, TOKENIZER, softmax_nats, tiny_model, tiny_scorer
 from thinned import in_turn
 
-from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import train_bpe
 from widthwise.data.tokenizer import ByteTokenizer
 from widthwise.evaluation import batches as batching
 from widthwise.evaluation import scorer as scoring
 from widthwise.evaluation.batches import Row, WholeRows, batches
 from widthwise.evaluation.scorer import LOGITS_AT_ONCE, Scorer, encode_pairs, windows
+from widthwise.mistakes import UserError
 
 MAX_LENGTH = N_POSITIONS
 REQUESTS = [

@@ -11,8 +11,8 @@ from typing import NoReturn
 from tiny_runs import tiny_recipe
 
 from widthwise.cli.signals import stop_by_exception
-from widthwise.config_io import UserError
 from widthwise.experiments.jobs import ProcessGroup, process_group
+from widthwise.mistakes import UserError
 from widthwise.training.launch import Interrupted
 
 

@@ -8,10 +8,10 @@ from boxes import refusal
 from thinned import in_turn
 from tiny_sweeps import recipe_file
 
-from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.matching import LARGEST_MISMATCH, Change, matched_ratio
 from widthwise.experiments.plan import Comparison
+from widthwise.mistakes import UserError
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.residual.interface import RESIDUALS

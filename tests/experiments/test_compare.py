@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
 
-from widthwise.config_io import UserError
 from widthwise.experiments import running
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.plan import Comparison, run_path
 from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
+from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.yaml_io import merge

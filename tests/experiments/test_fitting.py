@@ -9,10 +9,10 @@ import pytest
 import yaml
 from small_costs import small_cost, small_variant
 
-from widthwise.config_io import UserError
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.laws import LAWS
 from widthwise.experiments.scaling_points import Axes, FitData, gather
+from widthwise.mistakes import UserError
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import OpenPoint, Outcome, Study, Variant

@@ -13,11 +13,11 @@ import pytest
 from tiny_runs import tiny_recipe, without_measurements
 from tiny_sweeps import Heard, recipe_file
 
-from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import Jobs, Run, process_group
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import RunPolicy, Schedule, train_all
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.observer import Observer, SilentObserver

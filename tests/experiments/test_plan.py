@@ -7,11 +7,11 @@ import pytest
 from boxes import refusal
 from tiny_sweeps import RECIPE, recipe_file
 
-from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.plan import run_path, seeded
 from widthwise.experiments.recipes import read_all, read_one
 from widthwise.experiments.sweep import read_sweep
+from widthwise.mistakes import UserError
 from widthwise.yaml_io import merge
 
 BASE = merge(RECIPE, {"model": {"d_model": 48, "n_layers": 6}})

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from tiny_sweeps import RECIPE, recipe_file
 
-from widthwise.config_io import UserError
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.plan import Comparison
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.sweep import read_sweep
+from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import SealedFile
 from widthwise.reports.experiment import answer

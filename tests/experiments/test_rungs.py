@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tiny_sweeps import hourglass_sizes, recipe_file
 
-from widthwise.config_io import UserError
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.plan import Sweep
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
+from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.reports.experiment import answer
 from widthwise.reports.writing import write_report

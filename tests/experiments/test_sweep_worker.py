@@ -10,7 +10,6 @@ import pytest
 from tiny_runs import Listener
 from tiny_sweeps import every_run_raises, recipe_file
 
-from widthwise.config_io import UserError
 from widthwise.experiments import jobs
 from widthwise.experiments.plan import Sweep
 from widthwise.experiments.running import run_experiment
@@ -18,6 +17,7 @@ from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.sweep import read_sweep
 from widthwise.experiments.sweep_results import SweepResults
+from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.reports.experiment import answer
 from widthwise.run_dir import RunDir, RunInUse

@@ -11,7 +11,7 @@ import pytest
 from ranks import launched
 from tiny_runs import step_config
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.run_dir import RunInUse
 from widthwise.training.processes import Processes
 

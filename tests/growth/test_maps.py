@@ -9,9 +9,9 @@ from growth_cases import shaped
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from widthwise.config_io import UserError
 from widthwise.growth.correspondence import AttentionMaps, AxisMap, align, product
 from widthwise.growth.stream import FOREIGN, FRESH, PrefixMap, SlotMap
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 
 

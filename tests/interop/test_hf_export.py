@@ -15,10 +15,11 @@ from hf_models import CONFIGS, SPECIAL, TOLERANCE, VOCAB_SIZE, hf_folder, hf_log
 from safetensors.torch import load_file
 from widthwise_models import own_model
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.interop import hf_export
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import GENERATION, TOKEN_IDS, import_hf
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.runs.export import export_run

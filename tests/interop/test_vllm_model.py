@@ -10,7 +10,8 @@ import torch
 from hf_models import VOCAB_SIZE
 from widthwise_models import N_POSITIONS, keep_constants, models, own_model, prompts, sized, written
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate

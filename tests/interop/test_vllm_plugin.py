@@ -13,11 +13,11 @@ from boxes import refusal
 from safetensors import safe_open
 from widthwise_models import N_POSITIONS, config_of, own_model, written
 
-from widthwise.config_io import UserError
 from widthwise.interop.configuration_widthwise import WidthwiseConfig
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.vllm_plugin import ARCHITECTURE, LEFT_OUT, STACKED, check, register
 from widthwise.interop.widthwise_format import Widthwise
+from widthwise.mistakes import UserError
 
 REFUSED = {
     "layer_norm": "layer 1: feed_forward mlp",

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from widthwise.config_io import UserError
 from widthwise.kernels.dispatch import reference_wanted, use_fused
+from widthwise.mistakes import UserError
 
 
 @pytest.mark.parametrize(("value", "is_reference"), [("", False), ("fused", False), ("reference", True)])

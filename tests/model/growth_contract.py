@@ -7,10 +7,11 @@ import torch
 from expansions import Expansion
 from model_cases import decoder, random_tokens
 
-from widthwise.config_io import Config, UserError, checked_copy
+from widthwise.config_io import Config, checked_copy
 from widthwise.growth.certificate import decoder_of
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 
 

@@ -7,8 +7,9 @@ import torch
 from comparing import randomised
 from measured import counted_flops, kept_per_token, on_meta
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.kernels.rotary import rope_table
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig
 from widthwise.model.attention_module import Attention
 from widthwise.model.context import PassContext

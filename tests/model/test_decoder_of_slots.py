@@ -7,7 +7,7 @@ import torch
 from model_cases import AS_IN_THE_PAPERS, SLOTS, config, decoder, random_tokens, started_from
 from thinned import in_turn
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import load_recipe
 

@@ -15,8 +15,9 @@ from model_cases import config, decoder, random_tokens
 from test_ffn_contract import build, random_input
 from thinned import in_turn
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.kernels.sliced_swiglu import bucket_edges
+from widthwise.mistakes import UserError
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.dynamic_module import grown_centres, old_index

@@ -12,11 +12,12 @@ from growth_contract import assert_preserved, assert_refused_or_preserved, plann
 from measured import counted_flops, kept_per_token, on_meta
 from model_cases import D_MODEL, config
 
-from widthwise.config_io import UserError, checked_copy, parse, to_data
+from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.describe import expansions
 from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins

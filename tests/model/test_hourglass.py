@@ -6,7 +6,8 @@ import pytest
 from comparing import CONTEXT, assert_same, norm_site, random, randomised
 from thinned import in_turn
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.model.ffn.hourglass import HourglassConfig, HourglassTemplate
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from widthwise.config_io import Config, UserError, parse, to_data
+from widthwise.config_io import Config, parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.model.ffn.interface import FEED_FORWARDS, FFNConfig, FFNTemplate, register_ffn
 from widthwise.model.kinds import Component
 

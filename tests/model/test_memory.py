@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.model import memory
 from widthwise.model.decoder import build
 from widthwise.model.memory import allocating

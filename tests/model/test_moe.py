@@ -8,7 +8,8 @@ from comparing import CONTEXT, assert_same, random, randomised
 from literal_decoder import mixture as literal_mixture
 from model_cases import config, decoder, random_tokens
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.model.ffn.moe import MoEConfig, MoETemplate
 from widthwise.model.norm import NormConfig, NormSite
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from model_cases import SLOTS, VARIANTS, config, random_tokens
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.mup import coordinate_check, grouped_parameters
 from widthwise.shape.template import ModelTemplate

@@ -7,7 +7,7 @@ import torch
 from model_cases import config, decoder, random_tokens
 from mtp_cases import mtp_decoder
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.model.generate import SamplingConfig, generate, generate_drafted, pad_left
 
 N_POSITIONS = 19

@@ -12,10 +12,11 @@ from growth_contract import assert_preserved, assert_refused_or_preserved, plann
 from measured import counted_flops, kept_in_training, on_meta, parameters_by_part
 from model_cases import AS_IN_THE_PAPERS, config, decoder, random_tokens
 
-from widthwise.config_io import UserError, checked_copy, parse, to_data
+from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.describe import expansions
 from widthwise.interop.hf_export import hf_config
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.norm import NormConfig

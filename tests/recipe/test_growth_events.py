@@ -7,7 +7,8 @@ from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM
 from thinned import hard_but
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, checked_copy, parse
+from widthwise.config_io import checked_copy, parse
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe

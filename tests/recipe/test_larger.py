@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.growth.choices import NewSizes
 from widthwise.growth.correspondence import align
 from widthwise.growth.plan import plan_growth
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.larger import larger_model
 from widthwise.shape.template import ModelTemplate

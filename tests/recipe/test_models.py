@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError
 from widthwise.growth.choices import NewSizes
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.models import build, grow_model, parameter_groups

@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import set_lr

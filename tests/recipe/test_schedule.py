@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from thinned import in_turn
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import to_data
 from widthwise.experiments.matching import check_matched
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule, CosineSchedule, PowerSchedule, WSDSchedule
 

@@ -6,7 +6,8 @@ import pytest
 import yaml
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.recipe.design import search_recipe, write_search
 from widthwise.recipe.recipe import load_recipe
 from widthwise.shape.search_space import SearchSpace

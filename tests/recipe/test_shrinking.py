@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import parse_recipe

@@ -7,7 +7,7 @@ import pydantic
 import pytest
 from small_costs import small_cost, small_variant
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.records.estimate import EqualLoss, Estimate
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import QUANTITY

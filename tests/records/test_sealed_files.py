@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.growth.choices import NewSizes
+from widthwise.mistakes import UserError
 from widthwise.records.record import CHECKSUMS, SealedFile, StoredRecord, digests
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run, save_evaluation

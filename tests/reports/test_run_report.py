@@ -8,7 +8,7 @@ import pytest
 from fake_comparison import add_to_result, token_widths, write_run
 from page_section import captions, rows_of, run_page, section
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.reports.formats import MISSING
 from widthwise.reports.writing import write_report
 

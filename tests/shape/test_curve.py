@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.records.shrinking import Curve

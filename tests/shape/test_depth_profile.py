@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinned import in_turn
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.experiments.sweep import read_sweep
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.shape.profile import apportioned, shares

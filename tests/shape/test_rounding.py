@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratic_cost import ORACLE, params_cost
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.shape.rounding import FAR, TOLERANCE, round_balanced, round_nearest, round_whole
 from widthwise.shape.schedule import SCHEDULES, solve_widths
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from paper_hourglass import BASELINES, SEARCHED, flops, layer_params, paper_sizes, params
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.shape.search import pareto_front, search
 from widthwise.shape.search_space import SearchSpace
 

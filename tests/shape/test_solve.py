@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quadratic_cost import ORACLE, RHO, QuadraticCost, params_cost
 from thinned import in_turn
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.shape.rounding import round_nearest
 from widthwise.shape.schedule import SCHEDULES, solve_widths
 

@@ -7,7 +7,8 @@ from quadratic_cost import ORACLE, QuadraticCost
 from recipes import RECIPES
 from thinned import every_pair
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.shape.rounding import round_nearest

@@ -13,7 +13,8 @@ from test_template import SHAPES, SLOTS
 from test_template import small as small_template
 from thinned import in_turn
 
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import to_data
+from widthwise.mistakes import UserError
 from widthwise.model.cost import Cost
 from widthwise.model.residual.slots import HyperConnectionOptions
 from widthwise.recipe.inspection import inspect_recipe

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.shape.schedule import SCHEDULES
 
 

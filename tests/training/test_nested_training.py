@@ -3,7 +3,7 @@ import torch
 from one_step import DYNAMIC, INPUTS, TARGETS, UNCLIPPED, objective_of, step
 from tiny_runs import step_config, tiny_recipe
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.model.config import pflops_days
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.inspection import inspect_recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Listener, outcome, records, tiny_recipe
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.runs.train import resume, train
 from widthwise.training.checkpoint_folder import Retention, checkpoint_paths, step_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import SAMPLES, resumed_alike, tiny_recipe, unfinished_copy
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.model.generate import SamplingConfig, generate
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.training.saved_tensors import SavedTensors, file_names, write_tensors
 
 Tensors = dict[str, Tensor]

@@ -6,7 +6,6 @@ import torch
 from tiny_runs import tiny_recipe
 from tokenizers import decoders, models, normalizers
 
-from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.loader import HeldOut
@@ -16,6 +15,7 @@ from widthwise.data.prepared import PreparedData
 from widthwise.evaluation import perplexity
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import build
 from widthwise.training.validation import ValidationSets, validate
 

@@ -4,7 +4,8 @@ from dynamic_models import model_of
 from one_step import CPU, DYNAMIC, UNCLIPPED, objective_of, step
 from tiny_runs import step_config, tiny_recipe
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir

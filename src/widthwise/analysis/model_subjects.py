@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_layers, watched_reads
-from widthwise.config_io import UserError
 from widthwise.kernels.swiglu import reference_swiglu
+from widthwise.mistakes import UserError
 from widthwise.model.axes import Linear
 from widthwise.model.context import FeedForward, Stream
 from widthwise.model.decoder import Decoder

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from widthwise.analysis.meters import ActivationMeter, BlockExits, LogitLens, MatrixEntropy, SinkMeter, valley
 from widthwise.analysis.subject import AttentionCall, Subject, Watcher
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.records.analysis import AnalysedModel
 
 Threshold = Annotated[float, pydantic.Field(ge=0)]

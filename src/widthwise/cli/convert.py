@@ -9,8 +9,9 @@ from pydantic import Field, PositiveInt
 from widthwise.cli.options import Changes, JsonOption, RunArgument, StepOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_next, say_next_with_out, say_result
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.growth.choices import GrowOptions, NewSizes, ShrinkOptions
+from widthwise.mistakes import UserError
 
 
 def grow(

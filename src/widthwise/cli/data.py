@@ -12,7 +12,8 @@ import typer
 from widthwise.cli.options import Command, JsonOption, with_options
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, say, say_json, say_result, say_tables
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.reports.formats import clean, fixed
 from widthwise.reports.table import Table
 

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
 from widthwise.reports.formats import clean, fixed, shown
 from widthwise.reports.inspection import budget_lines, cost_table, layer_table

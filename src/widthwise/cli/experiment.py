@@ -9,8 +9,8 @@ import typer
 from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds, is_change
 from widthwise.cli.progress import TrackerName, training_progress
 from widthwise.cli.terminal import say_result
-from widthwise.config_io import Config, UserError
-from widthwise.mistakes import RunFailed
+from widthwise.config_io import Config
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import clean, duration, shown, signed

@@ -14,8 +14,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 from widthwise.cli.options import JsonOption, RunArgument, RunsArgument, StepOption
 from widthwise.cli.progress import LineObserver, shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_result, say_text
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.files import write_atomic
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir

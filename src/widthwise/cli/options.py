@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperOption
 from typer.models import OptionInfo
 
-from widthwise.config_io import Config, ConfigT, UserError, mistakes_at
+from widthwise.config_io import Config, ConfigT, mistakes_at
+from widthwise.mistakes import UserError
 
 LONGEST_SPAN = 10_000
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

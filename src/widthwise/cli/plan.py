@@ -9,8 +9,9 @@ from pydantic import PositiveFloat, PositiveInt
 
 from widthwise.cli.options import JsonOption, VariantOption, is_change
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_tables
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.files import write_atomic
+from widthwise.mistakes import UserError
 from widthwise.records.cost import Deployment, Plan, StepTraffic
 from widthwise.reports.formats import TIMES, amount, counted, duration, si
 from widthwise.reports.table import Table

@@ -17,7 +17,8 @@ from widthwise.cli.experiment import (
 from widthwise.cli.options import Changes, JsonOption
 from widthwise.cli.progress import shown_progress
 from widthwise.cli.terminal import progress_console, say_result
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.runs.environment import command_line
 

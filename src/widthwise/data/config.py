@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AfterValidator, Discriminator, Tag
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import HeldOutFraction, ProgressCallback, ignore_progress, scan
 from widthwise.data.json_tokenizer import check_spec
@@ -22,6 +22,7 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import cache_folder, check_url, is_url
 from widthwise.files import PathText, file_sha256
+from widthwise.mistakes import UserError
 
 DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from widthwise.config_io import UserError, check_one_of
+from widthwise.config_io import check_one_of
 from widthwise.data.documents import Corpus, Document
 from widthwise.files import reading
+from widthwise.mistakes import UserError
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages"})

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from widthwise.config_io import UserError
 from widthwise.data.manifest import HeldOutRecord
+from widthwise.mistakes import UserError
 
 ProgressCallback = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes of text or shards done in it, and the total bytes (None while unknown)."""

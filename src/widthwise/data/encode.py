@@ -10,11 +10,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from widthwise.config_io import UserError, mistakes_of
+from widthwise.config_io import mistakes_of
 from widthwise.data.documents import Document, Entry, Scan
 from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import NameWriter, ShardWriter, token_dtype
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.mistakes import UserError
 
 BATCH_BYTES = 2**20
 """Approximate size of the text of a batch."""

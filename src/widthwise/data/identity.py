@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, parse
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.mistakes import UserError
 from widthwise.run_dir import RunDir
 
 KEY = "data"

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from widthwise.config_io import UserError
 from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer, refusing_panics
 from widthwise.files import read_text
+from widthwise.mistakes import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from widthwise.computing import Precision
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.data.mixture import MixedData, OpenedData, TokenMixture, Windows, windows_of
 from widthwise.data.shards import TokenFile, bin_path
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.mistakes import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,10 @@ from typing import Any, Self
 
 import pydantic
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, parse
 from widthwise.data.shards import bin_path, idx_path
 from widthwise.files import FileRecord, PathInside
+from widthwise.mistakes import UserError
 from widthwise.records.record import SealedFile
 
 FORMAT_VERSION = 1

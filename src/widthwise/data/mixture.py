@@ -22,11 +22,11 @@ from functools import cached_property
 
 import numpy as np
 
-from widthwise.config_io import UserError
 from widthwise.data.identity import MixtureIdentity, SourceIdentity
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.mistakes import UserError
 
 N_ROUNDS = 8
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from widthwise.config_io import UserError
 from widthwise.data.documents import (
     Corpus,
     Division,
@@ -22,6 +21,7 @@ from widthwise.data.manifest import CorpusRecord
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
 from widthwise.data.readers import open_source
 from widthwise.data.workers import encode_with_workers
+from widthwise.mistakes import UserError
 
 
 def prepare(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import UserError, refusing, to_data
+from widthwise.config_io import refusing, to_data
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
 from widthwise.data.identity import CorpusIdentity, FolderIdentity, TokenizerIdentity
 from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
@@ -42,6 +42,7 @@ from widthwise.data.shards import (
 )
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import FileRecord, file_sha256, fsync_file, fsync_folder, is_at, read_json, reading, writing
+from widthwise.mistakes import UserError
 from widthwise.records.record import SealedFile
 
 CHECKED_TOKENS_AT_ONCE = 2**24

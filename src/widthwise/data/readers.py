@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, refusing, require
+from widthwise.config_io import refusing, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
 from widthwise.files import check_plain_file, parse_json, read_json_mapping
+from widthwise.mistakes import UserError
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
 """(file, name for its documents, field that holds the text) -> documents."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from widthwise.config_io import UserError, refusing, require
+from widthwise.config_io import refusing, require
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
 from widthwise.files import (
@@ -23,7 +23,7 @@ from widthwise.files import (
     write_atomic,
     writing,
 )
-from widthwise.mistakes import shortened
+from widthwise.mistakes import UserError, shortened
 
 FETCHED_BYTES_AT_ONCE = 2**22
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")

@@ -19,8 +19,8 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from widthwise.config_io import UserError
 from widthwise.files import fsync_file, parse_json, reading, writing
+from widthwise.mistakes import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")

@@ -10,8 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from widthwise.config_io import UserError, require
+from widthwise.config_io import require
 from widthwise.files import write_atomic
+from widthwise.mistakes import UserError
 
 N_BYTES = 256
 

@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
 
-from widthwise.config_io import UserError
 from widthwise.data.documents import Document, Entry
 from widthwise.data.encode import EncodedBatch, batches_of, encode_batch
 from widthwise.data.json_tokenizer import restore_tokenizer
+from widthwise.mistakes import UserError
 
 
 def encode_with_workers(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import UserError, check_one_of
+from widthwise.config_io import check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import (
     MEAN_OVER_TEXTS,
     Difference,

@@ -9,9 +9,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, parse
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.scorer import Scorer
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, stream_tokens

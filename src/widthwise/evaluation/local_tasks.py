@@ -26,10 +26,11 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, parse
 from widthwise.evaluation.estimate import SampleEstimate, mean, scores
 from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
 from widthwise.files import parse_json, read_text
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TaskAnswers
 
 SUFFIX = ".jsonl"

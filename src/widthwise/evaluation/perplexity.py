@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from widthwise.config_io import UserError
 from widthwise.evaluation.estimate import ratio, scores
 from widthwise.evaluation.scorer import Scorer
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TextAnswers
 
 BLOCK_BYTES = 4096

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.batches import HFModel, Row, SharedBeginnings, WholeRows, batches
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.experiments.plan import ALLOWED_IN_NAMES
+from widthwise.mistakes import UserError
 
 if TYPE_CHECKING:
     from optuna import Trial

@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, parse
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
     Matched,
@@ -22,6 +22,7 @@ from widthwise.experiments.matching import (
 from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name
 from widthwise.experiments.rates import with_rates
 from widthwise.files import listed
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.yaml_io import merge, read_recipe, recipe_name

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, checked_copy, mistakes_of
+from widthwise.config_io import checked_copy, mistakes_of
 from widthwise.experiments.jobs import Run
 from widthwise.experiments.plan import Plan, Point, seeded
 from widthwise.experiments.results import Results
-from widthwise.mistakes import counted
+from widthwise.mistakes import UserError, counted
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.schedule import FlopBudget
 from widthwise.records.outcome import SIZE, Alone, Family, FamilyControl, FamilyMember, OpenPoint, Outcome, Variant

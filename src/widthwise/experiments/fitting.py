@@ -31,10 +31,11 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
-from widthwise.config_io import UserError, check_one_of
+from widthwise.config_io import check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, students_t
 from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA, LAWS, PARABOLA, ChinchillaLaw, Law
 from widthwise.experiments.scaling_points import Axes, CurveGroup, FitData, Point, positive
+from widthwise.mistakes import UserError
 from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.scaling import Band, FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
 from widthwise.training.observer import Observer, SilentObserver

@@ -17,9 +17,8 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
-from widthwise.config_io import UserError
 from widthwise.data.config import DataCache
-from widthwise.mistakes import RunFailed
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult

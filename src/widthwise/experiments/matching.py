@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 import pydantic
 from pydantic import Discriminator, Tag
 
-from widthwise.config_io import Config, UserError, check_one_of, checked_copy, differences, mistakes_of, to_data
-from widthwise.mistakes import shortened
+from widthwise.config_io import Config, check_one_of, checked_copy, differences, mistakes_of, to_data
+from widthwise.mistakes import UserError, shortened
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, differences, parse, to_data
+from widthwise.config_io import differences, parse, to_data
 from widthwise.experiments.plan import Comparison, run_path
-from widthwise.mistakes import shortened
+from widthwise.mistakes import UserError, shortened
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.outcome import OpenPoint, Outcome, TunedVariant, Tuning, Variant
 from widthwise.records.record import digests

@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from widthwise.config_io import UserError, check_one_of
+from widthwise.config_io import check_one_of
 from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
 from widthwise.experiments.matching import check_trainable
 from widthwise.experiments.plan import Plan
 from widthwise.experiments.sweep import SweepConfig, SweepGroup, read_sweep
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, describes_several, load_recipe
 from widthwise.yaml_io import read_recipe
 

@@ -7,10 +7,11 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, checked_copy, parse
+from widthwise.config_io import Config, checked_copy, parse
 from widthwise.experiments.axes import point_name
 from widthwise.experiments.matching import MatchConfig, check_same_windows, check_trainable, comparable
 from widthwise.experiments.plan import Point
+from widthwise.mistakes import UserError
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS

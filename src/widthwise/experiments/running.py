@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from widthwise.config_io import UserError
 from widthwise.experiments.family import FamilyPlan, FamilyResults
 from widthwise.experiments.jobs import Jobs, ProcessGroup, process_group
 from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
@@ -18,6 +17,7 @@ from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import Search
 from widthwise.experiments.sweep_results import LadderResults, SearchResults, SweepResults
 from widthwise.files import missing_folders, remove_unused
+from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns
 from widthwise.run_dir import RunDir

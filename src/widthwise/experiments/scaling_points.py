@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError, check_one_of, nearest_hint
+from widthwise.config_io import check_one_of, nearest_hint
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.files import read_text
+from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import LOSSES, OF_MODELS, OF_RUNS, QUANTITY
 from widthwise.records.record import finite

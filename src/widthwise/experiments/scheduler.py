@@ -11,9 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from widthwise.config_io import UserError
 from widthwise.experiments.jobs import JobProcess, Jobs, ProcessGroup, Run
-from widthwise.mistakes import counted
+from widthwise.mistakes import UserError, counted
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
 from widthwise.training.observer import ForwardingObserver, Observer

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from widthwise.config_io import UserError, require
+from widthwise.config_io import require
 from widthwise.experiments.axes import point_name
 from widthwise.experiments.plan import Point
 from widthwise.experiments.sweep import STUDY_FILE, Search
+from widthwise.mistakes import UserError
 
 if TYPE_CHECKING:
     import optuna

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse, to_data
+from widthwise.config_io import Config, parse, to_data
 from widthwise.experiments.axes import Axis, point_name
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.matching import (
@@ -27,7 +27,7 @@ from widthwise.experiments.matching import (
 from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
 from widthwise.experiments.rungs import RUNG, RungsConfig, rung_points
-from widthwise.mistakes import REMOVED
+from widthwise.mistakes import REMOVED, UserError
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name

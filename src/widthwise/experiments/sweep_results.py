@@ -6,7 +6,6 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from widthwise.config_io import UserError
 from widthwise.experiments.jobs import Run
 from widthwise.experiments.outcome import load_result, windows
 from widthwise.experiments.plan import Ladder, Point, Sweep
@@ -14,6 +13,7 @@ from widthwise.experiments.results import Results
 from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
 from widthwise.experiments.sweep import Search
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.explorer.answers import Answers
 from widthwise.explorer.setting import Setting
+from widthwise.mistakes import UserError
 from widthwise.training.launch import Interrupted
 
 ADDRESS = "127.0.0.1"

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import pydantic
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.model.attention import in_groups
 from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.kinds import kind_of

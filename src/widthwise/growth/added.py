@@ -6,9 +6,9 @@ With a zero matrix before a norm, even a tiny first optimizer step would be norm
 
 from collections.abc import Callable
 
-from widthwise.config_io import UserError
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
+from widthwise.mistakes import UserError
 from widthwise.model.axes import LearnedPositions, Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import drawn, initial_std

@@ -12,12 +12,12 @@ that an unchanged eps keeps its relative size.
 import math
 from collections.abc import Iterator
 
-from widthwise.config_io import UserError
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.resizing import norms_of, with_layers, with_norms
 from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.kernels.rotary import base_of
+from widthwise.mistakes import UserError
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import LayerNorm, Linear, Norm

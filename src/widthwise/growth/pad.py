@@ -6,12 +6,12 @@ all new entries are 0. Real growth avoids that, because a product of two zeros h
 
 from torch import nn
 
-from widthwise.config_io import UserError
 from widthwise.growth.correspondence import AttentionMaps, AxisMap, Correspondence, product
 from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.resizing import with_layers
 from widthwise.growth.target import kept_rotation
 from widthwise.growth.tensor_plan import TensorPlan
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Weight, size

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from widthwise.config_io import UserError
 from widthwise.growth.added import drawn_plan, initialiser
 from widthwise.growth.choices import Reset
 from widthwise.growth.correspondence import Correspondence, align
@@ -18,6 +17,7 @@ from widthwise.growth.rules import Owner, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
 from widthwise.growth.tensor_plan import FreshEntries, TensorPlan
+from widthwise.mistakes import UserError
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes

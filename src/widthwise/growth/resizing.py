@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from widthwise.config_io import UserError, checked_copy, mistakes_at
+from widthwise.config_io import checked_copy, mistakes_at
 from widthwise.growth.choices import NewSizes
+from widthwise.mistakes import UserError
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN

@@ -14,7 +14,6 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from widthwise.config_io import UserError
 from widthwise.growth.correspondence import AttentionMaps, AxisMap, check_not_less, product
 from widthwise.growth.stream import StreamMap
 from widthwise.growth.tensor_plan import (
@@ -27,6 +26,7 @@ from widthwise.growth.tensor_plan import (
     OrthogonalCopies,
     TensorPlan,
 )
+from widthwise.mistakes import UserError
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Control, Experts, LayerNorm, Linear, Norm, Table, Vector, Weight
 from widthwise.model.ffn.interface import FFNConfig

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from widthwise.config_io import UserError, checked_copy, mistakes_at
+from widthwise.config_io import checked_copy, mistakes_at
 from widthwise.growth.correspondence import Correspondence
+from widthwise.mistakes import UserError
 from widthwise.model.axes import Norm, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint

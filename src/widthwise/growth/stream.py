@@ -20,9 +20,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError
 from widthwise.growth.correspondence import AxisMap, check_not_less
 from widthwise.growth.resizing import norms_of
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout, SlotLayout
 

@@ -7,9 +7,10 @@ or imported model has another one than the recipe.
 
 from typing import Any
 
-from widthwise.config_io import UserError, checked_copy, mistakes_at
+from widthwise.config_io import checked_copy, mistakes_at
 from widthwise.growth.correspondence import AttentionMaps, Correspondence, frequency_places
 from widthwise.growth.stream import StreamMap, check_added, stream_map
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.kinds import all_must_agree, may_be_added, must_agree, must_stay

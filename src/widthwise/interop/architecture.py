@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 import pydantic
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, parse
 from widthwise.kernels.rotary import Rope, agree, base_of
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 
 MOST = 2**31 - 1

@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from widthwise.config_io import UserError
 from widthwise.interop.architecture import Architecture, Fields, HFTensor, read_rope, write_rope
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig

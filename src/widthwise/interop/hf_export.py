@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from widthwise.config_io import UserError, differences, to_data
+from widthwise.config_io import differences, to_data
 from widthwise.files import as_readable_as_others, check_free, fsync_file, new_folder, write_atomic
 from widthwise.interop.architecture import Architecture, Fields
 from widthwise.interop.families import family_of
@@ -26,6 +26,7 @@ from widthwise.interop.hf_import import (
     WIDTHWISE,
     read_config,
 )
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 
 

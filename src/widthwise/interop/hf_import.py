@@ -12,12 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from widthwise.config_io import UserError, mistakes_at, refusing
+from widthwise.config_io import mistakes_at, refusing
 from widthwise.data.json_tokenizer import read_definition
 from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
 from widthwise.interop.architecture import MOST, Architecture, Fields
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.widthwise_format import Widthwise
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.sizes import MOST_LAYERS

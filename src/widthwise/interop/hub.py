@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from widthwise.config_io import UserError, require
+from widthwise.config_io import require
 from widthwise.interop.hf_import import (
     ADAPTER,
     CHAT_TEMPLATE,
@@ -17,6 +17,7 @@ from widthwise.interop.hf_import import (
     TOKENIZER_CONFIG,
     read_model,
 )
+from widthwise.mistakes import UserError
 
 OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
 FETCHED = (CONFIG, GENERATION, *OF_TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")

@@ -6,7 +6,7 @@ vLLM finds `register` in the entry point group `vllm.general_plugins` and calls 
 
 from typing import Any
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 
 ARCHITECTURE = "WidthwiseForCausalLM"
 RESIDUALS = ("plain",)

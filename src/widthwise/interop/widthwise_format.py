@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.interop.families import FEED_FORWARD, PROJECTIONS
+from widthwise.mistakes import UserError
 from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint

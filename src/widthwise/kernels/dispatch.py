@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 
 VARIABLE = "WIDTHWISE_KERNELS"
 """Environment variable that selects one of FORMS."""

@@ -18,7 +18,8 @@ import pydantic
 import torch
 from torch import Tensor
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.model.context import KVCache
 from widthwise.model.decoder import Decoder
 from widthwise.model.memory import allocating

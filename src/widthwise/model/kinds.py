@@ -10,7 +10,8 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
-from widthwise.config_io import Config, UserError, nearest_hint, to_data
+from widthwise.config_io import Config, nearest_hint, to_data
+from widthwise.mistakes import UserError
 
 C = TypeVar("C", bound=Config)
 T = TypeVar("T", bound=Config)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.files import new_folder, read_text, write_atomic
+from widthwise.mistakes import UserError
 from widthwise.model.attention import in_groups
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe

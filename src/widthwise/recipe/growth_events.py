@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import pydantic
 
-from widthwise.config_io import Config, UserError, mistakes_at, mistakes_of
+from widthwise.config_io import Config, mistakes_at, mistakes_of
 from widthwise.growth.choices import GrowthChoices
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelChange, ModelSection, changed_section
 

@@ -4,11 +4,12 @@ import math
 from itertools import count
 from typing import Any
 
-from widthwise.config_io import Config, UserError, differences, mistakes_at, parse, to_data
+from widthwise.config_io import Config, differences, mistakes_at, parse, to_data
 from widthwise.growth.choices import NewSizes
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.resizing import resized, with_layers
 from widthwise.growth.target import grown_config
+from widthwise.mistakes import UserError
 from widthwise.model.attention import SCALES, AttentionTemplate
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.hourglass import CONVENTIONAL, HourglassConfig, HourglassTemplate

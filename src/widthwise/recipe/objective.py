@@ -12,7 +12,8 @@ from typing import Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.sizes import WIDEST, Count, NTokens, VocabSize

@@ -8,10 +8,11 @@ from typing import Any, Self
 import pydantic
 
 from widthwise.computing import Precision
-from widthwise.config_io import Config, UserError, checked_copy, mistakes_of, parse
+from widthwise.config_io import Config, checked_copy, mistakes_of, parse
 from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import OpenedData
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import chooses_width
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from widthwise.config_io import Config, UserError, mistakes_at
+from widthwise.config_io import Config, mistakes_at
+from widthwise.mistakes import UserError
 
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import (
@@ -20,6 +20,7 @@ from widthwise.growth.shrink import (
     smaller_config,
     smaller_layer,
 )
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.ffn.moe import MoEConfig

@@ -9,8 +9,9 @@ import pydantic
 from pydantic import Field
 
 from widthwise.computing import ActivationCheckpointing, Precision
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
 from widthwise.files import PathText
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.objective import DistillConfig, NestedConfig, WidthBudgetConfig
 from widthwise.recipe.schedule import Steps

@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 
-from widthwise.config_io import UserError, differences, parse
+from widthwise.config_io import differences, parse
 from widthwise.files import read_json_mapping, write_atomic
+from widthwise.mistakes import UserError
 
 
 def _finite_or_none(value: Any) -> Any:

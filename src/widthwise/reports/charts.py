@@ -15,7 +15,7 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.reports.formats import clean, printable, shorten

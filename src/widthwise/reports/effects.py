@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.records.estimate import FEWEST_SEEDS, UNCLEAR, Estimate
 from widthwise.records.outcome import Outcome
 from widthwise.reports.formats import MISSING, clean, counted, interval, percentage, sequence, signed

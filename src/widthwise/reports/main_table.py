@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
-from widthwise.config_io import UserError, check_one_of
+from widthwise.config_io import check_one_of
+from widthwise.mistakes import UserError
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, OfModel, Quantity

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables

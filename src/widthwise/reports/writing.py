@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
+from widthwise.mistakes import UserError
 from widthwise.records.analysis import Analysis
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome

@@ -11,12 +11,13 @@ from typing import Any
 
 from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.config_io import UserError, mistakes_of, refusing
+from widthwise.config_io import mistakes_of, refusing
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
 from widthwise.data.loader import HeldOut, TokenisedText
 from widthwise.data.readers import read_documents
 from widthwise.files import listed
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.model.eval_mode import repeatable

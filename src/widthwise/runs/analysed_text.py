@@ -7,13 +7,13 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import TokenFile, write_tokens
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import reading, writing
+from widthwise.mistakes import UserError
 
 SPARE_TOKENS = 16
 TORN = "\N{REPLACEMENT CHARACTER}"

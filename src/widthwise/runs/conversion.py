@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError, checked_copy
+from widthwise.config_io import checked_copy
 from widthwise.data.config import open_data
 from widthwise.data.identity import IMPORTED, KEY, TOKENIZER_KEY, has_seen_data
 from widthwise.data.loader import Loader
@@ -17,6 +17,7 @@ from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import Reset
 from widthwise.growth.describe import KeptConstant, expansions
 from widthwise.growth.plan import GrowthPlan, grown_factors, grown_states
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import to_data
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import text_means
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import Evaluation, ItemAnswers, Scores, TextAnswers
 from widthwise.records.record import SealedFile
 from widthwise.runs.environment import environment

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import jinja2
 import torch
 
-from widthwise.config_io import UserError
 from widthwise.data.identity import IMPORTED, KEY, recorded_identity
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.growth.bake import bake_plan
@@ -17,6 +16,7 @@ from widthwise.growth.pad import pad_heads_plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, TOKENIZER_CONFIG
 from widthwise.interop.widthwise_format import AUTO_MAP, model_code
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import blueprint
 from widthwise.model.ffn.dynamic import DynamicConfig

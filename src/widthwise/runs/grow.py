@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
+from widthwise.config_io import checked_copy, mistakes_at, to_data
 from widthwise.growth.choices import SAME_SIZES, GrowOptions, NewSizes
 from widthwise.growth.correspondence import align
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.growth_events import Rewarmup

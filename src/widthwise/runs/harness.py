@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, require
+from widthwise.config_io import require
 from widthwise.evaluation.local_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer
+from widthwise.mistakes import UserError
 from widthwise.records.evaluation import ItemAnswers, Score, Scores
 
 N_RESAMPLES = 1000

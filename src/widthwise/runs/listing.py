@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError
 from widthwise.files import read_text
+from widthwise.mistakes import UserError
 from widthwise.records.record import finite
 from widthwise.records.run import ListedRun, PlannedRuns, RunState
 from widthwise.run_dir import RunDir

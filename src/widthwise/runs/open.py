@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from widthwise.computing import Precision
-from widthwise.config_io import UserError, refusing, require
+from widthwise.config_io import refusing, require
 from widthwise.data.config import open_data
 from widthwise.data.identity import check_data_of_run, has_seen_data
 from widthwise.data.json_tokenizer import JsonTokenizer
@@ -22,6 +22,7 @@ from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, read_fields, tensor_files, token_named
 from widthwise.interop.hub import import_source
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import other_folder

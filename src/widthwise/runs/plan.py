@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from widthwise.computing import ActivationCheckpointing
-from widthwise.config_io import UserError
 from widthwise.data.config import DataConfig
 from widthwise.data.corpus import named_corpus
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
@@ -20,6 +19,7 @@ from widthwise.data.remote import is_url
 from widthwise.data.shards import token_dtype
 from widthwise.data.tokenizer import N_BYTES
 from widthwise.files import read_json
+from widthwise.mistakes import UserError
 from widthwise.model.config import cost_summary
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe

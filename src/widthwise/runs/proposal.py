@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from widthwise.computing import ActivationCheckpointing
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
 from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.plan import CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, MOST_EPOCHS, Planner, data_epochs

@@ -28,9 +28,9 @@ from itertools import accumulate, pairwise
 from typing import Self
 
 from widthwise.computing import ActivationCheckpointing
-from widthwise.config_io import UserError
 from widthwise.data.loader import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
+from widthwise.mistakes import UserError
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder, blueprint

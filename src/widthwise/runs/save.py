@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from widthwise.config_io import UserError, checked_copy, to_data
+from widthwise.config_io import checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.identity import IMPORTED, describe_difference, unseen_data
 from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
@@ -17,6 +17,7 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
 from widthwise.interop.hf_import import import_hf, optional_tokenizer
 from widthwise.interop.hub import import_source
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, allocate, blueprint, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir

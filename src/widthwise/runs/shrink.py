@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widthwise.config_io import UserError, checked_copy, to_data
+from widthwise.config_io import checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.identity import IMPORTED, has_seen_data
 from widthwise.data.loader import HeldOut, begun
@@ -38,6 +38,7 @@ from widthwise.growth.shrink import (
 from widthwise.interop.hub import hub_name
 from widthwise.kernels.dispatch import widened
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.memory import give_back_tensors

@@ -6,11 +6,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, checked_copy, differences, parse, to_data
+from widthwise.config_io import checked_copy, differences, parse, to_data
 from widthwise.data.config import DataCache
 from widthwise.data.documents import ignore_progress
 from widthwise.data.identity import VALIDATION_KEY, check_data_of_run, has_seen_data
 from widthwise.data.mixture import MixedData, OpenedData
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from widthwise.config_io import UserError
 from widthwise.data.identity import IMPORTED, has_seen_data, recorded_tokenizer
 from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.growth.plan import State
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import Optimizer

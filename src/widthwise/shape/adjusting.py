@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from widthwise.config_io import UserError, checked_copy, mistakes_at
+from widthwise.config_io import checked_copy, mistakes_at
+from widthwise.mistakes import UserError
 from widthwise.model.ffn.interface import Adjustable
 from widthwise.shape.rounding import TOLERANCE
 from widthwise.shape.template import ModelTemplate

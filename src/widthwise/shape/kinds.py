@@ -9,7 +9,8 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.interface import Adjustable, FFNTemplate
 from widthwise.shape import profile

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.shape.schedule import WidthCost
 
 TOLERANCE = 0.0005

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 
 Progression = Literal["geometric", "arithmetic"]
 

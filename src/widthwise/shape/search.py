@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError, mistakes_at, options_of
+from widthwise.config_io import mistakes_at, options_of
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.hourglass import BlockOptions, HourglassTemplate
 from widthwise.shape.kinds import UniformShape

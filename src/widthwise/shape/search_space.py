@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse, to_data
+from widthwise.config_io import Config, parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
 from widthwise.sizes import Count, NBlocks, NLayers, Width
 

@@ -8,7 +8,8 @@ import numpy as np
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
-from widthwise.config_io import Config, UserError, differences, mistakes_at, options_of, parse, to_data
+from widthwise.config_io import Config, differences, mistakes_at, options_of, parse, to_data
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
 from widthwise.model.ffn import FFNTemplate

@@ -24,8 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from widthwise.config_io import UserError, refusing
+from widthwise.config_io import refusing
 from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json_mapping
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, with_rows
 from widthwise.recipe.optimizers import state_shapes

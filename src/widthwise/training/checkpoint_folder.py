@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import Config, parse
 from widthwise.files import FileRecord
+from widthwise.mistakes import UserError
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import Seal

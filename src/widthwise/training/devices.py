@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 
 DEFAULT_MFU = 0.4
 DEVICES_PER_NODE = 8

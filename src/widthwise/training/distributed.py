@@ -29,8 +29,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._pytree import tree_map_only
 
-from widthwise.config_io import UserError
-from widthwise.mistakes import RunFailed
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.launch import RankLocalError

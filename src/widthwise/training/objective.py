@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError
 from widthwise.data.loader import Boundaries
 from widthwise.growth.plan import GrowthPlan
 from widthwise.kernels.dispatch import autocast
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder, Loss

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 
 T = TypeVar("T")

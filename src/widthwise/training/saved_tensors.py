@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from widthwise.config_io import UserError
 from widthwise.files import as_readable_as_others, fsync_file
+from widthwise.mistakes import UserError
 from widthwise.model.shards import rows_of_shard
 
 FLOATS = ("F64", "F32", "F16", "BF16")

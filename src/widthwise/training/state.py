@@ -11,8 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import pydantic
 
-from widthwise.config_io import UserError
-from widthwise.mistakes import RunDiverged
+from widthwise.mistakes import RunDiverged, UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 

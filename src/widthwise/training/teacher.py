@@ -8,9 +8,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from widthwise.config_io import UserError, parse, refusing, to_data
+from widthwise.config_io import parse, refusing, to_data
 from widthwise.files import FileRecord
 from widthwise.kernels.linear_cross_entropy import Teacher
+from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Stream
 from widthwise.model.decoder import allocate, blueprint

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from widthwise.config_io import UserError, require
+from widthwise.config_io import require
 from widthwise.files import read_text
+from widthwise.mistakes import UserError
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.training.launch import is_silent

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.computing import Precision
-from widthwise.config_io import UserError, mistakes_of
+from widthwise.config_io import mistakes_of
 from widthwise.data.documents import Counter, Document, ignore_progress
 from widthwise.data.loader import HeldOut, TokenisedText, unended
 from widthwise.data.prepared import PreparedData, checked_parts, counted, is_prepared
@@ -25,6 +25,7 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.kernels.dispatch import autocast
+from widthwise.mistakes import UserError
 from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component, all_must_agree, must_stay
 from widthwise.model.norm import NormSite

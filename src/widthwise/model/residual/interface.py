@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config
+from widthwise.mistakes import UserError
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component, all_must_agree, must_stay
 from widthwise.model.norm import NormConfig
