@@ -22,7 +22,7 @@ from widthwise.reports.charts import COLOURS, HEAT, MUTED, styles
 from widthwise.reports.curves import Curve, against_flops, by_place, by_step, curve_figure, thin
 from widthwise.reports.page import Page, section
 from widthwise.reports.shapes import width_figures
-from widthwise.reports.tables import data_table, text_key
+from widthwise.reports.tables import data_table
 
 
 def run(metrics: list[dict]) -> Run:
@@ -177,13 +177,3 @@ def test_the_table_of_the_data_says_how_much_there_was_and_how_much_was_read() -
     assert rows["training text"] == "385,542 tokens, 1,300,311 bytes"
     assert rows["read in training"] == "96,386 tokens, 0.25 times the training text"
     assert rows["read for the held-out loss"] == f"{13 * 129:,} tokens: 13 windows of 129, from the start"
-
-
-def test_a_text_is_the_same_under_other_names_of_its_files_and_another_with_another_tokenizer() -> None:
-    def key(name: str, spec: str, fingerprint: str = "a", tokenizer: str = "t") -> str:
-        source = {"weight": 1, "corpus": {"name": name, "fingerprint": fingerprint}, "files": {}}
-        return text_key({"data": {"tokenizer": {"spec": spec, "id": tokenizer}, "sources": {"s": source}}})
-
-    assert key("books", "data/tokenizer.json") == key("novels", "../tokenizer.json")
-    assert key("books", "tokenizer.json") != key("books", "tokenizer.json", tokenizer="u")
-    assert key("books", "tokenizer.json") != key("books", "tokenizer.json", fingerprint="b")

@@ -47,11 +47,6 @@ class DataIdentity(Config):
         """Return the entry of `environment.json`."""
         return {KEY: self.model_dump()}
 
-    def content_key(self) -> str:
-        """Return a key that is equal for the same content, for any names of corpus and tokenizer."""
-        corpus = {"corpus": {"name"}}
-        return self.model_dump_json(exclude={"tokenizer": {"spec"}, **corpus, "sources": {"__all__": corpus}})
-
     def rows(self) -> dict[str, str]:
         """Return the rows of a table that describe the data."""
         return {"tokenizer": self.tokenizer.spec}

@@ -98,8 +98,3 @@ def text_words(environment: Mapping[str, Any]) -> str:
     if not environment.get(KEY):
         return ""
     return ", ".join(map(clean, read_identity(environment, "environment").rows().values()))
-
-
-def text_key(environment: Mapping[str, Any]) -> str:
-    """Return a key that is equal for the same text and tokenizer, independent of file names."""
-    return read_identity(environment, "environment").content_key() if environment.get(KEY) else ""
