@@ -14,6 +14,7 @@ from torch.nn.functional import silu
 from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import parse
+from widthwise.kernels.rotary import rotate
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic_module import DynamicWidth
@@ -190,7 +191,15 @@ class Trace:
 
     def _attention(self, layer: Any, x: Tensor) -> Tensor:
         attention = layer.attention
-        queries, keys, _ = attention._project(attention.norm.before(x), self.context)
+        normalised = attention.norm.before(x)
+        queries, keys = attention.w_q(normalised), attention.w_k(normalised)
+        if attention.config.qk_norm is not None:
+            queries = attention._normalise(queries, attention.q_norm)
+            keys = attention._normalise(keys, attention.k_norm)
+        queries, keys = (heads.unflatten(-1, (-1, attention.config.head_dim)) for heads in (queries, keys))
+        if attention.rope is not None:
+            queries, keys = (rotate(heads, *self.context.rope[attention.rope]) for heads in (queries, keys))
+        queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
         keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
         scores = attention.config.scale * queries @ keys.mT
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)

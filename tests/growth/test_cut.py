@@ -285,7 +285,7 @@ def test_what_cannot_be_cut_is_refused_with_the_reason(changes: dict, reason: st
 def test_a_mixture_keeps_as_many_experts_as_a_token_chooses_and_a_cut_adds_nothing() -> None:
     for changes, size, message in (
         (cases.MOE, {"n_experts": 1}, "layers.0.ffn.top_k: got 2; must be at most n_experts = 1"),
-        ({}, {"n_hidden": 11}, "layers.0.n_hidden: got 11, above the model's 10"),
+        ({}, {"n_hidden": 11}, "layers.0.n_hidden: got 11 where there are 10"),
     ):
         config = small_model(**changes)
         assert message in refusal(smaller_config, config, [each._replace(**size) for each in layer_sizes(config)])

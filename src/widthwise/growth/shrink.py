@@ -248,7 +248,7 @@ def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int
 def check_not_more(name: str, n_new: int, n_old: int) -> None:
     """Raise UserError if a size becomes larger."""
     if n_new > n_old:
-        raise UserError(f"{name}: got {n_new}, above the model's {n_old}; a cut adds nothing")
+        raise UserError(f"{name}: got {n_new} where there are {n_old}; a cut adds nothing")
 
 
 def layers_kept(sizes: Sequence[LayerSizes]) -> Correspondence:
