@@ -25,7 +25,7 @@ from widthwise.records.outcome import Outcome, Variant
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-D32 = "compute_optimal_d32"
+D32, D48 = "compute_optimal_d32", "compute_optimal_shapes"
 F6, MORE, HALF = "found_6m", "found_6m_more_seeds", "found_6m_half_rate"
 LONGER, TOGETHER, F12, F12_HALF = "found_6m_longer", "found_6m_together", "found_12m", "found_12m_half_rate"
 UNSEEN = ("persuasion.loss", "mill_on_the_floss.loss", "origin_of_species.loss", "bartleby.loss", "networkx.loss")
@@ -165,6 +165,7 @@ def findings() -> Iterator[str]:
     yield f"a step takes [{step_ratio('x_200m_hw'):.3f}]"
     yield f"it takes {step_ratio('x_200m'):.3f}"
     yield f"at {ratio(D32, 'cut', 'flops')} of the FLOPs, without"
+    yield f"is [higher by {minus(D48, 'cut').mean:.2f}]"
     yield f"costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
     sections = (
         twenty_tokens,
@@ -191,6 +192,9 @@ def twenty_tokens() -> Iterator[str]:
     yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs. With"
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
+    yield f"Minus the uniform model's loss, {loss(D48, 'uniform')}:"
+    for name in ("found", "cut"):
+        yield row(*seeds_of(minus(D48, name)), ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
 
 
 def step_ratio(name: str) -> float:
@@ -407,7 +411,8 @@ def results() -> Iterator[str]:
     yield from (d(D32, virtual), ratio(D32, virtual, "flops"))
     yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
     yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
-    yield from (d(D32, "found"), ci(five_seeds()), listed(seeds_of(minus(F12, "mean"))))
+    yield from (d(D32, "found"), listed(seeds_of(minus(D48, "found"))), ci(five_seeds()))
+    yield listed(seeds_of(minus(F12, "mean")))
     yield from (d(E6, "grown-at-0.7m"), d(E6, "grown"), d(PYTHON, "grown"), d(BOOKS, "grown"))
     yield from (d(folder, "discovered") for folder in AGAIN)
     yield from (d(D32, "x"), d(D32, "x-head-size"), d(E6, "x"), d(E6, "x-head-size"))
@@ -471,7 +476,8 @@ def readme() -> Iterator[str]:
     yield f"{ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory"
     yield from (d(D32, "x"), d(HEADS, NUMBER), f"{ratio(D32, 'x', 'kv_bytes', '.2f')} of the KV cache")
     yield d(E6, "x-head-size")
-    yield from (d(D32, "found"), ci(five_seeds()), d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
+    yield from (d(D32, "found"), ci(five_seeds()), listed(seeds_of(minus(D48, "found"))))
+    yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
 
 
 CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md": results, "docs/shrink.md": shrink}
