@@ -258,10 +258,9 @@ def width(estimate: Estimate) -> float:
 def found_shapes() -> Iterator[str]:
     yield from (d(folder, "discovered") for folder in AGAIN)
     yield " and ".join(by(folder, "discovered", "reversed") for folder in AGAIN)
-    yield d(PYTHON, "grown_free")
     yield f"minus uniform, whose loss is {loss(F6, 'uniform')}:"
     parts, orders = ("hidden-only", "heads-only", "stream-only"), ("mean-permuted", "mean-reversed")
-    for name in ("mean", "search-python-11", "search-books-11", *parts, "x", *orders):
+    for name in ("mean", *parts, *orders):
         yield row(d(F6, name), ratio(F6, name, "flops"), ratio(F6, name, "kv_bytes"))
     alone, virtual, both = (
         listed(seeds_of(minus(TOGETHER, name))) for name in ("mean", "virtual-2-3", "mean-virtual-2-3")
