@@ -81,7 +81,7 @@ def test_the_schema_refuses_values_of_another_type_and_unknown_kinds_and_explain
     for text in ("seq_len: long", "model: {ffn: {kind: swiglo}}", "model: {n_layers: 0}", "train: {steps: 1.5}"):
         assert not schema.is_valid(yaml.safe_load(text)), text
     steps = schema.schema["$defs"]["TrainConfig"]["properties"]["steps"]
-    assert steps["description"].startswith("Optimizer steps of the run; or `{training_flops: 1e15}`")
+    assert steps["description"].startswith("Optimizer steps of the run, or a budget for them: `{training_flops: 1e15}`")
 
 
 def test_a_shell_completes_verbs(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ MISTAKES = {
     "train": [
         ("train base.yaml schedule.warmup_steps=6", "schedule.warmup_steps: got 6; must be less than train.steps = 3"),
         ("train pair.yaml", "`widthwise compare`"),
-        ("train swept.yaml", "`widthwise sweep` runs them"),
+        ("train swept.yaml", "use `widthwise sweep` for all of them"),
         ("train base.yaml --devices 8", "--devices: was removed; `widthwise plan RECIPE --devices 1,8`"),
     ],
     "plan": [
@@ -50,7 +50,7 @@ MISTAKES = {
         ("plan --device 24GB --days 5", "--device 'A10' or 'L4' or 'RTX 3090' or 'RTX 4090' (of about"),
         ("plan --device 1TB --days 5", "which a memory size does not have; give --tflops"),
         ("plan --device 1MB", "--device: not even d_model = 64 fits on the device"),
-        ("plan model.d_model=64 --device a100", "model.d_model=64: is what a plan without a recipe proposes"),
+        ("plan model.d_model=64 --device a100", "model.d_model=64: a plan without a recipe proposes this value"),
         ("plan base.yaml --device a100 --params 3M", "--params: conflicts with a recipe; use one of them"),
         ("plan --variant wide --device 24GB", "--variant: got 'wide'; needs a recipe"),
     ],

@@ -65,6 +65,6 @@ def test_a_killed_run_has_each_text_once(sampled, tmp_path):
 
 def test_a_prompt_that_does_not_fit_is_refused_before_training(tmp_path):
     positions = "model.positions={n_positions: 17}"
-    with pytest.raises(UserError, match=r"train\.sample: .*no more than 17 tokens"):
+    with pytest.raises(UserError, match=r"train\.sample: .*at most 17 tokens"):
         train(tiny_recipe(positions, "train.sample={prompts: [abc], n_tokens: 16}"), tmp_path / "run")
     assert not (tmp_path / "run" / "config.yaml").exists()
