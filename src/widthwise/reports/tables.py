@@ -91,10 +91,3 @@ def _data_of(run: Run) -> dict[str, str]:
         windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
         column["read for the held-out loss"] = f"{counted(result.n_val_tokens, 'token')}: {windows}"
     return column
-
-
-def text_words(environment: Mapping[str, Any]) -> str:
-    """Return corpus and tokenizer of the environment of a run or comparison: `books, bpe-4096`."""
-    if not environment.get(KEY):
-        return ""
-    return ", ".join(map(clean, read_identity(environment, "environment").rows().values()))
