@@ -31,7 +31,7 @@ def item_table(item: PaperItem) -> Table:
         rows.append([name, clean(line.title), printed, _number(line, line.counted), agrees, _measured(line)])
     caption = f"{item.paper.split(',')[0]}, {item.where}: {item.title}"
     note = "" if item.experiment is None else f"measured: {size(item)}; below: 95% interval over seeds"
-    return Table(clean(caption), HEADER, rows, words={"quantity", "agrees"}, sortable=False, note=note)
+    return Table(clean(caption), HEADER, rows, text_columns={"quantity", "agrees"}, sortable=False, note=note)
 
 
 def _number(line: PaperLine, value: float | None) -> str:
@@ -106,7 +106,7 @@ def list_table(items: Sequence[PaperItem]) -> Table:
         "time of a CPU core for --scale small"
     )
     header = ["item", "shows", "printed", "agree", "measured", "needs"]
-    return Table("Tables and figures of the papers", header, rows, words={"shows"}, note=note)
+    return Table("Tables and figures of the papers", header, rows, text_columns={"shows"}, note=note)
 
 
 HEAD = """# Every table and figure of the papers

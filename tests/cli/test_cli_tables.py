@@ -9,7 +9,9 @@ from widthwise.cli.terminal import laid_out, say_tables
 from widthwise.reports.table import Table
 
 ROWS = [["uniform", "2.5000\n2.4…2.6", "baseline"], [], ["x", "12.2500", "better"]]
-TABLE = Table("losses", ["variant", "held-out loss", "verdict"], ROWS, words={"verdict"}, note="below: an interval")
+TABLE = Table(
+    "losses", ["variant", "held-out loss", "verdict"], ROWS, text_columns={"verdict"}, note="below: an interval"
+)
 
 
 def lines(table: Table, n_columns: int = 100, **options: bool) -> list[str]:
@@ -56,7 +58,7 @@ def test_a_narrow_terminal_leaves_out_columns_before_it_breaks_a_line(monkeypatc
 def test_a_table_that_is_wider_goes_on_below_with_the_names_of_its_rows(monkeypatch, capsys) -> None:
     columns = [f"c{i}" for i in range(9)]
     rows = [[name, kind, *(f"{name}-{i}".ljust(20, "*") for i in range(9))] for name, kind in (("x", "k"), ("y", "l"))]
-    table = Table("t", ["name", "kind", *columns], rows, words={"kind"}, note="a note")
+    table = Table("t", ["name", "kind", *columns], rows, text_columns={"kind"}, note="a note")
     monkeypatch.setattr("widthwise.cli.terminal.table_console", lambda: Console(width=60))
     say_tables(table)
     printed = capsys.readouterr().out.splitlines()

@@ -151,7 +151,7 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
     n_columns = len(table.header)
     while n_columns > (table.n_essential or n_columns) and not fits([*range(n_columns)]):
         n_columns -= 1
-    n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.words), n_columns - 1)
+    n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.text_columns), n_columns - 1)
     first = n_names
     names = [*range(n_names)]
     titles = table.header[:n_columns]
@@ -182,13 +182,13 @@ def laid_out(table: Table) -> RichTable:
         longest = max(TITLE_WIDTH, width)
         lines = ["\n".join(wrap(line, longest, break_long_words=False)) for line in title.split("\n")]
         heading = "\n".join(lines)
-        if i == 0 or title in table.words:
+        if i == 0 or title in table.text_columns:
             drawn.add_column(Text(heading), overflow="fold", min_width=min(WORD_WIDTH, width))
         else:
             is_whole = _width(heading) <= longest
             drawn.add_column(Text(heading), overflow="fold", min_width=width, no_wrap=is_whole, justify="right")
     for row in table.rows:
-        drawn.add_row(*(_cell(text, title in table.words) for text, title in zip(row, table.header)))
+        drawn.add_row(*(_cell(text, title in table.text_columns) for text, title in zip(row, table.header)))
     return drawn
 
 

@@ -29,26 +29,26 @@ class Curve(Record):
     widths: Sequence[float]
     """Over the width of the uniform model."""
     attention: Sequence[float] | None = None
-    """Width of attention over that of the uniform model and over the width of the layer; `hidden` alike."""
+    """Width of attention over the uniform model's, and over the width of the layer; `hidden` likewise."""
     hidden: Sequence[float] | None = None
 
     @classmethod
     def of(cls, layers: Sequence[LayerSizes], uniform: LayerSizes) -> "Curve":
         """Return the sizes of layers relative to a layer of the uniform model."""
-        widths = [each.width / uniform.width for each in layers]
-        attention = [each.attention / uniform.attention / width for each, width in zip(layers, widths)]
-        hidden = [each.hidden / uniform.hidden / width for each, width in zip(layers, widths)]
+        widths = [layer.width / uniform.width for layer in layers]
+        attention = [layer.attention / uniform.attention / width for layer, width in zip(layers, widths)]
+        hidden = [layer.hidden / uniform.hidden / width for layer, width in zip(layers, widths)]
         return cls(kind="curve", widths=widths, attention=attention, hidden=hidden)
 
     @property
     def points(self) -> dict[str, Sequence[float]]:
         """The points by size, without sizes that follow the recipe's rule."""
-        found = {"widths": self.widths, "attention": self.attention, "hidden": self.hidden}
-        return {name: points for name, points in found.items() if points}
+        points = {"widths": self.widths, "attention": self.attention, "hidden": self.hidden}
+        return {name: values for name, values in points.items() if values}
 
     def section(self, match: str) -> dict[str, Any]:
         """Return `model.shape` of a recipe. match: the quantity that equals the uniform model's."""
-        points = {size: [round(float(point), 4) for point in each] for size, each in self.points.items()}
+        points = {size: [round(float(value), 4) for value in values] for size, values in self.points.items()}
         return {"kind": "curve", "match": match, "rounding": "balanced", **points}
 
 

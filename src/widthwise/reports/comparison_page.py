@@ -94,4 +94,4 @@ def tuning_table(tuning: Tuning | None) -> Table | None:
     seeds = f"{counted(len(tuning.seeds), 'seed')} ({', '.join(map(str, tuning.seeds))})"
     source = f"{clean(tuning.sweep or 'tuning')}: {percentage(tuning.steps)} of the steps, {seeds}"
     header = ["Variant", "values", "held-out loss", "at an end of the grid"]
-    return Table(f"Values chosen before the comparison by {source}", header, rows, words={"values"})
+    return Table(f"Values chosen before the comparison by {source}", header, rows, text_columns={"values"})

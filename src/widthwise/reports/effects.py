@@ -64,7 +64,7 @@ class Effects:
             rows.append([clean(name), *map(_cell, differences), self.signs[name]])
         level = f"{percentage(first.confidence)} interval; *: it excludes 0, with three seeds or more"
         caption = f"Held-out loss minus the loss of {clean(str(first.baseline))} in nats, with its {level}"
-        return Table(caption, [*header, "sign"], rows, words={"sign"})
+        return Table(caption, [*header, "sign"], rows, text_columns={"sign"})
 
     def csv_text(self) -> str:
         """Return a row for each variant at each scale. Numbers of missing variants are empty."""

@@ -142,7 +142,7 @@ def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
             name = ""
         remarks = dict.fromkeys(remark for answer in by_model.values() for remark in answer.remarks)
         rows += [[f"  {remark}", "", *[""] * len(models)] for remark in remarks]
-    return Table(caption, [*NAMES, *map(clean, models)], rows, words=NAMES, sortable=False)
+    return Table(caption, [*NAMES, *map(clean, models)], rows, text_columns=NAMES, sortable=False)
 
 
 def final_table(results: Mapping[str, RunResult]) -> Table | None:
@@ -215,7 +215,7 @@ def difference_table(name: str, baseline: str, differences: Iterable[Difference]
     if definition:
         header += ["gained", "lost", "p"]
     title = f"{_tail(name)} minus {_tail(baseline)}, item by item"
-    return Table(title, header, rows, words=NAMES, sortable=False, note=definition)
+    return Table(title, header, rows, text_columns=NAMES, sortable=False, note=definition)
 
 
 def _over_training(

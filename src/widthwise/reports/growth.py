@@ -131,7 +131,7 @@ def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
         rows.append([*row, shown_loss(before), shown_loss(after), largest])
     header = ["Variant", "after step", "event", "parameters", "training FLOPs by then", "held-out before", "after"]
     caption = "Growth, mean over seeds" if any(len(seeds) > 1 for seeds in by_event.values()) else "Growth"
-    return Table(caption, [*header, "largest change"], rows, words={"event"})
+    return Table(caption, [*header, "largest change"], rows, text_columns={"event"})
 
 
 class _Line(NamedTuple):

@@ -116,7 +116,7 @@ def _table(
             header.append(verdict)
             for row, variant in zip(rows, outcome.variants):
                 row.append(shown_verdict(variant))
-    return Table(caption, header, rows, words={verdict})
+    return Table(caption, header, rows, text_columns={verdict})
 
 
 def marked(variant: Variant) -> str:
@@ -206,7 +206,7 @@ def _with_settings(table: Table, outcome: Outcome) -> Table:
     if not any(cells):
         return table
     rows = [[*row, text] for row, text in zip(table.rows, cells)]
-    return replace(table, header=[*table.header, DIFFERS], rows=rows, words={*table.words, DIFFERS})
+    return replace(table, header=[*table.header, DIFFERS], rows=rows, text_columns={*table.text_columns, DIFFERS})
 
 
 def main_tables(outcome: Outcome, caption: str, looks: "Looks", first: str = "Variant") -> list[Table]:

@@ -60,7 +60,7 @@ def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) 
     if not rows and caption is None:
         return None
     so_far = f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}; age: of the last record"
-    return Table(caption or so_far, header, rows, words=["State"])
+    return Table(caption or so_far, header, rows, text_columns=["State"])
 
 
 def state_sentence(run: ListedRun) -> str:

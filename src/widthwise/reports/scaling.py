@@ -66,7 +66,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
                 note(*notes, level=level, y=y, x=x),
                 in_words(scaling.sentence.splitlines()),
             ),
-            section("Points", Table("Points", ["Group", "point", x, *x2, y, "seeds"], points, words={"point"})),
+            section("Points", Table("Points", ["Group", "point", x, *x2, y, "seeds"], points, text_columns={"point"})),
             section(
                 "How to reproduce",
                 Text(["Fits use fixed seeds: with the same points, this command gives the same numbers."]),
@@ -118,7 +118,7 @@ def saving_table(scaling: ScalingLaws) -> Table | None:
     y = clean(scaling.y)
     header = ["Group", "law", "against", "needs", "interval", f"at {y}", "of"]
     caption = f"{clean(scaling.x)} for the {y} of {clean(scaling.baseline or '')}; rows with a star are drawn"
-    return Table(caption, header, rows, words={"law", "against", "of"}) if rows else None
+    return Table(caption, header, rows, text_columns={"law", "against", "of"}) if rows else None
 
 
 def law_tables(scaling: ScalingLaws) -> list[Table]:
@@ -141,8 +141,8 @@ def law_tables(scaling: ScalingLaws) -> list[Table]:
     header = ["Group", "law", "rms", "left out", "R²", "form", "note"]
     caption = "Fitted laws; those with a star are drawn"
     left_out = "left out: rms at each point of the curve fitted to the other points"
-    words = {"law", "form", "note"}
-    tables = [Table(caption, header, quality, words, note=left_out, notes=[capital(left_out)], n_essential=5)]
+    text_columns = {"law", "form", "note"}
+    tables = [Table(caption, header, quality, text_columns, note=left_out, notes=[capital(left_out)], n_essential=5)]
     if values:
         symbols = ["Group", "law", "symbol", "value", f"{percentage(scaling.confidence)} interval"]
         tables.append(Table("Values of the fitted laws", symbols, values, {"law", "symbol"}))

@@ -168,7 +168,11 @@ def _judged_table(outcome: Outcome) -> Table | None:
         row = [f"{clean(judged.name)}, {counts}", clean(judged.beside), with_interval(judged.difference, 4)]
         rows.append([*row, percentage(judged.confidence), judged.verdict])
     header = ["Best of many, and means of groups", "baseline", "difference", "interval of", "verdict"]
-    return Table("Differences of more than one point", header, rows, words={"baseline", "verdict"}) if rows else None
+    return (
+        Table("Differences of more than one point", header, rows, text_columns={"baseline", "verdict"})
+        if rows
+        else None
+    )
 
 
 def _axis_note(outcome: Outcome) -> Text:
@@ -190,7 +194,7 @@ def _axis_table(outcome: Outcome) -> Table:
             else:
                 values = ", ".join(map(plain, axis))
             rows.append([clean(group) or "all points", clean(key), values])
-    return Table("What was varied", ["Group", "Recipe key", "Values"], rows, words={"Recipe key", "Values"})
+    return Table("What was varied", ["Group", "Recipe key", "Values"], rows, text_columns={"Recipe key", "Values"})
 
 
 def _training_flops(outcome: Outcome, results: Mapping[str, RunResult]) -> tuple[dict[str, float], str]:

@@ -24,7 +24,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     """Rows may be shorter than the header. Further lines of a cell are details of its first line."""
-    words: Collection[str] = ()
+    text_columns: Collection[str] = ()
     """Titles of the columns of text, which are left-aligned. The first column always is."""
     _: KW_ONLY
     sortable: bool = True
@@ -48,7 +48,7 @@ class Table:
 
     def latex(self, caption: str) -> str:
         r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
-        layout = "".join("l" if title in self.words else "r" for title in self.header[1:])
+        layout = "".join("l" if title in self.text_columns else "r" for title in self.header[1:])
         body = "".join(map(_latex_row, self.rows))
         return (
             "% needs \\usepackage[T1]{fontenc} and \\usepackage{booktabs}\n"

@@ -195,7 +195,7 @@ class DrawnShape(SolvedShape):
 
 
 class CurveShape(DrawnShape):
-    """A curve given in the recipe, such as that of `shrunk.yaml`."""
+    """A curve given in the recipe, such as the curve of `shrunk.yaml`."""
 
     kind: Literal["curve"] = "curve"
 
