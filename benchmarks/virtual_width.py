@@ -73,8 +73,8 @@ class PackageSite(Site):
     def read(self, stream: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return self.connection(stream)
 
-    def write(self, kept: Callable[[Tensor], Tensor], update: Tensor) -> Tensor:
-        return kept(update)
+    def write(self, skip: Callable[[Tensor], Tensor], update: Tensor) -> Tensor:
+        return skip(update)
 
 
 class PackageExit(Exit):
