@@ -475,7 +475,6 @@ def readme() -> Iterator[str]:
     yield f"{ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory"
     yield from (d(D32, "x"), d(HEADS, NUMBER), f"{ratio(D32, 'x', 'kv_bytes', '.2f')} of the KV cache")
     yield d(E6, "x-head-size")
-    yield from (d(D32, "found"), ci(five_seeds()), listed(seeds_of(minus(D48, "found"))))
     yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
 
 
