@@ -162,7 +162,8 @@ def findings() -> Iterator[str]:
     yield f"{ci(cut('found', LARGE_CUT))} at 6.3M"
     yield f"at {ratio(D32, 'x', 'kv_bytes')} of the KV cache, and the hourglass"
     yield f"at {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of it"
-    yield f"a step takes [{step_ratio('x_200m_hw'):.3f}]"
+    yield f"it is better by {-minus(D32, 'x-head-size').mean:.3f};"
+    yield f"takes [{step_ratio('x_200m_hw'):.3f}]"
     yield f"it takes {step_ratio('x_200m'):.3f}"
     yield f"at {ratio(D32, 'cut', 'flops')} of the FLOPs, without"
     yield f"is [higher by {minus(D48, 'cut').mean:.2f}]"
@@ -273,7 +274,7 @@ def head_start() -> Iterator[str]:
     for course, form in ((found.gap, "+.3f"), (found.tokens_ratio, ".2f")):
         means = dict(zip(course["val_loss"].tokens, course["val_loss"].mean))
         yield row(*(f"{means[at]:{form}}" for n in quarters if (at := n * 61 * 4096) in means))
-    yield f"it is {listed(seeds_of(minus(F12, 'mean')))}: a larger model"
+    yield f"the gain of the found shape is {listed(seeds_of(minus(F12, 'mean')))}, more than"
 
 
 def variable_width() -> Iterator[str]:
