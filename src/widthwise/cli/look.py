@@ -35,7 +35,7 @@ class CheckpointOptions(Config):
     """The checkpoints of each run."""
 
     step: NonNegativeInt | None = None
-    """Step of each run's checkpoint; default: its newest good one."""
+    """Step of each run's checkpoint; default: its newest undamaged one."""
     every_checkpoint: bool = False
     """All checkpoints of each run, first to last."""
 

@@ -28,7 +28,9 @@ Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs or Hugging Face folders.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VariantOption = Annotated[str | None, typer.Option(help="Variant or point of a recipe's compare or sweep section.")]
-StepOption = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest good one.")]
+StepOption = Annotated[
+    int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest undamaged one.")
+]
 Seeds = Annotated[tuple[int, ...], typer.Option("--seed")]
 """A field for seeds, whose option is repeated."""
 
@@ -38,7 +40,7 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     The field determines name, type, default, allowed values and, with its docstring, the help; a `typer.Option` in the
     annotation changes these. A field of several texts, paths or Enum values, or with a name in its `typer.Option`,
-    becomes a repeated option in the singular. Other tuples are lists such as `2,4` or `8..16`, or limits such as
+    becomes a repeated option named in the singular. Other tuples are lists such as `2,4` or `8..16`, or limits such as
     `0.3..0.8`. `Annotated[SomeConfig, "Title"]` groups the options under a title.
     """
     parameters = []
@@ -94,7 +96,9 @@ def whole_numbers(option: str, text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, dots, last = part.partition("..")
-            span = range(int(first), (int(last) if dots else int(first)) + 1)
+            start = int(first)
+            end = int(last) if dots else start
+            span = range(start, end + 1)
             if not 0 < span.stop - span.start <= LONGEST_SPAN:
                 raise ValueError
             numbers += span
@@ -129,7 +133,7 @@ def _option(name: str, info: FieldInfo) -> tuple[OptionInfo, str, bool]:
 
 
 def _parameter(name: str, info: FieldInfo, title: str | None = None) -> inspect.Parameter:
-    """Return the annotation from which typer makes the option of a field."""
+    """Return the parameter from which typer makes the option of a field."""
     kind = _kind(info.annotation)
     option, _, is_repeated = _option(name, info)
     option.rich_help_panel = title
@@ -185,10 +189,12 @@ def _data(kind: Any, value: Any, option: str) -> Any:
 
 
 def _parsed(text: str) -> float | str | None:
-    """Parse "2" as 2, "0.5" as 0.5, "30M" as 3e7 and "null" as None; other texts stay."""
+    """Parse "2" as 2, "0.5" as 0.5, "30M" as 3e7 and "null" as None; return other texts unchanged."""
     for read in (int, float):
         with suppress(ValueError):
             return read(text)
     from widthwise.recipe.design import is_quantity, parse_quantity
 
-    return None if text == "null" else parse_quantity(text) if is_quantity(text) else text
+    if text == "null":
+        return None
+    return parse_quantity(text) if is_quantity(text) else text

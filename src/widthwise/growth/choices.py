@@ -9,7 +9,7 @@ from widthwise.config_io import Config
 from widthwise.sizes import MOST_LAYERS, Count
 
 Reset = Literal["none", "new", "all"]
-"""Optimizer state to reset; see `growth.plan.grown_states`."""
+"""Optimizer state to reset; see `GrowthChoices.reset`."""
 
 
 class NewSizes(Config):
@@ -39,8 +39,8 @@ class NewSizes(Config):
     """New kind of feed-forward; the present one becomes its first block."""
 
 
-_AddedLayer = pydantic.BeforeValidator(lambda name: None if name == "new" else name)
-OldLayer = Annotated[pydantic.NonNegativeInt | None, _AddedLayer]
+_NewAsNone = pydantic.BeforeValidator(lambda name: None if name == "new" else name)
+OldLayer = Annotated[pydantic.NonNegativeInt | None, _NewAsNone]
 
 
 class GrowthChoices(Config):
@@ -63,7 +63,7 @@ class GrowOptions(GrowthChoices):
     """The options for the growth of a run; the recipe gives the sizes."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of the new entries that are drawn."""
+    """Seed of the new entries that are drawn at random."""
     allow_change: bool = False
     """Take constants from the recipe, even if the function changes."""
 

@@ -41,7 +41,8 @@ def expansions(plan: GrowthPlan) -> list[str]:
     lines += new.residual.growth_in_words(old.residual)
     n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
     if n_after != n_before:
-        lines.append(f"learned positions: {n_before} -> {n_after}{'' if n_before else ', 0 at first'}")
+        start = "" if n_before else ", 0 at first"
+        lines.append(f"learned positions: {n_before} -> {n_after}{start}")
     if new.mtp is not None and old.mtp is None:
         lines.append(f"MTP heads: {new.mtp.n_depths} added, which do not affect the logits (multi-token prediction)")
     lines += [f"{_named(members)}: {text}" for text, members in layers.items()]
@@ -94,7 +95,7 @@ class KeptConstant:
     """A constant of a grown model that differs from its recipe."""
 
     path: str
-    """Dotted path in the config of the model, or in the configs of layers, as "layers 1-4: attention.scale"."""
+    """Dotted path in the config of the model, or of layers, such as "layers 1-4: attention.scale"."""
     value: Any
     is_kept: bool
     """True if the old model has the same value."""

@@ -128,7 +128,7 @@ class DistillConfig(Config):
     """
 
     teacher: str
-    """Run directory, relative to the working directory. Training reads its newest good checkpoint at the start."""
+    """Run directory, relative to the working directory. Training reads its newest undamaged checkpoint at the start."""
     weight: float = Field(default=0.5, ge=0, le=1)
     """Share of the teacher in the objective."""
     temperature: float = Field(default=1.0, ge=1e-3, le=1e3)

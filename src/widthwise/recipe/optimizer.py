@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MODULE = "widthwise.recipe.optimizers"
 """Module that builds optimizers with torch, which recipes do not import."""
 
-UpToOne = Annotated[float, Field(ge=0, lt=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AdamWConfig(Config):
@@ -25,7 +25,7 @@ class AdamWConfig(Config):
     kind: Literal["adamw"] = "adamw"
     lr: pydantic.PositiveFloat
     """Learning rate of embedding, head and gains; hidden matrices have lr / model.init.width_multiplier."""
-    betas: tuple[UpToOne, UpToOne] = (0.9, 0.95)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     eps: pydantic.PositiveFloat = 1e-10
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Weight decay of the matrices; see the next three options for other parameters."""
@@ -49,7 +49,7 @@ class AdamWConfig(Config):
 
     @property
     def settling_steps(self) -> int:
-        """Memory of its slowest average, in steps."""
+        """Time constant of the slowest moving average, in steps."""
         return round(1 / (1 - max(self.betas)))
 
     @property
@@ -79,7 +79,7 @@ class MuonConfig(Config):
     kind: Literal["muon"] = "muon"
     lr: pydantic.PositiveFloat
     """Learning rate of hidden matrices. It is not divided by model.init.width_multiplier."""
-    momentum: UpToOne = 0.95
+    momentum: BelowOne = 0.95
     nesterov: bool = True
     """Add the gradient to the momentum again, as a look-ahead."""
     weight_decay: pydantic.NonNegativeFloat = 0.1
@@ -93,7 +93,7 @@ class MuonConfig(Config):
 
     @property
     def settling_steps(self) -> int:
-        """Memory of its slowest average, in steps."""
+        """Time constant of the slowest moving average, in steps."""
         return max(round(1 / (1 - self.momentum)), self.adamw.settling_steps)
 
     def with_scaled(self, factors: dict[str, float]) -> "MuonConfig":

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ _SHAPES = tuple(_SHAPE_PATHS)
 
 @dataclass(frozen=True)
 class Style:
-    """The style of one variant in all figures, unique by colour, dashes and marker."""
+    """The style of one variant in all figures. Up to 28 variants differ in colour (and marker) or dashes."""
 
     colour: str
     dash: Sequence[float] = (1, 0)
@@ -79,9 +79,9 @@ Looks = Mapping[str, Style]
 BASELINE_STYLE = Style(MUTED, _DASHES[1])
 
 
-def styles(names: Iterable[str], baseline: str | None = None) -> dict[str, Style]:
+def styles(names: Collection[str], baseline: str | None = None) -> dict[str, Style]:
     """Return a style for each name; the baseline is grey and dashed."""
-    chosen = {} if baseline is None or baseline not in names else {baseline: BASELINE_STYLE}
+    chosen = {baseline: BASELINE_STYLE} if baseline is not None and baseline in names else {}
     for i, name in enumerate(name for name in names if name != baseline):
         dash = _DASHES[(i // len(SERIES)) % len(_DASHES)]
         chosen[name] = Style(SERIES[i % len(SERIES)], dash, _SHAPES[(i + 1) % len(_SHAPES)])
@@ -136,7 +136,7 @@ class Figure:
     is_small: bool = False
 
     def spec(self, is_file: bool = False) -> dict[str, Any]:
-        """Return the Vega-Lite specification. For a page, data are columns, which its script turns into rows."""
+        """Return the Vega-Lite specification. For a page, data are columns, which the page's script makes rows."""
         spec = self.chart.to_dict(validate=False) | {"height": self.height, "width": _WIDTH if is_file else "container"}
         spec = {key: value for key, value in spec.items() if key not in ("$schema", "config")}
         if not is_file:
@@ -167,7 +167,7 @@ def vega_library() -> ModuleType:
     if limit == resource.RLIM_INFINITY or limit >= VEGA_BYTES:
         return vl_convert
     raise UserError(
-        f"figures: vl_convert reserves up to {VEGA_BYTES >> 30} GiB of addresses, and this process may have "
+        f"figures: vl_convert reserves up to {VEGA_BYTES >> 30} GiB of address space, but this process is limited to "
         f"{limit >> 30} GiB; run `ulimit -v unlimited` first"
     )
 

@@ -30,7 +30,7 @@ def evaluate_run(
     `bits_per_byte` is the mean over the texts; None without a text. Each text has its metrics with standard errors in
     `texts[name].metrics`, each task in `tasks` or `lm_eval`.
 
-    step: of the checkpoint; default: the run's newest good one. Raises UserError for a path without a model or
+    step: of the checkpoint; default: the run's newest undamaged one. Raises UserError for a path without a model or
     tokenizer, and for unavailable files and tasks, before the model reads anything (except for tasks of
     lm-evaluation-harness).
     """

@@ -54,7 +54,7 @@ def export_run(
     to the parametrisation of the format first. Otherwise it is a `widthwise` model. n_positions: tokens of the longest
     text; default: the length of an imported model, or the recipe's seq_len. standalone: include the code of a
     `widthwise` model, so that transformers runs it without this package. pad_heads: pad all heads with zeros to the
-    smallest multiple of this number that holds the largest head. step: of the checkpoint; default: the newest good
+    smallest multiple of this number that holds the largest head. step: of the checkpoint; default: the newest undamaged
     one. Raises UserError with the reason if the model cannot be exported.
     """
     source = RunCheckpoint.of(path, step)

@@ -102,7 +102,7 @@ def grow_run(
     """Grow the model of a run to the model of the recipe `to`, or to other sizes, as a run to resume.
 
     out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; default:
-    the newest good one. Returns the changes, with their certificate. Raises UserError if the function cannot be
+    the newest undamaged one. Returns the changes, with their certificate. Raises UserError if the function cannot be
     preserved, and if `out` is not free.
     """
     source = RunCheckpoint.of(path, step)

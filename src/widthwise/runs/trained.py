@@ -38,7 +38,7 @@ def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> Non
 
 
 def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpoint_folder.Damage]]:
-    """Return the checkpoint of a step, or by default the newest good one, with the damage of newer ones.
+    """Return the checkpoint of a step, or by default the newest undamaged one, with the damage of newer ones.
 
     Raises UserError if the checkpoint of the step is missing or damaged, and if the run has no good checkpoint.
     """
@@ -57,7 +57,7 @@ def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpo
 
 
 def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]]:
-    """Return the newest good checkpoint of a run, and the damage of newer ones. Raises UserError without one."""
+    """Return the newest undamaged checkpoint of a run, and the damage of newer ones. Raises UserError without one."""
     path, damages = checkpoint_folder.latest_valid(run.checkpoints)
     if path is None:
         reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
@@ -138,7 +138,7 @@ def check_known(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """A run at its newest good checkpoint, or at another one."""
+    """A run at its newest undamaged checkpoint, or at another one."""
 
     run: RunDir
     recipe: Recipe
@@ -149,7 +149,7 @@ class RunCheckpoint:
 
     @classmethod
     def of(cls, path: Path | str, step: int | None = None) -> "RunCheckpoint":
-        """Return a run at a checkpoint. step: of the checkpoint; default: the newest good one.
+        """Return a run at a checkpoint. step: of the checkpoint; default: the newest undamaged one.
 
         Raises UserError if the folder is not a run directory or has no such good checkpoint.
         """

@@ -58,7 +58,7 @@ class TrainingLoop:
         self._damaged: list[Damage] = []
 
     def restore(self) -> None:
-        """Load the newest good checkpoint, if there is one, and rewind the metrics to its step."""
+        """Load the newest undamaged checkpoint, if there is one, and rewind the metrics to its step."""
         processes = self.processes
         path, self._damaged = latest_valid(self.run.checkpoints, processes)
         if path is not None:
