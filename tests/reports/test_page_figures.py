@@ -128,7 +128,7 @@ def test_under_a_limit_of_addresses_a_figure_costs_one_line(monkeypatch: pytest.
     """Without it the JavaScript engine would end the process."""
     figure = curve_figure("k", "t", {"a": Curve(np.arange(2.0), np.arange(2.0))}, styles(["a"]), "x", "y")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (8 * 2**30, resource.RLIM_INFINITY))
-    assert "this process may have 8 GiB; run `ulimit -v unlimited` first" in refusal(figure.document, "svg")
+    assert "this process is limited to 8 GiB; run `ulimit -v unlimited` first" in refusal(figure.document, "svg")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert figure.document("svg")
 

@@ -55,8 +55,8 @@ def analyse(
     held-out documents of the first run's data. n_tokens: targets of the first model, in whole windows of seq_len
     (default: of its recipe); the other models read the same amount of text. batch_size: windows of a forward pass.
     step: of the checkpoint of every run; default: its newest undamaged one. every_checkpoint: analyse all
-    checkpoints of every run, each as a separate model. Models are loaded one at a time, and memory does not grow with the text.
-    Raises UserError for a model or text that cannot be read.
+    checkpoints of every run, each as a separate model. Models are loaded one at a time, and memory does not grow with
+    the text. Raises UserError for a model or text that cannot be read.
     """
     observer = observer or SilentObserver()
     options = ProfileOptions()

@@ -118,8 +118,8 @@ def open_model(
 
     A folder in the format `widthwise` becomes a `Decoder`, any other a model of transformers. step: of the checkpoint
     of a run; default: the newest undamaged one. attention: implementation of attention in transformers; None: its
-    default. as_decoder: any folder that `widthwise import` reads becomes a `Decoder`. Raises UserError for a path without a
-    model, and for a damaged one.
+    default. as_decoder: any folder that `widthwise import` reads becomes a `Decoder`. Raises UserError for a path
+    without a model, and for a damaged one.
     """
     path, _ = import_source(path)
     device = usual_device(device)

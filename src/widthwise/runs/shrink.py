@@ -70,9 +70,9 @@ def shrink_run(
 
     path: a run, a Hugging Face folder, or `org/name` of the hub. out: folder of the new run; None: nothing is written.
     overrides: changes to the recipe of the new run, such as data and steps of healing; the recipe is the run's, or the
-    one that `import` writes. step: of the run's checkpoint; default: the newest undamaged one. to: a model with the
-    sizes of the smaller one, in place of a budget. Raises UserError for a model that cannot be cut, a budget that cannot be
-    met, and if `out` is not free.
+    one that `import` writes. step: of the run's checkpoint; default: the newest undamaged one. to: a model with
+    the sizes of the smaller one, in place of a budget. Raises UserError for a model that cannot be cut, a budget
+    that cannot be met, and if `out` is not free.
     """
     _check_request(options, to, overrides)
     if out is not None:
