@@ -5,7 +5,7 @@ gradient of the grown model, pulled back through the plan to the old parameters,
 misplaced row can hide in the logits, but not in the gradients. Two optimizer steps then show which new entries learn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ def measured(
     model = decoder_of(_with_mtp_coefficient(config, mtp_coefficient), weights, dtype)
     logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
-    return logits, _gradients(model, [tokens])
+    return logits, _gradients(model, tokens)
 
 
 @torch.no_grad()
@@ -133,11 +133,10 @@ def logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
     return model(tokens)
 
 
-def _gradients(model: Decoder, batches: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the gradients by parameter of the summed objectives of batches (B, T + 1)."""
+def _gradients(model: Decoder, tokens: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of the objective by parameter. tokens: (B, T + 1)."""
     model.zero_grad()
-    for batch in batches:
-        model.loss(batch[:, :-1], batch[:, 1:]).objective.backward()
+    model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
@@ -174,7 +173,7 @@ def liveness_of(
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     alive = {name: torch.zeros_like(entries) for name, entries in is_new.items()}
     for step in range(N_STEPS + 1):
-        gradients = _gradients(model, [tokens])
+        gradients = _gradients(model, tokens)
         for name, entries in alive.items():
             entries |= gradients[name].view(entries.shape) != 0  # exact: a dead entry is multiplied by 0
         if step < N_STEPS:
