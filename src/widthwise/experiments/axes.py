@@ -114,13 +114,13 @@ def _as_mapping(data: Any) -> Any:
     raise ValueError(f"got {data!r}; expected a list of values, or a range {{low: ..., high: ..., log: true}}")
 
 
+def _kind_of_axis(data: Any) -> str:
+    return "values" if isinstance(data, Values) or (isinstance(data, Mapping) and "items" in data) else "range"
+
+
 Axis = Annotated[
     Annotated[Values, pydantic.Tag("values")] | Annotated[Range, pydantic.Tag("range")],
-    pydantic.Discriminator(
-        lambda data: (
-            "values" if isinstance(data, Values) or (isinstance(data, Mapping) and "items" in data) else "range"
-        )
-    ),
+    pydantic.Discriminator(_kind_of_axis),
     pydantic.BeforeValidator(_as_mapping, json_schema_input_type=list[Any] | Range),
 ]
 """A list or a range, as written in a recipe."""

@@ -100,8 +100,8 @@ class ProcessGroup:
         """Wait. Raises Interrupted after Ctrl-C or SIGTERM. Call inside `do`."""
         deadline = time.monotonic() + seconds
         with watch_signals() as watch:
-            while watch.received is None and time.monotonic() < deadline:
-                time.sleep(max(0.0, min(deadline - time.monotonic(), 0.1)))
+            while watch.received is None and (remaining := deadline - time.monotonic()) > 0:
+                time.sleep(min(remaining, 0.1))
         if watch.received is not None:
             raise Interrupted("stopped while waiting", watch.received)
         self._send(_Order())
