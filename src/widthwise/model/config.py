@@ -142,9 +142,7 @@ class ModelConfig(Config):
         embedding = vector(self.vocab_size * n_columns) + self.residual.entry_cost(self.d_model)
         if self.positions is not None:
             embedding += self.positions.cost(n_columns)
-        head = linear(self.d_model, self.vocab_size)
-        if self.tie_embeddings:
-            head = head.shared()
+        head = self.head_cost.shared() if self.tie_embeddings else self.head_cost
         return {
             "embedding": embedding,
             "head": head + Cost(activation_elements=self.d_model),
@@ -152,13 +150,18 @@ class ModelConfig(Config):
             "residual": self.residual.exit_cost(self.d_model),
         }
 
+    @property
+    def head_cost(self) -> Cost:
+        """Cost of the matrix of the head."""
+        return linear(self.d_model, self.vocab_size)
+
     def costs(self) -> dict[str, Cost]:
         """Return the cost of the whole model by part, see PARTS. `mtp` is the cost of MTP heads in training."""
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
         for costs in (self.end_costs(), *self.layer_costs()):
             parts = {part: cost + costs.get(part, Cost()) for part, cost in parts.items()}
         if self.mtp is not None:
-            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, linear(self.d_model, self.vocab_size))
+            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, self.head_cost)
         return parts
 
     def exit_flops(self, seq_len: int) -> list[float]:
