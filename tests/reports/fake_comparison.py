@@ -69,7 +69,7 @@ def write_run(
     for step in range(6000 // n_records, 6001, 6000 // n_records):
         loss = 3 + offset + 6 * math.exp(-step / 400) + 2 / math.sqrt(step) + noise.gauss(0, 0.03)
         lr = 1e-2 * min(1, step / 300, (6100 - step) / 3000)
-        measured = {"grad_norm": 0.4 + noise.random() / 5, "tokens_per_second": 41e3, "mfu": None}
+        measured = {"grad_norm": 0.4 + noise.random() / 5, "tokens_per_second": 41e3, "step_seconds": 0.1, "mfu": None}
         records.append({"step": step, "event": "train", "loss": loss, "lr": lr, "tokens": step * 4096, **measured})
         if step % 500 == 0:
             loss += noise.gauss(0.02, 0.004)

@@ -14,7 +14,7 @@ from widthwise.run_dir import RunDir
 
 pytestmark = IN_CHROMIUM
 
-CURVES = "document.querySelector('#figure-validation-step .chart')"
+CURVES = "document.querySelector('#figure-validation-loss .chart')"
 VIEW = f"{CURVES}.view"
 TIP = """(tip => tip?.classList.contains('visible')
   ? Object.fromEntries([...tip.querySelectorAll('tr')].map(row => [...row.cells].map(cell => cell.textContent)))
@@ -90,15 +90,15 @@ def names_drawn(figure: str) -> str:
 
 def test_a_name_in_the_legend_hides_its_lines_in_all_figures_below_and_shows_them_again(page: Page) -> None:
     button = "[...document.querySelectorAll('.legend button')].find(each => each.textContent.trim() === 'x')"
-    for figure in ("differences", "validation-step"):
+    for figure in ("differences", "validation-loss"):
         assert "x" in page.evaluate(names_drawn(figure)).split(",")
     page.evaluate(f"{button}.click()")
     assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "false"
     until(page, names_drawn("differences"), "hourglass")
-    until(page, names_drawn("validation-step"), "hourglass,uniform")
+    until(page, names_drawn("validation-loss"), "hourglass,uniform")
     page.evaluate(f"{button}.focus()")
     page.press("Enter")
-    until(page, names_drawn("validation-step"), "hourglass,uniform,x")
+    until(page, names_drawn("validation-loss"), "hourglass,uniform,x")
 
 
 def column(page: Page, number: int) -> list[str]:
@@ -134,6 +134,20 @@ def test_the_keyboard_enlarges_moves_and_lets_go(page: Page) -> None:
         until(page, f"{VIEW}.scale('x').domain()", expected)
     assert page.evaluate("document.activeElement.className") == "chart"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_another_quantity_on_the_x_axis_moves_the_lines_and_shows_all_of_them(page: Page) -> None:
+    menu = f"{CURVES}.querySelector('select')"
+    assert page.evaluate(f"[...{menu}.options].map(each => each.text)") == ["step", "tokens", "hours"]
+    page.evaluate(f"{CURVES}.focus()")
+    low, high = page.evaluate(f"{VIEW}.scale('x').domain()")
+    page.press("+")
+    until(page, f"{VIEW}.scale('x').domain()[0] > {low}", True)
+    page.evaluate(f"{menu}.value = 'tokens', {menu}.dispatchEvent(new Event('change'))")
+    until(page, f"{VIEW}.scale('x').domain()[1] > {1000 * high}", True)  # 4096 tokens a step
+    ends = page.evaluate(f"{VIEW}.scale('x').domain()")
+    assert ends[0] <= 4096 * low * 1.01
+    assert "tokens" in page.evaluate(f"{CURVES}.textContent")
 
 
 def test_without_scripts_the_page_says_the_same_but_for_the_figures(browser: Page, report: Path) -> None:

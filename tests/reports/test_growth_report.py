@@ -17,7 +17,7 @@ from widthwise.records.certificate import Certificate
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.charts import Figure, styles
-from widthwise.reports.curves import Curve, against_flops
+from widthwise.reports.curves import progress
 from widthwise.reports.family_page import branch_table, family_answer, family_question
 from widthwise.reports.growth import growth_section
 from widthwise.reports.reading import read_run
@@ -44,7 +44,8 @@ def flops_at(steps: list[float], metrics: list[dict[str, Any]], **values: Any) -
     """Training FLOPs of a run with 1600 FLOPs in 30 steps. values: of its result."""
     ended = {"cost": cost(SHAPES["uniform"]), "steps": 30, "tokens": 300, "training_flops": 1600.0}
     run = Run("run", "", {}, metrics, RunResult.model_validate({**ended, **values}))
-    return against_flops(Curve(np.array(steps), np.zeros(len(steps))), run, 1e9).x
+    flops = progress(run)["training FLOPs"]
+    return np.interp(steps, flops.x, flops.y)
 
 
 def test_flops_of_a_run_that_grew_or_began_where_another_stood_are_counted_phase_by_phase() -> None:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 import pytest
 import yaml
@@ -18,8 +19,8 @@ from page_section import drawn
 from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import page
-from widthwise.reports.charts import COLOURS, HEAT, MUTED, styles
-from widthwise.reports.curves import Curve, against_flops, by_place, by_step, curve_figure, thin
+from widthwise.reports.charts import COLOURS, HEAT, MUTED, Figure, Plot, styles
+from widthwise.reports.curves import Curve, by_place, by_step, curve_figure, progress, thin
 from widthwise.reports.page import Page, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.tables import data_table
@@ -41,10 +42,36 @@ def test_records_without_the_key_are_left_out_and_the_last_of_a_step_counts() ->
     assert (curve.x.tolist(), curve.y.tolist()) == ([10, 20], [9, 2])
 
 
-def test_flops_are_tokens_times_cost_and_steps_beyond_the_records_are_left_out() -> None:
-    metrics = [{"step": step, "event": "train", "tokens": 64 * step} for step in (10, 20)]
-    flops = against_flops(Curve(np.array([5.0, 20.0, 21.0]), np.array([3.0, 2.0, 1.0])), run(metrics), 7.0)
-    assert (flops.x.tolist(), flops.y.tolist()) == ([5 * 64 * 7, 20 * 64 * 7], [3.0, 2.0])
+def test_progress_counts_tokens_and_hours_and_no_flops_without_a_record_of_any() -> None:
+    """Records every ten steps; the second ten take three times as long."""
+    timed = {10: 0.5, 20: 1.5}
+    metrics = [
+        {"step": step, "event": "train", "tokens": 64 * step, "step_seconds": seconds}
+        for step, seconds in timed.items()
+    ]
+    found = progress(run(metrics))
+    assert {name: curve.x.tolist() for name, curve in found.items()} == {"tokens": [10, 20], "hours": [10, 20]}
+    assert found["tokens"].y.tolist() == [640, 1280]
+    assert found["hours"].y == pytest.approx([5 / 3600, 20 / 3600])
+    metrics.append({"step": 20, "event": "validation", "tokens": 1280, "training_flops": 7.0 * 1280})
+    assert progress(run(metrics))["training FLOPs"].y == pytest.approx([7 * 640, 7 * 1280])
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=10), st.floats(0.1, 9))
+def test_names_at_line_ends_keep_their_order_and_do_not_overlap(values: list[float], margin: float) -> None:
+    """They are on the axis, and a name without close neighbours is at its value."""
+    last = {f"line {i}": value for i, value in enumerate(values)}
+    low, high = min(values) - margin, max(values) + margin
+    plot = Plot(alt.X("x:Q"), "y", styles(last), [])
+    rows = drawn(Figure("k", "t", "l", plot.names_at(last, (low, high))).spec())
+    assert [row["name"] for row in rows] == sorted(last, key=lambda name: (last[name], name))
+    places = np.array([row["place"] for row in rows])
+    assert np.diff(places).min() > 0.06 * (high - low)
+    assert low - 1e-4 <= places.min()
+    assert places.max() <= high + 1e-4
+    ends = np.sort(values)
+    if np.diff(ends).min() > 0.07 * (high - low):
+        assert places == pytest.approx(ends, abs=1e-4)
 
 
 @given(st.integers(min_value=1, max_value=97), st.integers(min_value=1, max_value=31))

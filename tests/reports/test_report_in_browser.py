@@ -118,7 +118,7 @@ def test_the_keyboard_reaches_all_that_scrolls_on_a_telephone_in_the_dark(browse
     browser.press("Tab")
     assert browser.evaluate("document.activeElement.className") == "skip"
     assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
-    n_stops = browser.evaluate("document.querySelectorAll('a[href], [tabindex=\"0\"], summary, button').length")
+    n_stops = browser.evaluate("document.querySelectorAll('a[href], [tabindex=\"0\"], summary, button, select').length")
     browser.evaluate("window.reached = new Set(); document.addEventListener('focusin', e => reached.add(e.target))")
     for _ in range(n_stops):
         browser.press("Tab")

@@ -12,8 +12,10 @@ from types import ModuleType
 from typing import Any, Literal
 
 import altair as alt
+import numpy as np
 import vl_convert
 from markupsafe import Markup
+from scipy.optimize import isotonic_regression
 
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import Estimate
@@ -99,7 +101,7 @@ LOOK: Mapping[str, Any] = {
     "view": {"stroke": None},
     "axis": {
         **dict.fromkeys(("gridColor", "domainColor", "tickColor"), GRID),
-        **dict.fromkeys(("labelColor", "titleColor"), MUTED),
+        **{"labelColor": INK, "titleColor": MUTED},
         **{"titleFontWeight": "normal", "titleFontSize": 11.5, "labelFontSize": 11, "labelLimit": 190, "ticks": False},
     },
     "axisX": {"grid": False, "labelPadding": 5, "labelFlush": False, "tickCount": 5, "labelOverlap": True},
@@ -113,6 +115,8 @@ LOOK: Mapping[str, Any] = {
 """Vega-Lite config of every figure. Pages have custom legends, which can hide lines."""
 MARGIN = 0.06
 """Room at each end of an axis, as a share of its range."""
+_LABEL_SHARE = 0.065
+"""Height of a line of text, as a share of a y axis."""
 _WIDTH = 460
 """Width of a figure file in pixels; on a page a figure is as wide as its column."""
 VEGA_BYTES = 80 * 2**30
@@ -173,18 +177,20 @@ def vega_library() -> ModuleType:
 
 
 def _add_zoom(spec: dict[str, Any]) -> None:
-    """Let a reader pan and zoom the quantitative axes."""
-    for unit in reversed(spec.get("layer", [spec])):
+    """Let a reader pan and zoom the quantitative axes, in the last layer with most of them."""
+    axes_of_units = []
+    for unit in spec.get("layer", [spec]):
         numeric = [
             axis
             for axis, channel in unit.get("encoding", {}).items()
             if axis in ("x", "y") and "field" in channel and "aggregate" not in channel
             if channel.get("type") == "quantitative" and channel.get("axis", {}) is not None
         ]
-        if numeric:
-            select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
-            unit["params"] = [*unit.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
-            return
+        axes_of_units.append((numeric, unit))
+    numeric, unit = max(reversed(axes_of_units), key=lambda pair: len(pair[0]))
+    if numeric:
+        select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
+        unit["params"] = [*unit.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -255,6 +261,8 @@ class Plot:
     """Ends of the y axis; None shows everything."""
     is_log: bool = False
     """True for a logarithmic y axis."""
+    is_switched: bool = False
+    """True if x is the column `at`, for which readers choose a quantity."""
 
     def lines(self, rows: Rows, detail: str = "name", **mark: Any) -> alt.Chart:
         """Return lines. detail: the column that separates the lines of one name."""
@@ -282,7 +290,38 @@ class Plot:
     def _encoded(self, marks: alt.Chart, column: str, *channels: str) -> alt.Chart:
         axis = {"format": ".4~g"} if self.is_log else {}
         up = y(column, self.y_title, self.domain, self.is_log, **axis)
-        return marks.encode(x=self.x, y=up, tooltip=list(self.tip), **coloured(self.looks, *channels))
+        marks = self._placed(marks).encode(y=up, tooltip=list(self.tip), **coloured(self.looks, *channels))
+        return marks.encode(x=self.x)
+
+    def _placed(self, marks: alt.Chart) -> alt.Chart:
+        return marks.transform_calculate(at="datum[over]") if self.is_switched else marks
+
+    def upright(self, rows: Rows) -> alt.Chart:
+        """Return dashed lines across the figure at values of x."""
+        rules = alt.Chart(table_of(rows)).mark_rule(strokeDash=[4, 3], stroke=MUTED)
+        return self._placed(rules).encode(x=self.x)
+
+    def names_at(self, last: Mapping[str, float], domain: Sequence[float]) -> alt.Chart:
+        """Return the name of each line at its last value, right of the plot; names do not overlap.
+
+        domain: ends of the y axis.
+        """
+        low, high = domain
+        named = sorted((value, name) for name, value in last.items() if math.isfinite(value))
+        steps = _LABEL_SHARE * (high - low) * np.arange(len(named))
+        places = isotonic_regression(np.clip([value for value, _ in named] - steps, low, high - steps[-1])).x + steps
+        rows = [
+            {"name": clean(name), "place": float(place), "colour": self.looks[name].colour}
+            for place, (_, name) in zip(places, named)
+        ]
+        is_inside = alt.ExprRef("inrange(scale('y', datum.place), [-1, height + 1])")
+        return beside(rows, alt.Y("place:Q"), "name", opacity=is_inside)
+
+
+def beside(rows: Rows, up: alt.Y, column: str, **mark: Any) -> alt.Chart:
+    """Return the text of a column, right of the plot and in the colour of the column `colour`."""
+    marks = chart(rows).mark_text(align="left", x=alt.ExprRef("width + 8"), lineBreak="\n", clip=False, **mark)
+    return marks.encode(y=up, text=f"{column}:N", color=alt.Color("colour:N", scale=None))
 
 
 def ends_of(estimate: Estimate) -> dict[str, float]:
@@ -303,6 +342,19 @@ def tips(**columns: str) -> list[alt.Tooltip]:
         kind = {"format": number_format, "type": "quantitative"} if number_format else {"type": "nominal"}
         tooltips.append(alt.Tooltip(field=name, title=title or name, **kind))  # pyright: ignore[reportArgumentType]
     return tooltips
+
+
+def switched(layers: Sequence[alt.Chart], name: str, options: Mapping[str, str]) -> alt.TopLevelMixin:
+    """Return the layers with a menu on the page for the x axis, and the chosen option as its title.
+
+    name: name of the parameter. options: value -> title; the first is chosen.
+    """
+    menu = alt.binding_select(options=list(options), labels=list(options.values()), name=f"{name} ")
+    chosen = alt.param(name, value=next(iter(options)), bind=menu)
+    title = {"expr": f"({json.dumps(options)})[{name}]"}
+    below = {"x": {"expr": "width / 2"}, "y": {"expr": "height + 31"}, "fontSize": LOOK["axis"]["titleFontSize"]}
+    text = alt.Chart(alt.Data(values=[{}])).mark_text(text=title, clip=False, **below)  # pyright: ignore[reportArgumentType]
+    return alt.layer(*layers, text).add_params(chosen)
 
 
 def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0), stroke: str = INK) -> alt.Chart:

@@ -6,10 +6,11 @@ from widthwise.records.outcome import Outcome, Tuning
 from widthwise.records.search import Search
 from widthwise.reports import experiment_sections
 from widthwise.reports.charts import styles
-from widthwise.reports.curves import curve_figure, curve_table, over_seeds
-from widthwise.reports.experiment_figures import difference_figure, shape_figures
+from widthwise.reports.curves import curve_table, over_seeds
+from widthwise.reports.experiment_figures import shape_figures
+from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
-from widthwise.reports.growth import growth_flops, growth_section, growth_steps
+from widthwise.reports.growth import growth_section
 from widthwise.reports.page import Page, note, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
@@ -25,19 +26,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     of_one_budget = []
     if (folder / Search.file_name).is_file():
         of_one_budget = [candidate.name for candidate in Search.read(folder).candidates]
-    every_run = [run for seeds in runs.values() for run in seeds]
-    curves = []
-    for event, title in experiment_sections.LOSSES.items():
-        by_step = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
-        by_flops = experiment_sections.curves_over_flops(outcome.variants, runs, event)
-        for key, x_title, lines, grown in (
-            ("step", "step", by_step, growth_steps(every_run)),
-            ("flops", "training FLOPs", by_flops, growth_flops(every_run)),
-        ):
-            caption = f"{title} by {x_title}"
-            figure = curve_figure(f"{event}-{key}", caption, lines, looks, x_title, title.lower(), True, grown)
-            if figure is not None:
-                curves.append(figure)
+    curves = experiment_sections.loss_figures(runs, looks)
     table = None
     if curves:
         means = {name: over_seeds(seeds, "validation").mean for name, seeds in runs.items()}
@@ -49,7 +38,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
         runs,
         comparison_answer(outcome),
         experiment_sections.compared_question(compared, clean(outcome.baseline or ""), outcome),
-        [difference_figure(outcome, looks), *curves[:1]],
+        [difference_figure(outcome), *curves[:1]],
         [
             experiment_sections.results_section(
                 outcome, experiment_sections.caption_of_results(outcome, results), looks

@@ -1,8 +1,8 @@
 """Curves of metrics over steps, tokens or FLOPs: means over seeds, thinning and figures."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import charts
-from widthwise.reports.charts import MUTED, Figure, Looks, Plot
+from widthwise.reports.charts import Figure, Looks, Plot
 from widthwise.reports.formats import capital, clean, fixed, si
 from widthwise.reports.table import Table, by_row
 
@@ -21,6 +21,10 @@ N_ROWS = 12
 """Number of steps in the table of a figure."""
 N_POINTS = 160
 """Curves with more points are averaged in groups, because a screen shows no more points."""
+FEW_POINTS = 10
+"""Curves with at most this many points have markers."""
+MOST_LABELS = 10
+"""Largest number of lines with names at their ends."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,10 @@ class Curve:
     y: NDArray[np.float64]
     ends: NDArray[np.float64] | None = None
     """Low and high ends of a band, (2, n_points); None without a band."""
+
+    def at(self, is_chosen: NDArray[np.bool_]) -> "Curve":
+        """Return the chosen points."""
+        return Curve(self.x[is_chosen], self.y[is_chosen], None if self.ends is None else self.ends[:, is_chosen])
 
     def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
         """Return the points as rows of a chart. further: constant columns."""
@@ -90,32 +98,31 @@ def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
     return Curve(steps, values.mean(axis=0))
 
 
-def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
-    """Return a curve over training FLOPs. Tokens are interpolated between records; later steps are omitted.
+def progress(run: Run) -> dict[str, Curve]:
+    """Return tokens, training FLOPs and hours by step; without those that the run does not record."""
+    trained = by_step(run, "train", "tokens")
+    seconds = by_step(run, "train", "step_seconds")
+    hours = np.cumsum(seconds.y * np.diff(seconds.x, prepend=0.0)) / 3600
+    curves = {"tokens": trained, "training FLOPs": _training_flops(trained, run), "hours": Curve(seconds.x, hours)}
+    return {name: curve for name, curve in curves.items() if curve is not None and not curve.is_empty}
 
-    flops_per_token: training FLOPs per token, for runs without recorded FLOPs.
+
+def _training_flops(tokens: Curve, run: Run) -> Curve | None:
+    """Return the training FLOPs by step; None if neither records nor the result have any.
+
+    They are interpolated between records, which also count the FLOPs of a run that this run continues.
     """
-    tokens = by_step(run, "train", "tokens")
-    steps = [0.0, *tokens.x]
-    counts = [0.0, *tokens.y]
-    if run.result and run.result.steps and run.result.tokens and run.result.steps > steps[-1]:
-        steps.append(float(run.result.steps))
-        counts.append(float(run.result.tokens))
-    is_known = curve.x <= steps[-1]
-    return Curve(_training_flops(np.interp(curve.x[is_known], steps, counts), run, flops_per_token), curve.y[is_known])
-
-
-def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
-    """Return the training FLOPs of a run up to each token count."""
     result = run.result
-    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in (result.growth if result else ())]
-    # A run that continues another run has a record of the FLOPs of that run.
     counted = [record for record in run.metrics if record.get("training_flops") is not None]
-    ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in counted]
-    if result is None or not ends:
-        return tokens * flops_per_token
-    n_tokens, flops = zip((0.0, 0.0), *sorted(ends), (finite(result.tokens), finite(result.training_flops)))
-    return np.interp(tokens, n_tokens, flops)
+    ends = [(0.0, 0.0), *((finite(record["tokens"]), finite(record["training_flops"])) for record in counted)]
+    for growth in result.growth if result else ():
+        ends.append((float(growth.tokens), finite(growth.training_flops)))
+    if result and result.tokens and result.training_flops:
+        ends.append((finite(result.tokens), finite(result.training_flops)))
+    if len(ends) == 1:
+        return None
+    n_tokens, flops = zip(*sorted(ends))
+    return Curve(tokens.x, np.interp(tokens.y, n_tokens, flops))
 
 
 def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
@@ -136,19 +143,31 @@ class Bundle:
     """The strong line; by default the mean of the thin ones."""
     of_strong: str = ""
     """Name of the strong line; by default `mean of N`."""
+    progress: Mapping[str, Curve] = field(default_factory=dict)
+    """Quantity, such as tokens -> its value by step. Readers of a figure choose among them for the x axis."""
+    growths: Sequence[float] = ()
+    """Steps after which the model grew."""
 
     @property
     def mean(self) -> Curve:
         return mean_over_seeds([*self.seeds.values()]) if self.strong is None else self.strong
 
+    def last_third(self) -> "Bundle":
+        """Return the same without the first two thirds of training."""
+        end = max((curve.x[-1] for curve in self.seeds.values() if len(curve.x)), default=0.0)
+        late = {name: curve.at(curve.x >= 2 / 3 * end) for name, curve in self.seeds.items()}
+        growths = [step for step in self.growths if step >= 2 / 3 * end]
+        return replace(self, seeds=late, growths=growths)
+
 
 def over_seeds(runs: Sequence[Run], event: str) -> Bundle:
-    """Return the loss by step of the runs of a variant, from the records of one event."""
+    """Return the loss by step of the runs of a variant, from the records of one event. Progress is the first run's."""
     curves = {}
     for number, run in enumerate(runs, start=1):
         name = f"unfinished run {number}" if run.result is None else f"seed {run.result.seed}"
         curves[name] = by_step(run, event, "loss")
-    return Bundle(curves)
+    growths = sorted({float(growth.step) for run in runs for growth in run.growths})
+    return Bundle(curves, progress=progress(runs[0]) if runs else {}, growths=growths)
 
 
 def curve_figure(
@@ -164,8 +183,9 @@ def curve_figure(
 ) -> Figure | None:
     """Return a figure of curves; None if no curve has a value.
 
-    crop: ignore the steep first tenth in the range of y. growths: values of x at which models grew, marked by dashed
-    lines. level: value of y with a line across the figure.
+    Ends of up to MOST_LABELS lines have their name; curves of up to FEW_POINTS points have markers. crop: ignore the
+    steep first tenth in the range of y. growths: values of x at which models grew, marked by dashed lines, beside those
+    of the curves. level: value of y with a line across the figure.
     """
     drawn: dict[str, Bundle] = {}
     for name, curve in curves.items():
@@ -175,22 +195,29 @@ def curve_figure(
     if not drawn:
         return None
     styles = {name: looks[name] for name in drawn}
-    domain = None
-    if crop:
-        domain = _late_range([curve for bundle in drawn.values() for curve in bundle.seeds.values()], level)
+    every_curve = [curve for bundle in drawn.values() for curve in (*bundle.seeds.values(), bundle.mean)]
+    domain = _range(every_curve, level, 0.1 if crop else 0.0)
+    axes = {"x": x_title}
+    for quantity in next(iter(drawn.values())).progress:
+        if all(quantity in bundle.progress for bundle in drawn.values()):
+            axes[quantity] = quantity
     thin_rows: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
+    grown: list[dict[str, float]] = [{"x": growth} for growth in growths]
     for name, bundle in drawn.items():
         n_seeds = len(bundle.seeds)
         if n_seeds > 1:
-            thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve)]
+            thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve, bundle, axes)]
         strong = bundle.of_strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.seeds)))
-        rows += _rows(name, strong, bundle.mean)
+        rows += _rows(name, strong, bundle.mean, bundle, axes)
+        grown += [_place(step, bundle, axes) for step in bundle.growths]
     banded = [row for row in rows if "low" in row]
     ends = {"low": ".4f", "high": ".4f"} if banded else {}
     tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **ends)
-    plot = Plot(charts.x("x", x_title, format="~s"), y_title, styles, tip, domain)
-    layers = [charts.line_at(growth, "x", (4, 3), MUTED) for growth in growths]
+    is_switched = len(axes) > 1
+    across = charts.x("at" if is_switched else "x", " " if is_switched else x_title, format="~s")
+    plot = Plot(across, y_title, styles, tip, domain, is_switched=is_switched)
+    layers = [plot.upright(grown)] if grown else []
     subject = y_title
     show = si
     if level is not None:
@@ -202,11 +229,18 @@ def curve_figure(
     if thin_rows:
         layers.append(plot.lines(thin_rows, "line", strokeWidth=0.9, opacity=0.6))
     layers += [plot.lines(rows), plot.targets(rows)]
-    last = {name: show(bundle.mean.last) for name, bundle in drawn.items()}
-    label = charts.described(f"{subject} over {x_title}. Last mean value of each line:", last)
-    if growths:
-        label += f" A model grew at {', '.join(map(si, growths))}."
-    return Figure(key, title, label, alt.layer(*layers), styles)
+    if max(len(curve.x) for curve in every_curve) <= FEW_POINTS:
+        layers.append(plot.points(rows, size=34))
+    last = {name: bundle.mean.last for name, bundle in drawn.items()}
+    if domain is not None and 1 < len(drawn) <= MOST_LABELS:
+        layers.append(plot.names_at(last, domain))
+    chart = charts.switched(layers, "over", axes) if is_switched else alt.layer(*layers)
+    label = charts.described(
+        f"{subject} over {x_title}. Last mean value of each line:", {name: show(value) for name, value in last.items()}
+    )
+    if grown:
+        label += f" A model grew at {', '.join(map(si, sorted({row['x'] for row in grown})))}."
+    return Figure(key, title, label, chart, styles)
 
 
 def profile_figures(
@@ -229,21 +263,31 @@ def profile_figures(
     return [figure for figure in figures if figure is not None]
 
 
-def _rows(name: str, line: str, curve: Curve) -> list[dict[str, Any]]:
-    """Return the thinned rows of a curve. Tooltips name the number of averaged neighbours."""
+def _rows(name: str, line: str, curve: Curve, bundle: Bundle, axes: Collection[str]) -> list[dict[str, Any]]:
+    """Return the thinned rows of a curve, with a column for each axis. Tooltips name the number of neighbours."""
     n_averaged = math.ceil(len(curve.x) / N_POINTS)
     if n_averaged > 1:
         line += f" (mean of {n_averaged} neighbouring values)"
-    return thin(curve).rows(name, line=line)
+    return [row | _place(row["x"], bundle, axes) for row in thin(curve).rows(name, line=line)]
 
 
-def _late_range(curves: Sequence[Curve], level: float | None) -> tuple[float, float] | None:
-    """Return the range of the level and of all values after the first tenth; None without values."""
+def _place(step: float, bundle: Bundle, axes: Collection[str]) -> dict[str, float]:
+    """Return the position of a step on every axis; NaN after the last record."""
+    place = {"x": step}
+    for quantity in axes:
+        if quantity != "x":
+            curve = bundle.progress[quantity]
+            place[quantity] = float(np.interp(step, [0.0, *curve.x], [0.0, *curve.y], right=np.nan))
+    return place
+
+
+def _range(curves: Sequence[Curve], level: float | None, start: float) -> tuple[float, float] | None:
+    """Return the range of the level and of all values after `start`, a share of x; None without values."""
     end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
     values = [] if level is None else [level]
     for curve in curves:
         for line in [curve.y] if curve.ends is None else [curve.y, *curve.ends]:
-            values += line[curve.x >= 0.1 * end].tolist()
+            values += line[curve.x >= start * end].tolist()
     return charts.span(values)
 
 

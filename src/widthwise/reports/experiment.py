@@ -7,11 +7,9 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns, Run
 from widthwise.reports.charts import styles
 from widthwise.reports.comparison_page import comparison_answer, comparison_page
-from widthwise.reports.curves import curve_figure, over_seeds
-from widthwise.reports.experiment_sections import LOSSES
+from widthwise.reports.experiment_sections import loss_figures
 from widthwise.reports.family_page import family_answer, family_page
 from widthwise.reports.formats import counted
-from widthwise.reports.growth import growth_steps
 from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.reading import counted_states, progress_table, read_run, reload_sentence
 from widthwise.reports.sweep_page import ladder_answer, ladder_page, sweep_answer, sweep_page
@@ -92,11 +90,7 @@ class ExperimentOnDisk:
             if RunDir(self.folder / run.path).exists:
                 runs[run.variant].append(read_run(self.folder / run.path, run.path))
         looks = styles(runs, planned.baseline)
-        grown = growth_steps(run for seeds in runs.values() for run in seeds)
-        curves = []
-        for event, title in LOSSES.items():
-            by_step = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
-            curves.append(curve_figure(f"{event}-loss", title, by_step, looks, "step", title.lower(), True, grown))
+        curves = loss_figures(runs, looks)
         return Page(
             "experiment, not finished",
             planned.title,

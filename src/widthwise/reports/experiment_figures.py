@@ -1,4 +1,4 @@
-"""Figures of an experiment: differences, costs, losses over shapes, and differences over training."""
+"""Figures of an experiment: costs, losses over shapes, and differences over training."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -7,57 +7,16 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
-from widthwise.records.estimate import FEWEST_SEEDS, Estimate
+from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES
 from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, MUTED, Figure, Looks, Plot, limits_of, styles
 from widthwise.reports.curves import Curve, curve_figure
-from widthwise.reports.formats import capital, clean, counted, fixed, ratio, shorten, si, signed, tick, with_interval
+from widthwise.reports.formats import capital, clean, counted, fixed, ratio, shorten, si, signed, tick
 
-_ROW = 30
-"""Pixels of a row."""
 LOSS = "held-out loss"
-
-
-def difference_figure(outcome: Outcome, looks: Looks) -> Figure | None:
-    """Return a forest plot: for each variant the difference of each seed, the mean, and its interval with enough seeds.
-
-    None without differences.
-    """
-    differences = {variant.name: variant.difference for variant in outcome.variants if variant.difference is not None}
-    if not differences:
-        return None
-    verdicts = {variant.name: variant.verdict for variant in outcome.variants}
-    drawn = {name: looks[name] for name in differences}
-    baseline = shorten(outcome.baseline_words or "its baseline", 30)
-    means = [{"name": clean(n), "verdict": verdicts[n], **charts.ends_of(d)} for n, d in differences.items()]
-    seeds = [
-        {"name": clean(name), "seed": seed, "difference": finite(value)}
-        for name, difference in differences.items()
-        for seed, value in zip(outcome.seeds, difference.per_seed)
-    ]
-    up = alt.Y("name:N", sort=None, title=None)
-    colour = charts.coloured(drawn)
-    title = [f"nats above {baseline}: left of 0 is better"]
-    layers = [charts.line_at(0, "x")]
-    if len(next(iter(differences.values())).per_seed) >= FEWEST_SEEDS:
-        ends = charts.chart(means).mark_rule(strokeWidth=2.6)
-        layers.append(ends.encode(x=charts.x("low", title), x2="high:Q", y=up, **colour))
-    else:
-        title.append("too few seeds for intervals")
-    tip = charts.tips(name="|variant", seed="", difference="+.4f")
-    ticks = charts.chart(seeds).mark_tick(thickness=1.4, size=11, yOffset=8)
-    layers.append(ticks.encode(x="difference:Q", y=up, tooltip=tip, **colour))
-    tip = charts.tips(name="|variant", y="+.4f|mean", low="+.4f", high="+.4f", verdict="")
-    across = charts.x("y", title, format="+.3~f", grid=True)
-    points = charts.chart(means).mark_point(size=95)
-    layers.append(points.encode(x=across, y=up, tooltip=tip, **charts.coloured(drawn, "color", "shape")))
-    numbers = {name: with_interval(difference, 4) for name, difference in differences.items()}
-    label = charts.described(f"Difference in held-out loss to {baseline}:", numbers)
-    caption = f"Held-out loss minus the loss of {baseline}"
-    return Figure("differences", caption, label, alt.layer(*layers), drawn, 40 + _ROW * len(differences))
 
 
 def part_figure(variants: Sequence[Variant]) -> Figure:

@@ -11,7 +11,7 @@ from widthwise.records.record import finite
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
-from widthwise.reports.curves import Bundle, against_flops, over_seeds
+from widthwise.reports.curves import curve_figure, over_seeds
 from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure
 from widthwise.reports.formats import (
     MISSING,
@@ -300,24 +300,22 @@ def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> 
     return Table(f"To the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss", header, rows)
 
 
-def curves_over_flops(variants: Sequence[Variant], runs: Runs, event: str) -> dict[str, Bundle]:
-    """Return variant -> its losses over training FLOPs."""
-    curves = {}
-    for variant in variants:
-        if variant.name not in runs:
-            continue
-        seeds = runs[variant.name]
-        flops_per_token = variant.cost.flops_per_token.training
-        result = seeds[0].result
-        # The recorded training FLOPs count every pass over a token.
-        if result is not None and result.tokens and result.training_flops:
-            flops_per_token = result.training_flops / result.tokens
-        by_step = over_seeds(seeds, event)
-        over_flops = {}
-        for (name, curve), run in zip(by_step.seeds.items(), seeds):
-            over_flops[name] = against_flops(curve, run, flops_per_token)
-        curves[variant.name] = Bundle(over_flops, against_flops(by_step.mean, seeds[0], flops_per_token))
-    return curves
+def loss_figures(runs: Runs, looks: Looks, suffix: str = "", subject: str = "") -> list[Figure]:
+    """Return training and held-out loss over a quantity that readers choose, and the last third of the held-out loss.
+
+    suffix: end of the keys of the figures. subject: start of their titles.
+    """
+    figures = []
+    for event, title in LOSSES.items():
+        losses = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
+        key = f"{event}-loss{suffix}"
+        caption = f"{subject}: {title.lower()}" if subject else title
+        figures.append(curve_figure(key, caption, losses, looks, "step", title.lower(), crop=True))
+        if event == "validation":
+            late = {name: bundle.last_third() for name, bundle in losses.items()}
+            caption += ", last third of training"
+            figures.append(curve_figure(f"{key}-late", caption, late, looks, "step", title.lower()))
+    return [figure for figure in figures if figure is not None]
 
 
 def curves_section(outcome: Outcome, curves: Sequence[Figure], table: Table | None = None) -> Section | None:

@@ -8,10 +8,9 @@ from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run
 from widthwise.reports import experiment_sections
 from widthwise.reports.charts import Figure, Looks, styles
-from widthwise.reports.curves import curve_figure
-from widthwise.reports.experiment_figures import difference_figure
+from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import clean, sequence, shown, si
-from widthwise.reports.growth import growth_flops, growth_section
+from widthwise.reports.growth import growth_section
 from widthwise.reports.page import Page
 from widthwise.reports.table import Table
 
@@ -43,7 +42,7 @@ def family_page(folder: Path, outcome: Outcome) -> Page:
         runs,
         family_answer(outcome),
         family_question(outcome, family),
-        [difference_figure(outcome, looks), *curves[:1]],
+        [difference_figure(outcome), *curves[:1]],
         [
             experiment_sections.results_section(outcome, caption, looks, branch_table(family)),
             experiment_sections.equal_loss_section(outcome, styles(grown)),
@@ -92,15 +91,11 @@ def _branch_row(run: FamilyControl, mark: str) -> list[str]:
 
 
 def _curves(outcome: Outcome, runs: Mapping[str, Sequence[Run]], looks: Looks) -> list[Figure]:
-    """Return the losses over training FLOPs of each size."""
+    """Return the losses of each size."""
     sizes = dict.fromkeys(variant.values[SIZE] for variant in outcome.variants if variant.name in runs)
     curves = []
     for number, size in enumerate(sizes):
         variants = [variant for variant in outcome.variants if variant.name in runs and variant.values[SIZE] == size]
-        grown = growth_flops(run for variant in variants for run in runs[variant.name])
-        for event, title in experiment_sections.LOSSES.items():
-            key = f"{event}-flops-{number}"
-            caption = f"{clean(size)}: {title.lower()}"
-            by_flops = experiment_sections.curves_over_flops(variants, runs, event)
-            curves.append(curve_figure(key, caption, by_flops, looks, "training FLOPs", title.lower(), True, grown))
-    return [figure for figure in curves if figure is not None]
+        of_size = {variant.name: runs[variant.name] for variant in variants}
+        curves += experiment_sections.loss_figures(of_size, looks, f"-{number}", clean(size))
+    return curves

@@ -68,11 +68,6 @@ def growth_steps(runs: Iterable[Run]) -> list[float]:
     return sorted({float(growth.step) for run in runs for growth in run.growths})
 
 
-def growth_flops(runs: Iterable[Run]) -> list[float]:
-    """Return the training FLOPs after which a model grew."""
-    return sorted({growth.training_flops for run in runs for growth in run.growths})
-
-
 def growth_question(runs: Mapping[str, Run]) -> str:
     """Return the question that growth answers; "" if no model grew."""
     grown = [shorten(name, 60) for name, run in runs.items() if run.growths]
@@ -215,7 +210,11 @@ def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Look
         ]
         if squares:
             marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, fill=fill)
-            axes = {"x": "x:Q", "y": "y:Q", "tooltip": charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")}
+            axes = {
+                "x": "x:Q",
+                "y": "y:Q",
+                "tooltip": charts.tips(name="|variant", line="", x=",.0f|step", y=".4f"),
+            }
             chart += marks.encode(**axes, **charts.coloured(figure.legend, channel))
     shown = [f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in grown]
     label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: "

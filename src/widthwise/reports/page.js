@@ -25,6 +25,7 @@ async function draw(element, look) {
   const options = { ast: true, renderer: "svg", actions: false, config: look };
   const { view } = await vegaEmbed(make("div", {}, element), spec, options);
   element.view = view;
+  if ("over" in view.getState().signals) view.addSignalListener("over", () => zoomTo(view, {}));
   element.addEventListener("keydown", event => press(event, view));
 }
 
@@ -39,8 +40,13 @@ function press(event, view) {
     const [low, high] = view.scale(channel).domain(), by = moved?.[channel === "x" ? 0 : 1] ?? 0, size = high - low;
     const middle = low + size * (0.5 + by), half = size / 2 * (factor ?? 1);
     if (factor !== null) ranges[field] = [middle - half, middle + half];
-    view.signal(`zoom_${field}`, ranges[field] ?? null);
   }
+  zoomTo(view, ranges);
+}
+
+// Axes without a range show everything.
+function zoomTo(view, ranges) {
+  for (const { field } of view.signal("zoom_tuple_fields")) view.signal(`zoom_${field}`, ranges[field] ?? null);
   view.signal("zoom", ranges).runAsync();
 }
 

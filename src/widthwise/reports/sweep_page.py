@@ -9,7 +9,8 @@ from widthwise.records.run import RunResult
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
-from widthwise.reports.experiment_figures import difference_figure, shape_figures
+from widthwise.reports.experiment_figures import shape_figures
+from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
 from widthwise.reports.growth import growth_section
 from widthwise.reports.main_table import has_intervals, shown_verdict
@@ -36,7 +37,7 @@ def ladder_page(folder: Path, outcome: Outcome) -> Page:
     baseline = f"{clean(outcome.baseline_group or '')} at each of {n_sizes} sizes"
     question = experiment_sections.compared_question(groups, baseline, outcome)
     drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
-    first = [difference_figure(outcome, _point_styles(outcome))]
+    first = [difference_figure(outcome)]
     return _page(folder, outcome, "ladder", ladder_answer(outcome), question, drawn, first)
 
 
