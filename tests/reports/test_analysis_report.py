@@ -1,13 +1,15 @@
 """The page of an analysis: figures, tables and answers of what models do inside."""
 
+import html
 import math
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_analysis import model, write_analysis
-from page_section import captions, change, labels, reported, rows_of
+from page_section import captions, change, drawn, labels, reported, rows_of, specs
 
 from widthwise.records.analysis import Analysis
 from widthwise.reports.analysis import exit_curve
@@ -26,14 +28,39 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_page_has_every_figure_with_a_text_alternative(page: str) -> None:
-    assert captions(page)[7:11] == ["Layer 1", "Layer 2", "Layer 3: narrowest of x", "Layer 4"]
-    found = labels(page)
+    found = dict(zip(captions(page), labels(page), strict=True))
+    layers = ["Layer 1", "Layer 2", "Layer 3: narrowest of x", "Layer 4"]
+    assert [title for title in found if title.startswith("Layer")] == layers
     assert len(found) == 5 + 2 + 3 + 2 + 4  # activations, stream, logit lens, sinks, layers
-    assert all("uniform" in label and "x" in label for label in found)
+    assert all("uniform" in label and "x" in label for label in found.values())
     # 0.45 of the activations of every layer times the level lie beyond the middle threshold.
-    assert "At 0.1: uniform 0.225; x 0.360." in found[2]
-    assert "uniform from 0.10 at 4 to 0.50 at 0; x from 0.16 at 4 to 0.80 at 0." in found[0]
-    assert "uniform, layer 3: median unit 0.225, 10.0% never active; x, layer 3: median unit 0.360" in found[9]
+    assert "At 0.1: uniform 0.225; x 0.360." in found["Activations beyond a threshold"]
+    entropies = found["Matrix entropy / log(rank)"]
+    assert "uniform from 0.10 at 4 to 0.50 at 0; x from 0.16 at 4 to 0.80 at 0." in entropies
+    assert "uniform, layer 3: median unit 0.225, 10.0% never active; x, layer 3: median unit 0.360" in found[layers[2]]
+
+
+def test_the_first_figures_are_those_of_the_answer(page: str) -> None:
+    (answer,) = re.findall(r'<div class="answer".*?</div>', page, re.DOTALL)
+    sentences = re.findall(r"<p>(.*?): ", answer)
+    assert len(sentences) == 3
+    assert [html.unescape(title) for title in captions(page)[:3]] == [html.unescape(title) for title in sentences]
+
+
+def test_seeds_of_a_model_are_one_line_with_a_band(tmp_path: Path) -> None:
+    """Entropies are level / (1 + depth)."""
+    levels = {"uniform-seed1": 0.4, "uniform-seed2": 0.6, "x-seed1": 0.8, "x-seed2": 0.9}
+    made = [model(name, [64] * 3, level) for name, level in levels.items()]
+    spec = specs(page_of(write_analysis(tmp_path, *made)))["stream-entropy"]
+    expected = {
+        (name, depth, mean / (1 + depth), low / (1 + depth), high / (1 + depth))
+        for name, mean, low, high in (("uniform", 0.5, 0.4, 0.6), ("x", 0.85, 0.8, 0.9))
+        for depth in range(4)
+    }
+    rows = {tuple(row[key] for key in ("name", "x", "y", "low", "high")) for row in drawn(spec) if "low" in row}
+    assert {row[:2] for row in rows} == {row[:2] for row in expected}
+    found = np.array(sorted(row[2:] for row in rows))
+    assert found == pytest.approx(np.array(sorted(row[2:] for row in expected)), rel=1e-5)
 
 
 def test_page_answers_and_tables_hold_means_and_layers(page: str) -> None:
@@ -91,7 +118,7 @@ def test_findings_pool_seeds_and_compare_variants_with_the_first(tmp_path: Path)
     folder = write_analysis(tmp_path, *(model(name, [64] * 3, level) for name, level in levels.items()))
     found = findings(Analysis.read(folder))
     assert len(found) == 3
-    assert all(each.endswith(": higher by 70% in x than in uniform, mean of 2 seeds.") for each in found)
+    assert all(each.endswith(": higher by 70% in x than in uniform, mean of 2 seeds.") for _, each in found)
 
 
 def test_the_middle_half_of_the_layers_has_means_of_its_own(tmp_path: Path) -> None:
@@ -101,12 +128,14 @@ def test_the_middle_half_of_the_layers_has_means_of_its_own(tmp_path: Path) -> N
         rows = dict(summary_table(found).rows)
         expected = f"{sum(0.5 / (1 + depth) for depth in middle) / len(middle):.4f}"
         assert rows["Matrix entropy / log(rank), middle half"] == expected
-        assert f"Matrix entropy / log(rank): {expected} in the middle half of the layers." in findings(found)
+        assert f"Matrix entropy / log(rank): {expected} in the middle half of the layers." in [
+            sentence for _, sentence in findings(found)
+        ]
 
 
 def test_of_a_single_run_the_last_checkpoint_is_compared_with_the_first(tmp_path: Path) -> None:
     found = findings(Analysis.read(write_analysis(tmp_path, *checkpoints("x", [96, 32], 3)[::-1])))
-    assert found[0].endswith(": higher by 200% in x, step 3 than in x, step 1.")
+    assert found[0][1].endswith(": higher by 200% in x, step 3 than in x, step 1.")
 
 
 def checkpoints(run: str, widths: list[int], n: int) -> list[dict[str, Any]]:

@@ -177,7 +177,7 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
         files.append(write_parquet(analysis, out))
     files += reversed(write_report(out))  # the page comes last
     table = checkpoints_table(analysis) if every_checkpoint else summary_table(analysis)
-    say_result(analysis, as_json, findings(analysis), [table], files)
+    say_result(analysis, as_json, [sentence for _, sentence in findings(analysis)], [table], files)
 
 
 class GenerateOptions(Config):

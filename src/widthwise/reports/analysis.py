@@ -20,7 +20,7 @@ from widthwise.reports.analysis_tables import (
 )
 from widthwise.reports.charts import Figure, Looks, Plot, styles
 from widthwise.reports.curves import Curve, curve_figure, thin
-from widthwise.reports.formats import amount, clean, fixed, sequence, shorten, si, tick
+from widthwise.reports.formats import amount, clean, fixed, sequence, shorten, si, tick, without_seed
 from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
@@ -40,18 +40,23 @@ def analysis_page(whole: Analysis) -> Page:
     analysis = whole.with_changes(models=models)
     runs = list(whole.checkpoints)
     by_name = {model.name: model for model in models}
-    looks = styles(by_name, models[0].name if len(models) > 1 else None)
+    variants = {model.name: clean(model.name) if runs else without_seed(model.name) for model in models}
+    looks = styles(list(dict.fromkeys(variants.values())), variants[models[0].name] if len(models) > 1 else None)
+    of_models = {name: looks[variant] for name, variant in variants.items()}
     text = whole.text
     threshold = whole.utilisation_threshold
     even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
-    subjects = list(dict.fromkeys(clean(model.run or model.name) for model in whole.models))
+    subjects = list(dict.fromkeys(clean(without_seed(model.run or model.name)) for model in whole.models))
     when = ", in the course of training" if runs else ""
-    exits = {model.name: exit_curve(model) for model in models}
+    exits = pooled({model.name: exit_curve(model) for model in models}, variants)
     exit_figure = curve_figure("exits", "Loss of an early exit", exits, looks, "forward FLOPs per token", "loss, nats")
     figures: dict[str, list[Figure]] = {measure.part: [] for measure in MEASURES}
+    by_measure: dict[Measure, Figure] = {}
     for measure in MEASURES:
-        if measure.title and (figure := _depth_figure(models, looks, measure, threshold)) is not None:
+        if measure.title and (figure := _depth_figure(models, variants, looks, measure, threshold)) is not None:
             figures[measure.part].append(figure)
+            by_measure[measure] = figure
+    found = findings(whole)
     over_training = None
     if runs:
         notes = ["course", "left-out"] if left_out else ["course"]
@@ -64,31 +69,31 @@ def analysis_page(whole: Analysis) -> Page:
     return Page(
         "analysis",
         whole.title,
-        findings(whole),
+        [sentence for _, sentence in found],
         lead=(
             f"What {'do' if len(subjects) > 1 else 'does'} {sequence(subjects)} do inside{when}, on "
             f"{amount(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
         ),
-        first=[*figures["stream"], *figures["logit_lens"][:1]][:2],
+        first=[by_measure[measure] for measure, _ in found if measure in by_measure],
         sections=(
             section("Means over layers", summary_table(analysis), note("means-over-layers")),
             over_training,
             section(
                 "Feed-forward activations",
                 note("feed-forward-activations"),
-                _density_figure(analysis, looks),
+                _density_figure(analysis, variants, looks),
                 *figures["units"],
             ),
             section(
                 "Use of every hidden unit",
                 note("use-of-every-hidden-unit", beyond=f"{threshold:g}"),
-                *_utilisation_figures(models, looks),
+                *_utilisation_figures(models, variants, looks),
             ),
             section("Residual stream", note("residual-stream"), *figures["stream"]),
             section("Logit lens", note("logit-lens"), *figures["logit_lens"], exit_figure),
             section("Attention sinks", note("attention-sinks", even=even, seq_len=text.seq_len), *figures["sinks"]),
-            dynamic_width_section(by_name, looks),
-            virtual_width_section(by_name, looks),
+            dynamic_width_section(by_name, of_models),
+            virtual_width_section(by_name, of_models),
             section("Every layer", *(layer_table(model, threshold).folded for model in whole.models)),
             section(
                 "How to reproduce",
@@ -111,23 +116,42 @@ def _differ_in_depth(models: Sequence[AnalysedModel]) -> bool:
     return len({model.n_layers for model in models}) > 1
 
 
-def _depth_figure(models: Sequence[AnalysedModel], looks: Looks, measure: Measure, threshold: float) -> Figure | None:
-    """Return a line for each model; None if no model has a value."""
+def pooled(curves: Mapping[str, Curve], variants: Mapping[str, str]) -> dict[str, Curve]:
+    """Return the mean of the seeds of each variant, with a band from the lowest to the highest seed.
+
+    curves: by model. variants: model -> variant. Models whose curves have different x keep only the first.
+    """
+    by_variant: dict[str, list[Curve]] = {}
+    for name, curve in curves.items():
+        by_variant.setdefault(variants[name], []).append(curve)
+    means = {}
+    for variant, seeds in by_variant.items():
+        same = [curve.y for curve in seeds if np.array_equal(curve.x, seeds[0].x)]
+        values = np.array(same)
+        ends = np.array([values.min(axis=0), values.max(axis=0)]) if len(same) > 1 else None
+        means[variant] = Curve(seeds[0].x, values.mean(axis=0), ends)
+    return means
+
+
+def _depth_figure(
+    models: Sequence[AnalysedModel], variants: Mapping[str, str], looks: Looks, measure: Measure, threshold: float
+) -> Figure | None:
+    """Return a line for each variant; None if no model has a value."""
     is_fraction = _differ_in_depth(models)
-    curves = {}
-    ends = {}
+    of_models = {}
     for model in models:
         values = measure.by_depth(model)
         depths = np.array(list(values), dtype=float) / (model.n_layers if is_fraction else 1)
         curve = Curve(depths, np.array(list(values.values()), dtype=float))
         if not curve.is_empty:
-            curves[model.name] = curve
-            low, high = (
-                f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (np.nanargmin(curve.y), np.nanargmax(curve.y))
-            )
-            ends[model.name] = f"from {low} to {high}"
-    if not curves:
+            of_models[model.name] = curve
+    if not of_models:
         return None
+    curves = pooled(of_models, variants)
+    ends = {}
+    for name, curve in curves.items():
+        low, high = (f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (np.nanargmin(curve.y), np.nanargmax(curve.y)))
+        ends[name] = f"from {low} to {high}"
     x_title = "layers passed, as a share of all" if is_fraction else "layer"
     title = measure.title.format(threshold)
     if measure.key == "density":
@@ -147,14 +171,17 @@ def _lines(
     y: str,
     is_small: bool = False,
 ) -> Figure:
-    """Return a line for each model, with markers. Small figures have no markers, and a y axis from 0 to 1."""
+    """Return a line for each variant, with a band of its seeds. Small figures have no markers, and y from 0 to 1."""
     drawn = {name: looks[name] for name in curves}
     rows = [row for name, curve in curves.items() for row in curve.rows(name)]
     tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y}")
     if is_small:
         return Figure(key, title, label, Plot(x, y, drawn, tip, (0, 1)).lines(rows), drawn, height=190, is_small=True)
     plot = Plot(x, y, drawn, tip)
-    return Figure(key, title, label, alt.layer(plot.lines(rows), plot.points(rows, size=34)), drawn)
+    layers = [plot.lines(rows), plot.points(rows, size=34)]
+    if banded := [row for row in rows if "low" in row]:
+        layers.insert(0, plot.bands(banded))
+    return Figure(key, title, label, alt.layer(*layers), drawn)
 
 
 def exit_curve(model: AnalysedModel) -> Curve:
@@ -170,7 +197,7 @@ def exit_curve(model: AnalysedModel) -> Curve:
     return Curve(flops, -log_probs)
 
 
-def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
+def _density_figure(analysis: Analysis, variants: Mapping[str, str], looks: Looks) -> Figure | None:
     """Return the share of the activations of all layers beyond each threshold."""
     thresholds = np.array(analysis.thresholds)
     curves = {}
@@ -181,6 +208,7 @@ def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
             curves[model.name] = Curve(thresholds, sizes @ densities / sizes.sum())
     if not curves:
         return None
+    curves = pooled(curves, variants)
     middle = len(thresholds) // 2
     ends = f"from {thresholds[0]:g} to {thresholds[-1]:g}. At {thresholds[middle]:g}:"
     values = {name: fixed(float(curve.y[middle]), 3) for name, curve in curves.items()}
@@ -189,7 +217,7 @@ def _density_figure(analysis: Analysis, looks: Looks) -> Figure | None:
     return _lines("density", "Activations beyond a threshold", label, curves, looks, x, "share beyond")
 
 
-def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[Figure]:
+def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str, str], looks: Looks) -> list[Figure]:
     """Return a small figure for each layer of the deepest model, with the layers of other models at the same depth."""
     units = {model.name: {layer_units.depth: layer_units for layer_units in model.units} for model in models}
     n_layers = max(model.n_layers for model in models)
@@ -209,7 +237,8 @@ def _utilisation_figures(models: Sequence[AnalysedModel], looks: Looks) -> list[
             uses[f"{shorten(name, 40)}, layer {layer_units.depth}:"] = use
         title = _layer_title(layer, n_layers, models, shown)
         label = charts.described(f"{clean(title)}: how often each hidden unit is active.", uses)
-        figures.append(_lines(f"utilisation-{layer}", title, label, curves, looks, x, "share of the tokens", True))
+        means = pooled(curves, variants)
+        figures.append(_lines(f"utilisation-{layer}", title, label, means, looks, x, "share of the tokens", True))
     return figures
 
 

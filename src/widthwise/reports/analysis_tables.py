@@ -93,8 +93,8 @@ MEASURES = (
 OF_MODELS = [measure for measure in MEASURES if measure.whole]
 
 
-def findings(analysis: Analysis) -> list[str]:
-    """Return a sentence for each of the largest differences between variants, averaged over seeds.
+def findings(analysis: Analysis) -> list[tuple[Measure, str]]:
+    """Return the measures with the largest differences between variants, averaged over seeds, with a sentence each.
 
     Variants are compared with the first variant, by the last checkpoint of each run. For a single run, the last
     checkpoint is compared with the first. For a single model, the sentences give the values of its middle layers.
@@ -113,7 +113,7 @@ def findings(analysis: Analysis) -> list[str]:
         for measure in OF_MODELS:
             if measure.whole == "middle" and not np.isnan(value := measure.of_middle(alone)):
                 title = measure.title.format(threshold)
-                sentences.append(f"{title}: {measure.shown(value)} in the middle half of the layers.")
+                sentences.append((measure, f"{title}: {measure.shown(value)} in the middle half of the layers."))
         return sentences
     changes = []
     for measure in OF_MODELS:
@@ -126,8 +126,10 @@ def findings(analysis: Analysis) -> list[str]:
             seeds = f", mean of {len(pooled[name])} seeds" if len(pooled[name]) > 1 else ""
             side = "higher" if values[name] > values[first] else "lower"
             title = measure.title.format(threshold)
-            changes.append((change, f"{title}: {side} by {change:.0%} in {name} than in {first}{seeds}."))
-    return [sentence for _, sentence in sorted(changes, reverse=True)[:N_FINDINGS]]
+            sentence = f"{title}: {side} by {change:.0%} in {name} than in {first}{seeds}."
+            changes.append((change, measure, sentence))
+    changes.sort(key=lambda change: -change[0])
+    return [(measure, sentence) for _, measure, sentence in changes[:N_FINDINGS]]
 
 
 def checkpoints_table(analysis: Analysis) -> Table:

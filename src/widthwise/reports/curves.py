@@ -14,7 +14,7 @@ from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import charts
 from widthwise.reports.charts import Figure, Looks, Plot
-from widthwise.reports.formats import capital, clean, fixed, si
+from widthwise.reports.formats import clean, fixed, si
 from widthwise.reports.table import Table, by_row
 
 N_ROWS = 12
@@ -241,26 +241,6 @@ def curve_figure(
     if grown:
         label += f" A model grew at {', '.join(map(si, sorted({row['x'] for row in grown})))}."
     return Figure(key, title, label, chart, styles)
-
-
-def profile_figures(
-    key: str,
-    titles: Mapping[str, str],
-    profiles: Mapping[str, Mapping[str, Sequence[float]]],
-    looks: Looks,
-    y_title: str,
-) -> list[Figure]:
-    """Return a figure for each size of the layers over depth.
-
-    titles: size -> title. profiles: line -> size -> (n_layers,) values.
-    """
-    figures = []
-    for size, title in titles.items():
-        lines = {name: np.array([finite(value) for value in sizes[size]]) for name, sizes in profiles.items()}
-        curves = {name: Curve(np.arange(1.0, 1 + len(values)), values) for name, values in lines.items()}
-        x_title = "layer (1 reads the tokens)"
-        figures.append(curve_figure(f"{key}-{size}", capital(title), curves, looks, x_title, y_title, level=0.0))
-    return [figure for figure in figures if figure is not None]
 
 
 def _rows(name: str, line: str, curve: Curve, bundle: Bundle, axes: Collection[str]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Figures of shapes: the width of every layer, its hidden units, and the stream."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -9,11 +9,13 @@ import altair as alt
 from widthwise.records.cost import CostSummary
 from widthwise.records.run import RunResult
 from widthwise.reports import charts
-from widthwise.reports.charts import GRID, MUTED, Figure, Looks, Style
+from widthwise.reports.charts import GRID, INK, MUTED, Figure, Looks, Style
 from widthwise.reports.formats import capital, clean, fixed, hidden_widths, shorten
 
 MOST_MAPS = 8
 """Largest number of feed-forward blocks to draw. Of more blocks in a layer, such as experts, only one is drawn."""
+MOST_NUMBERED = 20
+"""Largest number of layers that all have a number; in deeper models only the ends and the narrowest layer have."""
 
 
 def layer_ticks(n_layers: int) -> list[int]:
@@ -76,16 +78,17 @@ def _figure(
     ground = [_bar(stream, 0.5, n_layers, stream_label)]
     ends = [(slot / n_slots - 0.5) * stream for slot in range(1, n_slots)]
     edges = [_bar(thin, 0.5, n_layers, "") | {"left": end, "right": end + thin} for end in ends]
-    # Layers at which the width changes have a label; in deep models only the ends and the narrowest layer.
-    labelled = [
-        layer for layer in range(1, n_layers + 1) if layer == 1 or cost.widths[layer - 1] != cost.widths[layer - 2]
+    numbers = [
+        {"layer": layer - 0.23, "at": 0, "number": width}
+        for layer, width in enumerate(cost.widths, start=1)
+        if n_layers <= MOST_NUMBERED or layer in (1, cost.widths.index(min(cost.widths)) + 1, n_layers)
     ]
-    if n_layers > 20:
-        labelled = sorted({1, cost.widths.index(min(cost.widths)) + 1, n_layers})
-    named = [{"layer": layer - 0.22, "width": cost.widths[layer - 1], "at": 0.53 * widest} for layer in labelled]
-    across = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[-0.52 * widest, 0.62 * widest], nice=False))
-    ticks = alt.Axis(values=layer_ticks(n_layers), format="d", grid=False, title="layer (1 reads the tokens)")
-    up = alt.Y("low:Q", axis=ticks, scale=alt.Scale(domain=[0.3, most + 0.7], nice=False))
+    if n_layers <= MOST_NUMBERED:
+        for layer, maps in enumerate(cost.hidden_widths, start=1):
+            if len(maps) == 1:
+                numbers.append({"layer": layer + 0.2, "at": 0, "number": maps[0]})
+    across = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[-0.52 * widest, 0.52 * widest], nice=False))
+    up = alt.Y("low:Q", axis=_layer_axis(n_layers), scale=alt.Scale(domain=[0.3, most + 0.7], nice=False))
     layers = [
         alt.Chart(charts.table_of(rows))
         .mark_rect(fill=colour, opacity=opacity)
@@ -93,20 +96,61 @@ def _figure(
         for rows, colour, opacity in (
             (ground, GRID, 0.55),
             (edges, MUTED, 1.0),
-            (strong, style.colour, 1.0),
-            (light, style.colour, 0.4),
+            (strong, style.colour, 0.55),
+            (light, style.colour, 0.25),
         )
         if rows
     ]
-    numbers = alt.Chart(charts.table_of(named)).mark_text(align="left")
-    layers.append(numbers.encode(x="at:Q", y="layer:Q", text="width:N"))
+    texts = alt.Chart(charts.table_of(numbers)).mark_text(fill=INK, fontSize=10.5)
+    layers.append(texts.encode(x="at:Q", y="layer:Q", text="number:N"))
     label = (
         f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
         f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}. {_hidden(cost)}"
         f"{capital(stream_label)}."
     )
     title = f"{clean(name)}, d_model {cost.d_model}"
-    return Figure(key, title, label, alt.layer(*layers), height=60 + min(300, 22 * most), is_small=True)
+    return Figure(key, title, label, alt.layer(*layers), height=_height(most), is_small=True)
+
+
+def _layer_axis(n_layers: int) -> alt.Axis:
+    """Return an axis with all layers, or with some of many."""
+    values = layer_ticks(n_layers) if n_layers > MOST_NUMBERED else list(range(1, n_layers + 1))
+    title = "layer (1 reads the tokens)"
+    return alt.Axis(values=values, tickCount=len(values), format="d", grid=False, title=title)
+
+
+def _height(n_layers: int) -> int:
+    return 60 + (30 * n_layers if n_layers <= MOST_NUMBERED else 300)
+
+
+def size_figure(key: str, title: str, pairs: Sequence[tuple[int, int]], style: Style) -> Figure:
+    """Return a size of every layer before and after a change, layer 1 at the bottom.
+
+    pairs: size of each layer before and after.
+    """
+    n_layers = len(pairs)
+    before = []
+    after = []
+    numbers = []
+    for layer, (old, new) in enumerate(pairs, start=1):
+        label = f"layer {layer}: {old}" if old == new else f"layer {layer}: {old}, now {new}"
+        ends = {"left": 0, "low": layer - 0.4, "high": layer + 0.4, "label": label}
+        before.append(ends | {"right": old})
+        after.append(ends | {"right": new})
+        numbers.append({"layer": layer, "at": 0, "number": str(old) if old == new else f"{new} of {old}"})
+    across = alt.X("left:Q", title=None, axis=alt.Axis(format="~s", tickMinStep=1))
+    up = alt.Y("low:Q", axis=_layer_axis(n_layers), scale=alt.Scale(domain=[0.3, n_layers + 0.7], nice=False))
+    layers = [
+        alt.Chart(charts.table_of(rows))
+        .mark_rect(fill=style.colour, opacity=opacity)
+        .encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
+        for rows, opacity in ((before, 0.2), (after, 0.45))
+    ]
+    if n_layers <= MOST_NUMBERED:
+        texts = alt.Chart(charts.table_of(numbers)).mark_text(fill=INK, align="left", dx=5)
+        layers.append(texts.encode(x="at:Q", y="layer:Q", text="number:N"))
+    changed = [row["label"] for row in after if "now" in row["label"]]
+    return Figure(key, title, f"{title}. {'; '.join(changed)}.", alt.layer(*layers), height=_height(n_layers))
 
 
 def _hidden(cost: CostSummary) -> str:

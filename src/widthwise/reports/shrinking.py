@@ -9,9 +9,10 @@ from widthwise.files import read_text
 from widthwise.records.run import Run
 from widthwise.records.shrinking import SHRUNK, Shrinking
 from widthwise.reports.charts import Looks
-from widthwise.reports.curves import Curve, by_step, profile_figures
-from widthwise.reports.formats import clean, fixed, ratio, shorten, si, signed
+from widthwise.reports.curves import Curve, by_step
+from widthwise.reports.formats import capital, clean, fixed, ratio, shorten, si, signed
 from widthwise.reports.page import Code, Part, Section, note, section
+from widthwise.reports.shapes import size_figure
 from widthwise.reports.table import Table
 
 SIZES = {"d_model": "d_model", "n_kv_heads": "KV heads", "n_hidden": "hidden units", "n_experts": "experts"}
@@ -60,10 +61,10 @@ def _parts(key: str, name: str, run: Run, looks: Looks) -> Iterator[Part]:
         return
     yield cut_table(cut, run)
     yield shrinking_table(cut)
-    lines = {BEFORE: 0, name: 1}
-    profiles = {line: {size: [layer[size][i] for layer in cut.layers] for size in SIZES} for line, i in lines.items()}
-    changed = {size: f"every layer's {SIZES[size]}" for size in SIZES if profiles[BEFORE][size] != profiles[name][size]}
-    yield from profile_figures(key, changed, profiles, looks, "size")
+    for size, title in SIZES.items():
+        pairs = [layer[size] for layer in cut.layers]
+        if any(before != after for before, after in pairs):
+            yield size_figure(f"{key}-{size}", f"{capital(title)} of every layer", pairs, looks[name])
     if (recipe := Path(run.path) / f"{SHRUNK}.yaml").is_file():
         yield Code(read_text(recipe), f"Recipe of a model of this shape, {clean(run.path)}/{recipe.name}")
 
