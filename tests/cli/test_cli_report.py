@@ -25,7 +25,7 @@ def test_report_prints_where_page_and_figures_are(run: Path, succeeds, answer, r
     assert (run / "report.html").is_file()
     assert answer("report", run, "--out", run / "out") == {"files": [f"{run}/out/report.html"]}
     files = answer("report", run, "--figures", "pdf")["files"]
-    assert f"{run}/figures/train-loss.pdf" in files
+    assert f"{run}/figures/main.pdf" in files
     assert all(Path(path).is_file() for path in files)
 
 

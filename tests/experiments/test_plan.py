@@ -36,6 +36,24 @@ def test_the_first_variant_is_the_baseline_and_a_run_differs_from_its_recipe_in_
     assert run_path("x", 9) != run_path("x", 7)
 
 
+def test_null_drops_a_variant_and_its_adjustment_and_never_the_only_other_one(tmp_path: Path) -> None:
+    variants = {"uniform": {}, "wider": WIDER, "x": X}
+    path = comparison(tmp_path, variants=variants, match={"adjust": {"wider": "ffn", "x": "ffn"}})
+    assert [*read_plan([path], ["compare.variants.wider=null"]).recipes] == ["uniform", "x"]
+    (tmp_path / "fewer.yaml").write_text(f"extends: {path.name}\ncompare: {{variants: {{x: null}}}}\n")
+    assert [*read_plan([tmp_path / "fewer.yaml"]).recipes] == ["uniform", "wider"]
+    message = refusal(read_plan, [path], ["compare.variants.wider=null", "compare.variants.x=null"])
+    assert "compare: variants" in message
+
+
+def test_null_drops_a_group_of_a_sweep(tmp_path: Path) -> None:
+    groups = {"wide": {"change": WIDER}, "x": {"change": X}}
+    sweep = {"baseline": {}, "match": {"adjust": {"wide": "ffn"}}, "over": {"optimizer.lr": [0.1, 0.2]}}
+    path = recipe_file(tmp_path, base=BASE, sweep={**sweep, "groups": groups})
+    plan = read_sweep(path, ["sweep.groups.wide=null"])
+    assert {point.group for point in plan.points.values() if point.name != plan.baseline} == {"x"}
+
+
 def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
     variants = {
         "uniform": {},

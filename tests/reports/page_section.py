@@ -35,7 +35,7 @@ def section(page: Path, name: str) -> str:
 def rows_of(shown: str, caption: str = "") -> dict[str, list[str]]:
     """First cell of a row -> its others, of every table, or of the first whose caption begins so."""
     if caption:
-        shown = shown[shown.index(f"<caption>{caption}") :].split("</table>")[0]
+        shown = shown[shown.index(f"<caption><span>{caption}") :].split("</table>")[0]
     rows = re.findall(r'<th scope="row"[^>]*>(.*?)</th>(.*?)</tr>', shown, re.DOTALL)
     return {name.partition("<svg")[0]: re.findall(r"<td[^>]*>(.*?)</td>", cells, re.DOTALL) for name, cells in rows}
 

@@ -124,7 +124,7 @@ def test_a_search_has_the_curves_of_the_paper_with_the_baseline(tmp_path: Path) 
     change(write_comparison(tmp_path) / "outcome.json", searched)
     candidates = [{"name": name, "d_model": 3} for name in (*SHAPES, "f")]
     (tmp_path / "search.json").write_text(json.dumps({"match": "layer_params", "candidates": candidates}))
-    figures = {figure.key: figure for figure in experiment_page(tmp_path, Outcome.read(tmp_path)).figures}
+    figures = {figure.key: figure for figure in experiment_page(tmp_path, Outcome.read(tmp_path)).figures.values()}
     ratios = {name: d_hidden / d_model for name, (_, _, d_model, d_hidden, _) in SHAPES.items()}
     aspects = {name: d_model / n_layers for name, (_, n_layers, d_model, *_) in SHAPES.items()}
     for key, places, joined, axis, x in (

@@ -81,7 +81,9 @@ def test_each_figure_of_a_page_can_be_a_file(tmp_path: Path) -> None:
     page, *figures = write_report([tmp_path / "a"], tmp_path / "out", figures="pdf")
     assert page == tmp_path / "out/report.html"
     assert len(figures) == len(captions(page.read_text()))
-    assert tmp_path / "out/figures/validation-loss.pdf" in figures
+    names = [path.stem for path in figures]
+    assert names[0] == "main"
+    assert {"curves-learning-rate", "width-of-every-layer-a-d_model-64"} <= {*names}
     assert all(path.read_bytes().startswith(b"%PDF") for path in figures)
 
 

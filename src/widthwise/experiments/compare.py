@@ -18,6 +18,7 @@ from widthwise.experiments.matching import (
     check_trainable,
     match_with_options,
     matched_ratio,
+    without_dropped,
 )
 from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name
 from widthwise.experiments.rates import with_rates
@@ -34,11 +35,16 @@ class CompareConfig(Config):
     title: str | None = None
     """Title of the page; default: the name of its folder."""
     variants: dict[str, dict[str, Any]] = Field(min_length=2, max_length=MOST_POINTS)
-    """Name -> changes to the recipe. The first is the baseline."""
+    """Name -> changes to the recipe; null drops a variant of an extended recipe. The first is the baseline."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
     """Quantity that all variants must match within one percent, and the parts adjusted to reach it. Default: params,
     with the feed-forward of a variant that misses it adjusted where possible."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _drop(cls, section: Any) -> Any:
+        return without_dropped(section, "variants")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":

@@ -167,6 +167,22 @@ MatchSection = Annotated[
 """A quantity, or a mapping with the adjusted parts, as written in a recipe."""
 
 
+def without_dropped(section: Any, key: str) -> Any:
+    """Return a section without the names that are null under `key`, and without their adjustments.
+
+    A recipe that extends another drops variants or groups in this way. section: plain data, perhaps not valid.
+    """
+    if not isinstance(section, dict) or not isinstance(section.get(key), dict):
+        return section
+    named = section[key]
+    kept = section | {key: {name: change for name, change in named.items() if change is not None}}
+    match = section.get("match")
+    if isinstance(match, dict) and isinstance(match.get("adjust"), dict):
+        parts = {name: part for name, part in match["adjust"].items() if named.get(name, {}) is not None}
+        kept["match"] = match | {"adjust": parts}
+    return kept
+
+
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
     """Return the `match` of a section, as data, changed by --match and --adjust; `none` also disables adjusting."""
     if quantity == "none" and adjust is None:

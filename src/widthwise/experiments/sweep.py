@@ -23,6 +23,7 @@ from widthwise.experiments.matching import (
     check_trainable,
     comparable,
     match_with_options,
+    without_dropped,
 )
 from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
@@ -72,12 +73,18 @@ class SweepConfig(RungsConfig):
     """Recipe key -> its axis. If `match` adjusts d_model, `aspect` may be an axis too: d_model / n_layers, for which
     the depth is solved."""
     groups: dict[str, SweepGroup] = Field(default_factory=dict)
+    """Name -> a grid of its own; null drops a group of an extended recipe."""
     search: SearchConfig | None = None
     """Sampler that chooses points; default: a grid of all combinations."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
     """Quantity that every point must match with the baseline within one percent, and the parts of all points, or of a
     group, adjusted to reach it; default: params if there is a baseline."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _drop(cls, section: Any) -> Any:
+        return without_dropped(section, "groups")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":

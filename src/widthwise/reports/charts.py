@@ -117,8 +117,10 @@ MARGIN = 0.06
 """Room at each end of an axis, as a share of its range."""
 _LABEL_SHARE = 0.065
 """Height of a line of text, as a share of a y axis."""
-_WIDTH = 460
-"""Width of a figure file in pixels; on a page a figure is as wide as its column."""
+_WIDTH = 320
+"""Width of a figure file in pixels, 240 points: a column of a paper. On a page a figure is as wide as its place."""
+_FILE_FONT = 12
+"""Pixels of the text of a figure file: 9 points."""
 VEGA_BYTES = 80 * 2**30
 """Address space, not memory: 64 GiB for the JavaScript engine of vl_convert, and the rest for this process."""
 FileKind = Literal["svg", "pdf"]
@@ -156,8 +158,12 @@ class Figure:
 
     def document(self, kind: FileKind) -> bytes:
         """Return the figure as a file, in light colours and with a legend."""
-        spec = self.spec(is_file=True)
-        text = json.dumps({**spec, "config": LOOK, "title": {"text": clean(self.title), "anchor": "start"}})
+        spec = self.spec(is_file=True) | {"autosize": {"type": "fit", "contains": "padding"}}
+        size = {"labelFontSize": _FILE_FONT, "titleFontSize": _FILE_FONT}
+        config = {**LOOK, "axis": LOOK["axis"] | size, "text": LOOK["text"] | {"fontSize": _FILE_FONT}}
+        config["legend"] = LOOK["legend"] | {"columns": 2, "labelFontSize": _FILE_FONT}
+        title = {"text": clean(self.title), "anchor": "start", "fontSize": _FILE_FONT, "limit": _WIDTH}
+        text = json.dumps({**spec, "config": config, "title": title})
         for name, (light, _) in COLOURS.items():
             text = text.replace(colour(name), light)
         if kind == "pdf":

@@ -97,7 +97,7 @@ def experiment_page(
     if n_doubted:
         badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss: see !")
     if any(variant.shares_machine for variant in outcome.variants):
-        badges.append("shared machine: speeds not comparable")
+        badges.append("runs shared the machine: speeds not comparable (use --jobs 1)")
     data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
     environment = tables.environment_table(outcome.environment)
     files = {}

@@ -146,10 +146,11 @@ def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
 
 
 def main_columns(outcome: Outcome) -> list[Quantity]:
-    """Return the chosen columns; by default the main quantities that any variant has."""
+    """Return the chosen columns; by default the difference, so that narrow screens show it, and the main quantities."""
     if outcome.columns is not None:
         return [QUANTITY[name] for name in outcome.columns if name in QUANTITY]
-    return [quantity for quantity in QUANTITIES if quantity.is_main and _is_known(quantity, outcome)]
+    columns = [quantity for quantity in QUANTITIES if quantity.is_main and _is_known(quantity, outcome)]
+    return sorted(columns, key=lambda quantity: quantity.name != JUDGED)
 
 
 def _is_known(quantity: Quantity, outcome: Outcome) -> bool:

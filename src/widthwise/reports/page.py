@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,10 +18,9 @@ import yaml
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
-from widthwise.records.record import StoredRecord
 from widthwise.records.run import Run
 from widthwise.reports.charts import LOOK, Figure, FileKind, vega_library
-from widthwise.reports.formats import capital, clean, printable
+from widthwise.reports.formats import clean, printable
 from widthwise.reports.table import Table
 
 
@@ -42,14 +41,33 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A link to another page. The path is relative to the folder of this page."""
+class Folded:
+    """Parts behind a caption, for few readers."""
 
-    text: str
-    path: str
+    caption: str
+    parts: Sequence["Text | Table | Figure"]
+
+    @property
+    def groups(self) -> Iterator[tuple[str, list["Part"]]]:
+        return _groups(self.parts)
 
 
-Part = Text | Code | Link | Table | Figure
+Part = Text | Code | Folded | Table | Figure
+
+
+def _groups(parts: Iterable[Part]) -> Iterator[tuple[str, list[Part]]]:
+    """Yield consecutive parts of the same class, with the lower-case name of the class."""
+    for name, group in itertools.groupby(parts, lambda part: type(part).__name__.lower()):
+        yield name, list(group)
+
+
+def _figures(parts: Iterable[Part]) -> Iterator[Figure]:
+    """Yield all figures in order, those behind captions included."""
+    for part in parts:
+        if isinstance(part, Figure):
+            yield part
+        elif isinstance(part, Folded):
+            yield from _figures(part.parts)
 
 
 @dataclass(frozen=True)
@@ -65,9 +83,7 @@ class Section:
 
     @property
     def groups(self) -> Iterator[tuple[str, list[Part]]]:
-        """Consecutive parts of the same class, with the lower-case name of the class."""
-        for name, parts in itertools.groupby(self.parts, lambda part: type(part).__name__.lower()):
-            yield name, list(parts)
+        return _groups(self.parts)
 
 
 def section(title: str, *parts: Part | None) -> Section | None:
@@ -115,8 +131,6 @@ class Page:
     """Interval after which the page reloads; None: never."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of files written with the page."""
-    record: Callable[[Path], StoredRecord] | None = None
-    """Returns a record to write with the page, for the folder of the page; None without a new record."""
 
     @property
     def shown(self) -> list[Section]:
@@ -131,14 +145,19 @@ class Page:
         return sections
 
     @property
-    def figures(self) -> Iterator[Figure]:
-        """All figures in order."""
-        return (part for section in self.shown for part in section.parts if isinstance(part, Figure))
+    def figures(self) -> dict[str, Figure]:
+        """Name of a file -> figure, in order: `main`, then the section and the title."""
+        named: dict[str, Figure] = {}
+        for section in self.shown:
+            for figure in _figures(section.parts):
+                words = f"{section.anchor} {clean(figure.title)}"
+                name = re.sub(r"[^\w.]+", "-", words.lower()).strip("-") if named else "main"
+                named[f"{name}-{len(named)}" if name in named else name] = figure
+        return named
 
     def html(self) -> str:
         """Return the whole page."""
-        has_figures = next(self.figures, None) is not None
-        scripts = [_SCRIPT, *([vega()] if has_figures else [])]
+        scripts = [_SCRIPT, *([vega()] if self.figures else [])]
         return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
 
     def write(self, out: Path, figures: FileKind | None = None) -> list[Path]:
@@ -148,11 +167,10 @@ class Page:
         """
         files: dict[str, str | bytes] = {"report.html": self.html(), **self.files}
         if figures:
-            files |= {f"figures/{figure.key}.{figures}": figure.document(figures) for figure in self.figures}
+            files |= {f"figures/{name}.{figures}": figure.document(figures) for name, figure in self.figures.items()}
         for name, content in files.items():
             write_atomic(out / name, content)
-        records = [] if self.record is None else [self.record(out).write(out)]
-        return [*(out / name for name in files), *records]
+        return [out / name for name in files]
 
 
 @functools.cache
@@ -183,7 +201,6 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.globals |= {"look": LOOK, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
 _ENVIRONMENT.filters |= {
     "clean": clean,
-    "capital": capital,
     "json": as_json,
     "hash": _hash,
     "raw": Markup,

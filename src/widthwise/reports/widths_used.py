@@ -14,7 +14,7 @@ from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, CARD, INK, Figure, Looks, Style
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import MISSING, TIMES, clean, fixed, shorten, si
-from widthwise.reports.page import Section, note, section
+from widthwise.reports.page import Folded, Section, note, section
 from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table, by_column
 
@@ -131,17 +131,18 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
     reads.append(
         curve_figure("reach-distance", title, distances, of_distances, "layer that reads", "mean distance in layers")
     )
+    carries = []
     for key, number, title, y_title in _CARRIES:
         curves = {name: _curve(number, width) for name, width in by_model.items()}
-        reads.append(curve_figure(key, title, curves, looks, "layer", y_title))
+        carries.append(curve_figure(key, title, curves, looks, "layer", y_title))
+    details = [*(figure for figure in carries if figure is not None), note("slots"), *slots]
     return section(
         "Virtual width",
         note("virtual-width"),
         *reads,
         note("reach"),
         by_column("Use of the stream", quantities, "Quantity"),
-        note("slots"),
-        *slots,
+        Folded("Carries and slots of every sublayer", details),
         *(_site_table(name, width).folded for name, width in by_model.items()),
     )
 
