@@ -140,6 +140,8 @@ class Figure:
     """Names drawn by `coloured`, which the legend of the page lists and hides."""
     height: int = 250
     is_small: bool = False
+    is_named: bool = False
+    """True if the lines have their names, so that a file needs no legend."""
 
     def spec(self, is_file: bool = False) -> dict[str, Any]:
         """Return the Vega-Lite specification. For a page, data are columns, which the page's script makes rows."""
@@ -158,10 +160,10 @@ class Figure:
 
     def document(self, kind: FileKind) -> bytes:
         """Return the figure as a file, in light colours and with a legend."""
-        spec = self.spec(is_file=True) | {"autosize": {"type": "fit", "contains": "padding"}}
+        spec = self.spec(is_file=True) | {"autosize": {"type": "fit-x", "contains": "padding"}}
         size = {"labelFontSize": _FILE_FONT, "titleFontSize": _FILE_FONT}
         config = {**LOOK, "axis": LOOK["axis"] | size, "text": LOOK["text"] | {"fontSize": _FILE_FONT}}
-        config["legend"] = LOOK["legend"] | {"columns": 2, "labelFontSize": _FILE_FONT}
+        config["legend"] = LOOK["legend"] | {"columns": 2, "labelFontSize": _FILE_FONT, "disable": self.is_named}
         title = {"text": clean(self.title), "anchor": "start", "fontSize": _FILE_FONT, "limit": _WIDTH}
         text = json.dumps({**spec, "config": config, "title": title})
         for name, (light, _) in COLOURS.items():

@@ -232,7 +232,8 @@ def curve_figure(
     if max(len(curve.x) for curve in every_curve) <= FEW_POINTS:
         layers.append(plot.points(rows, size=34))
     last = {name: bundle.mean.last for name, bundle in drawn.items()}
-    if domain is not None and 1 < len(drawn) <= MOST_LABELS:
+    is_named = 1 < len(drawn) <= MOST_LABELS
+    if domain is not None and is_named:
         layers.append(plot.names_at(last, domain))
     chart = charts.switched(layers, "over", axes) if is_switched else alt.layer(*layers)
     label = charts.described(
@@ -240,7 +241,7 @@ def curve_figure(
     )
     if grown:
         label += f" A model grew at {', '.join(map(si, sorted({row['x'] for row in grown})))}."
-    return Figure(key, title, label, chart, styles)
+    return Figure(key, title, label, chart, styles, is_named=is_named)
 
 
 def _rows(name: str, line: str, curve: Curve, bundle: Bundle, axes: Collection[str]) -> list[dict[str, Any]]:
