@@ -21,7 +21,7 @@ def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, succee
     asked = ("--x", "compute", "--y", "loss", "--group", "model", "--baseline", "base", "--out", tmp_path / "o")
     out, _ = succeeds("fit", points, *asked)
     expected = f"{(2.95 / 3) ** (1 / 0.05):.1%}"
-    assert f"new needs {expected} of the compute of base for the same loss." in " ".join(out.split())
+    assert f"new needs {expected} of the compute of base for the same loss (" in " ".join(out.split())
     for word in ("power *", "power_irreducible", "log_linear", "left out"):
         assert word in out
     assert (tmp_path / "o" / "report.html").is_file()

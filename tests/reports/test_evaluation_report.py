@@ -68,8 +68,16 @@ def test_the_answer_counts_tested_numbers_over_the_seeds_of_a_model() -> None:
     x = rows[1]
     both = [rows[0], x.with_changes(name="x-seed1"), x.with_changes(name="x-seed2"), rows[2]]
     assert answer(evaluation_table().with_changes(rows=both)) == [
-        "x is better than uniform on 2 and worse on 0 of 2 tested numbers; the others do not differ significantly.",
-        "=<b> is better than uniform on 0 and worse on 1 of 1 tested numbers; the others do not differ significantly.",
+        "x is better than uniform on 2 and worse on 0 of 2 tested numbers.",
+        "=<b> is better than uniform on 0 and worse on 1 of 1 tested number.",
+    ]
+    untested = [cell.with_changes(p_value=None) for cell in x.cells]
+    assert answer(evaluation_table().with_changes(rows=[rows[0], x.with_changes(cells=untested)])) == [
+        "x and uniform were not compared: their answers have no pairs, or the texts are too short."
+    ]
+    unclear = [cell.with_changes(p_value=cell.p_value and 0.5) for cell in x.cells]
+    assert answer(evaluation_table().with_changes(rows=[rows[0], x.with_changes(cells=unclear)])) == [
+        "No clear difference of x from uniform in 1 tested number."
     ]
     alone = [row.with_changes(baseline=None) for row in rows[:2]]
     assert answer(evaluation_table().with_changes(rows=alone)) == [

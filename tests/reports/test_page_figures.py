@@ -124,6 +124,17 @@ def test_bars_are_as_wide_as_layers_hidden_units_stream_and_what_tokens_use_on_o
         assert found[label] == pytest.approx([256, 256 * share])
 
 
+def test_a_file_is_as_wide_as_a_column_of_a_paper() -> None:
+    """240 points, with text of 9 points: 4 pixels are 3 points."""
+    curve = Curve(np.arange(20.0), np.arange(20.0))
+    looks = styles(["uniform", "a variant with a rather long name"])
+    figure = curve_figure("k", "A title", dict.fromkeys(looks, curve), looks, "step", "held-out loss")
+    picture = ElementTree.fromstring(figure.document("svg"))
+    assert float(picture.attrib["width"]) == pytest.approx(320, abs=1)
+    sizes = {text.attrib["font-size"] for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert sizes == {"12px"}
+
+
 def test_text_stays_text_on_the_page_and_in_a_file() -> None:
     hostile = r"$\frac$ </script><script>alert(1)</script> ]]> --> \x1b"
     curve = Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))

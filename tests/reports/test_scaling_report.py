@@ -16,8 +16,8 @@ from widthwise.reports.writing import write_report
 
 def test_the_page_asks_answers_and_shows_what_is_saved_in_table_and_figure(tmp_path: Path) -> None:
     page = write_report(write_scaling(tmp_path))[0].read_text(encoding="utf-8")
-    assert "With how much of the training FLOPs of uniform does x reach the same loss?" in page
-    assert "<p>x needs 80.0% of the training FLOPs of uniform for the same loss.</p>" in page
+    assert "How much of the training FLOPs of uniform does x need for the same loss?" in page
+    assert "<p>x needs 80.0% of the training FLOPs of uniform for the same loss (95% CI 75.0% to 85.0%).</p>" in page
     assert "cannot tell" not in page
     assert "widthwise fit runs/ladder" in page
     savings = page[page.index("training FLOPs for the loss of uniform") :].partition("</table>")[0]
@@ -59,7 +59,6 @@ def test_an_interval_that_holds_everything_and_a_curve_beyond_its_points_are_sai
     data = scaling_data()
     data["savings"][0] |= {"ratio": {"mean": 0.97, "low": 0.9, "high": 1.04}, "is_extrapolated": True}
     assert scaling_answer(parse(ScalingLaws, data, "scaling")) == [
-        "x needs 97.0% of the training FLOPs of uniform for the same loss.",
-        "This is not significant: the interval contains 100%.",
-        "It is extrapolated beyond the models of x.",
+        "x needs 97.0% of the training FLOPs of uniform for the same loss (95% CI 90.0% to 104.0%): not significant.",
+        "This is extrapolated beyond the models of x.",
     ]

@@ -28,7 +28,7 @@ def test_the_page_asks_answers_and_lists_points_by_loss_and_failed_ones_with_the
     page = reported(write_sweep(tmp_path))["html"].read_text(encoding="utf-8")
     assert "Which of 10 points over model.shape.bottleneck_layer and model.shape.bottleneck_width" in page
     assert "at equal parameters, and is it lower than the loss of uniform?" in page
-    assert "x-0.25-0.3 has the lowest held-out loss of 8 points, 0.0300 nats below uniform." in page
+    assert "x-0.25-0.3 has the lowest held-out loss of 8 points, 0.0300 nats below uniform (95% CI " in page
     assert "Corrected for 8 comparisons, the best point is not significantly better than uniform." in page
     assert "On average the points of growing end 0.0350 nats above uniform." in page
     assert "postgresql://studies/shapes" in page

@@ -1,9 +1,10 @@
 """The page of an evaluation of several models, with CSV and LaTeX tables."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.formats import MISSING, clean, fixed, sequence, signed, without_seed
+from widthwise.reports.formats import MISSING, clean, counted, fixed, sequence, signed, without_seed
 from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.table import Table, csv_rows
 
@@ -104,11 +105,7 @@ def answer(table: EvaluationTable) -> list[str]:
             tested = (cell for cell in row.cells if cell.p_value is not None)
             pooled.setdefault(pair, []).extend(_mark(cell, table.significance) for cell in tested)
     if pooled:
-        return [
-            f"{name} is better than {baseline} on {marks.count(BETTER)} and worse on {marks.count(WORSE)} "
-            f"of {len(marks)} tested numbers; the others do not differ significantly."
-            for (name, baseline), marks in pooled.items()
-        ]
+        return [_comparison(name, baseline, marks) for (name, baseline), marks in pooled.items()]
     best: list[str] = []
     for i, column in enumerate(table.columns):
         scores = [(value, row.name) for row in table.rows if (value := row.cells[i].value) is not None]
@@ -119,6 +116,18 @@ def answer(table: EvaluationTable) -> list[str]:
         return []
     winner = max(dict.fromkeys(best), key=best.count)
     return [f"{clean(winner)} is best in {best.count(winner)} of {len(best)} columns; no difference was tested."]
+
+
+def _comparison(name: str, baseline: str, marks: Sequence[str]) -> str:
+    """Return a sentence on the numbers that were tested."""
+    if not marks:
+        return f"{name} and {baseline} were not compared: their answers have no pairs, or the texts are too short."
+    if not any(marks):
+        return f"No clear difference of {name} from {baseline} in {counted(len(marks), 'tested number')}."
+    return (
+        f"{name} is better than {baseline} on {marks.count(BETTER)} and worse on {marks.count(WORSE)} "
+        f"of {counted(len(marks), 'tested number')}."
+    )
 
 
 def _tests(table: EvaluationTable) -> str:

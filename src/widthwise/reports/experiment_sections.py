@@ -135,6 +135,21 @@ def distance(difference: Estimate) -> str:
     return f"{fixed(abs(mean), 4)} nats {'below' if mean < 0 else 'above'}"
 
 
+def size_interval(difference: Estimate, outcome: Outcome) -> str:
+    """Return the interval of the size of a difference as ` (95% CI 0.0218 to 0.2079)`; "" without an interval.
+
+    An interval on both sides of 0 is that of the difference itself.
+    """
+    low, high = difference.low, difference.high
+    if low is None or high is None:
+        return ""
+    level = percentage(outcome.confidence)
+    if low < 0 < high:
+        return f" ({level} CI {interval(difference, 4, True)})"
+    low, high = sorted((abs(low), abs(high)))
+    return f" ({level} CI {fixed(low, 4)} to {fixed(high, 4)})"
+
+
 def variant_names(variants: Sequence[Variant]) -> str:
     """Return the names of up to four variants, otherwise their number."""
     if len(variants) > 4:
@@ -183,9 +198,7 @@ def baseline_answer(outcome: Outcome) -> list[str]:
         if variants := by_verdict.get(verdict):
             first = variants[extreme]
             difference = first.difference or Estimate(mean=None)
-            low, high = sorted(abs(finite(end)) for end in (difference.low, difference.high))
-            size = f"{fixed(abs(finite(difference.mean)), 4)} nats"
-            size += f" ({percentage(outcome.confidence)} CI {fixed(low, 4)} to {fixed(high, 4)})"
+            size = f"{fixed(abs(finite(difference.mean)), 4)} nats{size_interval(difference, outcome)}"
             if len(variants) == 1:
                 lines.append(f"{clean(first.name)} is {verdict} than {baseline}: loss {direction} by {size}.")
             else:

@@ -7,6 +7,7 @@ import numpy as np
 
 from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA
 from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
 from widthwise.records.scaling import FittedLaw, ScalingGroup, ScalingLaws
 from widthwise.reports import charts
@@ -35,11 +36,13 @@ def scaling_page(scaling: ScalingLaws) -> Page:
     level = percentage(scaling.confidence)
     x = clean(scaling.x)
     y = clean(scaling.y)
-    question = f"How does {y} of {sequence(list(map(clean, names)))} fall with {x}?"
+    question = f"How does the {titled(y)} of {sequence(list(map(clean, names)))} fall with {titled(x)}?"
     if baseline is not None:
         rest = [clean(name) for name in names if name != baseline]
         need = "does" if len(rest) == 1 else "do"
-        question = f"With how much of the {x} of {clean(baseline)} {need} {sequence(rest)} reach the same {y}?"
+        question = (
+            f"How much of the {titled(x)} of {clean(baseline)} {need} {sequence(rest)} need for the same {titled(y)}?"
+        )
     x2 = [clean(scaling.x2)] if scaling.x2 else []
     notes = ["fitted-laws"]
     if any(group.chosen_fit.band for group in scaling.groups):
@@ -80,19 +83,24 @@ def scaling_page(scaling: ScalingLaws) -> Page:
 
 
 def scaling_answer(scaling: ScalingLaws) -> list[str]:
-    """Return sentences on the share of the baseline's x that each group needs, from curve to curve.
+    """Return a sentence for each group on the share of the baseline's x that it needs, from curve to curve.
 
     Without a baseline, the sentences describe the laws.
     """
-    y = clean(scaling.y)
+    y = titled(scaling.y)
     lines = []
     for saving in scaling.arrows:
-        share = f"{percent(saving.ratio.mean)} of the {clean(scaling.x)} of {clean(saving.baseline)}"
-        lines.append(f"{clean(saving.group)} needs {share} for the same {y}.")
-        if saving.ratio.side(1.0) == 0:
-            lines.append("This is not significant: the interval contains 100%.")
+        ratio = saving.ratio
+        line = (
+            f"{clean(saving.group)} needs {percent(ratio.mean)} of the {titled(scaling.x)} of {clean(saving.baseline)}"
+        )
+        line += f" for the same {y}"
+        if ratio.low is not None and ratio.high is not None:
+            line += f" ({percentage(scaling.confidence)} CI {percent(ratio.low)} to {percent(ratio.high)})"
+        line += ": not significant." if ratio.side(1.0) == 0 else "."
+        lines.append(line)
         if saving.is_extrapolated:
-            lines.append(f"It is extrapolated beyond the models of {clean(saving.group)}.")
+            lines.append(f"This is extrapolated beyond the models of {clean(saving.group)}.")
     if not lines:
         return scaling.sentence.splitlines()[:2]
     reached = {scaling.baseline, *(saving.group for saving in scaling.arrows)}
@@ -100,6 +108,11 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
     if unreached:
         lines.append(f"The curve of {sequence(unreached)} never reaches that {y}.")
     return lines
+
+
+def titled(name: str) -> str:
+    """Return the title of a quantity; other names unchanged."""
+    return TITLES.get(name, clean(name))
 
 
 def saving_table(scaling: ScalingLaws) -> Table | None:

@@ -18,6 +18,8 @@ from widthwise.reports.page import Page, Text, note, section
 from widthwise.reports.sweep_figures import axis_figures, compute_figure
 from widthwise.reports.table import Table, by_column
 
+MOST_ROWS = 40
+"""Largest number of points in a figure with a row for each."""
 SIZES = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "model.n_layers", "aspect"})
 """Axes whose points are shapes of one budget."""
 
@@ -75,6 +77,7 @@ def _page(
                 outcome, f"Finished points by loss, mean over {n_seeds}", looks, _judged_table(outcome), first="Point"
             ),
             experiment_sections.open_points_section(outcome),
+            section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
             section(
                 "Shapes at one budget",
@@ -119,9 +122,9 @@ def sweep_answer(outcome: Outcome) -> list[str]:
         if best.difference is None:
             lines.append(f"{lead}, {fixed(best.val_loss.mean, 4)}.")
         else:
-            lines.append(
-                f"{lead}, {experiment_sections.distance(best.difference)} {clean(outcome.baseline_words or '')}."
-            )
+            above = experiment_sections.distance(best.difference)
+            ends = experiment_sections.size_interval(best.difference, outcome)
+            lines.append(f"{lead}, {above} {clean(outcome.baseline_words or '')}{ends}.")
         for judged in outcome.judged:
             is_clear = judged.verdict in ("better", "worse")
             baseline = clean(judged.beside)
