@@ -175,12 +175,12 @@ def without_dropped(section: Any, key: str) -> Any:
     if not isinstance(section, dict) or not isinstance(section.get(key), dict):
         return section
     named = section[key]
-    kept = section | {key: {name: change for name, change in named.items() if change is not None}}
+    reduced = section | {key: {name: change for name, change in named.items() if change is not None}}
     match = section.get("match")
     if isinstance(match, dict) and isinstance(match.get("adjust"), dict):
         parts = {name: part for name, part in match["adjust"].items() if named.get(name, {}) is not None}
-        kept["match"] = match | {"adjust": parts}
-    return kept
+        reduced["match"] = match | {"adjust": parts}
+    return reduced
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:

@@ -73,7 +73,7 @@ class SweepConfig(RungsConfig):
     """Recipe key -> its axis. If `match` adjusts d_model, `aspect` may be an axis too: d_model / n_layers, for which
     the depth is solved."""
     groups: dict[str, SweepGroup] = Field(default_factory=dict)
-    """Name -> a grid of its own; null drops a group of an extended recipe."""
+    """Name -> a separate grid; null drops a group of an extended recipe."""
     search: SearchConfig | None = None
     """Sampler that chooses points; default: a grid of all combinations."""
     seeds: Seeds = (1, 2, 3)

@@ -56,7 +56,7 @@ def analysis_page(whole: Analysis) -> Page:
         if measure.title and (figure := _depth_figure(models, variants, looks, measure, threshold)) is not None:
             figures[measure.part].append(figure)
             by_measure[measure] = figure
-    found = findings(whole)
+    answers = findings(whole)
     over_training = None
     if runs:
         notes = ["course", "left-out"] if left_out else ["course"]
@@ -69,12 +69,12 @@ def analysis_page(whole: Analysis) -> Page:
     return Page(
         "analysis",
         whole.title,
-        [sentence for _, sentence in found],
+        [sentence for _, sentence in answers],
         lead=(
             f"What {'do' if len(subjects) > 1 else 'does'} {sequence(subjects)} do inside{when}, on "
             f"{amount(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
         ),
-        first=[by_measure[measure] for measure, _ in found if measure in by_measure],
+        first=[by_measure[measure] for measure, _ in answers if measure in by_measure],
         sections=(
             section("Means over layers", summary_table(analysis), note("means-over-layers")),
             over_training,

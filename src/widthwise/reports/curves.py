@@ -184,7 +184,7 @@ def curve_figure(
     """Return a figure of curves; None if no curve has a value.
 
     Ends of up to MOST_LABELS lines have their name; curves of up to FEW_POINTS points have markers. crop: ignore the
-    steep first tenth in the range of y. growths: values of x at which models grew, marked by dashed lines, beside those
+    steep first tenth in the range of y. growths: values of x at which models grew, marked by dashed lines as are those
     of the curves. level: value of y with a line across the figure.
     """
     drawn: dict[str, Bundle] = {}

@@ -138,15 +138,14 @@ def distance(difference: Estimate) -> str:
 def size_interval(difference: Estimate, outcome: Outcome) -> str:
     """Return the interval of the size of a difference as ` (95% CI 0.0218 to 0.2079)`; "" without an interval.
 
-    An interval on both sides of 0 is that of the difference itself.
+    An interval on both sides of 0 has the signs of the difference.
     """
-    low, high = difference.low, difference.high
-    if low is None or high is None:
+    if difference.low is None or difference.high is None:
         return ""
     level = percentage(outcome.confidence)
-    if low < 0 < high:
+    if difference.low < 0 < difference.high:
         return f" ({level} CI {interval(difference, 4, True)})"
-    low, high = sorted((abs(low), abs(high)))
+    low, high = sorted((abs(difference.low), abs(difference.high)))
     return f" ({level} CI {fixed(low, 4)} to {fixed(high, 4)})"
 
 

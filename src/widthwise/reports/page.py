@@ -42,7 +42,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Folded:
-    """Parts behind a caption, for few readers."""
+    """Parts that are shown when a reader opens their caption."""
 
     caption: str
     parts: Sequence["Text | Table | Figure"]
@@ -62,7 +62,7 @@ def _groups(parts: Iterable[Part]) -> Iterator[tuple[str, list[Part]]]:
 
 
 def _figures(parts: Iterable[Part]) -> Iterator[Figure]:
-    """Yield all figures in order, those behind captions included."""
+    """Yield all figures in order, folded figures included."""
     for part in parts:
         if isinstance(part, Figure):
             yield part
@@ -150,8 +150,8 @@ class Page:
         named: dict[str, Figure] = {}
         for section in self.shown:
             for figure in _figures(section.parts):
-                words = f"{section.anchor} {clean(figure.title)}"
-                name = re.sub(r"[^\w.]+", "-", words.lower()).strip("-") if named else "main"
+                title = f"{section.anchor} {clean(figure.title)}".lower()
+                name = re.sub(r"[^\w.]+", "-", title).strip("-") if named else "main"
                 named[f"{name}-{len(named)}" if name in named else name] = figure
         return named
 
