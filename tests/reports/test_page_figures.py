@@ -20,7 +20,7 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import page
 from widthwise.reports.charts import COLOURS, HEAT, MUTED, Figure, Plot, styles
-from widthwise.reports.curves import Curve, by_place, by_step, curve_figure, progress, thin
+from widthwise.reports.curves import Bundle, Curve, by_place, by_step, curve_figure, progress, thin
 from widthwise.reports.page import Page, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.tables import data_table
@@ -55,6 +55,17 @@ def test_progress_counts_tokens_and_hours_and_no_flops_without_a_record_of_any()
     assert found["hours"].y == pytest.approx([5 / 3600, 20 / 3600])
     metrics.append({"step": 20, "event": "validation", "tokens": 1280, "training_flops": 7.0 * 1280})
     assert progress(run(metrics))["training FLOPs"].y == pytest.approx([7 * 640, 7 * 1280])
+
+
+def test_lines_that_end_without_a_value_have_no_name() -> None:
+    """The seeds of the last variant share no step, so their mean is empty."""
+    line = Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
+    apart = Bundle({"seed 1": line, "seed 2": Curve(np.array([5.0]), np.array([1.0]))})
+    looks = styles(["a", "b", "apart"])
+    figure = curve_figure("k", "t", {"a": line, "b": line, "apart": apart}, looks, "step", "loss")
+    assert figure
+    assert [row["name"] for row in drawn(figure.spec()) if "place" in row] == ["a", "b"]
+    assert curve_figure("k", "t", {"apart": apart}, looks, "step", "loss")
 
 
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=10), st.floats(0.1, 9))

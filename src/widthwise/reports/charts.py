@@ -312,10 +312,10 @@ class Plot:
     def names_at(self, last: Mapping[str, float], domain: Sequence[float]) -> alt.Chart:
         """Return the name of each line at its last value, right of the plot; names do not overlap.
 
-        domain: ends of the y axis.
+        last: finite values. domain: ends of the y axis.
         """
         low, high = domain
-        named = sorted((value, name) for name, value in last.items() if math.isfinite(value))
+        named = sorted((value, name) for name, value in last.items())
         steps = _LABEL_SHARE * (high - low) * np.arange(len(named))
         places = isotonic_regression(np.clip([value for value, _ in named] - steps, low, high - steps[-1])).x + steps
         rows = [

@@ -212,8 +212,8 @@ def curve_figure(
         rows += _rows(name, strong, bundle.mean, bundle, axes)
         grown += [_place(step, bundle, axes) for step in bundle.growths]
     banded = [row for row in rows if "low" in row]
-    ends = {"low": ".4f", "high": ".4f"} if banded else {}
-    tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **ends)
+    of_bands = {"low": ".4f", "high": ".4f"} if banded else {}
+    tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **of_bands)
     is_switched = len(axes) > 1
     across = charts.x("at" if is_switched else "x", " " if is_switched else x_title, format="~s")
     plot = Plot(across, y_title, styles, tip, domain, is_switched=is_switched)
@@ -232,9 +232,10 @@ def curve_figure(
     if max(len(curve.x) for curve in every_curve) <= FEW_POINTS:
         layers.append(plot.points(rows, size=34))
     last = {name: bundle.mean.last for name, bundle in drawn.items()}
-    is_named = 1 < len(drawn) <= MOST_LABELS
+    ends = {name: value for name, value in last.items() if math.isfinite(value)}
+    is_named = 1 < len(ends) <= MOST_LABELS
     if domain is not None and is_named:
-        layers.append(plot.names_at(last, domain))
+        layers.append(plot.names_at(ends, domain))
     chart = charts.switched(layers, "over", axes) if is_switched else alt.layer(*layers)
     label = charts.described(
         f"{subject} over {x_title}. Last mean value of each line:", {name: show(value) for name, value in last.items()}

@@ -146,11 +146,10 @@ def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
 
 
 def main_columns(outcome: Outcome) -> list[Quantity]:
-    """Return the chosen columns; by default the difference, so that narrow screens show it, and the main quantities."""
+    """Return the chosen columns; by default the main quantities that any variant has."""
     if outcome.columns is not None:
         return [QUANTITY[name] for name in outcome.columns if name in QUANTITY]
-    columns = [quantity for quantity in QUANTITIES if quantity.is_main and _is_known(quantity, outcome)]
-    return sorted(columns, key=lambda quantity: quantity.name != JUDGED)
+    return [quantity for quantity in QUANTITIES if quantity.is_main and _is_known(quantity, outcome)]
 
 
 def _is_known(quantity: Quantity, outcome: Outcome) -> bool:
@@ -220,6 +219,7 @@ def main_tables(outcome: Outcome, caption: str, looks: "Looks", first: str = "Va
     losses = columns
     if outcome.columns is None:
         losses = [q for q in columns if not isinstance(q, OfModel) and q.name not in (SPEED, *RUN_COSTS)]
+        losses.sort(key=lambda quantity: quantity.name != JUDGED)  # a narrow screen shows the first columns
     costs = [quantity for quantity in columns if quantity not in losses]
     swatches = [looks[variant.name].swatch for variant in outcome.variants]
     if not swatches:

@@ -102,6 +102,10 @@ function sortable(table) {
 
 document.querySelectorAll(".legend").forEach(toggles);
 document.querySelectorAll("table.sortable").forEach(sortable);
+for (const caption of document.querySelectorAll("figure details")) {
+  const text = caption.previousElementSibling.getAttribute("aria-label");
+  caption.addEventListener("toggle", () => { caption.querySelector("p").textContent = text; });
+}
 (async () => {
   const look = JSON.parse(document.getElementById("look").textContent);
   for (const element of document.querySelectorAll(".chart")) {
