@@ -15,6 +15,7 @@ from page_section import change, check_broken, reported
 from widthwise.records.outcome import Outcome
 from widthwise.reports.experiment import answer
 from widthwise.reports.experiment_sections import compared_question
+from widthwise.reports.formats import MINUS
 from widthwise.run_dir import RunDir
 
 HOSTILE = (
@@ -72,7 +73,7 @@ def test_the_first_screen_answers_with_one_number_a_sentence(page: str) -> None:
     lines = re.findall("<p>(.*?)</p>", answer)
     assert lines == [
         "x is better than uniform: loss lower by 0.0123 nats (95% CI 0.0043 to 0.0203).",
-        "No clear difference from uniform: hourglass (2 seeds).",
+        f"No clear difference from uniform with 2 seeds: hourglass, +0.0040 nats (95% CI {MINUS}0.0050 to +0.0130).",
     ]
     assert page.index('class="answer"') < page.index('id="figure-differences"') < page.index('<section id="results"')
 

@@ -191,7 +191,7 @@ def baseline_answer(outcome: Outcome) -> list[str]:
         above = distance(best.difference or Estimate(mean=None))
         return [f"{clean(best.name)}{lowest} ends {above} {baseline}; with {seeds} there is no verdict."]
     lines = []
-    if "better" not in by_verdict:
+    if "better" not in by_verdict and "worse" in by_verdict:
         lines.append(f"No variant is better than {baseline}.")
     for verdict, direction, extreme in (("better", "lower", 0), ("worse", "higher", -1)):
         if variants := by_verdict.get(verdict):
@@ -206,7 +206,10 @@ def baseline_answer(outcome: Outcome) -> list[str]:
     if tied := by_verdict.get("tie"):
         lines.append(f"Equal to {baseline} within {TIE_MARGIN:g} nats: {variant_names(tied)}.")
     if unclear := by_verdict.get(UNCLEAR):
-        lines.append(f"No clear difference from {baseline}: {variant_names(unclear)} ({seeds}).")
+        names = variant_names(unclear)
+        if len(unclear) == 1 and (difference := unclear[0].difference) is not None:
+            names += f", {signed(difference.mean, 4)} nats{size_interval(difference, outcome)}"
+        lines.append(f"No clear difference from {baseline} with {seeds}: {names}.")
     better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
     if better:
         best = min(better, key=lambda variant: finite(variant.val_loss.mean))
