@@ -203,9 +203,9 @@ def step_ratio(name: str) -> float:
     return read_json("gpu.json")["parts"]["training/200m/eager"]["variants"][name]["wall_ratio"]["median"]
 
 
-def losses_at_rates(name: str) -> dict[str, float]:
+def losses_at_rates(name: str, folder: str = "compute_optimal_d32_rates") -> dict[str, float]:
     """Return the loss of a variant at each learning rate, by rate."""
-    points = outcome("compute_optimal_d32_rates").variants
+    points = outcome(folder).variants
     return {p.name.rpartition("-")[2]: p.val_loss.mean or 0 for p in points if p.name.rpartition("-")[0] == name}
 
 
@@ -431,6 +431,13 @@ def results() -> Iterator[str]:
         of_rates = [f"{losses[rate]:.3f}" for rate in ("0.002", "0.004", "0.008", "0.016", "0.032")]
         yield row(*of_rates, f"{difference:+.3f}" if difference else "")
     yield f"at 0.064: {losses_at_rates('virtual-2-3')['0.064']:.3f}"
+    of_uniform = min(losses_at_rates("uniform", "compute_optimal_rates").values())
+    yield f"minus {of_uniform:.3f}"
+    for name in ("virtual-2-3", "hourglass", "x-head-size", "x", "cut", "found", "uniform"):
+        losses = losses_at_rates(name, "compute_optimal_rates")
+        of_rates = [f"{losses[rate]:.3f}" if rate in losses else "" for rate in ("0.002", "0.004", "0.008", "0.016")]
+        difference = min(losses.values()) - of_uniform
+        yield row(*of_rates, f"{difference:+.3f}" if difference else "")
 
     def ends(text: str) -> str:
         """Return a difference and its interval in two cells of a table."""
@@ -493,7 +500,7 @@ GIVEN = {
         at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
     "docs/results.md": """
         0.16 to 12.6 million · **virtual width of 1.5** · and more, 0.2 to 1.1 percent ·
-        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 ·
+        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 · | 0.002 | 0.004 | 0.008 | 0.016 | best · rate of 0.008; · with PyTorch 2.11 and ended · PyTorch 2.13 ·
         at 0.002 all eight · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
         ends at 5.50, two blocks of them at 5.52, the uniform model at 5.16 · its start of 0.6 · | 1.5 ·
