@@ -500,7 +500,8 @@ GIVEN = {
         at 0.75 of the depth and 0.3 of · std 0.06 · std 0.042 · runs 0.2 to 1.1 percent""",
     "docs/results.md": """
         0.16 to 12.6 million · **virtual width of 1.5** · and more, 0.2 to 1.1 percent ·
-        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 · | 0.002 | 0.004 | 0.008 | 0.016 | best · rate of 0.008; · with PyTorch 2.11 and ended · PyTorch 2.13 ·
+        | | 0.002 | 0.004 | 0.008 | 0.016 | 0.032 · | 0.002 | 0.004 | 0.008 | 0.016 | best ·
+        rate of 0.008; · with PyTorch 2.11 and ended · PyTorch 2.13 ·
         at 0.002 all eight · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
         ends at 5.50, two blocks of them at 5.52, the uniform model at 5.16 · its start of 0.6 · | 1.5 ·
