@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def recipe_data(path: Path) -> list[dict]:
-    """The recipe of the file, or of each of its variants, of each group of a sweep, and on each rung."""
+    """The recipe of the file, or of each of its variants, of each group of a sweep, and on each rung; not if null."""
     data = read_recipe(path)
     variants = data.pop("compare", {"variants": {"": {}}})["variants"]
     sweep = data.pop("sweep", {})
     rungs = sweep.get("rungs", {"": {}}).values()
     groups = sweep.get("groups", {}).values()
-    points = [merge(rung, group.get("change", {})) for rung in rungs for group in groups]
-    changes = (*variants.values(), *points)
+    points = [merge(rung, group.get("change", {})) for rung in rungs for group in groups if group is not None]
+    changes = (*(change for change in variants.values() if change is not None), *points)
     return [merge(data, change) for change in changes]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import Field
@@ -18,7 +18,8 @@ from widthwise.experiments.matching import (
     check_trainable,
     match_with_options,
     matched_ratio,
-    without_dropped,
+    without_null,
+    without_unused,
 )
 from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name
 from widthwise.experiments.rates import with_rates
@@ -34,7 +35,10 @@ class CompareConfig(Config):
 
     title: str | None = None
     """Title of the page; default: the name of its folder."""
-    variants: dict[str, dict[str, Any]] = Field(min_length=2, max_length=MOST_POINTS)
+    variants: Annotated[
+        dict[str, dict[str, Any]],
+        pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, dict[str, Any] | None]),
+    ] = Field(min_length=2, max_length=MOST_POINTS)
     """Name -> changes to the recipe; null drops a variant of an extended recipe. The first is the baseline."""
     seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
@@ -43,8 +47,8 @@ class CompareConfig(Config):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _drop(cls, section: Any) -> Any:
-        return without_dropped(section, "variants")
+    def _adjust_used(cls, section: Any) -> Any:
+        return without_unused(section, "variants")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":

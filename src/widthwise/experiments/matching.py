@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 import pydantic
 from pydantic import Discriminator, Tag
@@ -167,20 +167,23 @@ MatchSection = Annotated[
 """A quantity, or a mapping with the adjusted parts, as written in a recipe."""
 
 
-def without_dropped(section: Any, key: str) -> Any:
-    """Return a section without the names that are null under `key`, and without their adjustments.
+def without_null(changes: Any) -> Any:
+    """Return named changes without those that are null, by which a recipe drops those of a recipe that it extends."""
+    return {name: change for name, change in changes.items() if change is not None} if _is_dict(changes) else changes
 
-    A recipe that extends another drops variants or groups in this way. section: plain data, perhaps not valid.
-    """
-    if not isinstance(section, dict) or not isinstance(section.get(key), dict):
+
+def without_unused(section: Any, key: str) -> Any:
+    """Return a section without the adjustments of names that are null under `key`. section: data, perhaps not valid."""
+    if not _is_dict(section) or not _is_dict(section.get(key)) or not _is_dict(match := section.get("match")):
         return section
-    named = section[key]
-    reduced = section | {key: {name: change for name, change in named.items() if change is not None}}
-    match = section.get("match")
-    if isinstance(match, dict) and isinstance(match.get("adjust"), dict):
-        parts = {name: part for name, part in match["adjust"].items() if named.get(name, {}) is not None}
-        reduced["match"] = match | {"adjust": parts}
-    return reduced
+    if not _is_dict(adjust := match.get("adjust")):
+        return section
+    used = {name: part for name, part in adjust.items() if section[key].get(name, {}) is not None}
+    return section | {"match": match | {"adjust": used}}
+
+
+def _is_dict(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:

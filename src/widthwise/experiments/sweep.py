@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -23,7 +23,8 @@ from widthwise.experiments.matching import (
     check_trainable,
     comparable,
     match_with_options,
-    without_dropped,
+    without_null,
+    without_unused,
 )
 from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
@@ -72,7 +73,10 @@ class SweepConfig(RungsConfig):
     over: dict[str, Axis] = Field(default_factory=dict)
     """Recipe key -> its axis. If `match` adjusts d_model, `aspect` may be an axis too: d_model / n_layers, for which
     the depth is solved."""
-    groups: dict[str, SweepGroup] = Field(default_factory=dict)
+    groups: Annotated[
+        dict[str, SweepGroup],
+        pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, SweepGroup | None]),
+    ] = Field(default_factory=dict)
     """Name -> a separate grid; null drops a group of an extended recipe."""
     search: SearchConfig | None = None
     """Sampler that chooses points; default: a grid of all combinations."""
@@ -83,8 +87,8 @@ class SweepConfig(RungsConfig):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _drop(cls, section: Any) -> Any:
-        return without_dropped(section, "groups")
+    def _adjust_used(cls, section: Any) -> Any:
+        return without_unused(section, "groups")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":
