@@ -85,6 +85,15 @@ def test_names_at_line_ends_keep_their_order_and_do_not_overlap(values: list[flo
         assert places == pytest.approx(ends, abs=1e-4)
 
 
+def test_a_line_over_another_quantity_ends_where_its_records_end() -> None:
+    """7 tokens a step, recorded up to step 20."""
+    tokens = Curve(np.array([10.0, 20.0]), np.array([70.0, 140.0]))
+    curve = Curve(np.array([5.0, 20.0, 21.0]), np.array([3.0, 2.0, 1.0]))
+    figure = curve_figure("k", "t", {"a": Bundle({"": curve}, progress={"tokens": tokens})}, styles(["a"]), "step", "y")
+    assert figure
+    assert {(row["x"], row["tokens"]) for row in drawn(figure.spec())} == {(5, 35), (20, 140), (21, None)}
+
+
 @given(st.integers(min_value=1, max_value=97), st.integers(min_value=1, max_value=31))
 def test_thinning_keeps_the_mean_of_equal_groups(n_groups: int, n_each: int) -> None:
     x = np.arange(n_groups * n_each, dtype=float)
