@@ -4,12 +4,14 @@ import errno
 import os
 import shutil
 import struct
+import subprocess
 from itertools import accumulate, chain
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from widthwise import files
 from widthwise.config_io import parse
 from widthwise.data.config import DataConfig, open_data
 from widthwise.data.prepared import PreparedData, adopt
@@ -138,8 +140,12 @@ def test_what_cannot_be_adopted_is_refused_by_name_and_leaves_nothing(theirs, tm
 
 def test_what_a_killed_adoption_left_is_replaced_and_the_originals_survive(theirs, tmp_path):
     before = contents(theirs)
-    (tmp_path / ".out.partial").mkdir()
-    os.link(theirs / "a.bin", tmp_path / ".out.partial/train.bin")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = tmp_path / f".out.{files.HOST}-{gone.pid}.0a1b2c3d"
+    left.mkdir()
+    os.link(theirs / "a.bin", left / "train.bin")
+    (tmp_path / ".out.lock").touch()
     first = adopted(theirs)
     first.verify()
     assert contents(theirs) == before

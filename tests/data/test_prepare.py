@@ -122,12 +122,14 @@ def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
 def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
     sizes = count(1)
     growing = Corpus("growing", lambda: chain(SYNTHETIC, [Document("growing", "x" * next(sizes))]))
+    missing = Corpus("missing", lambda: iter(os.listdir(tmp_path / "none")))
     one, unreadable = corpus_of("test", ["one"]), Corpus("unreadable", lambda: pytest.fail("was read"))
     for corpus, options, message in (
         (one, {"held_out": 1e-9}, r"puts 1 of 1 documents in training and 0 in .*; raise held_out"),
         (one, {"held_out": 1 - 1e-9}, "lower held_out"),
         (corpus_of("test", []), {}, "holds no documents"),
         (growing, {}, "changed while it was being read"),
+        (missing, {}, r"^missing: cannot be read \(No such file"),
         (SYNTHETIC, {"max_tokens": 3}, "max_tokens: got 3"),
         (unreadable, {"max_tokens": 0}, "max_tokens: got 0"),
         (unreadable, {"tokenizer": "gpt5"}, "tokenizer 'gpt5'"),
@@ -136,7 +138,7 @@ def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
             prepare(corpus, tmp_path / "out", **{"tokenizer": "bytes", **options})
     assert os.listdir(tmp_path) == []
     for parent in ("/proc/none", "/dev/null"):
-        with pytest.raises(UserError, match=rf"{parent}/\.out\.partial: cannot be written"):
+        with pytest.raises(UserError, match=rf"^{parent}/out: cannot be written"):
             prepare(SYNTHETIC, f"{parent}/out", tokenizer="bytes")
 
 
@@ -144,7 +146,7 @@ def test_a_folder_in_use_is_refused_and_kept(tmp_path):
     prepare(corpus_of("test", "abcdefgh"), tmp_path / "out", tokenizer="bytes", held_out=0.5)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
-    for name, message in (("out", "already holds a prepared corpus"), ("other", "in use by other files")):
+    for name, message in (("out", "already holds a prepared corpus"), ("other", "exists already; choose another")):
         with pytest.raises(UserError, match=message):
             prepare(SYNTHETIC, tmp_path / name, tokenizer="bytes")
     PreparedData.open(tmp_path / "out").verify()
@@ -176,11 +178,11 @@ def start(out, seconds_per_document: float) -> subprocess.Popen:
 def test_a_killed_preparation_leaves_no_folder_and_processes_that_prepare_it_again_at_once_all_get_it(tmp_path):
     out = tmp_path / "out"
     killed = start(out, 0.002)
-    while not list(tmp_path.glob(".out.partial/*")) and killed.poll() is None:
+    while not list(tmp_path.glob(".out.*.*/*")) and killed.poll() is None:
         time.sleep(0.02)
     killed.kill()
     killed.communicate()
-    assert os.listdir(tmp_path) == [".out.partial"]
+    assert sorted(path.is_dir() for path in tmp_path.glob(".out.*")) == [False, True]  # its lock, what it wrote
     with pytest.raises(UserError, match="no such folder"):
         PreparedData.open(out)
     running = [start(out, 0.0001) for _ in range(3)]

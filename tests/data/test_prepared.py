@@ -29,8 +29,10 @@ def test_a_copied_folder_is_complete_in_itself_and_verify_tells_how_far_it_is(fo
 
 
 def empty(folder: Path) -> None:
-    write_tokens(folder / "train", 257, [])
     names = ("train.bin", "train.idx")
+    for name in names:
+        (folder / name).unlink()
+    write_tokens(folder / "train", 257, [])
     records = {name: FileRecord.of(folder / name).model_dump() for name in names}
     in_manifest(lambda said: said["files"].update(records))(folder)
     in_manifest(lambda said: said["splits"].update(train=dict.fromkeys(said["splits"]["train"], 0)))(folder)

@@ -14,7 +14,7 @@ from boxes import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from widthwise.data.shards import NameWriter, ShardWriter, TokenFile, names_path, read_names
+from widthwise.data.shards import ShardWriter, TokenFile, name_lines, names_path, read_names
 from widthwise.mistakes import UserError
 
 UINT16, INT32 = np.dtype("<u2"), np.dtype("<i4")
@@ -115,7 +115,7 @@ def test_damaged_files_are_refused_by_name(tmp_path, kind):
         TokenFile(tmp_path / "x")
 
 
-def test_an_exception_while_writing_leaves_nothing(tmp_path):
+def test_an_exception_while_writing_leaves_no_index(tmp_path):
     def fail_halfway():
         with ShardWriter(tmp_path / "x", UINT16) as writer:
             writer.add(np.array([1], dtype=UINT16), np.array([1]))
@@ -123,20 +123,20 @@ def test_an_exception_while_writing_leaves_nothing(tmp_path):
 
     with pytest.raises(RuntimeError):
         fail_halfway()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["x.bin"]
 
 
 @pytest.mark.parametrize("n_documents", [2000, 700], ids=["bin", "idx"])
-def test_a_file_that_cannot_grow_is_refused_and_leaves_nothing(tmp_path, n_documents):
+def test_a_file_that_cannot_grow_is_refused_by_name_and_never_opened(tmp_path, request, n_documents):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
         said = refusal(write, tmp_path / "x", [[0, 0, 0]] * n_documents)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert said.startswith(f"{tmp_path / 'x'}")
-    assert "cannot be written (File too large)" in said
-    assert os.listdir(tmp_path) == []
+    ending = request.node.callspec.id
+    assert said == f"{tmp_path}/x.{ending}: cannot be written (File too large)"
+    assert refusal(TokenFile, tmp_path / "x").startswith(f"{tmp_path}/x.idx: ")
 
 
 @settings(max_examples=30)
@@ -144,9 +144,7 @@ def test_a_file_that_cannot_grow_is_refused_and_leaves_nothing(tmp_path, n_docum
 def test_any_names_are_read_as_they_were_written(tmp_path_factory, names):
     prefix = tmp_path_factory.mktemp("names") / "train"
     names.append(b"caf\xe9\n.txt".decode(errors="surrogateescape"))  # of bytes that are no text
-    with NameWriter(prefix) as writer:
-        writer.add(names[:3])
-        writer.add(names[3:])
+    names_path(prefix).write_bytes(name_lines(names[:3]) + name_lines(names[3:]))
     assert list(read_names(prefix)) == names
     assert names_path(prefix).read_bytes().count(b"\n") == len(names)
 

@@ -67,7 +67,7 @@ PLANNED = PlannedRuns(command="widthwise compare a.yaml", title="+0.125.\n∅ is
 @pytest.mark.parametrize("key", ["runs", "title", "new"])
 def test_an_entry_that_is_changed_added_or_gone_is_refused_by_name(tmp_path: Path, key: str) -> None:
     """A file without checksums is read unchecked."""
-    (tmp_path / "planned.json").write_text(PLANNED.to_json())
+    (tmp_path / "planned.json").write_text(json.dumps(PLANNED.to_data()))
     assert PlannedRuns.read(tmp_path) == PLANNED
     path = PLANNED.write(tmp_path)
     written = json.loads(path.read_text())

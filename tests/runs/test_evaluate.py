@@ -118,7 +118,7 @@ def test_an_evaluation_is_kept_in_its_run_and_changes_nothing_else(runs: list[Pa
     first, other = evaluate_run(run, _asked(max_tokens=40)), evaluate_run(run, _asked(max_tokens=60))
     paths = [save_evaluation(record) for record in (first, other, first)]
     assert paths[0] == paths[2] != paths[1]
-    assert SealedFile(paths[0]).read() == json.loads(first.to_json())
+    assert SealedFile(paths[0]).read() == json.loads(json.dumps(first.to_data()))
     assert {path.name for path in run.iterdir()} - {"evaluations"} == {path.name for path in runs[0].iterdir()}
     assert {path: path.read_bytes() for path in before} == before
     resume(run)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from widthwise.config_io import refusing
 from widthwise.data.manifest import HeldOutRecord
 from widthwise.mistakes import UserError
 
@@ -41,13 +42,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents that can be read repeatedly, always in the same order."""
+    """Documents that can be read repeatedly, always in the same order. An OSError of `read` becomes a UserError."""
 
     name: str
     read: Callable[[], Iterator[Document]]
 
     def __iter__(self) -> Iterator[Document]:
-        return self.read()
+        with refusing(f"{self.name}: cannot be read", OSError):
+            yield from self.read()
 
 
 Split = Literal["train", "held_out"]

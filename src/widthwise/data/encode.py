@@ -6,15 +6,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
 from widthwise.config_io import mistakes_of
 from widthwise.data.documents import Document, Entry, Scan
 from widthwise.data.manifest import SplitRecord, Splits
-from widthwise.data.shards import NameWriter, ShardWriter, token_dtype
+from widthwise.data.shards import ShardWriter, durable, name_lines, names_path, token_dtype
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.files import writing
 from widthwise.mistakes import UserError
 
 BATCH_BYTES = 2**20
@@ -84,14 +85,15 @@ class SplitShards:
         self._fingerprint = hashlib.sha256()
         self.n_left_out = 0
         self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
-        self._names = tuple(NameWriter(folder / name) for name in Splits.model_fields)
+        self._names: list[BinaryIO] = []
         self._counts = np.zeros((len(self._writers), len(SplitRecord.model_fields)), dtype=np.int64)
         self._stack = ExitStack()
         self.is_full = False
 
     def __enter__(self) -> Self:
-        for writer in (*self._writers, *self._names):
+        for writer in self._writers:
             self._stack.enter_context(writer)
+            self._names.append(self._stack.enter_context(durable(names_path(writer.prefix))))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -125,7 +127,8 @@ class SplitShards:
             chosen = np.array([entry.split == split for entry in entries], dtype=bool)
             split_tokens = tokens[np.repeat(chosen, lengths)]
             writer.add(split_tokens, lengths[chosen])
-            names.add(entry.name for entry in entries if entry.split == split)
+            with writing(names_path(writer.prefix)):
+                names.write(name_lines(entry.name for entry in entries if entry.split == split))
             count += (chosen.sum(), len(split_tokens), n_bytes[chosen].sum(), self._byte_lengths[split_tokens].sum())
         self._fingerprint.update(b"".join(entry.key for entry in entries if entry.split is not None))
         self.n_left_out += sum(entry.split is None for entry in entries)

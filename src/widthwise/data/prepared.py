@@ -3,12 +3,10 @@
 The folder holds token files, their tokenizer, and a manifest with checksums of both (manifest.py).
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -41,7 +39,7 @@ from widthwise.data.shards import (
     token_dtype,
 )
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import FileRecord, file_sha256, fsync_file, fsync_folder, is_at, read_json, reading, writing
+from widthwise.files import FileRecord, file_sha256, fsync_file, new_folder, read_json, reading, writing
 from widthwise.mistakes import UserError
 from widthwise.records.record import SealedFile
 
@@ -190,16 +188,18 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
     """
     out = Path(out).resolve()
     if not (reuse and is_prepared(out)):
-        with _own_folder(out.parent / f".{out.name}.partial") as partial:
-            if not (reuse and is_prepared(out)):
-                if is_prepared(out):
+        from filelock import FileLock  # slow to import, and not needed for a finished folder
+
+        lock = out.parent / f".{out.name}.lock"
+        with writing(out), FileLock(lock):
+            try:
+                if not is_prepared(out):
+                    with new_folder(out) as partial:
+                        fill(partial)
+                elif not reuse:
                     raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
-                if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
-                    raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
-                fill(partial)
-                with writing(out):
-                    os.replace(partial, out)
-                    fsync_folder(out.parent)
+            finally:
+                lock.unlink(missing_ok=True)  # a process that waits for it notices, and creates another
     return PreparedData.open(out)
 
 
@@ -237,33 +237,6 @@ def write_manifest(
         files=files,
     )
     SealedFile(folder / MANIFEST).write(to_data(manifest))
-
-
-@contextmanager
-def _own_folder(folder: Path) -> Iterator[Path]:
-    """Provide an empty folder to one process at a time, and remove it at the end unless it was renamed.
-
-    Other processes wait; a killed process releases it.
-    """
-    while True:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                handle = os.open(folder, os.O_RDONLY)
-            except FileNotFoundError:
-                continue  # another process finished and renamed it between the two calls
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if is_at(handle, folder):
-            break
-        os.close(handle)  # another process renamed or removed the folder
-    try:
-        for leftover in folder.iterdir():
-            leftover.unlink()
-        yield folder
-    finally:
-        if is_at(handle, folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
 
 
 def adopt(

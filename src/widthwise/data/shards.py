@@ -8,18 +8,18 @@
 PREFIX.names.jsonl   the names of the documents in order, each line a name as JSON
 """
 
-import contextlib
 import json
 import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from widthwise.files import fsync_file, parse_json, reading, writing
+from widthwise.files import parse_json, reading, writing
 from widthwise.mistakes import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -51,24 +51,34 @@ def idx_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".idx")
 
 
-class ShardWriter:
-    """Writes `prefix.bin` and `prefix.idx` document by document; used in a `with` block.
+def names_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ENDING)
 
-    Both files are written atomically at the end of the block; an exception leaves neither. Raises UserError on a full
-    disk.
+
+@contextmanager
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for the block to write, and put it on disk at the end. Raises UserError on a full disk."""
+    with writing(path), open(path, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class ShardWriter:
+    """Writes `prefix.bin` document by document, and `prefix.idx` at the end; used in a `with` block.
+
+    An exception leaves no index. Raises UserError on a full disk.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype):
         self.prefix = prefix
         self.dtype = dtype
         self._lengths: list[np.ndarray] = []
-        self._temporary_bin = prefix.with_name(f".{prefix.name}.bin.{os.getpid()}")
-        self._temporary_idx = prefix.with_name(f".{prefix.name}.idx.{os.getpid()}")
+        self._stack = ExitStack()
         self._bin: BinaryIO
 
     def __enter__(self) -> Self:
-        with writing(self._temporary_bin):
-            self._bin = open(self._temporary_bin, "wb")
+        self._bin = self._stack.enter_context(durable(bin_path(self.prefix)))
         return self
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
@@ -83,28 +93,18 @@ class ShardWriter:
             self._bin.write(tokens.tobytes())
         self._lengths.append(lengths.astype(np.int32))
 
-    def __exit__(self, *error: object) -> None:
-        try:
-            if error[0] is None:
-                self._finish()
-        finally:
-            with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
-                self._bin.close()
-            self._temporary_bin.unlink(missing_ok=True)
-            self._temporary_idx.unlink(missing_ok=True)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+        if error[0] is None:
+            with durable(idx_path(self.prefix)) as file:
+                file.write(self._index())
 
-    def _finish(self) -> None:
-        with writing(self.prefix):
-            self._bin.flush()
-            os.fsync(self._bin.fileno())
-            lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
-            header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], len(lengths), len(lengths) + 1)
-            offsets = _starts(lengths)[:-1] * self.dtype.itemsize
-            arrays = (lengths.astype("<i4"), offsets.astype("<i8"), np.arange(len(lengths) + 1).astype("<i8"))
-            self._temporary_idx.write_bytes(header + b"".join(array.tobytes() for array in arrays))
-            fsync_file(self._temporary_idx)
-            os.replace(self._temporary_bin, bin_path(self.prefix))
-            os.replace(self._temporary_idx, idx_path(self.prefix))
+    def _index(self) -> bytes:
+        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
+        header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], len(lengths), len(lengths) + 1)
+        offsets = _starts(lengths)[:-1] * self.dtype.itemsize
+        arrays = (lengths.astype("<i4"), offsets.astype("<i8"), np.arange(len(lengths) + 1).astype("<i8"))
+        return header + b"".join(array.tobytes() for array in arrays)
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
@@ -209,35 +209,13 @@ def _parse_index(
     return lengths, documents
 
 
-def names_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ENDING)
-
-
-class NameWriter:
-    """Writes the names of a split's documents; used in a `with` block, and durable at its end."""
-
-    def __init__(self, prefix: Path):
-        self._path = names_path(prefix)
-        self._file: BinaryIO
-
-    def __enter__(self) -> Self:
-        with writing(self._path):
-            self._file = open(self._path, "xb")
-        return self
-
-    def add(self, names: Iterable[str]) -> None:
-        """Append names. A byte of a name that is not UTF-8 is written as Python's surrogate escape."""
-        with writing(self._path):
-            self._file.write(b"".join(json.dumps(name).encode() + b"\n" for name in names))
-
-    def __exit__(self, *error: object) -> None:
-        with writing(self._path), self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+def name_lines(names: Iterable[str]) -> bytes:
+    """Return the lines of a file of names. A byte that is not UTF-8 is written as Python's surrogate escape."""
+    return b"".join(json.dumps(name).encode() + b"\n" for name in names)
 
 
 def read_names(prefix: Path) -> Iterator[str]:
-    """Yield the names of a NameWriter's file. Raises UserError for other content."""
+    """Yield the names of a split's documents from their file. Raises UserError for other content."""
     path = names_path(prefix)
     with reading(path), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):

@@ -53,9 +53,6 @@ class Record(pydantic.BaseModel):
         """Return the fields that were passed as plain data."""
         return self.model_dump(exclude_unset=True)
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_data(), indent=2)
-
     def with_changes(self, **changes: Any) -> Self:
         """Return a copy with changed fields, validated like a file."""
         return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
