@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from math import exp, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,11 +24,11 @@ from widthwise.records.outcome import Outcome, Variant
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-D32, D48 = "compute_optimal_d32", "compute_optimal_shapes"
+D32, D48, D48_SHAPES = "compute_optimal_d32", "compute_optimal", "compute_optimal_shapes"
 F6, MORE, HALF = "found_6m", "found_6m_more_seeds", "found_6m_half_rate"
-LONGER, TOGETHER, F12, F12_HALF = "found_6m_longer", "found_6m_together", "found_12m", "found_12m_half_rate"
+LONGER, F12, F12_HALF = "found_6m_longer", "found_12m", "found_12m_half_rate"
 UNSEEN = ("persuasion.loss", "mill_on_the_floss.loss", "origin_of_species.loss", "bartleby.loss", "networkx.loss")
-E6, E1, SWEEP, FFN, VIRTUAL = "evidence_6m", "evidence_1m", "sweep_shapes", "compare_ffn", "compare_virtual_width"
+E6, SWEEP, FFN, VIRTUAL = "evidence_6m", "sweep_shapes", "compare_ffn", "compare_virtual_width"
 GROWTH, RESIZING, HEADS = "compare_growth_2x", "variable_width_table_4_small", "x_heads_d64"
 PYTHON, BOOKS, AGAIN = "discovered_python", "discovered_books", ("rediscovered_python", "rediscovered_books")
 NUMBER, SIZE, DEFAULT_X = "x_constant_number", "x_constant_size", "x-0.75-0.3"
@@ -162,12 +161,13 @@ def findings() -> Iterator[str]:
     yield f"{ci(cut('found', LARGE_CUT))} at 6.3M"
     yield f"at {ratio(D32, 'x', 'kv_bytes')} of the KV cache, and the hourglass"
     yield f"at {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of it"
-    yield f"it is better by {-minus(D32, 'x-head-size').mean:.3f};"
+    yield f"it is better by {-minus(D32, 'x-head-size').mean:.3f} at 0.16M and by {-minus(D48, 'x-head-size').mean:.3f}"
     yield f"takes [{step_ratio('x_200m_hw'):.3f}]"
     yield f"it takes {step_ratio('x_200m'):.3f}"
     yield f"at {ratio(D32, 'cut', 'flops')} of the FLOPs, without"
-    yield f"is [higher by {minus(D48, 'cut').mean:.2f}]"
-    yield f"costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
+    yield f"is [higher by {minus(D48_SHAPES, 'cut').mean:.2f}]"
+    yield f"it costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of it"
+    yield f"at 0.39M ({mean(D48, virtual)}, one seed)"
     sections = (
         twenty_tokens,
         ten_times_the_size,
@@ -190,12 +190,16 @@ def twenty_tokens() -> Iterator[str]:
         gap = variant(D32, name).gap["val_loss"]
         means = dict(zip(gap.tokens, gap.mean))
         yield row(*(f"{means[n * 2048 * 160]:+.3f}" for n in (1, 2, 4, 6, 10)))
-    yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs. With"
+    yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs."
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
-    yield f"Minus the uniform model's loss, {loss(D48, 'uniform')}:"
-    for name in ("found", "cut"):
-        yield row(*seeds_of(minus(D48, name)), ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
+    yield f"Minus the uniform model's loss, {loss(D48, 'uniform')} at the end"
+    for name in ("virtual-2-3", "x-head-size", "hourglass", "x", "found", "cut"):
+        gap = variant(D48, name).gap["val_loss"]
+        means = dict(zip(gap.tokens, gap.mean))
+        differences = [f"{means[n * 2048 * 384]:+.3f}" for n in (1, 2, 4, 6, 10)]
+        yield row(*differences, ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
+    yield listed(seeds_of(minus(D48_SHAPES, name))[1] for name in ("found", "cut"))
 
 
 def step_ratio(name: str) -> float:
@@ -222,15 +226,6 @@ def ten_times_the_size() -> Iterator[str]:
     shapes = ("x", "x-head-size", "grown", "grown-at-0.7m", "hourglass", "virtual-2-3")
     for name in (*shapes, "dynamic", "dynamic-const", "dynamic-random"):
         yield row(d(E6, name), tokens(E6, name), ratio(E6, name, "flops"), ratio(E6, name, "kv_bytes"))
-    folders = (f"{E1}_short", E1, f"{E6}_short", E6)
-
-    def by_line(folder: str) -> float:
-        """Return tokens over the uniform model's, whose loss is a line over their logarithm from one length to 4."""
-        short, long = (fmean(per_seed(folder.removesuffix("_short") + end, "uniform")) for end in ("_short", ""))
-        return exp(fmean(minus(folder, "grown").per_seed) * log(4) / (short - long))
-
-    saved = [f"{100 * (1 - by_line(folder)):.0f}" for folder in folders]
-    yield "saves {} and then {} percent of the tokens at 1.0M parameters, and {} and then {} percent".format(*saved)
 
 
 def five_seeds() -> Estimate:
@@ -263,10 +258,6 @@ def found_shapes() -> Iterator[str]:
     parts, orders = ("hidden-only", "heads-only", "stream-only"), ("mean-permuted", "mean-reversed")
     for name in ("mean", *parts, *orders):
         yield row(d(F6, name), ratio(F6, name, "flops"), ratio(F6, name, "kv_bytes"))
-    alone, virtual, both = (
-        listed(seeds_of(minus(TOGETHER, name))) for name in ("mean", "virtual-2-3", "mean-virtual-2-3")
-    )
-    yield f"the found shape alone {alone} with two seeds, virtual width alone {virtual}, together {both}"
 
 
 def head_start() -> Iterator[str]:
@@ -409,15 +400,18 @@ def cut(name: str, file: str = SMALL_CUT, key: str = "healed") -> Estimate:
 def results() -> Iterator[str]:
     small, virtual = "compare_small", "virtual-2-3"
     yield from (d(D32, virtual), ratio(D32, virtual, "flops"))
+    yield f"[{mean(D48, virtual)}]"
     yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
     yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
-    yield from (d(D32, "found"), listed(seeds_of(minus(D48, "found"))), ci(five_seeds()))
+    yield from (d(D32, "found"), listed(seeds_of(minus(D48_SHAPES, "found"))), ci(five_seeds()))
     yield listed(seeds_of(minus(F12, "mean")))
     yield from (d(E6, "grown-at-0.7m"), d(E6, "grown"), d(PYTHON, "grown"), d(BOOKS, "grown"))
     yield from (d(folder, "discovered") for folder in AGAIN)
-    yield from (d(D32, "x"), d(D32, "x-head-size"), d(E6, "x"), d(E6, "x-head-size"))
+    yield from (d(D32, "x"), d(D32, "x-head-size"), f"[{mean(D48, 'x')}]", f"[{mean(D48, 'x-head-size')}]")
+    yield from (d(E6, "x"), d(E6, "x-head-size"))
     yield from (d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"), d(small, "x"))
-    yield from (d(D32, "hourglass"), d(E6, "hourglass"), d(FFN, "hourglass"), d(D32, "dynamic"))
+    yield from (d(D32, "hourglass"), f"[{mean(D48, 'hourglass')}]", d(E6, "hourglass"), d(FFN, "hourglass"))
+    yield d(D32, "dynamic")
     yield from (d(E6, "dynamic"), f"with {asked(E6, 'dynamic')} of the units")
     yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
     yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
@@ -474,6 +468,8 @@ def results() -> Iterator[str]:
 
 def readme() -> Iterator[str]:
     """Yield the numbers at the end of training and early in it, idea by idea."""
+    yield f"the x is at {mean(D48, 'x')}, with heads of one size at {mean(D48, 'x-head-size')}"
+    yield f"the hourglass at {mean(D48, 'hourglass')}, and virtual width at {mean(D48, 'virtual-2-3')}"
     yield from (
         d(D32, "hourglass"),
         d(E6, "hourglass"),
@@ -491,8 +487,8 @@ CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md
 GIVEN = {
     "README.md": "after 0.16 to 0.5 tokens · virtual width of 1.5 · Python 3.11 · Apache-2.0",
     "docs/findings.md": """
-        its step takes up to [1.24] · cut to 0.7 of its FLOPs · together 0.066M · the uniform model's, 0.008: ·
-        0.16 to 12.6 million · Virtual width of 1.5 · virtual width 1.5, ·
+        its step takes up to [1.24] · cut to 0.7 of its FLOPs · the uniform model's, 0.008: ·
+        Virtual width of 1.5 · virtual width 1.5, ·
         lowers it by 0.0069 nats · the paper's training loss -0.039 · (table 4, by 0.039) ·
         0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·
         0.40 of the tokens · 3.131 + 5.821 N^-0.629 · within 0.006 ·
