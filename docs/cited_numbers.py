@@ -500,7 +500,7 @@ GIVEN = {
         rate of 0.008; · with PyTorch 2.11 and ended · PyTorch 2.13 ·
         at 0.002 all eight · 0.25, 0.5, 0.75 of the depth ·
         0.3, 0.5, 0.7 of the width · default, 0.75 and 0.3 · matched to 0.4 percent · ratio 2.75 · budget 0.6 ·
-        ends at 5.50, two blocks of them at 5.52, the uniform model at 5.16 · its start of 0.6 · | 1.5 ·
+        its start of 0.6 · | 1.5 ·
         the paper has -0.0069 · about 0.1 nats ·
         at 0.4 of the steps""",
     "docs/shrink.md": """
