@@ -118,7 +118,7 @@ def test_every_checkpoint_is_a_model_of_an_analysis(growing: Path) -> None:
         (f"growing, step {step}", "growing", step * TOKENS_PER_STEP) for step in (3, 6, 9)
     ]
     assert found["title"] == "growing"
-    assert all("growing, step 9 than in growing, step 3" in sentence for sentence in findings(found))
+    assert all("growing, step 9 than in growing, step 3" in sentence for _, sentence in findings(found))
 
 
 def test_mistakes_are_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
