@@ -168,7 +168,7 @@ MatchSection = Annotated[
 
 
 def without_null(changes: Any) -> Any:
-    """Return named changes without those that are null, by which a recipe drops those of a recipe that it extends."""
+    """Return named changes without null ones. With null, a recipe drops a name of the recipe that it extends."""
     return {name: change for name, change in changes.items() if change is not None} if _is_dict(changes) else changes
 
 
