@@ -187,19 +187,21 @@ def twenty_tokens() -> Iterator[str]:
         cells = (d(D32, name), tokens(D32, name), ratio(D32, name, "flops"), ratio(D32, name, "kv_bytes"))
         yield f"{best_rate(name)} {row(*cells)}"
     for name in ("hourglass", "x", "dynamic", "cut"):
-        gap = variant(D32, name).gap["val_loss"]
-        means = dict(zip(gap.tokens, gap.mean))
-        yield row(*(f"{means[n * 2048 * 160]:+.3f}" for n in (1, 2, 4, 6, 10)))
+        yield row(*in_the_course(D32, name, 160))
     yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs."
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
     yield f"Minus the uniform model's loss, {loss(D48, 'uniform')} at the end"
     for name in ("virtual-2-3", "x-head-size", "hourglass", "x", "found", "cut"):
-        gap = variant(D48, name).gap["val_loss"]
-        means = dict(zip(gap.tokens, gap.mean))
-        differences = [f"{means[n * 2048 * 384]:+.3f}" for n in (1, 2, 4, 6, 10)]
-        yield row(*differences, ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
+        yield row(*in_the_course(D48, name, 384), ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
     yield listed(seeds_of(minus(D48_SHAPES, name))[1] for name in ("found", "cut"))
+
+
+def in_the_course(folder: str, name: str, validate_every: int) -> list[str]:
+    """Return the differences from uniform after 2, 4, 8, 12 and 20 tokens for each parameter; a step has 2048."""
+    gap = variant(folder, name).gap["val_loss"]
+    means = dict(zip(gap.tokens, gap.mean))
+    return [f"{means[n * 2048 * validate_every]:+.3f}" for n in (1, 2, 4, 6, 10)]
 
 
 def step_ratio(name: str) -> float:

@@ -1,7 +1,7 @@
 """Curves of metrics over steps, tokens or FLOPs: means over seeds, thinning and figures."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -160,14 +160,18 @@ class Bundle:
         return replace(self, seeds=late, growths=growths)
 
 
+def growth_steps(runs: Iterable[Run]) -> list[float]:
+    """Return the steps after which a model grew."""
+    return sorted({float(growth.step) for run in runs for growth in run.growths})
+
+
 def over_seeds(runs: Sequence[Run], event: str) -> Bundle:
     """Return the loss by step of the runs of a variant, from the records of one event. Progress is the first run's."""
     curves = {}
     for number, run in enumerate(runs, start=1):
         name = f"unfinished run {number}" if run.result is None else f"seed {run.result.seed}"
         curves[name] = by_step(run, event, "loss")
-    growths = sorted({float(growth.step) for run in runs for growth in run.growths})
-    return Bundle(curves, progress=progress(runs[0]) if runs else {}, growths=growths)
+    return Bundle(curves, progress=progress(runs[0]) if runs else {}, growths=growth_steps(runs))
 
 
 def curve_figure(
@@ -195,7 +199,8 @@ def curve_figure(
     if not drawn:
         return None
     styles = {name: looks[name] for name in drawn}
-    every_curve = [curve for bundle in drawn.values() for curve in (*bundle.seeds.values(), bundle.mean)]
+    means = {name: bundle.mean for name, bundle in drawn.items()}
+    every_curve = [*means.values(), *(curve for bundle in drawn.values() for curve in bundle.seeds.values())]
     domain = _range(every_curve, level, 0.1 if crop else 0.0)
     axes = {"x": x_title}
     for quantity in next(iter(drawn.values())).progress:
@@ -209,7 +214,7 @@ def curve_figure(
         if n_seeds > 1:
             thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve, bundle, axes)]
         strong = bundle.of_strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.seeds)))
-        rows += _rows(name, strong, bundle.mean, bundle, axes)
+        rows += _rows(name, strong, means[name], bundle, axes)
         grown += [_place(step, bundle, axes) for step in bundle.growths]
     banded = [row for row in rows if "low" in row]
     of_bands = {"low": ".4f", "high": ".4f"} if banded else {}
@@ -231,7 +236,7 @@ def curve_figure(
     layers += [plot.lines(rows), plot.targets(rows)]
     if max(len(curve.x) for curve in every_curve) <= FEW_POINTS:
         layers.append(plot.points(rows, size=34))
-    last = {name: bundle.mean.last for name, bundle in drawn.items()}
+    last = {name: mean.last for name, mean in means.items()}
     ends = {name: value for name, value in last.items() if math.isfinite(value)}
     is_named = 1 < len(ends) <= MOST_LABELS
     if domain is not None and is_named:

@@ -22,22 +22,20 @@ def difference_figure(outcome: Outcome) -> Figure | None:
 
     Intervals that leave the axis end in an arrow. With fewer than FEWEST_SEEDS seeds there are no intervals.
     """
-    compared = [variant for variant in outcome.variants if variant.difference is not None]
-    if not compared:
+    differences = {variant.name: variant.difference for variant in outcome.variants if variant.difference is not None}
+    if not differences:
         return None
-    compared.sort(key=lambda variant: finite(variant.difference and variant.difference.mean))
-    differences = {variant.name: variant.difference or Estimate(mean=None) for variant in compared}
-    has_intervals = len(compared[0].difference.per_seed if compared[0].difference else ()) >= FEWEST_SEEDS
+    verdicts = {variant.name: variant.verdict for variant in outcome.variants}
+    has_intervals = len(next(iter(differences.values())).per_seed) >= FEWEST_SEEDS
     low, high = charts.limits_of(list(differences.values()), [0.0])
     means = []
     seeds = []
     arrows = []
-    for variant in compared:
-        row = {"name": clean(variant.name), "verdict": variant.verdict}
-        row["colour"] = VERDICT_COLOURS.get(variant.verdict, MUTED)
-        ends = charts.ends_of(differences[variant.name])
-        means.append(row | ends | {"numbers": _numbers(differences[variant.name])})
-        for seed, value in zip(outcome.seeds, differences[variant.name].per_seed):
+    for name, difference in sorted(differences.items(), key=lambda item: finite(item[1].mean)):
+        row = {"name": clean(name), "verdict": verdicts[name], "colour": VERDICT_COLOURS.get(verdicts[name], MUTED)}
+        ends = charts.ends_of(difference)
+        means.append(row | ends | {"numbers": _numbers(difference)})
+        for seed, value in zip(outcome.seeds, difference.per_seed):
             seeds.append(row | {"seed": seed, "difference": finite(value)})
         if has_intervals and ends["low"] < low:
             arrows.append(row | {"end": low, "shape": "triangle-left"})
@@ -69,7 +67,7 @@ def difference_figure(outcome: Outcome) -> Figure | None:
         {name: with_interval(difference, 4) for name, difference in differences.items()},
     )
     caption = f"Held-out loss minus the loss of {baseline}"
-    height = 40 + _ROW * len(compared)
+    height = 40 + _ROW * len(differences)
     return Figure("differences", caption, label, alt.layer(*layers), height=height)
 
 

@@ -1,6 +1,6 @@
 """Growth of models on a page: question, answer, figures, and tables of the models before and after."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -61,11 +61,6 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section |
             if run.certificate
         ),
     )
-
-
-def growth_steps(runs: Iterable[Run]) -> list[float]:
-    """Return the steps after which a model grew."""
-    return sorted({float(growth.step) for run in runs for growth in run.growths})
 
 
 def growth_question(runs: Mapping[str, Run]) -> str:

@@ -10,10 +10,10 @@ from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS
 from widthwise.records.run import ListedRun, Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
-from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure
+from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
 from widthwise.reports.evaluations import final_table, newest_tables, parts_over_training
 from widthwise.reports.formats import MISSING, clean, fixed, plain, shorten, shown
-from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
+from widthwise.reports.growth import growth_answers, growth_question, growth_section
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
 from widthwise.reports.reading import progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures

@@ -90,9 +90,7 @@ def _figure(
     across = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[-0.52 * widest, 0.52 * widest], nice=False))
     up = alt.Y("low:Q", axis=_layer_axis(n_layers), scale=alt.Scale(domain=[0.3, most + 0.7], nice=False))
     layers = [
-        alt.Chart(charts.table_of(rows))
-        .mark_rect(fill=colour, opacity=opacity)
-        .encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
+        _rectangles(rows, colour, opacity, across, up)
         for rows, colour, opacity in (
             (ground, GRID, 0.55),
             (edges, MUTED, 1.0),
@@ -110,6 +108,12 @@ def _figure(
     )
     title = f"{clean(name)}, d_model {cost.d_model}"
     return Figure(key, title, label, alt.layer(*layers), height=_height(most), is_small=True)
+
+
+def _rectangles(rows: charts.Rows, colour: str, opacity: float, across: alt.X, up: alt.Y) -> alt.Chart:
+    """Return a rectangle for each row, from left to right and low to high; pointing at it shows its label."""
+    marks = alt.Chart(charts.table_of(rows)).mark_rect(fill=colour, opacity=opacity)
+    return marks.encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
 
 
 def _layer_axis(n_layers: int) -> alt.Axis:
@@ -140,12 +144,7 @@ def size_figure(key: str, title: str, pairs: Sequence[tuple[int, int]], style: S
         numbers.append({"layer": layer, "at": 0, "number": str(old) if old == new else f"{new} of {old}"})
     across = alt.X("left:Q", title=None, axis=alt.Axis(format="~s", tickMinStep=1))
     up = alt.Y("low:Q", axis=_layer_axis(n_layers), scale=alt.Scale(domain=[0.3, n_layers + 0.7], nice=False))
-    layers = [
-        alt.Chart(charts.table_of(rows))
-        .mark_rect(fill=style.colour, opacity=opacity)
-        .encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
-        for rows, opacity in ((before, 0.2), (after, 0.45))
-    ]
+    layers = [_rectangles(rows, style.colour, opacity, across, up) for rows, opacity in ((before, 0.2), (after, 0.45))]
     if n_layers <= MOST_NUMBERED:
         texts = alt.Chart(charts.table_of(numbers)).mark_text(fill=INK, align="left", dx=5)
         layers.append(texts.encode(x="at:Q", y="layer:Q", text="number:N"))
