@@ -61,7 +61,8 @@ def _with_unknown_keys(data: Any) -> list[Any]:
         if isinstance(value, dict) and key not in FREE_NAMES:
             found += [{**data, key: changed} for changed in _with_unknown_keys(value)]
         elif key in ("variants", "rungs") and isinstance(value, dict):
-            parts = [(name, changed) for name, part in value.items() for changed in _with_unknown_keys(part)]
+            kept = {name: part for name, part in value.items() if part is not None}
+            parts = [(name, changed) for name, part in kept.items() for changed in _with_unknown_keys(part)]
             found += [{**data, key: {**value, name: changed}} for name, changed in parts]
     return found
 
