@@ -45,6 +45,9 @@ def test_p_is_that_of_the_exact_sign_test_of_items_that_flipped_and_of_the_pairs
     assert (baseline.baseline, x.baseline) == (None, "uniform")
     assert (x.cells[0].p_value, x.cells[0].is_better) == (pytest.approx(stats.binomtest(5, 5).pvalue), True)
     assert x.cells[0].difference == pytest.approx(0.5)
+    flipped = [float(after) - float(before) for after, before in zip(RIGHT["x"], RIGHT["uniform"])]
+    ends = stats.ttest_1samp(flipped, 0).confidence_interval()
+    assert (x.cells[0].low, x.cells[0].high) == pytest.approx((ends.low, ends.high))
     assert baseline.cells[0].p_value is None
     cell = x.cells[2]
     expected = stats.ttest_rel(NATS["x"], NATS["uniform"]).pvalue

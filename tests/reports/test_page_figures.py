@@ -3,6 +3,7 @@
 import re
 import resource
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_a_line_over_another_quantity_ends_where_its_records_end() -> None:
     """7 tokens a step, recorded up to step 20."""
     tokens = Curve(np.array([10.0, 20.0]), np.array([70.0, 140.0]))
     curve = Curve(np.array([5.0, 20.0, 21.0]), np.array([3.0, 2.0, 1.0]))
-    figure = curve_figure("k", "t", {"a": Bundle({"": curve}, progress={"tokens": tokens})}, styles(["a"]), "step", "y")
+    figure = curve_figure("k", "t", {"a": replace(curve, progress={"tokens": tokens})}, styles(["a"]), "step", "y")
     assert figure
     assert {(row["x"], row["tokens"]) for row in drawn(figure.spec())} == {(5, 35), (20, 140), (21, None)}
 

@@ -82,7 +82,7 @@ def _cell(
 ) -> TableCell:
     metric = column.metric
     score = evaluation.scores.get(on, {}).get(metric, Score(value=None))
-    shown = entries.get((on, metric))
+    difference = entries.get((on, metric))
     tested = entries.get((on, TESTED.get(metric, metric)))
     is_better = None
     if tested is not None and tested.p_value is not None:
@@ -90,7 +90,9 @@ def _cell(
     return TableCell(
         value=score.value,
         stderr=score.stderr,
-        difference=shown and shown.value,
+        difference=difference and difference.value,
+        low=difference and difference.low,
+        high=difference and difference.high,
         p_value=tested and tested.p_value,
         is_better=is_better,
     )
@@ -110,7 +112,8 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
     files = [Path(name).name for name in first.texts]
     for name, file in zip(first.texts, files):
         shown = name if files.count(file) > 1 else file
-        yield TableColumn(name=shown, metric=metric, is_share=False, source="text"), name
+        n_blocks = first.texts[name].n_blocks
+        yield TableColumn(name=shown, metric=metric, is_share=False, source="text", n_blocks=n_blocks), name
 
 
 def _task_columns(name: str, on: str, metrics: Scores, source: str, n_items: int | None) -> Iterator[Column]:

@@ -180,6 +180,8 @@ class TableColumn(Record):
     """Origin of the text or the questions."""
     n_items: int | None = None
     """Number of questions; None if unknown, and for texts."""
+    n_blocks: int | None = None
+    """Number of blocks of the text; None for tasks."""
 
 
 class TableCell(Record):
@@ -189,6 +191,9 @@ class TableCell(Record):
     stderr: Known = None
     difference: Known = None
     """Value minus the baseline's value; None for a baseline, and if the questions differ."""
+    low: Known = None
+    high: Known = None
+    """Ends of the interval of the difference; None if unknown."""
     p_value: Known = None
     """Two-sided p of no difference from the baseline, from pairs; None without pairs."""
     is_better: bool | None = None

@@ -35,10 +35,13 @@ class Curve:
     y: NDArray[np.float64]
     ends: NDArray[np.float64] | None = None
     """Low and high ends of a band, (2, n_points); None without a band."""
+    progress: Mapping[str, "Curve"] = field(default_factory=dict)
+    """Quantity, such as tokens -> its value by x. Readers of a figure choose among them for the x axis."""
 
     def at(self, is_chosen: NDArray[np.bool_]) -> "Curve":
         """Return the chosen points."""
-        return Curve(self.x[is_chosen], self.y[is_chosen], None if self.ends is None else self.ends[:, is_chosen])
+        ends = None if self.ends is None else self.ends[:, is_chosen]
+        return replace(self, x=self.x[is_chosen], y=self.y[is_chosen], ends=ends)
 
     def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
         """Return the points as rows of a chart. further: constant columns."""
@@ -89,13 +92,16 @@ def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -
 
 
 def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
-    """Return the mean at the steps shared by all non-empty curves; NaN if any value is not finite."""
+    """Return the mean at the steps shared by all non-empty curves; NaN if any value is not finite.
+
+    Its progress is the first curve's.
+    """
     curves = [curve for curve in curves if len(curve.x)]
     if not curves:
         return Curve(np.array([]), np.array([]))
     steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
     values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
-    return Curve(steps, values.mean(axis=0))
+    return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
 
 
 def progress(run: Run) -> dict[str, Curve]:
@@ -143,8 +149,6 @@ class Bundle:
     """The strong line; by default the mean of the thin ones."""
     of_strong: str = ""
     """Name of the strong line; by default `mean of N`."""
-    progress: Mapping[str, Curve] = field(default_factory=dict)
-    """Quantity, such as tokens -> its value by step. Readers of a figure choose among them for the x axis."""
     growths: Sequence[float] = ()
     """Steps after which the model grew."""
 
@@ -166,12 +170,12 @@ def growth_steps(runs: Iterable[Run]) -> list[float]:
 
 
 def over_seeds(runs: Sequence[Run], event: str) -> Bundle:
-    """Return the loss by step of the runs of a variant, from the records of one event. Progress is the first run's."""
+    """Return the loss by step of the runs of a variant, from the records of one event."""
     curves = {}
     for number, run in enumerate(runs, start=1):
         name = f"unfinished run {number}" if run.result is None else f"seed {run.result.seed}"
-        curves[name] = by_step(run, event, "loss")
-    return Bundle(curves, progress=progress(runs[0]) if runs else {}, growths=growth_steps(runs))
+        curves[name] = replace(by_step(run, event, "loss"), progress=progress(run))
+    return Bundle(curves, growths=growth_steps(runs))
 
 
 def curve_figure(
@@ -203,8 +207,9 @@ def curve_figure(
     every_curve = [*means.values(), *(curve for bundle in drawn.values() for curve in bundle.seeds.values())]
     domain = _range(every_curve, level, 0.1 if crop else 0.0)
     axes = {"x": x_title}
-    for quantity in next(iter(drawn.values())).progress:
-        if all(quantity in bundle.progress for bundle in drawn.values()):
+    with_values = [curve for curve in every_curve if not curve.is_empty]
+    for quantity in with_values[0].progress:
+        if all(quantity in curve.progress for curve in with_values):
             axes[quantity] = quantity
     thin_rows: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
@@ -212,10 +217,10 @@ def curve_figure(
     for name, bundle in drawn.items():
         n_seeds = len(bundle.seeds)
         if n_seeds > 1:
-            thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve, bundle, axes)]
+            thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve, axes)]
         strong = bundle.of_strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.seeds)))
-        rows += _rows(name, strong, means[name], bundle, axes)
-        grown += [_place(step, bundle, axes) for step in bundle.growths]
+        rows += _rows(name, strong, means[name], axes)
+        grown += [_place(step, means[name], axes) for step in bundle.growths]
     banded = [row for row in rows if "low" in row]
     of_bands = {"low": ".4f", "high": ".4f"} if banded else {}
     tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **of_bands)
@@ -250,21 +255,21 @@ def curve_figure(
     return Figure(key, title, label, chart, styles, is_named=is_named)
 
 
-def _rows(name: str, line: str, curve: Curve, bundle: Bundle, axes: Collection[str]) -> list[dict[str, Any]]:
+def _rows(name: str, line: str, curve: Curve, axes: Collection[str]) -> list[dict[str, Any]]:
     """Return the thinned rows of a curve, with a column for each axis. Tooltips name the number of neighbours."""
     n_averaged = math.ceil(len(curve.x) / N_POINTS)
     if n_averaged > 1:
         line += f" (mean of {n_averaged} neighbouring values)"
-    return [row | _place(row["x"], bundle, axes) for row in thin(curve).rows(name, line=line)]
+    return [row | _place(row["x"], curve, axes) for row in thin(curve).rows(name, line=line)]
 
 
-def _place(step: float, bundle: Bundle, axes: Collection[str]) -> dict[str, float]:
+def _place(step: float, curve: Curve, axes: Collection[str]) -> dict[str, float]:
     """Return the position of a step on every axis; NaN after the last record."""
     place = {"x": step}
     for quantity in axes:
         if quantity != "x":
-            curve = bundle.progress[quantity]
-            place[quantity] = float(np.interp(step, [0.0, *curve.x], [0.0, *curve.y], right=np.nan))
+            by_step = curve.progress[quantity]
+            place[quantity] = float(np.interp(step, [0.0, *by_step.x], [0.0, *by_step.y], right=np.nan))
     return place
 
 

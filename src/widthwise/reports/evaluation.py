@@ -3,14 +3,30 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from widthwise.evaluation.estimate import FEWEST_BLOCKS
+from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.formats import MISSING, clean, counted, fixed, sequence, signed, without_seed
+from widthwise.records.record import finite
+from widthwise.reports.charts import Figure
+from widthwise.reports.forest import Effect, forest
+from widthwise.reports.formats import (
+    MISSING,
+    capital,
+    clean,
+    counted,
+    fixed,
+    percentage,
+    sequence,
+    signed,
+    with_interval,
+    without_seed,
+)
 from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.table import Table, csv_rows
 
 BETTER = "*"
 WORSE = "†"
-PARTS = ("value", "stderr", "difference", "p_value")
+PARTS = ("value", "stderr", "difference", "low", "high", "p_value")
 """Fields of a cell, in the order of the columns of `table.csv`."""
 
 
@@ -24,9 +40,14 @@ class Shown(NamedTuple):
     """The difference to the baseline and its p."""
 
 
+def _unit(column: TableColumn) -> tuple[int, int]:
+    """Return the factor and the decimals of the numbers of a column: shares are in percent."""
+    return (100, 1) if column.is_share else (1, 2)
+
+
 def shown(cell: TableCell, column: TableColumn, significance: float) -> Shown:
     """Return a cell as text: shares in percent with one decimal, losses and perplexities with two."""
-    scale, n_decimals = (100, 1) if column.is_share else (1, 2)
+    scale, n_decimals = _unit(column)
     if cell.value is None:
         return Shown(MISSING)
     details = [] if cell.difference is None else [signed(scale * cell.difference, n_decimals)]
@@ -67,6 +88,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
         sections=(
             section(
                 "Results",
+                *_difference_figures(table),
                 Table(
                     "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better",
                     ["Model", *_titles(table)],
@@ -96,16 +118,18 @@ def _count(n: int | None) -> str:
 def answer(table: EvaluationTable) -> list[str]:
     """Return sentences on how many tested numbers of each model, over all seeds, are better or worse than the baseline.
 
-    Without baselines, the sentence names the model that is best in most columns.
+    The last sentence names the columns without a test. Without baselines, the sentence names the model that is best in
+    most columns.
     """
-    pooled: dict[tuple[str, str], list[str]] = {}
+    pooled: dict[tuple[str, str], list[tuple[TableColumn, TableCell]]] = {}
     for row in table.rows:
         if row.baseline is not None:
             pair = (without_seed(row.name), without_seed(row.baseline))
-            tested = (cell for cell in row.cells if cell.p_value is not None)
-            pooled.setdefault(pair, []).extend(_mark(cell, table.significance) for cell in tested)
+            tested = [item for item in zip(table.columns, row.cells) if item[1].p_value is not None]
+            pooled.setdefault(pair, []).extend(tested)
     if pooled:
-        return [_comparison(name, baseline, marks) for (name, baseline), marks in pooled.items()]
+        lines = [_comparison(*pair, tested, table.significance) for pair, tested in pooled.items() if tested]
+        return lines + _untested(table)
     best: list[str] = []
     for i, column in enumerate(table.columns):
         scores = [(value, row.name) for row in table.rows if (value := row.cells[i].value) is not None]
@@ -118,33 +142,71 @@ def answer(table: EvaluationTable) -> list[str]:
     return [f"{clean(winner)} is best in {best.count(winner)} of {len(best)} columns; no difference was tested."]
 
 
-def _comparison(name: str, baseline: str, marks: Sequence[str]) -> str:
-    """Return a sentence on the numbers that were tested."""
-    if not marks:
-        return f"{name} and {baseline} were not compared: their answers have no pairs, or the texts are too short."
-    if not any(marks):
-        return f"No clear difference of {name} from {baseline} in {counted(len(marks), 'tested number')}."
-    return (
-        f"{name} is better than {baseline} on {marks.count(BETTER)} and worse on {marks.count(WORSE)} "
-        f"of {counted(len(marks), 'tested number')}."
-    )
+def _comparison(name: str, baseline: str, tested: Sequence[tuple[TableColumn, TableCell]], significance: float) -> str:
+    """Return a sentence on the numbers that were tested, with the difference that has the smallest p."""
+    marks = [_mark(cell, significance) for _, cell in tested]
+    column, cell = min(tested, key=lambda item: finite(item[1].p_value))
+    clearest = f"{clean(column.name)} {with_interval(_difference(cell, column), _unit(column)[1] + 1)}"
+    numbers = counted(len(marks), "tested number")
+    if any(marks):
+        counts = f"better than {baseline} on {marks.count(BETTER)} and worse on {marks.count(WORSE)}"
+        start = f"{name} is {counts} of {numbers}"
+    else:
+        start = f"No clear difference of {name} from {baseline} in {numbers}"
+    return f"{start}; smallest p: {clearest}."
+
+
+def _untested(table: EvaluationTable) -> list[str]:
+    """Return a sentence on the columns without a test; nothing if every column has one."""
+    reasons = []
+    for i, column in enumerate(table.columns):
+        if all(row.cells[i].p_value is None for row in table.rows):
+            reason = "no pairs of answers that differ"
+            if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
+                reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
+            reasons.append(f"{clean(column.name)} ({reason})")
+    return [f"Not tested: {sequence(reasons)}."] if reasons else []
+
+
+def _difference(cell: TableCell, column: TableColumn) -> Estimate:
+    """Return the difference to the baseline in the unit of the column."""
+    scale, _ = _unit(column)
+    mean, low, high = (number and scale * number for number in (cell.difference, cell.low, cell.high))
+    return Estimate(mean=mean, low=low, high=high)
+
+
+def _difference_figures(table: EvaluationTable) -> list[Figure | None]:
+    """Return the differences of accuracies, and of losses and perplexities, that have an interval."""
+    is_one_model = sum(row.baseline is not None for row in table.rows) == 1
+    level = percentage(CONFIDENCE)
+    figures = []
+    for key, is_share, quantity, side in (
+        ("accuracies", True, "percentage points", "right"),
+        ("perplexities", False, "perplexity", "left"),
+    ):
+        effects = []
+        for row in table.rows:
+            for cell, column in zip(row.cells, table.columns):
+                if column.is_share == is_share and cell.low is not None:
+                    mark = _mark(cell, table.significance)
+                    verdict = {BETTER: "better", WORSE: "worse"}.get(mark, "no clear difference")
+                    name = clean(column.name) if is_one_model else f"{clean(row.name)}, {clean(column.name)}"
+                    effects.append(Effect(name, _difference(cell, column), verdict))
+        caption = f"{capital(key)} minus the baseline's, with {level} intervals"
+        x_title = [f"{quantity} above the baseline:", f"{side} of 0 is better"]
+        figures.append(forest(key, caption, effects, x_title, n_decimals=1 if is_share else 2))
+    return figures
 
 
 def _tests(table: EvaluationTable) -> str:
     """Return an explanation of the marks and tests of compared models."""
     compared = [row for row in table.rows if row.baseline is not None]
     pairs = "; ".join(f"{clean(row.name)} with {clean(row.baseline or '')}" for row in compared)
-    text = (
+    return (
         f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, two-sided, over pairs of "
         "answers to the same questions: McNemar's exact test for answers that are right or wrong, otherwise Student's "
         f"t, for a perplexity on the loss. Compared: {pairs}. p-values are not corrected for the number of tests."
     )
-    untested = [
-        clean(column.name)
-        for i, column in enumerate(table.columns)
-        if all(row.cells[i].p_value is None for row in compared)
-    ]
-    return text + (f" Not tested, because there are no pairs: {', '.join(untested)}." if untested else "")
 
 
 def csv_text(table: EvaluationTable) -> str:

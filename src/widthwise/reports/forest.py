@@ -1,6 +1,7 @@
 """The forest plot: the difference of each model from a baseline, with its interval and the value of each seed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import altair as alt
 
@@ -17,35 +18,61 @@ VERDICT_COLOURS: Mapping[str | None, str] = {"better": colour("good"), "worse": 
 """Verdict -> colour; other verdicts are grey."""
 
 
-def difference_figure(outcome: Outcome) -> Figure | None:
-    """Return the differences in held-out loss, lowest first, coloured by verdict; None without differences.
+class Effect(NamedTuple):
+    """A row of the plot."""
 
-    Intervals that leave the axis end in an arrow. With fewer than FEWEST_SEEDS seeds there are no intervals.
+    name: str
+    difference: Estimate
+    verdict: str | None
+
+
+def difference_figure(outcome: Outcome) -> Figure | None:
+    """Return the differences in held-out loss; None without differences.
+
+    With fewer than FEWEST_SEEDS seeds there are no intervals.
     """
-    differences = {variant.name: variant.difference for variant in outcome.variants if variant.difference is not None}
-    if not differences:
+    baseline = shorten(outcome.baseline_words or "its baseline", 30)
+    title = [f"nats above {baseline}: left of 0 is better"]
+    has_intervals = len(outcome.seeds) >= FEWEST_SEEDS
+    if not has_intervals:
+        title.append("too few seeds for intervals")
+    effects = []
+    for variant in outcome.variants:
+        difference = variant.difference
+        if difference is not None and not has_intervals:
+            difference = difference.with_changes(low=None, high=None)
+        if difference is not None:
+            effects.append(Effect(variant.name, difference, variant.verdict))
+    caption = f"Held-out loss minus the loss of {baseline}"
+    return forest("differences", caption, effects, title, n_decimals=3, seeds=outcome.seeds)
+
+
+def forest(
+    key: str, caption: str, effects: Sequence[Effect], x_title: list[str], n_decimals: int, seeds: Sequence[int] = ()
+) -> Figure | None:
+    """Return a row for each effect, lowest first, coloured by verdict; None without effects.
+
+    Intervals that leave the axis end in an arrow. x_title: lines of the title of the axis. n_decimals: of the numbers
+    at the right. seeds: of the values per seed.
+    """
+    if not effects:
         return None
-    verdicts = {variant.name: variant.verdict for variant in outcome.variants}
-    has_intervals = len(next(iter(differences.values())).per_seed) >= FEWEST_SEEDS
-    low, high = charts.limits_of(list(differences.values()), [0.0])
+    low, high = charts.limits_of([effect.difference for effect in effects], [0.0])
+    has_intervals = any(effect.difference.low is not None for effect in effects)
     means = []
-    seeds = []
+    values = []
     arrows = []
-    for name, difference in sorted(differences.items(), key=lambda item: finite(item[1].mean)):
-        row = {"name": clean(name), "verdict": verdicts[name], "colour": VERDICT_COLOURS.get(verdicts[name], MUTED)}
+    for name, difference, verdict in sorted(effects, key=lambda effect: finite(effect.difference.mean)):
+        row = {"name": clean(name), "verdict": verdict, "colour": VERDICT_COLOURS.get(verdict, MUTED)}
         ends = charts.ends_of(difference)
-        means.append(row | ends | {"numbers": _numbers(difference)})
-        for seed, value in zip(outcome.seeds, difference.per_seed):
-            seeds.append(row | {"seed": seed, "difference": finite(value)})
+        means.append(row | ends | {"numbers": _numbers(difference, n_decimals)})
+        for seed, value in zip(seeds, difference.per_seed):
+            values.append(row | {"seed": seed, "difference": finite(value)})
         if has_intervals and ends["low"] < low:
             arrows.append(row | {"end": low, "shape": "triangle-left"})
         if has_intervals and ends["high"] > high:
             arrows.append(row | {"end": high, "shape": "triangle-right"})
-    baseline = shorten(outcome.baseline_words or "its baseline", 30)
-    title = [f"nats above {baseline}: left of 0 is better"]
-    if not has_intervals:
-        title.append("too few seeds for intervals")
-    across = charts.x("y", title, (low, high), format="+.3~f", grid=True)
+    across = charts.x("y", x_title, (low, high), format="+.3~f", grid=True)
     up = alt.Y("name:N", sort=[row["name"] for row in means], title=None)
     mark_colour = alt.Color("colour:N", scale=None)
     tip = charts.tips(name="|variant", y="+.4f|mean", low="+.4f", high="+.4f", verdict="")
@@ -53,9 +80,10 @@ def difference_figure(outcome: Outcome) -> Figure | None:
     if has_intervals:
         bars = charts.chart(means).mark_rule(strokeWidth=2.6, clip=True)
         layers.append(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=up, color=mark_colour))
-    ticks = charts.chart(seeds).mark_tick(thickness=1.4, size=9, yOffset=9, clip=True)
-    seed_tip = charts.tips(name="|variant", seed="", difference="+.4f")
-    layers.append(ticks.encode(x="difference:Q", y=up, tooltip=seed_tip, color=mark_colour))
+    if values:
+        ticks = charts.chart(values).mark_tick(thickness=1.4, size=9, yOffset=9, clip=True)
+        seed_tip = charts.tips(name="|variant", seed="", difference="+.4f")
+        layers.append(ticks.encode(x="difference:Q", y=up, tooltip=seed_tip, color=mark_colour))
     if arrows:
         heads = charts.chart(arrows).mark_point(size=70)
         shape = alt.Shape("shape:N", scale=None)
@@ -63,17 +91,14 @@ def difference_figure(outcome: Outcome) -> Figure | None:
     layers.append(charts.chart(means).mark_point(size=95).encode(x=across, y=up, tooltip=tip, color=mark_colour))
     layers.append(charts.beside(means, up, "numbers", dy=-6))
     label = charts.described(
-        f"Difference in held-out loss to {baseline}:",
-        {name: with_interval(difference, 4) for name, difference in differences.items()},
+        f"{caption}:", {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
     )
-    caption = f"Held-out loss minus the loss of {baseline}"
-    height = 40 + _ROW * len(differences)
-    return Figure("differences", caption, label, alt.layer(*layers), height=height)
+    return Figure(key, caption, label, alt.layer(*layers), height=40 + _ROW * len(effects))
 
 
-def _numbers(difference: Estimate) -> str:
+def _numbers(difference: Estimate, n_decimals: int) -> str:
     """Return the mean, and below it the interval, if known."""
-    lines = [signed(difference.mean, 3)]
+    lines = [signed(difference.mean, n_decimals)]
     if difference.low is not None and difference.high is not None:
-        lines.append(f"[{signed(difference.low, 3)}, {signed(difference.high, 3)}]")
+        lines.append(f"[{signed(difference.low, n_decimals)}, {signed(difference.high, n_decimals)}]")
     return "\n".join(lines)

@@ -92,11 +92,14 @@ def _answers(run: Run) -> Iterator[str]:
         )
     for growth in run.growths:
         before, after = held_out(run, growth)
-        change = f", {fixed(after, 4)} right after (change {signed(after - before, 4)})" if np.isfinite(after) else ""
-        yield (
-            f"Growth after step {growth.step:,}, {_sizes(growth)} parameters: held-out loss "
-            f"{shown_loss(before)} before{change}."
-        )
+        grown = f"Growth after step {growth.step:,}, {_sizes(growth)} parameters"
+        if np.isfinite(after):
+            losses = f"{fixed(before, 4)} before, {fixed(after, 4)} right after"
+            yield f"{grown}: the held-out loss changed by {signed(after - before, 4)} ({losses})."
+        elif np.isfinite(before):
+            yield f"{grown}: held-out loss {fixed(before, 4)} before."
+        else:
+            yield f"{grown}; no validation right before it."
     if run.result and run.result.val_loss is not None and run.result.steps:
         yield f"At the end, after step {run.result.steps:,}, the held-out loss is {fixed(run.result.val_loss, 4)}."
 

@@ -219,7 +219,7 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, of_groups: Looks) 
             means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
             bundles[group or "all points"] = Bundle(means, means[ranked[0]], ranked[0])
     looks = {group or "all points": style for group, style in of_groups.items()}
-    title = "Held-out loss by step"
+    title = "Held-out loss"
     return curve_figure("points-step", title, bundles, looks, "step", "held-out loss", crop=True)
 
 
