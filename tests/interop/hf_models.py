@@ -44,6 +44,11 @@ LLAMA3_RULE = {
 }
 LINEAR_RULE = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}
 
+MULTIPLIERS = {"embedding_multiplier": 3.0, "logits_scaling": 1.7, "residual_multiplier": 0.3}
+MULTIPLIERS |= {"attention_multiplier": 0.4}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 11}
+EXPERTS |= {"norm_topk_prob": True, "mlp_only_layers": [1]}
+
 TIED = {"tie_word_embeddings": True}
 BIASED = {**TIED, "attention_bias": True}
 
@@ -59,6 +64,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_tied_biased": ("Qwen3Config", {**SIZES, **BIASED, "head_dim": 6}),
     "olmo2": ("Olmo2Config", SIZES),
     "olmo2_tied": ("Olmo2Config", {**SIZES, **TIED}),
+    "mistral": ("MistralConfig", {**SIZES, "head_dim": 10, "sliding_window": None}),
+    "phi3": ("Phi3Config", SIZES),
+    "granite": ("GraniteConfig", {**SIZES, **BIASED, **MULTIPLIERS}),
+    "smollm3": ("SmolLM3Config", {**SIZES, "num_hidden_layers": 5}),
+    "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 5}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "head_dim": 6, "num_hidden_layers": 3}),
     "gpt2": ("GPT2Config", {**GPT2_SIZES, "n_inner": 50}),
     "gpt2_untied": ("GPT2Config", {**GPT2_SIZES, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "gpt2_scaled_by_layer": ("GPT2Config", {**GPT2_SIZES, "scale_attn_by_inverse_layer_idx": True}),
@@ -104,6 +115,7 @@ def hf_logits(model: Any) -> Tensor:
     if isinstance(model, Path):
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
         assert not any(loading.values()), loading
+    model.set_experts_implementation("eager")  # the only one in fp64
     return model.double().eval()(tokens()).logits
 
 

@@ -75,7 +75,7 @@ WINDOWS = {"layer_types": ["full_attention", "sliding_attention"]}
 PARTLY = {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"model_type": "mamba"}, "model_type: got 'mamba'; allowed: gpt2, llama"),
+    ("llama", {"model_type": "mamba"}, "model_type: got 'mamba'; allowed: gpt2, granite, llama"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
     ("qwen2", WINDOW, "use_sliding_window: got True; allowed: false"),

@@ -32,7 +32,7 @@ SERVED = ("slim_grouped", "reordered", "hourglass_shared", "mtp")
 
 def _exported(name: str) -> WidthwiseConfig:
     """The config of the folder that a model is exported to."""
-    _, data = hf_config(config_of(name), N_POSITIONS, as_widthwise=True)
+    _, data = hf_config(config_of(name), N_POSITIONS, model_type="widthwise")
     return WidthwiseConfig(**data)
 
 

@@ -204,7 +204,7 @@ def test_what_can_be_written_is_what_transformers_runs() -> None:
 
 
 def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
-    _, data = hf_config(config_of("slim"), N_POSITIONS, as_widthwise=True)
+    _, data = hf_config(config_of("slim"), N_POSITIONS, model_type="widthwise")
     mlp = {"kind": "mlp", "d_ff": 8, "activation": "relu", "bias": False}
     data["per_layer_config"].setdefault("1", {})["feed_forward"] = mlp
     plan = WidthwiseConfig(**data).tensor_parallel_plan()
@@ -225,7 +225,7 @@ def test_the_plan_is_there_with_the_model_and_may_be_written(folder: Path) -> No
 
 
 def test_values_outside_of_layers_are_the_largest() -> None:
-    _, data = hf_config(config_of("slim_grouped"), N_POSITIONS, as_widthwise=True)
+    _, data = hf_config(config_of("slim_grouped"), N_POSITIONS, model_type="widthwise")
     sizes = {key: data[key] for key in ("hidden_size", "layer_width", "num_attention_heads", "intermediate_size")}
     assert sizes == {"hidden_size": 48, "layer_width": 48, "num_attention_heads": 8, "intermediate_size": 72}
     assert data["per_layer_config"]["0"] == {"layer_in": 36}

@@ -145,7 +145,7 @@ def own_model(config: ModelConfig, dtype: torch.dtype = torch.float32, spread: f
 def written(model: Decoder, folder: Path, surroundings: Surroundings = PLAIN) -> Path:
     dtype = model.embedding.weight.dtype
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    assert export_hf(model.config, weights, folder, surroundings, dtype, as_widthwise=True) == "widthwise"
+    assert export_hf(model.config, weights, folder, surroundings, dtype, model_type="widthwise") == "widthwise"
     return folder
 
 

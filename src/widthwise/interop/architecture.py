@@ -36,6 +36,10 @@ class Fields:
         value = self._data.get(key)
         return default if value is None else value
 
+    def has(self, key: str) -> bool:
+        """Return True if the file has the key, even with value null."""
+        return key in self._data
+
     def entries(self, pattern: str) -> Iterator[tuple[str, Any]]:
         """Yield the keys at any depth that match a regular expression, with their values."""
         mappings: list[Any] = [self._data]
@@ -153,25 +157,28 @@ DEFAULT_BASE = 10000.0
 RULES = {"default": NoScaling, "linear": LinearScaling, "llama3": Llama3, "longrope": LongRope}
 
 
-def read_rope(fields: Fields, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
+def read_rope(
+    fields: Fields, head_dim: int, usual_base: float = DEFAULT_BASE
+) -> tuple[float, tuple[float, ...] | None]:
     """Return the base, and the frequencies unless they are base^(-2i / head_dim). Raises UserError for other rules.
 
     `rope_scaling` is the older name of `rope_parameters`; transformers prefers the new one. If a file has both, they
     must agree, so that all readers get the same model.
     """
     fields.only("partial_rotary_factor", 1.0)
-    rules = {key: _read_rule(fields, key, head_dim) for key in ("rope_parameters", "rope_scaling") if fields.get(key)}
+    keys = [key for key in ("rope_parameters", "rope_scaling") if fields.get(key)]
+    rules = {key: _read_rule(fields, key, head_dim, usual_base) for key in keys}
     if len(rules) == 2 and rules["rope_parameters"] != rules["rope_scaling"]:
         fields.refuse("rope_scaling", f"null, or the same as rope_parameters: {fields.get('rope_parameters')!r}")
-    return next(iter(rules.values()), (fields.positive("rope_theta", DEFAULT_BASE), None))
+    return next(iter(rules.values()), (fields.positive("rope_theta", usual_base), None))
 
 
-def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
+def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> tuple[float, tuple[float, ...] | None]:
     rule = fields.get(key)
     if not isinstance(rule, dict):
         fields.refuse(key, "a mapping, or null")
     rule_fields = Fields({"rope_theta": fields.get("rope_theta"), **rule}, f"{fields.where}: {key}")
-    base = rule_fields.positive("rope_theta", DEFAULT_BASE)
+    base = rule_fields.positive("rope_theta", usual_base)
     rule_fields.only("partial_rotary_factor", 1.0)
     given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
     kind = str(given.get("rope_type", given.pop("type", "default")))
@@ -220,6 +227,9 @@ class HFTensor(NamedTuple):
     """Names of our parameters, stacked in this order."""
     is_transposed: bool = False
     """True if stored (in, out), as the matrices of GPT-2."""
+    block: int = 0
+    n_blocks: int = 1
+    """Each part is n_blocks equal blocks of rows, one for each expert, and this tensor has block `block` of them."""
 
 
 class Architecture(ABC):

@@ -1,123 +1,23 @@
-"""The families of transformers: GPT-2, and Llama, Qwen 2, Qwen 3 and OLMo 2 with rotary positions.
+"""The families of transformers that can be imported and exported.
 
-A family has one table with the keys of its sizes in config.json, for reading and writing.
+Where two families describe one model, such as Llama and Mistral, a model keeps the family that it was imported from.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
-from widthwise.interop.architecture import Architecture, Fields, HFTensor, read_rope, write_rope
+from widthwise.interop.architecture import Fields, HFTensor
+from widthwise.interop.family import FEED_FORWARD, Family, Keys, RotaryDecoder
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
+from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import NormConfig, NormKind, Placement, QKNormConfig
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.sizes import MOST_LAYERS, WIDEST
-
-
-class Keys(NamedTuple):
-    """The keys of the sizes of a family, and the names of its modules outside the layers."""
-
-    d_model: str
-    d_ff: str
-    n_layers: str
-    n_heads: str
-    eps: str
-    embedding: str
-    layers: str
-    final_norm: str
-
-
-class Family(Architecture):
-    """A family whose layers have equal sizes."""
-
-    keys: ClassVar[Keys]
-    norm_kind: ClassVar[NormKind] = "rms"
-    default_eps: ClassVar[float | None] = None
-    placement: ClassVar[Placement] = "pre"
-    ties_by_default: ClassVar[bool] = False
-    depth_scaled: ClassVar[bool] = False
-    learns_positions: ClassVar[bool] = False
-    heads_divide_width: ClassVar[bool] = False
-    """True if transformers refuses any other number of heads, even if head_dim is given."""
-    fixed: ClassVar[dict[str, Any]] = {}
-    """Options of the family -> the only value that our models support."""
-
-    @abstractmethod
-    def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        """Read the attention of a layer. norm: of the stream."""
-
-    @abstractmethod
-    def ffn(self, fields: Fields, d_model: int) -> SwiGLUConfig | MLPConfig:
-        """Read the feed-forward."""
-
-    @abstractmethod
-    def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
-        """Yield the tensors of a layer, with names inside the layer on both sides."""
-
-    def read(self, fields: Fields) -> ModelConfig:
-        for key, value in self.fixed.items():
-            fields.only(key, value)
-        d_model = fields.size(self.keys.d_model, most=WIDEST)
-        norm = NormConfig(kind=self.norm_kind, eps=fields.positive(self.keys.eps, self.default_eps), norm_dim=d_model)
-        ffn = self.ffn(fields, d_model)
-        sizes = {"d_model": d_model, "d_in": d_model, "d_out": d_model}
-        norms = {"norm_placement": self.placement, "attention_norm": norm, "ffn_norm": norm}
-        return ModelConfig(
-            vocab_size=fields.size("vocab_size"),
-            d_model=d_model,
-            layers=tuple(
-                LayerConfig(**sizes, **norms, attention=self.attention(fields, norm, i), ffn=ffn)
-                for i in range(fields.size(self.keys.n_layers, most=MOST_LAYERS))
-            ),
-            final_norm=norm,
-            final_norm_width=d_model,
-            positions=LearnedPositionsConfig(n_positions=self.n_positions(fields)) if self.learns_positions else None,
-            tie_embeddings=fields.flag("tie_word_embeddings", self.ties_by_default),
-            init=InitConfig(std=fields.positive("initializer_range", 0.02), depth_scaled=self.depth_scaled),
-        )
-
-    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        keys = self.keys
-        layer = config.layers[0]
-        return {
-            "vocab_size": config.vocab_size,
-            keys.d_model: config.d_model,
-            keys.d_ff: layer.ffn.hidden_widths[0],
-            keys.n_layers: config.n_layers,
-            keys.n_heads: layer.attention.n_heads,
-            keys.eps: config.final_norm.eps,
-            "initializer_range": config.init.std,
-            "tie_word_embeddings": config.tie_embeddings,
-        }
-
-    def check_written(self, fields: Fields) -> None:
-        d_model = fields.size(self.keys.d_model)
-        n_heads = fields.size(self.keys.n_heads)
-        if self.heads_divide_width and d_model % n_heads:
-            raise UserError(
-                f"d_model: got {d_model}; must be a multiple of n_heads = {n_heads} for a {self.model_type} of "
-                "transformers; grow d_model or n_heads"
-            )
-
-    def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
-        keys = self.keys
-        prefix = self.base_prefix
-        yield HFTensor(f"{prefix}{keys.embedding}.weight", ("embedding.weight",))
-        if config.positions is not None:
-            yield HFTensor(f"{prefix}wpe.weight", ("positions.weight",))
-        for i, layer in enumerate(config.layers):
-            for name, parts, is_transposed in self.layer_tensors(layer):
-                ours = tuple(f"layers.{i}.{part}" for part in parts)
-                yield HFTensor(f"{prefix}{keys.layers}.{i}.{name}", ours, is_transposed)
-        yield HFTensor(f"{prefix}{keys.final_norm}.weight", ("exit.norm.weight",))
-        if config.final_norm.kind == "layer":
-            yield HFTensor(f"{prefix}{keys.final_norm}.bias", ("exit.norm.bias.weight",))
-        if not config.tie_embeddings:
-            yield HFTensor("lm_head.weight", ("head.weight",))
 
 
 class GPT2(Family):
@@ -161,7 +61,7 @@ class GPT2(Family):
     def n_positions(self, fields: Fields) -> int:
         return fields.size("n_positions", 1024)
 
-    def ffn(self, fields: Fields, d_model: int) -> MLPConfig:
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> MLPConfig:
         name = fields.get("activation_function", "gelu_new")
         activation: Any = self.activations.get(name) if isinstance(name, str) else None
         if activation is None:
@@ -194,94 +94,88 @@ class GPT2(Family):
             yield HFTensor(f"{name}.bias", tuple(f"{part}.bias.weight" for part in parts))
 
 
-PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
-FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
-
-
-class RotaryDecoder(Family):
-    """Rotary positions, RMSNorm and SwiGLU."""
-
-    base_prefix = "model."
-    buffers = r".*rotary_emb\.inv_freq"
-    default_eps = 1e-6
-    keys = Keys(
-        d_model="hidden_size",
-        d_ff="intermediate_size",
-        n_layers="num_hidden_layers",
-        n_heads="num_attention_heads",
-        eps="rms_norm_eps",
-        embedding="embed_tokens",
-        layers="layers",
-        final_norm="norm",
-    )
-    norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
-    """Norms of attention and feed-forward."""
-    fixed: ClassVar = {"hidden_act": "silu"}
-    has_qkv_bias: ClassVar[bool] = False
-    """True if only w_q, w_k and w_v have biases; otherwise `attention_bias` decides for all matrices."""
-    qk_norm: ClassVar[Literal["head", "all_heads"] | None] = None
-    """Coordinates over which queries and keys are normalised."""
-    usual_head_dim: ClassVar[int | None] = None
-    """Default head size; None: hidden_size / num_attention_heads."""
-    further_keys: ClassVar[dict[str, Any]] = {}
-
-    def ffn(self, fields: Fields, d_model: int) -> SwiGLUConfig:
-        return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
-
-    def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        n_heads = fields.size("num_attention_heads")
-        usual = self.usual_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
-        head_dim = fields.size("head_dim", usual, most=WIDEST)
-        base, frequencies = read_rope(fields, head_dim)
-        has_all = not self.has_qkv_bias and fields.flag("attention_bias", False)
-        return AttentionConfig(
-            n_heads=n_heads,
-            n_kv_heads=fields.size("num_key_value_heads", n_heads),
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            rope_base=base,
-            rope_frequencies=frequencies,
-            bias=self.has_qkv_bias or has_all,
-            out_bias=has_all,
-            qk_norm=QKNormConfig(eps=norm.eps, over=self.qk_norm) if self.qk_norm else None,
-        )
-
-    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        attention = config.layers[0].attention
-        bias = {} if self.has_qkv_bias else {"attention_bias": attention.bias}
-        rope = {} if attention.rope is None else write_rope(attention.rope, n_positions)
-        return {
-            **super().write(config, n_positions),
-            "num_key_value_heads": attention.n_kv_heads,
-            "head_dim": attention.head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": n_positions,
-            **bias,
-            "attention_dropout": 0.0,
-            **rope,
-            **self.further_keys,
-        }
-
-    def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
-        attention = layer.attention
-        has_bias = dict.fromkeys(("w_q", "w_k", "w_v"), attention.bias) | {"w_o": attention.out_bias}
-        for part, name in zip(("attention", "ffn"), self.norm_names):
-            yield HFTensor(f"{name}.weight", (f"{part}.norm.weight",))
-        for ours, theirs in PROJECTIONS.items():
-            yield HFTensor(f"self_attn.{theirs}.weight", (f"attention.{ours}.weight",))
-            if has_bias[ours]:
-                yield HFTensor(f"self_attn.{theirs}.bias", (f"attention.{ours}.bias.weight",))
-        for norm in () if attention.qk_norm is None else ("q_norm", "k_norm"):
-            yield HFTensor(f"self_attn.{norm}.weight", (f"attention.{norm}.weight",))
-        for ours, theirs in FEED_FORWARD.items():
-            yield HFTensor(f"mlp.{theirs}.weight", (f"ffn.{ours}.weight",))
-
-
 class Llama(RotaryDecoder):
     model_type = "llama"
     class_name = "LlamaForCausalLM"
     heads_divide_width = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
+
+
+class _Windowed(RotaryDecoder):
+    """A family in which sliding_window gives all layers a window."""
+
+    usual_window: ClassVar[int | None] = None
+    """Window where config.json does not have the key."""
+    further_keys: ClassVar = {"sliding_window": None}
+
+    def check_window(self, fields: Fields) -> None:
+        window = fields.get("sliding_window", None if fields.has("sliding_window") else self.usual_window)
+        if isinstance(window, int) and window >= self.n_positions(fields):
+            return
+        if window is not None:
+            raise UserError(
+                f"{fields.where}: sliding_window: got {window!r}; attention with a window is not supported; set it to "
+                f"null for texts of up to {window} tokens, which a model without the window computes alike"
+            )
+
+
+class Mistral(_Windowed):
+    """A Llama with its own head_dim, and with a window in early releases."""
+
+    model_type = "mistral"
+    class_name = "MistralForCausalLM"
+    shares_no_keys = False
+    usual_window = 4096
+
+
+class Phi3(_Windowed):
+    """A Llama with two fused matrices."""
+
+    model_type = "phi3"
+    class_name = "Phi3ForCausalLM"
+    default_eps = 1e-5
+    further_keys: ClassVar = {**_Windowed.further_keys, **dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)}
+    heads_divide_width = True
+    fused: ClassVar = {
+        "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
+        "self_attn.o_proj": ("attention.w_o",),
+        "mlp.gate_up_proj": ("ffn.w_gate", "ffn.w_up"),
+        "mlp.down_proj": ("ffn.w_down",),
+    }
+
+    def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        for part, name in zip(("attention", "ffn"), self.norm_names):
+            yield HFTensor(f"{name}.weight", (f"{part}.norm.weight",))
+        for name, parts in self.fused.items():
+            yield HFTensor(f"{name}.weight", tuple(f"{part}.weight" for part in parts))
+
+
+class Granite(RotaryDecoder):
+    """A Llama with multipliers of embedding, updates, scores and logits."""
+
+    model_type = "granite"
+    class_name = "GraniteForCausalLM"
+    heads_divide_width = True
+    fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
+
+    def multipliers(self, fields: Fields) -> dict[str, Any]:
+        return {
+            "embedding_multiplier": fields.positive("embedding_multiplier", 1.0),
+            "logit_multiplier": 1 / fields.positive("logits_scaling", 1.0),
+            "residual": PlainResidualConfig(multiplier=fields.positive("residual_multiplier", 1.0)),
+        }
+
+    def scale(self, fields: Fields, head_dim: int) -> float:
+        return fields.positive("attention_multiplier", 1.0)
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        return {
+            **super().write(config, n_positions),
+            "embedding_multiplier": config.embedding_multiplier,
+            "logits_scaling": 1 / config.logit_multiplier,
+            "residual_multiplier": config.residual.multiplier,
+            "attention_multiplier": config.layers[0].attention.scale,
+        }
 
 
 class OLMo2(RotaryDecoder):
@@ -293,10 +187,13 @@ class OLMo2(RotaryDecoder):
     qk_norm = "all_heads"
 
 
-class _Qwen(RotaryDecoder):
+class _SwitchedWindow(RotaryDecoder):
+    """A family that has windows in the layers named by layer_types, or if use_sliding_window is true."""
+
+    shares_no_keys = False
     further_keys: ClassVar = {"use_sliding_window": False}
 
-    def read(self, fields: Fields) -> ModelConfig:
+    def check_window(self, fields: Fields) -> None:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         types = fields.get("layer_types")
         if isinstance(types, list):
@@ -308,36 +205,173 @@ class _Qwen(RotaryDecoder):
         elif types is not None:
             fields.refuse("layer_types", "a list")
         elif ("sliding_window", None) not in fields.entries("sliding_window") and (
-            fields.flag("use_sliding_window", False) and fields.size("max_window_layers", 28, least=0) < n_layers
+            fields.flag("use_sliding_window", False) and self.has_windows(fields, n_layers)
         ):
             fields.refuse("use_sliding_window", "false, because attention reads the whole text")
-        return super().read(fields)
+
+    def has_windows(self, fields: Fields, n_layers: int) -> bool:
+        """Return whether any layer has a window if use_sliding_window is true."""
+        del fields, n_layers
+        return True
 
 
-class Qwen2(_Qwen):
+class Qwen2(_SwitchedWindow):
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
     has_qkv_bias = True
 
+    def has_windows(self, fields: Fields, n_layers: int) -> bool:
+        return fields.size("max_window_layers", 28, least=0) < n_layers
 
-class Qwen3(_Qwen):
+
+class Qwen3(Qwen2):
     model_type = "qwen3"
     class_name = "Qwen3ForCausalLM"
+    has_qkv_bias = False
     usual_head_dim = 128
     qk_norm = "head"
 
 
-FAMILIES: tuple[Family, ...] = (GPT2(), OLMo2(), Qwen3(), Qwen2(), Llama())
+class SmolLM3(_SwitchedWindow):
+    """A Llama without rotary positions in some layers."""
+
+    model_type = "smollm3"
+    class_name = "SmolLM3ForCausalLM"
+    usual_rope_base = 2e6
+    ties_by_default = True
+    fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
+
+    def rotates(self, fields: Fields, layer: int) -> bool:
+        rotating = fields.get("no_rope_layers")  # 1 for the layers with rotary positions, whatever the name says
+        if rotating is None:
+            return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0
+        if not isinstance(rotating, list) or not {*rotating} <= {0, 1} or layer >= len(rotating):
+            fields.refuse("no_rope_layers", "a list of 0 and 1 for each layer")
+        return bool(rotating[layer])
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        rotating = [int(layer.attention.rope is not None) for layer in config.layers]
+        return {**super().write(config, n_positions), "no_rope_layers": rotating}
+
+
+class _Mixture(RotaryDecoder):
+    """A family with mixtures of experts. Weights of the chosen experts add up to 1."""
+
+    shares_no_keys = False
+    router: ClassVar[str]
+    """Name of the router in a layer."""
+    experts: ClassVar[str]
+    """Name of the list of experts in a layer."""
+    expert_matrices: ClassVar[Mapping[str, str]]
+    """Our names of the matrices of an expert -> theirs."""
+
+    def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        if not isinstance(layer.ffn, MoEConfig):
+            yield from super().ffn_tensors(layer)
+            return
+        yield HFTensor(f"{self.router}.weight", ("ffn.w_router.weight",))
+        n_experts = layer.ffn.n_experts
+        for i in range(n_experts):
+            for ours, theirs in self.expert_matrices.items():
+                name = f"{self.experts}.{i}.{theirs}.weight"
+                yield HFTensor(name, (f"ffn.{ours}.weight",), block=i, n_blocks=n_experts)
+
+
+class Mixtral(_Windowed, _Mixture):
+    model_type = "mixtral"
+    class_name = "MixtralForCausalLM"
+    default_eps = 1e-5
+    usual_rope_base = 1e6
+    router = "block_sparse_moe.gate"
+    experts = "block_sparse_moe.experts"
+    expert_matrices: ClassVar = {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> MoEConfig:
+        return MoEConfig(
+            n_experts=fields.size("num_local_experts", 8, most=WIDEST),
+            top_k=fields.size("num_experts_per_tok", 2, most=WIDEST),
+            d_expert=fields.size("intermediate_size", most=WIDEST),
+        )
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        ffn = config.layers[0].ffn
+        sizes = {}
+        if isinstance(ffn, MoEConfig):
+            sizes = {"num_local_experts": ffn.n_experts, "num_experts_per_tok": ffn.top_k}
+        return {**super().write(config, n_positions), **sizes}
+
+
+class Qwen3MoE(_SwitchedWindow, _Mixture):
+    """A Qwen 3 in which some or all layers have a mixture."""
+
+    model_type = "qwen3_moe"
+    class_name = "Qwen3MoeForCausalLM"
+    qk_norm = "head"
+    router = "mlp.gate"
+    experts = "mlp.experts"
+    expert_matrices: ClassVar = FEED_FORWARD
+    fixed: ClassVar = {**RotaryDecoder.fixed, "norm_topk_prob": True}
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MoEConfig:
+        dense = fields.get("mlp_only_layers", [])
+        if not isinstance(dense, list):
+            fields.refuse("mlp_only_layers", "a list of layers")
+        if layer in dense or (layer + 1) % fields.size("decoder_sparse_step", 1):
+            return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
+        name = "num_experts" if fields.has("num_experts") else "num_local_experts"  # before and in transformers 5
+        return MoEConfig(
+            n_experts=fields.size(name, most=WIDEST),
+            top_k=fields.size("num_experts_per_tok", most=WIDEST),
+            d_expert=fields.size("moe_intermediate_size", most=WIDEST),
+        )
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        for i, layer in enumerate(config.layers):
+            if isinstance(layer.ffn, MoEConfig):
+                sizes |= {"num_experts": layer.ffn.n_experts, "num_experts_per_tok": layer.ffn.top_k}
+                sizes["moe_intermediate_size"] = layer.ffn.d_expert
+            else:
+                sizes["mlp_only_layers"].append(i)
+                sizes["intermediate_size"] = layer.ffn.hidden_widths[0]
+        return {**super().write(config, n_positions), **sizes}
+
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        GPT2(),
+        Llama(),
+        Mistral(),
+        Phi3(),
+        Granite(),
+        OLMo2(),
+        Qwen2(),
+        Qwen3(),
+        SmolLM3(),
+        Mixtral(),
+        Qwen3MoE(),
+    )
+}
 
 
 def family_of(config: ModelConfig) -> Family:
     """Return the only family that can express a model, if any; whether it can is checked by reading back."""
-    gpt2, olmo2, qwen3, qwen2, llama = FAMILIES
     attention = config.layers[0].attention
+    has_multipliers = {config.embedding_multiplier, config.logit_multiplier, config.residual.multiplier} != {1.0}
+    rotates = {layer.attention.rope is not None for layer in config.layers}
     if config.positions is not None or config.final_norm.kind == "layer":
-        return gpt2
-    if config.layers[0].norm_placement == "reordered":
-        return olmo2
-    if attention.qk_norm is not None:
-        return qwen3
-    return qwen2 if attention.bias and not attention.out_bias else llama
+        name = "gpt2"
+    elif config.layers[0].norm_placement == "reordered":
+        name = "olmo2"
+    elif any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):
+        name = "mixtral" if attention.qk_norm is None else "qwen3_moe"
+    elif has_multipliers:
+        name = "granite"
+    elif rotates == {True, False}:
+        name = "smollm3"
+    elif attention.qk_norm is not None:
+        name = "qwen3"
+    else:
+        name = "qwen2" if attention.bias and not attention.out_bias else "llama"
+    return FAMILIES[name]

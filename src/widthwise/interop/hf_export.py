@@ -17,13 +17,13 @@ from widthwise.files import as_readable_as_others, check_free, fsync_file, new_f
 from widthwise.interop.architecture import Architecture, Fields
 from widthwise.interop.families import family_of
 from widthwise.interop.hf_import import (
+    ARCHITECTURES,
     CONFIG,
     GENERATION,
     ONE_FILE,
     TOKEN_IDS,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    WIDTHWISE,
     read_config,
 )
 from widthwise.mistakes import UserError
@@ -50,14 +50,16 @@ class Surroundings:
     """Further files: name -> content."""
 
 
-def hf_config(config: ModelConfig, n_positions: int, as_widthwise: bool = False) -> tuple[Architecture, dict[str, Any]]:
+def hf_config(
+    config: ModelConfig, n_positions: int, model_type: str | None = None
+) -> tuple[Architecture, dict[str, Any]]:
     """Return an architecture that can express a model, and its config.json.
 
-    as_widthwise: use `widthwise`, which transformers knows after `import widthwise.hf`; otherwise a family of
-    transformers, for which the model must have standard constants (`growth.bake`). Raises UserError with the reason if
-    the format cannot express the model.
+    model_type: of the architecture; `widthwise` is known to transformers after `import widthwise.hf`; default: the
+    family of transformers that `family_of` names. Most families need standard constants (`growth.bake`). Raises
+    UserError with the reason if the format cannot express the model.
     """
-    architecture = WIDTHWISE if as_widthwise else family_of(config)
+    architecture = family_of(config) if model_type is None else ARCHITECTURES[model_type]
     written = architecture.write(config, n_positions)
     fields = Fields(written, architecture.model_type)
     check_fit(config, read_config(architecture, fields), architecture.model_type)
@@ -113,10 +115,12 @@ def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> N
 
 
 def _comparable(config: ModelConfig) -> dict[str, Any]:
-    """Return plain data that is equal for equal models: defaults are written out, the initialisation is dropped."""
+    """Return plain data that is equal for equal models: with defaults, without initialisation and objective."""
     data = to_data(config)
     del data["init"]
     for layer, written in zip(config.layers, data["layers"]):
+        for coefficient in ("balance_coefficient", "z_coefficient"):  # of the objective
+            written["ffn"].pop(coefficient, None)
         attention = layer.attention
         entry = written["attention"]
         entry["v_head_dim"] = attention.value_dim
@@ -136,14 +140,14 @@ def export_hf(
     folder: Path | str,
     surroundings: Surroundings,
     dtype: torch.dtype = torch.float32,
-    as_widthwise: bool = False,
+    model_type: str | None = None,
 ) -> str:
     """Write the folder atomically, and return its model_type. Raises UserError for a used folder.
 
-    config, as_widthwise: as in `hf_config`; weights: by our names, tied ones once.
+    config, model_type: as in `hf_config`; weights: by our names, tied ones once.
     """
     folder = Path(folder)
-    architecture, written = hf_config(config, surroundings.n_positions, as_widthwise)
+    architecture, written = hf_config(config, surroundings.n_positions, model_type)
     check_free(folder)
     token_ids = {key: surroundings.token_ids.get(key) for key in TOKEN_IDS}
     type_name = str(dtype).removeprefix("torch.")
@@ -171,7 +175,7 @@ def export_hf(
         texts |= {TOKENIZER: surroundings.tokenizer, TOKENIZER_CONFIG: _json(tokenizer_config)}
     tensors = {}
     for tensor in architecture.tensors(config):
-        rows = torch.cat([weights[part] for part in tensor.parts])
+        rows = torch.cat([weights[part].chunk(tensor.n_blocks)[tensor.block] for part in tensor.parts])
         if rows.abs().max() > torch.finfo(dtype).max:
             raise UserError(f"{tensor.name}: has weight {float(rows.abs().max()):g}, which {type_name} cannot hold")
         tensors[tensor.name] = (rows.T if tensor.is_transposed else rows).to(dtype).contiguous()

@@ -52,7 +52,7 @@ LAYER_CONFIG = "per_layer_config"
 
 WIDTHWISE = Widthwise()
 """Our format, for models that no family can express."""
-ARCHITECTURES: dict[str, Architecture] = {entry.model_type: entry for entry in (*FAMILIES, WIDTHWISE)}
+ARCHITECTURES: dict[str, Architecture] = {entry.model_type: entry for entry in (*FAMILIES.values(), WIDTHWISE)}
 
 
 @dataclass(frozen=True)
@@ -227,19 +227,20 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
         return values
 
     shapes = parameter_shapes(config)
-    weights = {}
+    blocks: dict[str, list[Tensor]] = {}
     for tensor in architecture.tensors(config):
         if tensor.name not in stored:
             way_out = "; set tie_word_embeddings to true if it is the embedding" if tensor.name == HEAD else ""
             raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} asks for{way_out}")
         values = read(tensor.name)
-        sizes = [shapes[part] for part in tensor.parts]
-        wanted = (sum(size[0] for size in sizes), *sizes[0][1:])
+        n_rows = [shapes[part][0] // tensor.n_blocks for part in tensor.parts]
+        wanted = (sum(n_rows), *shapes[tensor.parts[0]][1:])
         expected = wanted[::-1] if tensor.is_transposed else wanted
         if tuple(values.shape) != expected:
             raise UserError(f"{folder}: {tensor.name} has shape {tuple(values.shape)}; must be {expected}, by {CONFIG}")
-        rows = (values.T if tensor.is_transposed else values).split([size[0] for size in sizes])
-        weights |= {part: piece.contiguous() for part, piece in zip(tensor.parts, rows)}
+        for part, rows in zip(tensor.parts, (values.T if tensor.is_transposed else values).split(n_rows)):
+            blocks.setdefault(part, []).append(rows)
+    weights = {part: torch.cat(rows) if len(rows) > 1 else rows[0].contiguous() for part, rows in blocks.items()}
     if config.tie_embeddings and HEAD in stored and not torch.equal(read(HEAD), weights["embedding.weight"]):
         raise UserError(
             f"{folder}: {HEAD} differs from the embedding, but {CONFIG} says tie_word_embeddings: true; "

@@ -11,7 +11,7 @@ from typing import Any
 
 from widthwise.config_io import parse, to_data
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
-from widthwise.interop.families import FEED_FORWARD, PROJECTIONS
+from widthwise.interop.family import FEED_FORWARD, PROJECTIONS
 from widthwise.mistakes import UserError
 from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig

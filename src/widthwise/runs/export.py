@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +14,10 @@ from widthwise.data.identity import IMPORTED, KEY, recorded_identity
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.pad import pad_heads_plan
+from widthwise.growth.plan import GrowthPlan
+from widthwise.interop.families import FAMILIES
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
-from widthwise.interop.hf_import import TOKEN_IDS, TOKENIZER_CONFIG
+from widthwise.interop.hf_import import TOKEN_IDS, TOKENIZER_CONFIG, WIDTHWISE
 from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig, cost_summary
@@ -66,16 +69,14 @@ def export_run(
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
     config = model if padding is None else padding.new
-    plan = None
     reason = None
     try:  # before gigabytes are read
-        plan = bake_plan(config, one_eps=True)
-        architecture, _ = hf_config(plan.new, n_positions)
-        config = plan.new
+        model_type, plan = _family(config, n_positions, origin.get("model_type"))
     except UserError as error:
-        plan = None
         reason = str(error)
-        architecture, _ = hf_config(config, n_positions, as_widthwise=True)
+        model_type, plan = WIDTHWISE.model_type, None
+        hf_config(config, n_positions, model_type)
+    config = config if plan is None else plan.new
     weights = checkpoint.read_weights(source.saved, blueprint(model))
     for conversion in (padding, plan):
         weights = weights if conversion is None else dict(conversion.weights(weights))
@@ -96,7 +97,7 @@ def export_run(
         recipe,
         source.step,
         folder=json.dumps(shown_path(Path(out))),
-        model_type=architecture.model_type,
+        model_type=model_type,
         has_code=has_code,
         has_tokenizer=definition is not None,
     )
@@ -110,7 +111,7 @@ def export_run(
         (AUTO_MAP if has_code else {}) | dict.fromkeys(TOKEN_IDS) | origin.get("config_token_ids", token_ids),
         texts | model_code() if has_code else texts,
     )
-    export_hf(config, weights, out, surroundings, DTYPES[dtype], as_widthwise=reason is not None)
+    export_hf(config, weights, out, surroundings, DTYPES[dtype], model_type)
     padded = None
     if padding is not None:  # the head size of all layers, and the bytes of a token in the cache
         padded = {
@@ -120,7 +121,7 @@ def export_run(
         }
     return {
         "folder": str(out),
-        "model_type": architecture.model_type,
+        "model_type": model_type,
         "reason": reason,
         "step": source.step,
         "dtype": dtype,
@@ -130,6 +131,22 @@ def export_run(
         "padded": padded,
         "damages": [str(damage) for damage in source.damages],
     }
+
+
+def _family(config: ModelConfig, n_positions: int, origin: str | None) -> tuple[str, GrowthPlan | None]:
+    """Return a `model_type` of transformers that can express a model, and the plan that gives it standard constants.
+
+    The plan is None for a model that fits as it is. origin: the `model_type` of an imported model, which is preferred.
+    Raises UserError with the reason if there is none.
+    """
+    plan = bake_plan(config, one_eps=True)
+    attempts = [(config, None, None), (plan.new, plan, None)]
+    if origin in FAMILIES:
+        attempts = [(config, None, origin), (plan.new, plan, origin), *attempts]
+    for candidate, conversion, model_type in attempts:
+        with suppress(UserError):
+            return hf_config(candidate, n_positions, model_type)[0].model_type, conversion
+    return hf_config(plan.new, n_positions)[0].model_type, plan  # raises the reason
 
 
 def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:

@@ -1,0 +1,238 @@
+"""The interface of a family of transformers whose layers have equal sizes, and its form with rotary positions.
+
+A family has one table with the keys of its sizes in config.json, for reading and writing.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, read_rope, write_rope
+from widthwise.mistakes import UserError
+from widthwise.model.attention import AttentionConfig
+from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
+from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import NormConfig, NormKind, Placement, QKNormConfig
+from widthwise.sizes import MOST_LAYERS, WIDEST
+
+
+class Keys(NamedTuple):
+    """The keys of the sizes of a family, and the names of its modules outside the layers."""
+
+    d_model: str
+    d_ff: str
+    n_layers: str
+    n_heads: str
+    eps: str
+    embedding: str
+    layers: str
+    final_norm: str
+
+
+class Family(Architecture):
+    """A family whose layers have equal sizes."""
+
+    keys: ClassVar[Keys]
+    norm_kind: ClassVar[NormKind] = "rms"
+    default_eps: ClassVar[float | None] = None
+    placement: ClassVar[Placement] = "pre"
+    ties_by_default: ClassVar[bool] = False
+    depth_scaled: ClassVar[bool] = False
+    learns_positions: ClassVar[bool] = False
+    heads_divide_width: ClassVar[bool] = False
+    """True if transformers refuses any other number of heads, even if head_dim is given."""
+    fixed: ClassVar[dict[str, Any]] = {}
+    """Options of the family -> the only value that our models support."""
+
+    @abstractmethod
+    def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
+        """Read the attention of a layer. norm: of the stream."""
+
+    @abstractmethod
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MLPConfig | MoEConfig:
+        """Read the feed-forward of a layer."""
+
+    def multipliers(self, fields: Fields) -> dict[str, Any]:
+        """Read the multipliers of the model, by the names of ModelConfig."""
+        del fields
+        return {}
+
+    @abstractmethod
+    def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        """Yield the tensors of a layer, with names inside the layer on both sides."""
+
+    def read(self, fields: Fields) -> ModelConfig:
+        for key, value in self.fixed.items():
+            fields.only(key, value)
+        d_model = fields.size(self.keys.d_model, most=WIDEST)
+        norm = NormConfig(kind=self.norm_kind, eps=fields.positive(self.keys.eps, self.default_eps), norm_dim=d_model)
+        sizes = {"d_model": d_model, "d_in": d_model, "d_out": d_model}
+        norms = {"norm_placement": self.placement, "attention_norm": norm, "ffn_norm": norm}
+        return ModelConfig(
+            vocab_size=fields.size("vocab_size"),
+            d_model=d_model,
+            layers=tuple(
+                LayerConfig(
+                    **sizes, **norms, attention=self.attention(fields, norm, i), ffn=self.ffn(fields, d_model, i)
+                )
+                for i in range(fields.size(self.keys.n_layers, most=MOST_LAYERS))
+            ),
+            final_norm=norm,
+            final_norm_width=d_model,
+            positions=LearnedPositionsConfig(n_positions=self.n_positions(fields)) if self.learns_positions else None,
+            tie_embeddings=fields.flag("tie_word_embeddings", self.ties_by_default),
+            init=InitConfig(std=fields.positive("initializer_range", 0.02), depth_scaled=self.depth_scaled),
+            **self.multipliers(fields),
+        )
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        keys = self.keys
+        layer = config.layers[0]
+        return {
+            "vocab_size": config.vocab_size,
+            keys.d_model: config.d_model,
+            keys.d_ff: layer.ffn.hidden_widths[0],
+            keys.n_layers: config.n_layers,
+            keys.n_heads: layer.attention.n_heads,
+            keys.eps: config.final_norm.eps,
+            "initializer_range": config.init.std,
+            "tie_word_embeddings": config.tie_embeddings,
+        }
+
+    def check_written(self, fields: Fields) -> None:
+        d_model = fields.size(self.keys.d_model)
+        n_heads = fields.size(self.keys.n_heads)
+        if self.heads_divide_width and d_model % n_heads:
+            raise UserError(
+                f"d_model: got {d_model}; must be a multiple of n_heads = {n_heads} for a {self.model_type} of "
+                "transformers; grow d_model or n_heads"
+            )
+
+    def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
+        keys = self.keys
+        prefix = self.base_prefix
+        yield HFTensor(f"{prefix}{keys.embedding}.weight", ("embedding.weight",))
+        if config.positions is not None:
+            yield HFTensor(f"{prefix}wpe.weight", ("positions.weight",))
+        for i, layer in enumerate(config.layers):
+            for tensor in self.layer_tensors(layer):
+                ours = tuple(f"layers.{i}.{part}" for part in tensor.parts)
+                yield tensor._replace(name=f"{prefix}{keys.layers}.{i}.{tensor.name}", parts=ours)
+        yield HFTensor(f"{prefix}{keys.final_norm}.weight", ("exit.norm.weight",))
+        if config.final_norm.kind == "layer":
+            yield HFTensor(f"{prefix}{keys.final_norm}.bias", ("exit.norm.bias.weight",))
+        if not config.tie_embeddings:
+            yield HFTensor("lm_head.weight", ("head.weight",))
+
+
+PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
+FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
+
+
+class RotaryDecoder(Family):
+    """Rotary positions, RMSNorm and SwiGLU."""
+
+    base_prefix = "model."
+    buffers = r".*rotary_emb\.inv_freq"
+    default_eps = 1e-6
+    keys = Keys(
+        d_model="hidden_size",
+        d_ff="intermediate_size",
+        n_layers="num_hidden_layers",
+        n_heads="num_attention_heads",
+        eps="rms_norm_eps",
+        embedding="embed_tokens",
+        layers="layers",
+        final_norm="norm",
+    )
+    norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
+    """Norms of attention and feed-forward."""
+    fixed: ClassVar = {"hidden_act": "silu"}
+    has_qkv_bias: ClassVar[bool] = False
+    """True if only w_q, w_k and w_v have biases; otherwise `attention_bias` decides for all matrices."""
+    qk_norm: ClassVar[Literal["head", "all_heads"] | None] = None
+    """Coordinates over which queries and keys are normalised."""
+    usual_head_dim: ClassVar[int | None] = None
+    """Default head size; None: hidden_size / num_attention_heads."""
+    shares_no_keys: ClassVar[bool] = True
+    """True if a missing num_key_value_heads means num_attention_heads; otherwise it is required."""
+    usual_rope_base: ClassVar[float] = DEFAULT_BASE
+    further_keys: ClassVar[dict[str, Any]] = {}
+
+    def read(self, fields: Fields) -> ModelConfig:
+        self.check_window(fields)
+        return super().read(fields)
+
+    def check_window(self, fields: Fields) -> None:
+        """Raise UserError for attention that does not read the whole text."""
+        del fields
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MoEConfig:
+        return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
+
+    def scale(self, fields: Fields, head_dim: int) -> float:
+        """Read the factor of the scores."""
+        del fields
+        return head_dim**-0.5
+
+    def rotates(self, fields: Fields, layer: int) -> bool:
+        """Read whether a layer has rotary positions."""
+        del fields, layer
+        return True
+
+    def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
+        n_heads = fields.size("num_attention_heads")
+        usual = self.usual_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
+        head_dim = fields.size("head_dim", usual, most=WIDEST)
+        base, frequencies = read_rope(fields, head_dim, self.usual_rope_base)
+        is_rotary = self.rotates(fields, layer)
+        has_all = not self.has_qkv_bias and fields.flag("attention_bias", False)
+        return AttentionConfig(
+            n_heads=n_heads,
+            n_kv_heads=fields.size("num_key_value_heads", n_heads if self.shares_no_keys else None),
+            head_dim=head_dim,
+            scale=self.scale(fields, head_dim),
+            rope_base=base if is_rotary else None,
+            rope_frequencies=frequencies if is_rotary else None,
+            bias=self.has_qkv_bias or has_all,
+            out_bias=has_all,
+            qk_norm=QKNormConfig(eps=norm.eps, over=self.qk_norm) if self.qk_norm else None,
+        )
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        attention = config.layers[0].attention
+        bias = {} if self.has_qkv_bias else {"attention_bias": attention.bias}
+        rope = next((layer.attention.rope for layer in config.layers if layer.attention.rope is not None), None)
+        return {
+            **super().write(config, n_positions),
+            "num_key_value_heads": attention.n_kv_heads,
+            "head_dim": attention.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": n_positions,
+            **bias,
+            "attention_dropout": 0.0,
+            **({} if rope is None else write_rope(rope, n_positions)),
+            **self.further_keys,
+        }
+
+    def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        attention = layer.attention
+        has_bias = dict.fromkeys(("w_q", "w_k", "w_v"), attention.bias) | {"w_o": attention.out_bias}
+        for part, name in zip(("attention", "ffn"), self.norm_names):
+            yield HFTensor(f"{name}.weight", (f"{part}.norm.weight",))
+        for ours, theirs in PROJECTIONS.items():
+            yield HFTensor(f"self_attn.{theirs}.weight", (f"attention.{ours}.weight",))
+            if has_bias[ours]:
+                yield HFTensor(f"self_attn.{theirs}.bias", (f"attention.{ours}.bias.weight",))
+        for norm in () if attention.qk_norm is None else ("q_norm", "k_norm"):
+            yield HFTensor(f"self_attn.{norm}.weight", (f"attention.{norm}.weight",))
+        yield from self.ffn_tensors(layer)
+
+    def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        """Yield the matrices of the feed-forward of a layer, with names inside the layer on both sides."""
+        del layer
+        for ours, theirs in FEED_FORWARD.items():
+            yield HFTensor(f"mlp.{theirs}.weight", (f"ffn.{ours}.weight",))
