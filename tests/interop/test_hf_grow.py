@@ -25,6 +25,8 @@ from widthwise.growth.tensor_plan import Constant
 from widthwise.interop.hf_export import Surroundings, export_hf
 from widthwise.interop.hf_import import import_hf
 from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.layer import LayerConfig
 
 Grow = Callable[[ModelConfig], Expansion]
 
@@ -47,6 +49,17 @@ def kv_groups(model: ModelConfig) -> Expansion:
     group = attention.n_heads // attention.n_kv_heads
     n_kv_heads = 2 * attention.n_kv_heads
     return add_heads(model, everywhere(model), group * n_kv_heads, n_kv_heads)
+
+
+def twice_the_experts(model: ModelConfig) -> Expansion:
+    def doubled(layer: LayerConfig) -> LayerConfig:
+        ffn = layer.ffn
+        if not isinstance(ffn, MoEConfig):
+            return layer
+        more = ffn.model_copy(update={"n_experts": 2 * ffn.n_experts, "top_k": 2 * ffn.top_k})
+        return layer.model_copy(update={"ffn": more})
+
+    return changed(model, layers=tuple(map(doubled, model.layers))), same_layers(model)
 
 
 def layers(model: ModelConfig) -> Expansion:
@@ -114,6 +127,12 @@ GROWTHS: list[tuple[str, tuple[Grow, ...]]] = [
     ("gpt2_untied", (layers, hidden_with_heads, hidden_with_larger_heads)),
     ("llama_llama3", (at_once(layers, any_head, hidden),)),
     ("qwen3", (at_once(layers, twice_the_head, kv_groups, feed_forward, hidden),)),
+    ("mistral", (kv_groups, layers, feed_forward, hidden)),
+    ("phi3", (twice_the_head, feed_forward, layers, hidden)),
+    ("granite", (layers, feed_forward, kv_groups, hidden)),
+    ("smollm3", (feed_forward, kv_groups, hidden)),
+    ("mixtral", (twice_the_experts, feed_forward, layers, hidden)),
+    ("qwen3_moe", (twice_the_experts, kv_groups, hidden)),
 ]
 
 
@@ -132,5 +151,11 @@ def test_logits_stay_as_imported(tmp_path: Path, name: str, growths: tuple[Grow,
     assert config.cost().params > imported.config.cost().params
     baked = bake_plan(config, one_eps=True)
     weights = dict(baked.weights(weights))
-    assert export_hf(baked.new, weights, tmp_path / "large", Surroundings(imported.n_positions)) == imported.model_type
+    export_hf(
+        baked.new,
+        weights,
+        tmp_path / "large",
+        Surroundings(imported.n_positions),
+        model_type=imported.model_type,
+    )
     torch.testing.assert_close(hf_logits(tmp_path / "large"), expected, rtol=0, atol=TOLERANCE)
