@@ -154,7 +154,7 @@ def findings() -> Iterator[str]:
         d(E6, "hourglass"),
     )
     yield from (d(D32, "dynamic"), d(FFN, "dynamic"), d(E6, "dynamic"), few, d(D32, virtual), d(E6, virtual))
-    yield f"logits change by at most {largest_change('logits')} of the largest |"
+    yield f"logits change by at most {largest_change('logits')} (relative) |"
     yield f"{d(f'{D32}_growth', 'grown')} | {d(GROWTH, 'depth_2x')} at 1.8M"
     yield f"{d(D32, 'found')} | {ci(five_seeds())} at 6.3M, five seeds"
     yield f"[head start](#a-head-start): {mean(LONGER, 'mean')} is left"
@@ -164,9 +164,9 @@ def findings() -> Iterator[str]:
     yield f"it is better by {-minus(D32, 'x-head-size').mean:.3f} at 0.16M and by {-minus(D48, 'x-head-size').mean:.3f}"
     yield f"takes [{step_ratio('x_200m_hw'):.3f}]"
     yield f"it takes {step_ratio('x_200m'):.3f}"
-    yield f"at {ratio(D32, 'cut', 'flops')} of the FLOPs, without"
+    yield f"at {ratio(D32, 'cut', 'flops')} of the FLOPs, with no"
     yield f"is [higher by {minus(D48_SHAPES, 'cut').mean:.2f}]"
-    yield f"it costs {ratio(E6, virtual, 'activation_bytes', '.2f')} of it"
+    yield f"if {ratio(E6, virtual, 'activation_bytes', '.2f')} times the activation memory"
     yield f"at 0.39M ({mean(D48, virtual)}, one seed)"
     sections = (
         twenty_tokens,
@@ -191,14 +191,14 @@ def twenty_tokens() -> Iterator[str]:
     yield f"at {ratio(D32, 'x', 'flops')} of the FLOPs."
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
-    yield f"Minus the uniform model's loss, {loss(D48, 'uniform')} at the end"
+    yield f"Loss minus the uniform model's (finally {loss(D48, 'uniform')})"
     for name in ("virtual-2-3", "x-head-size", "hourglass", "x", "found", "cut"):
         yield row(*in_the_course(D48, name, 384), ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
     yield listed(seeds_of(minus(D48_SHAPES, name))[1] for name in ("found", "cut"))
 
 
 def in_the_course(folder: str, name: str, validate_every: int) -> list[str]:
-    """Return the differences from uniform after 2, 4, 8, 12 and 20 tokens for each parameter; a step has 2048."""
+    """Return the differences from uniform after 2, 4, 8, 12 and 20 tokens per parameter; a step has 2048."""
     gap = variant(folder, name).gap["val_loss"]
     means = dict(zip(gap.tokens, gap.mean))
     return [f"{means[n * 2048 * validate_every]:+.3f}" for n in (1, 2, 4, 6, 10)]
@@ -278,7 +278,7 @@ def variable_width() -> Iterator[str]:
     yield f"{d(SWEEP, DEFAULT_X)}, the best of 18; training loss {d(SWEEP, DEFAULT_X, 'uniform', TRAINING)}"
     yield f"{ratio(SWEEP, DEFAULT_X, 'flops')} of the FLOPs and {ratio(SWEEP, DEFAULT_X, 'kv_bytes')} of the KV cache"
     yield from (d("compare_small", "x"), d(FFN, "x"))
-    yield f"{d('variable_width_moe_small', 'x')}; training loss, which the paper prints (-0.016),"
+    yield f"{d('variable_width_moe_small', 'x')}; in training loss (in the paper -0.016),"
     yield d("variable_width_moe_small", "x", of=TRAINING)
     yield from (d(RESIZING, "carry"), d(RESIZING, "carry", of=TRAINING))
     yield from (d(RESIZING, name, "carry") for name in ("zero", "projection"))
@@ -334,7 +334,7 @@ def dynamic_width() -> Iterator[str]:
     profile, widths = (losses["uniform"] - losses[name] for name in ("by_layer", "chosen"))
     yield f"{losses['chosen'] - losses['oracle']:.2f} worse than an oracle that knows the targets"
     yield f"{widths:.3f} better than one width"
-    yield f"of which {profile:.3f} from different widths of layers |"
+    yield f"{profile:.3f} of it from widths that differ by layer |"
     yield d("distilled_narrow", "distilled")
 
 
@@ -363,7 +363,7 @@ def jump() -> list[str]:
 
 
 def growth() -> Iterator[str]:
-    yield f"at most {largest_change('logits')} of the largest, gradients by {largest_change('gradients')} |"
+    yield f"at most {largest_change('logits')} (relative), gradients by {largest_change('gradients')} |"
     models = read_json("expansions_table_1/demonstration.json")["expansions"]
     printed = models["hidden_expansion"]["quantities"]["change_of_logits_as_printed"]
     yield f"by {fmean(printed):.1%} on average ({100 * min(printed):.2f} to {max(printed):.2%} of eight models)"
@@ -489,7 +489,7 @@ CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md
 GIVEN = {
     "README.md": "after 0.16 to 0.5 tokens · virtual width of 1.5 · Python 3.11 · Apache-2.0",
     "docs/findings.md": """
-        its step takes up to [1.24] · cut to 0.7 of its FLOPs · the uniform model's, 0.008: ·
+        its step takes up to [1.24] · at 0.7 of a trained · the uniform model's, 0.008: ·
         Virtual width of 1.5 · virtual width 1.5, ·
         lowers it by 0.0069 nats · the paper's training loss -0.039 · (table 4, by 0.039) ·
         0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·

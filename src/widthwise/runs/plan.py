@@ -245,7 +245,7 @@ def remarks(recipe: Recipe) -> Iterator[str]:
     if not FAR_BELOW <= ratio <= FAR_ABOVE:
         side, size = ("above", "larger") if ratio > FAR_ABOVE else ("below", "smaller")
         yield (
-            f"train.steps: {ratio:.3g} tokens for each parameter that a token uses, far {side} the "
+            f"train.steps: {ratio:.3g} tokens per parameter that a token uses, far {side} the "
             f"{LAW_TOKENS_PER_PARAM:g} of compute-optimal training; a {size} model would reach a lower loss for the "
             "same compute"
         )
