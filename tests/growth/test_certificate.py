@@ -1,5 +1,6 @@
 """A certificate says that a growth preserves the function and that all that is new learns, and finds what does not."""
 
+import math
 from dataclasses import replace
 
 import expansions
@@ -8,7 +9,7 @@ import torch
 from growth_cases import SEQ_LEN, planned, small_model, with_random_weights
 
 from widthwise.growth import certificate
-from widthwise.growth.certificate import certify
+from widthwise.growth.certificate import certify, relative_difference
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.records.certificate import Certificate
@@ -112,3 +113,9 @@ def test_scarce_memory_means_float32_and_says_so(monkeypatch):
     assert found.is_preserved
     assert 1e-12 < found.logit_bound < 1e-3
     assert "would not fit into memory" in found.lines()[0]
+
+
+def test_a_gradient_that_is_not_a_number_is_found_in_any_tensor():
+    old = {"a": torch.tensor([2.0, -4.0]), "b": torch.tensor([1.0])}
+    assert relative_difference(old, {"a": torch.tensor([2.0, -3.0]), "b": torch.tensor([1.0])}) == 0.25
+    assert math.isnan(relative_difference(old, {"a": torch.tensor([2.0, -4.0]), "b": torch.tensor([math.nan])}))

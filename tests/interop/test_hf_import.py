@@ -15,7 +15,10 @@ from hf_models import CONFIGS, TOLERANCE, hf_folder, hf_logits, hf_model, own_lo
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from widthwise.interop.families import FAMILIES
+from widthwise.interop.families import REFUSED as REFUSED_FAMILIES
 from widthwise.interop.hf_import import import_hf
+from widthwise.runs.save import import_plan
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -70,12 +73,37 @@ def _longrope(short: list[float], long: list[float]) -> dict[str, Any]:
     return {"rope_parameters": {**said, "original_max_position_embeddings": 64}}
 
 
+def test_every_family_that_is_read_or_refused_is_in_the_table_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text()
+    for name in FAMILIES:
+        assert f"| `{name}` |" in page
+    for name, lacks in REFUSED_FAMILIES.items():
+        (line,) = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line]
+        assert line.endswith(f"| {lacks} |")
+    assert len(FAMILIES) + len(REFUSED_FAMILIES) >= 25
+
+
+def test_a_plan_names_the_sizes_and_what_is_not_imported_without_weights(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path, "mistral")
+    (folder / "model.safetensors").unlink()
+    _change_config(folder, lambda data: data.update(attention_dropout=0.1, resid_pdrop=0.0))
+    plan = import_plan(folder)
+    assert plan["not_imported"] == {"attention_dropout": 0.1}
+    assert (plan["model_type"], plan["n_positions"], plan["cost"]["n_kv_heads"]) == ("mistral", 64, [2, 2])
+    assert plan["cost"]["params"]["total"] == hf_model("mistral").num_parameters()
+
+
 WINDOW = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"]}
 PARTLY = {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"model_type": "mamba"}, "model_type: got 'mamba'; allowed: gpt2, granite, llama"),
+    ("llama", {"model_type": "rwkv"}, "model_type: got 'rwkv'; allowed: gpt2, granite, llama"),
+    ("llama", {"model_type": "deepseek_v3"}, "a deepseek_v3 has multi-head latent attention, which is not supported"),
+    ("mistral", {"sliding_window": 8}, "sliding_window: got 8; .* null for texts of up to 8 tokens"),
+    ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: got .1.; allowed: a list of 0 and 1 for each layer"),
+    ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob: got False; allowed: True"),
+    ("mixtral", {"num_local_experts": 6}, r"block_sparse_moe.gate.weight has shape \(5, 32\); must be \(6, 32\)"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
     ("qwen2", WINDOW, "use_sliding_window: got True; allowed: false"),

@@ -1,7 +1,7 @@
 """Verbs that change the size of a model, `grow` and `shrink`, and verbs that write and read Hugging Face folders."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import Field, PositiveInt
@@ -12,6 +12,7 @@ from widthwise.cli.terminal import progress_console, remark, say, say_json, say_
 from widthwise.config_io import Config
 from widthwise.growth.choices import GrowOptions, NewSizes, ShrinkOptions
 from widthwise.mistakes import UserError
+from widthwise.reports.formats import hidden_widths, sequence
 
 
 def grow(
@@ -117,7 +118,7 @@ def export(
 ) -> None:
     """Write the model of a run as a folder that transformers loads.
 
-    A model with the architecture of a llama, qwen2, qwen3, olmo2 or gpt2 is written as one. Any other model becomes a
+    A model with an architecture of transformers, such as llama or qwen3, is written as one. Any other model becomes a
     `widthwise`, which transformers loads after `import widthwise.hf`, or without this package if written with
     --standalone.
 
@@ -146,21 +147,30 @@ def export(
 
 def import_(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder with config.json, or org/name of the hub.")],
-    run: Annotated[Path, typer.Argument(help="Run directory to write.")],
+    run: Annotated[Path | None, typer.Argument(help="Run directory to write.")] = None,
     overrides: Changes = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe for further training; its model is ignored.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub; default: main.")] = None,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Describe the model; read only config.json.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a llama, qwen2, qwen3, olmo2 or gpt2 of Hugging Face as a run, to generate, grow, train or export.
+    """Import a model of Hugging Face as a run, to generate, grow, train or export.
+
+    Architectures: gpt2, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3, and widthwise.
 
     From the hub, as `org/name` or `hf://org/name`, only JSON, safetensors and the chat template are downloaded, and the
     run records the commit.
 
     Example: `widthwise import Qwen/Qwen3-0.6B runs/qwen && widthwise generate runs/qwen --prompt "Once"`
     """
-    from widthwise.runs.save import import_run
+    from widthwise.runs.save import import_plan, import_run
 
+    if plan_only:
+        plan = import_plan(source, revision)
+        say_json(plan) if as_json else _say_plan(plan)
+        return
+    if run is None:
+        raise UserError("RUN: is required, except with --plan-only")
     summary = import_run(source, run, recipe, overrides or (), revision)
     if as_json:
         say_json(summary)
@@ -176,3 +186,17 @@ def import_(
         say_next("widthwise", "generate", run, "--prompt", "TEXT")
     else:
         say_next("widthwise", "resume", run, "data.path=DATA")
+
+
+def _say_plan(plan: dict[str, Any]) -> None:
+    """Print what an import would read, and the keys of config.json that it would not."""
+    cost = plan["cost"]
+    commit = f", commit {plan['commit']}" if "commit" in plan else ""
+    say(f"{plan['folder']}{commit}: {plan['model_type']} of {cost['params']['total']:,} parameters")
+    names = {"d_model": "widths", "n_heads": "n_heads", "n_kv_heads": "n_kv_heads", "head_dim": "head_dim"}
+    sizes = {name: sequence(sorted({*map(str, cost[key])})) for name, key in names.items()}
+    sizes["d_ff"] = sequence(sorted({hidden_widths(widths) for widths in cost["hidden_widths"]}))
+    say(f"{cost['n_layers']} layers: {', '.join(f'{name} {size}' for name, size in sizes.items())}")
+    say(f"vocab_size {cost['vocab_size']:,}, contexts of up to {plan['n_positions']:,} tokens")
+    for key, value in plan["not_imported"].items():
+        remark(f"not imported: {key} = {value}")

@@ -18,18 +18,18 @@ N_BYTES = 256
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. `eos_id` is the only special token; text that spells one is encoded as plain text."""
+    """Text to token ids and back. Encoding adds no special tokens; text that spells one is plain text, or refused."""
 
     spec: str
     """Name of the tokenizer in a recipe."""
     vocab_size: int
-    """Largest id that can occur in data, plus one."""
+    """Ids in data are below this."""
     eos_id: int
     """The token at the end of every document."""
     bos_id: int | None = None
     """The token before each text that a pretrained model reads; `encode` does not add it."""
     other_ends: frozenset[int] = frozenset()
-    """Tokens other than `eos_id` at which a pretrained model ends an answer."""
+    """Tokens at which a pretrained model ends an answer; may hold `eos_id`."""
     file_name: str
     """Name of the file that `save` writes, which determines the class that reads it."""
 
@@ -50,7 +50,7 @@ class Tokenizer(ABC):
         """Return the content of the tokenizer's file, which determines the tokenization."""
 
     def name_of(self, index: int) -> str:
-        """Return the token as messages show it."""
+        """Return the token's text, or its id."""
         return str(index)
 
     @property
@@ -59,12 +59,12 @@ class Tokenizer(ABC):
 
     @property
     def id(self) -> str:
-        """sha256 (hex) of the definition and the end-of-text token; tokenizers with equal ids give equal tokens."""
+        """sha256 (hex) of the definition and `eos_id`; tokenizers with the same hash give the same tokens."""
         return hashlib.sha256(f"{self.definition()}\n{self.eos_id}".encode()).hexdigest()
 
     @property
     def vocabulary_id(self) -> str:
-        """sha256 (hex) of tokens, merges and end of text, equal for files that differ only otherwise.
+        """sha256 (hex) of tokens, merges and end of text, but not of the rest of the file.
 
         A model for one tokenizer fits all tokenizers with the same vocabulary_id.
         """
@@ -75,23 +75,23 @@ class Tokenizer(ABC):
 
     @property
     def n_used(self) -> int:
-        """Largest id of texts, including beginning and end tokens, plus one."""
+        """Smallest vocab_size of a model of texts, with beginning and end."""
         return self.vocab_size
 
     def as_pretrained(self, token_ids: Mapping[str, int | list[int]]) -> Self:
-        """Use the beginning and end tokens of a pretrained model. token_ids: see `ImportedModel.token_ids`."""
+        """Set `other_ends`, in place, to a pretrained model's. token_ids: see `ImportedModel.token_ids`."""
         ends = token_ids.get("eos_token_id", [])
         self.other_ends = frozenset(ends if isinstance(ends, list) else [ends])
         return self
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a text to continue; an empty text becomes `bos_id`, or else the end-of-text token."""
+        """Return `bos_id`, if any, and the ids of a text to continue; `eos_id` if that is nothing."""
         beginning = [] if self.bos_id is None else [self.bos_id]
         return [*beginning, *self.encode(text)] or [self.eos_id]
 
     @property
     def bos_note(self) -> str | None:
-        """A line on `bos_id`; None without one."""
+        """Message if there is a `bos_id`."""
         if self.bos_id is None:
             return None
         return f"texts begin with {self.name_of(self.bos_id)}, as in the model's tokenizer; --no-bos omits it"
@@ -102,7 +102,7 @@ class Tokenizer(ABC):
         return self.other_ends | {self.eos_id}
 
     def decode_after(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text of ids after a prompt, decoded together because some decoders drop the first space."""
+        """Return the text of ids after a prompt. Decoded with it, because some decoders drop a first space."""
         return self.decode([*prompt, *ids])[len(self.decode(prompt)) :]
 
     def save(self, folder: Path) -> Path:
@@ -114,7 +114,7 @@ class Tokenizer(ABC):
 
 @contextmanager
 def refusing_panics(message: str) -> Iterator[None]:
-    """Turn the errors of a Rust library into a UserError: Exception, and PanicException, which is not an Exception."""
+    """Turn any Exception, and the PanicException of a Rust library, a BaseException, into a UserError."""
     try:
         yield
     except UserError:
@@ -165,8 +165,8 @@ class TiktokenTokenizer(Tokenizer):
         self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
         self._byte_lengths[list(pieces)] = [len(piece) for piece in pieces.values()]
         self._ordinary = frozenset(pieces)
-        listing = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces.values())
-        self._pieces_sha256 = hashlib.sha256(listing).hexdigest()
+        sized = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces.values())
+        self._pieces_sha256 = hashlib.sha256(sized).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with refusing_panics(f"tokenizer {self.spec}: cannot encode a text"):

@@ -1,11 +1,11 @@
-"""The results of an experiment, read from its folder as runs finish, and the effect of a failed run.
+"""The results of an experiment, read from its folder as runs finish, and what a failed run stops.
 
-There is a class for each kind of plan.
+Other plans: sweep_results.py, family.py.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -25,23 +25,22 @@ from widthwise.runs.speed import chosen_precision
 from widthwise.training.observer import Observer
 
 P = TypeVar("P", bound=Plan, covariant=True)
-PRECISION = "precision"
-"""File that holds the choice for `precision: auto` in an experiment."""
+PRECISION_FILE = "precision"
+"""Holds the choice for `precision: auto` in an experiment."""
 
 
 class Results(RunPolicy, Generic[P]):
-    """The results of an experiment. The context releases its resources."""
+    """The results of an experiment; a context for the locks of a search."""
 
     def __init__(self, plan: P, folder: Path, command: str, observer: Observer):
         self.plan = plan
         self.folder = folder
         self.command = command
         self.observer = observer
-        self.precision = cache(partial(_shared_precision, folder, observer))
         self._trained: dict[str, SeedRuns] = {}
         """Name of a finished point -> its runs."""
         self._variants: dict[tuple[str, bool], Variant] = {}
-        """Name of a point and True if its baseline has finished -> the point."""
+        """(Point name, whether its baseline has finished) -> its record."""
 
     def __enter__(self) -> Self:
         return self
@@ -56,29 +55,36 @@ class Results(RunPolicy, Generic[P]):
             PlannedRun(path=str(run_path(name, seed)), variant=name, seed=seed, n_steps=run.recipe.train.steps)
             for (name, seed), run in zip(self.plan.order, runs)
         ]
-        about = {"title": self.title, "command": self.command, "baseline": self.plan.baseline}
-        PlannedRuns(**about, runs=planned).write(self.folder)
+        record = PlannedRuns(title=self.title, command=self.command, baseline=self.plan.baseline, runs=planned)
+        record.write(self.folder)
         return runs
+
+    @cached_property
+    def precision(self) -> Precision:
+        """The precision of all runs of an experiment, on all machines, which the first worker chooses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        chosen = chosen_precision(self.folder, self.observer)
+        return cast(Precision, write_first(self.folder / PRECISION_FILE, f"{chosen}\n").strip())
 
     @property
     def title(self) -> str:
         return self.plan.page_title or self.folder.resolve().name
 
     def _run(self, point: Point, seed: int) -> Run:
-        recipe = seeded(point.recipe.settled(self.precision), seed)
+        recipe = seeded(point.recipe.settled(lambda: self.precision), seed)
         return Run(self.folder / run_path(point.name, seed), recipe, point.name)
 
     def write(self) -> Outcome:
         """Write the results so far, and return them.
 
-        Raises UserError if runs read different data, or if a result of a comparison is missing.
+        Raises UserError if runs read different data, or if a result is missing.
         """
         outcome = self._outcome()
         outcome.write(self.folder)
         return outcome
 
     def _outcome(self) -> Outcome:
-        """Return the record of all points; all have finished."""
+        """Return the record, when all points have finished."""
         for name in self.plan.points:
             self._read(name)
         return self._record(
@@ -88,7 +94,13 @@ class Results(RunPolicy, Generic[P]):
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
         plan = self.plan
         curves = [curve for runs in self._trained.values() for curve in runs.curves]
-        unset = {"baseline_group": None, "axes": {}, "study": None, "judged": [], "tuning": None}
+        unset = {
+            "baseline_group": None,
+            "axes": {},
+            "study": None,
+            "judged": [],
+            "tuning": None,
+        }  # defaults are not written
         return Outcome(
             title=self.title,
             command=self.command,
@@ -97,7 +109,7 @@ class Results(RunPolicy, Generic[P]):
             seeds=list(plan.seeds),
             matched=plan.match,
             baseline=plan.baseline,
-            environment=environment() if self._first_run is None else self._first_run.environment(),
+            environment=environment() if self._first_read is None else self._first_read.environment(),
             validations=validations_of(curves) if curves else None,
             points=points,
             **unset | fields,
@@ -112,14 +124,15 @@ class Results(RunPolicy, Generic[P]):
             runs = self._runs_of(name)
             trained = SeedRuns.read(self.folder, [str(run_path(name, seed)) for seed in self.plan.seeds])
             for run in runs:
-                self._check_data(run, self._first_run or runs[0])
+                self._check_data(run, self._first_read or runs[0])
             self._trained[name] = trained
 
     def _check_data(self, run: RunDir, first: RunDir) -> None:
+        """Families accept any data."""
         check_same_data(run, first)
 
     @property
-    def _first_run(self) -> RunDir | None:
+    def _first_read(self) -> RunDir | None:
         return next((RunDir(self.folder / runs.paths[0]) for runs in self._trained.values()), None)
 
     def _variant(self, name: str, group: str, values: Mapping[str, Any]) -> Variant:
@@ -129,23 +142,17 @@ class Results(RunPolicy, Generic[P]):
         if key not in self._variants:
             variant = variant_of(name, self._trained[name], baseline)
             axes = tuple(f"{axis}." for axis in values)
-            unequal = {key: pair for key, pair in variant.differs_in.items() if not f"{key}.".startswith(axes)}
+            unequal = {path: pair for path, pair in variant.differs_in.items() if not f"{path}.".startswith(axes)}
             self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=unequal)
         return self._variants[key]
 
 
-def _shared_precision(folder: Path, observer: Observer) -> Precision:
-    """Return the precision of all runs of an experiment on all machines, which the first worker chooses."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return cast(Precision, write_first(folder / PRECISION, chosen_precision(folder, observer) + "\n").strip())
-
-
 class ComparisonResults(Results[Comparison]):
-    """The results of a comparison. A run that fails stops it; it is recorded when all runs have finished."""
+    """The results of a comparison, written when all runs have finished. A failed run stops it."""
 
     def finished(self, run: Run, is_last: bool) -> None:
         first = RunDir(self.folder / run_path(*self.plan.order[0]))
-        if first.exists:  # another worker may be about to begin it
+        if first.exists:  # if not, `write` checks it at the end
             check_same_data(RunDir(run.path), first)
 
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:

@@ -12,7 +12,7 @@ import torch
 from widthwise.experiments.family import FamilyPlan, FamilyResults
 from widthwise.experiments.jobs import Jobs, ProcessGroup, process_group
 from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
-from widthwise.experiments.results import PRECISION, ComparisonResults, Results
+from widthwise.experiments.results import PRECISION_FILE, ComparisonResults, Results
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import Search
 from widthwise.experiments.sweep_results import LadderResults, SearchResults, SweepResults
@@ -69,7 +69,7 @@ def run_experiment(
         with process_group(plan.reference) as group:
             return group.do(partial(_train, results, group, jobs or Jobs(), waits))
     finally:
-        remove_unused(new_folders, {PlannedRuns.file_name, PRECISION})
+        remove_unused(new_folders, {PlannedRuns.file_name, PRECISION_FILE})
 
 
 def _train(results: Results[Plan], group: ProcessGroup, jobs: Jobs, waits: bool) -> Outcome:
@@ -77,7 +77,7 @@ def _train(results: Results[Plan], group: ProcessGroup, jobs: Jobs, waits: bool)
     plan = results.plan
     n_runs = plan.n_points * len(plan.seeds)
     if sum(RunDir(results.folder / run_path(*key)).has_result for key in plan.order) < n_runs:
-        reference = plan.reference.settled(results.precision)
+        reference = plan.reference.settled(lambda: results.precision)
         data = group.data_cache.open(reference.data, results.observer.preparing)
         reference.held_out(data).check()
         group.data_cache.check(reference.data, results.observer.preparing)

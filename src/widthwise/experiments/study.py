@@ -7,7 +7,6 @@ heartbeat, and a file in the folder is enough.
 
 import logging
 import math
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 # User attributes in Optuna
-IDENTITY = "identity"  # of the study: identity of the search
-POINT = "point"  # of a trial: name, group and values of its point
-REASON = "reason"  # of a trial: the reason why it failed
+IDENTITY = "identity"  # study: `identity` of its search
+POINT = "point"  # trial: name, group and values of its point
+REASON = "reason"  # trial: why it failed
+
 PointState = Literal["finished", "failed", "running", "waiting"]
 STATES: dict[str, PointState] = {"COMPLETE": "finished", "FAIL": "failed"}
 """State of a trial in Optuna -> state of its point. Any other state is "running"; its worker may have died."""
@@ -58,27 +58,28 @@ class Study:
         self._locks: dict[int, BaseFileLock] = {}
         """Trial that this worker holds -> its lock."""
         self._held: dict[str, list[int]] = {}
-        """Name of a point that this worker trains -> its trials."""
+        """Point that this worker trains -> trials that chose it."""
         self._given_up: dict[int, str] = {}
         """Trial that this worker could not train, and does not retry -> the reason, which may be temporary."""
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "trials").mkdir(parents=True, exist_ok=True)
         with self._locked():
-            backends = self._optuna.storages.journal
-            storage = self._optuna.storages.JournalStorage(backends.JournalFileBackend(str(folder / STUDY_FILE)))
-            self._study = self._optuna.create_study(study_name=plan.title, storage=storage, load_if_exists=True)
+            path = folder / STUDY_FILE
+            storages = self._optuna.storages
+            storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+            names = self._optuna.get_all_study_names(storage) or [plan.title]  # the recipe may have been renamed
+            self._study = self._optuna.create_study(study_name=names[0], storage=storage, load_if_exists=True)
             identity = self._space.identity()
             saved = self._study.user_attrs.get(IDENTITY)
             if saved is None and not self._trials():
                 self._study.set_user_attr(IDENTITY, identity)
             elif saved != identity:
-                path = folder / STUDY_FILE
                 raise UserError(f"{path}: is the study of another search; choose another folder with --out")
 
     def drawn(self) -> list[PointStatus]:
-        """Return the points that all workers have chosen so far, in order. A point without a name is called "#" and the
-        number of its trial."""
+        """Return the points that all workers have chosen, in order. A point whose name is not set, or too long, is "#"
+        and its trial's number."""
         points = list[PointStatus]()
-        for trial in self._trials()[: self._space.n_trials]:
+        for trial in self._trials()[: self._space.n_trials]:  # may be fewer than before
             point = {"name": f"#{trial.number}", "group": "", "values": {}, **trial.user_attrs.get(POINT, {})}
             state = STATES.get(trial.state.name, "running")
             reason = trial.user_attrs.get(REASON)
@@ -94,19 +95,20 @@ class Study:
         return self._space.n_trials - sum(point.state != "running" for point in self.drawn())
 
     def take(self) -> Point | None:
-        """Claim a point for this worker: one whose worker has died, otherwise a new one. None if no point remains.
+        """Claim a point for this worker: one whose worker has died, otherwise a new one. None if none is free.
 
         An impossible point, or one whose name is too long, fails at once, and the next is claimed.
         """
         while True:
             with self._locked():
-                number = self._next()
+                number = self._lock_next()
                 if number is None:
                     return None
-                group, values = self._space.draw(self._trial(number))
+                trial = self._trial(number)
+                group, values = self._space.draw(trial)
                 try:
                     name = point_name(group, values)
-                    self._trial(number).set_user_attr(POINT, {"name": name, "group": group, "values": values})
+                    trial.set_user_attr(POINT, {"name": name, "group": group, "values": values})
                     point = self._space.point(group, values)
                 except UserError as error:
                     self._tell_failed(number, str(error))
@@ -114,8 +116,8 @@ class Study:
                     self._held.setdefault(point.name, []).append(number)
                     return point
 
-    def _next(self) -> int | None:
-        """Lock a trial that no worker holds, and return its number."""
+    def _lock_next(self) -> int | None:
+        """Lock a free trial, old or new; return its number or None."""
         from filelock import FileLock, Timeout
 
         trials = self._trials()
@@ -123,32 +125,25 @@ class Study:
         if len(trials) < self._space.n_trials:
             numbers.append(len(trials))
         for number in numbers:
-            path = self._folder / "trials" / f"{number}.lock"
-            path.parent.mkdir(exist_ok=True)
+            lock = FileLock(self._folder / "trials" / f"{number}.lock")
             with suppress(Timeout):
-                lock = FileLock(path)
                 lock.acquire(timeout=0)
+            if lock.is_locked:
                 self._locks[number] = lock
                 if number == len(trials):
-                    self._set_sampler(number)
                     self._study.ask()
                 return number
         return None
 
     def _trial(self, number: int) -> "optuna.Trial":
-        self._set_sampler(number)
-        return self._optuna.Trial(self._study, self._trials()[number]._trial_id)
-
-    def _set_sampler(self, number: int) -> None:
-        """Set the sampler of one trial. It depends only on the number of the trial and on finished trials, so that an
+        """Return a trial, and set its sampler, which depends only on its number and the other trials, so that an
         interrupted search continues unchanged."""
         samplers = self._optuna.samplers
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-            if self._sampler == "random":
-                self._study.sampler = samplers.RandomSampler(seed=number)
-            else:  # constant_liar: points of other workers count as bad, so that this worker avoids them
-                self._study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
+        if self._sampler == "random":
+            self._study.sampler = samplers.RandomSampler(seed=number)
+        else:  # constant_liar: points of other workers count as bad, so that this worker avoids them
+            self._study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
+        return self._optuna.Trial(self._study, self._trials()[number]._trial_id)
 
     def finish(self, name: str, loss: float) -> None:
         """Report the mean loss of a point that this worker has trained. NaN becomes infinite."""
@@ -156,7 +151,7 @@ class Study:
             self._tell(number, values=math.inf if math.isnan(loss) else loss)
 
     def fail(self, name: str, reason: str, is_final: bool) -> None:
-        """Report that this worker could not train a point. is_final: it diverged; otherwise another start retries
+        """Record that this worker could not train a point. is_final: it diverged; otherwise a later start retries
         it."""
         for number in self._held.pop(name, []):
             if is_final:

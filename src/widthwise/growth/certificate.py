@@ -1,12 +1,13 @@
 """The certificate of a grown model: measurements that show whether it computes the same function.
 
-Both models are rebuilt in float64 on the CPU and read the same random tokens. Their logits must agree, and the
+Both models are rebuilt on the CPU, in float64 if it fits, and read the same random tokens. Logits must agree, and the
 gradient of the grown model, pulled back through the plan to the old parameters, must equal the old gradient: a
-misplaced row can hide in the logits, but not in the gradients. Two optimizer steps then show which new entries learn.
+misplaced row can hide in logits, not in gradients. Two optimizer steps then show which new entries learn.
 """
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,17 +21,19 @@ from widthwise.records.certificate import Certificate, LivenessCounts, ModelSize
 
 N_SEQUENCES = 2
 N_TOKENS = 32
+N_STEPS = 2
+"""Steps after which every new entry that can learn has had a gradient, even in tied embeddings and normed queries."""
 BOUNDS = {
     # Rounding is about 1e-15 of the largest logit, unless norms amplify it. Gradients lose more digits, most where a
     # softmax is saturated; the worst seen was 6e-13 of the largest. The error of a misplaced entry is its whole value.
     torch.float64: (1e-12, 1e-10),
-    # fp32 rounds 5e8 times more coarsely.
+    # 84 and 8400 times the eps of fp32.
     torch.float32: (1e-5, 1e-3),
 }
 """Dtype -> allowed differences: of logits, relative to max(1, largest logit), and of gradients, relative to the largest
 entry of all gradients. In exact arithmetic both are 0."""
 STORED_BOUND = 1e-5
-"""Bound on logits of the weights as stored in fp32, which rounds entries that growth multiplied or averaged."""
+"""Like BOUNDS, of logits with the weights as stored: fp32 rounds multiplied and averaged entries."""
 
 
 def model_size(model: ModelConfig, seq_len: int) -> ModelSize:
@@ -49,8 +52,8 @@ def certify(
 ) -> Certificate:
     """Compare a grown model with its original.
 
-    old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed: the plan's seed for the new
-    weights; seq_len: for counting FLOPs; lr: of the two optimizer steps. The caller's random state is not touched.
+    old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed: the one that drew the new
+    entries; seq_len: for counting FLOPs; lr: of the two optimizer steps. The caller's random state is not touched.
     """
     n_old = plan.old.cost().params
     n_new = plan.new.cost().params
@@ -62,30 +65,31 @@ def certify(
     n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
     size = (N_SEQUENCES, min([N_TOKENS, *n_positions]))
     tokens = torch.randint(plan.old.vocab_size, size, generator=torch.Generator().manual_seed(seed))
-    new = {name: weight.detach() for name, weight in new_weights.items()}
+    stored = {name: weight.detach() for name, weight in new_weights.items()}
     old = {name: weight.detach().to(dtype) for name, weight in old_weights.items()}
-    grown = new if dtype != torch.float64 else dict(plan.weights(old, seed))
+    grown = dict(plan.weights(old, seed)) if dtype == torch.float64 else stored
     with (
-        allocating(f"certificate: two models of {n_old + n_new:,.0f} parameters in all do not fit into memory"),
+        allocating(f"certificate: the two models, {n_old + n_new:,.0f} parameters, do not fit into memory"),
         torch.random.fork_rng(devices=[]),
     ):
-        before, old_gradients = measured(plan.old, old, tokens, seed, 1.0)
+        old_logits, old_gradients = _logits_and_gradients(plan.old, old, tokens, seed, 1.0)
         # Added MTP heads add a loss that the old model lacks, so it is excluded here.
-        after, new_gradients = measured(plan.new, grown, tokens, seed, float(plan.old.mtp is not None))
-        logit_difference = largest(before - after)
+        mtp_coefficient = 0.0 if plan.old.mtp is None else 1.0
+        new_logits, new_gradients = _logits_and_gradients(plan.new, grown, tokens, seed, mtp_coefficient)
+        largest_logit = _largest_abs(old_logits)
+        logit_difference = _largest_abs(old_logits - new_logits)
         stored_difference = logit_difference
-        if any(not torch.equal(new[name].to(dtype), weight) for name, weight in grown.items()):
-            stored_difference = largest(before - logits_of(decoder_of(plan.new, new, dtype), tokens, seed))
-        pulled = pulled_back(plan, old, new_gradients)
-        gradient_difference = max(largest(gradient - pulled[name]) for name, gradient in old_gradients.items())
-        gradient_difference /= max(map(largest, old_gradients.values()))
-        liveness = liveness_of(plan, new, tokens, dtype, lr, seed)
-    scale = max(1.0, largest(before))
+        if any(not torch.equal(stored[name].to(dtype), weight) for name, weight in grown.items()):
+            stored_logits = _logits_of(decoder_of(plan.new, stored, dtype), tokens, seed)
+            stored_difference = _largest_abs(old_logits - stored_logits)
+        gradient_difference = relative_difference(old_gradients, _pulled_back(plan, old, new_gradients))
+        liveness = _liveness_of(plan, stored, tokens, dtype, lr, seed)
+    scale = max(1.0, largest_logit)
     return Certificate(
         dtype=str(dtype).removeprefix("torch."),
         n_sequences=tokens.shape[0],
         n_tokens=tokens.shape[1],
-        largest_logit=largest(before),
+        largest_logit=largest_logit,
         logit_difference=logit_difference,
         logit_bound=logit_bound * scale,
         stored_logit_difference=stored_difference,
@@ -99,10 +103,6 @@ def certify(
     )
 
 
-N_STEPS = 2
-"""Steps after which every new entry that can learn has had a gradient, even in tied embeddings and normed queries."""
-
-
 def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
     """Build a decoder with these weights on the CPU, in evaluation mode, with its schedules at the end of training."""
     model = blueprint(config).to(dtype).to_empty(device="cpu")
@@ -112,24 +112,24 @@ def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.
     return model.eval()
 
 
-def measured(
+def _logits_and_gradients(
     config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int, mtp_coefficient: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return logits, and gradients by parameter of next-token loss + mtp_coefficient * MTP loss, in evaluation mode.
+    """Return logits and, by name, gradients of next-token loss + mtp_coefficient * MTP loss, in evaluation mode.
 
     Router losses are 0 in that mode.
     """
     dtype = next(iter(weights.values())).dtype
     model = decoder_of(_with_mtp_coefficient(config, mtp_coefficient), weights, dtype)
-    logits = logits_of(model, tokens, seed)
+    logits = _logits_of(model, tokens, seed)
     torch.manual_seed(seed)
     return logits, _gradients(model, tokens)
 
 
 @torch.no_grad()
-def logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
-    """Return the logits (B, T, vocab_size). seed: of random widths."""
-    torch.manual_seed(seed)  # random widths are drawn in evaluation as well
+def _logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
+    """Return the logits (B, T, vocab_size). seed: of random widths, which evaluation draws too."""
+    torch.manual_seed(seed)
     return model(tokens)
 
 
@@ -150,7 +150,7 @@ def _with_mtp_coefficient(config: ModelConfig, coefficient: float) -> ModelConfi
     return config.model_copy(update={"mtp": mtp})
 
 
-def pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Backpropagate the gradients of the grown parameters through the plan to the old parameters."""
     pulled = {name: torch.zeros_like(weight) for name, weight in old.items()}
     for name, tensor_plan in plan.tensors.items():
@@ -163,10 +163,10 @@ def pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[
     return pulled
 
 
-def liveness_of(
+def _liveness_of(
     plan: GrowthPlan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
-    """Take steps as training does, with auxiliary losses, and count the new entries that ever have a gradient."""
+    """Take AdamW steps in training mode with auxiliary losses, and count new entries that ever get a gradient."""
     is_new = {name: entries for name, entries in plan.is_new().items() if entries.any()}
     torch.manual_seed(seed)  # of random width masks
     model = decoder_of(_with_mtp_coefficient(plan.new, 1.0), weights, dtype).train()
@@ -174,8 +174,8 @@ def liveness_of(
     alive = {name: torch.zeros_like(entries) for name, entries in is_new.items()}
     for step in range(N_STEPS + 1):
         gradients = _gradients(model, tokens)
-        for name, entries in alive.items():
-            entries |= gradients[name].view(entries.shape) != 0  # exact: a dead entry is multiplied by 0
+        for name in alive:
+            alive[name] |= gradients[name].view(alive[name].shape) != 0  # exact: a dead entry is multiplied by 0
         if step < N_STEPS:
             optimizer.step()
     return {name: _counted(model, name, entries, alive[name], tokens) for name, entries in is_new.items()}
@@ -184,20 +184,22 @@ def liveness_of(
 def _counted(model: Decoder, name: str, is_new: Tensor, is_alive: Tensor, tokens: Tensor) -> LivenessCounts:
     """Count the new entries of a tensor. In tables of tokens or positions only rows that `tokens` use are judged."""
     owner = model.get_submodule(name.rpartition(".")[0])
-    judged = is_new
     assert isinstance(owner, Weight)
-    rows = None
+    judged = is_new.clone()
     if "vocab_size" in owner.in_axes:
-        rows = torch.isin(torch.arange(owner.in_axes["vocab_size"]), tokens[:, :-1].flatten())
+        judged[~torch.isin(torch.arange(len(judged)), tokens[:, :-1].flatten())] = False
     elif "n_positions" in owner.in_axes:
-        rows = torch.arange(owner.in_axes["n_positions"]) < tokens.shape[1] - 1
-    if rows is not None:
-        judged = is_new & rows.view(-1, *[1] * (is_new.dim() - 1))
-    dead = judged & ~is_alive
-    masks = {"n_new": is_new, "n_alive": judged & is_alive, "n_dead": dead, "n_unjudged": is_new & ~judged}
-    return LivenessCounts(**{key: int(mask.sum()) for key, mask in masks.items()})
+        judged[tokens.shape[1] - 1 :] = False
+    n_new, n_judged, n_alive = (int(mask.sum()) for mask in (is_new, judged, judged & is_alive))
+    return LivenessCounts(n_new=n_new, n_alive=n_alive, n_dead=n_judged - n_alive, n_unjudged=n_new - n_judged)
 
 
-def largest(values: Tensor) -> float:
-    """Return the largest absolute value."""
+def relative_difference(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
+    """Return the largest difference over all tensors, relative to the largest old entry; NaN if any entry is NaN."""
+    differences = [_largest_abs(values - new[name]) for name, values in old.items()]
+    # Python's max would lose a NaN that is not first.
+    return float(np.max(differences) / np.max([_largest_abs(values) for values in old.values()]))
+
+
+def _largest_abs(values: Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0

@@ -9,7 +9,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 import pydantic
@@ -30,11 +30,17 @@ class Fields:
     _data: Mapping[str, Any]
     where: str
     """Name of the file in errors."""
+    _read: set[str] = field(default_factory=set)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the unchecked value."""
+        self._read.add(key)
         value = self._data.get(key)
         return default if value is None else value
+
+    def unread(self) -> dict[str, Any]:
+        """Return the keys that nothing has read, except those with value null, false, 0 or empty."""
+        return {key: value for key, value in self._data.items() if value and key not in self._read}
 
     def has(self, key: str) -> bool:
         """Return True if the file has the key, even with value null."""

@@ -355,6 +355,24 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("gemma2", "gemma3_text"), "attention with a window, and soft caps or norms around each sublayer"),
+    **dict.fromkeys(("ministral", "olmo3"), "attention with a window"),
+    "gpt_oss": "attention with a window, and learned attention sinks",
+    "llama4_text": "attention in chunks",
+    "olmoe": "weights of the chosen experts that do not add up to 1",
+    "qwen2_moe": "a shared expert with a gate",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "multi-head latent attention"),
+    **dict.fromkeys(("cohere", "falcon"), "attention and feed-forward in parallel"),
+    **dict.fromkeys(("gpt_neox", "phi"), "attention and feed-forward in parallel, and partial rotary positions"),
+    **dict.fromkeys(("glm4", "stablelm"), "partial rotary positions"),
+    "qwen3_next": "linear attention",
+    **dict.fromkeys(("mamba", "mamba2"), "state-space layers"),
+    "bloom": "positions by a bias of the scores (ALiBi)",
+}
+"""Well-known `model_type` -> the part that our models lack."""
+
+
 def family_of(config: ModelConfig) -> Family:
     """Return the only family that can express a model, if any; whether it can is checked by reading back."""
     attention = config.layers[0].attention

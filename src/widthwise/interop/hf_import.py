@@ -16,10 +16,10 @@ from widthwise.config_io import mistakes_at, refusing
 from widthwise.data.json_tokenizer import read_definition
 from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
 from widthwise.interop.architecture import MOST, Architecture, Fields
-from widthwise.interop.families import FAMILIES
+from widthwise.interop.families import FAMILIES, REFUSED
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.mistakes import UserError
-from widthwise.model.config import ModelConfig
+from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import parameter_shapes
 from widthwise.sizes import MOST_LAYERS
 
@@ -147,6 +147,8 @@ def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
     """Return config.json of a folder and its model, without weights. Raises UserError as `import_hf`."""
     fields = read_fields(folder)
     model_type = fields.get("model_type")
+    if model_type in REFUSED:
+        raise UserError(f"{fields.where}: model_type: a {model_type} has {REFUSED[model_type]}, which is not supported")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
     architecture = ARCHITECTURES[model_type]
@@ -209,6 +211,25 @@ def _opened(path: Path) -> Iterator[Any]:
         check_plain_file(path)
         with safe_open(path, framework="pt") as file:
             yield file
+
+
+IGNORED = (
+    *("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
+    *("model_type", "output_router_logits", *TOKEN_IDS),
+)
+"""Keys of config.json that do not describe the model, or are read elsewhere."""
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Return a summary of what config.json of a folder describes, without weights. Raises UserError as `import_hf`."""
+    fields, architecture, config = read_model(folder)
+    n_positions = architecture.n_positions(fields)
+    return {
+        "model_type": architecture.model_type,
+        "n_positions": n_positions,
+        "cost": cost_summary(config, n_positions).model_dump(),
+        "not_imported": {key: value for key, value in fields.unread().items() if key not in IGNORED},
+    }
 
 
 def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> dict[str, Tensor]:

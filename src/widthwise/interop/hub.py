@@ -45,10 +45,13 @@ def hub_name(source: Path | str) -> str | None:
     return None if match is None or (match[1] is None and Path(source).exists()) else match[2]
 
 
-def import_source(source: Path | str, revision: str | None = None) -> tuple[Path, dict[str, str]]:
+def import_source(
+    source: Path | str, revision: str | None = None, config_only: bool = False
+) -> tuple[Path, dict[str, str]]:
     """Return the folder of a model, and its origin for the record of a run: `folder`, and for the hub `commit`.
 
-    source: a local folder, `hf://org/name`, or `org/name` if there is no such folder; revision: branch, tag or commit.
+    source: a local folder, `hf://org/name`, or `org/name` if there is no such folder; revision: branch, tag or commit;
+    config_only: fetch only config.json.
 
     Only JSON, safetensors and the chat template are fetched, once for each commit. Without network, or with
     HF_HUB_OFFLINE=1, the newest commit of the revision in the cache is used. Raises UserError without the extra, and if
@@ -70,8 +73,10 @@ def import_source(source: Path | str, revision: str | None = None) -> tuple[Path
         resolved = hub.resolve_revision(name, revision=revision or "main")
         if re.fullmatch("[0-9a-f]{40}", resolved.resolved) is None:  # it becomes the name of a folder
             raise UserError(f"{shown}: the hub names the commit {resolved.resolved!r}; allowed: 40 hexadecimal digits")
-        read_model(Path(hub.snapshot_download(name, revision=resolved, allow_patterns=(CONFIG, ADAPTER))))
-        folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=FETCHED))
+        folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=(CONFIG, ADAPTER)))
+        read_model(folder)
+        if not config_only:
+            folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=FETCHED))
     except UserError:
         raise
     except Exception as error:  # of the hub, its HTTP library, or the disk
@@ -80,7 +85,7 @@ def import_source(source: Path | str, revision: str | None = None) -> tuple[Path
         if status == 429 or status >= 500:
             reason = f"the hub answers with an error, HTTP {status}; try again later"
         raise UserError(f"{shown}: {reason or f'cannot be fetched ({error})'}") from None
-    if not any(folder.glob("*.safetensors")):
+    if not config_only and not any(folder.glob("*.safetensors")):
         raise UserError(
             f"{shown}: holds no {ONE_FILE}; weights in other files, such as pickles, which can run code when read, are "
             "not fetched"

@@ -1,12 +1,11 @@
 """Terms of the objective in addition to the loss, in `train:` of a recipe: a width budget, forced widths, a teacher.
 
-The loss does not reward narrow widths. Training can therefore put a price on the units that dynamic-width layers use,
-and make passes at forced widths. The width fraction of a layer is differentiable even if its mask is not, so a budget
-always has a gradient. Its term is part of the objective, never of a reported loss.
+The loss does not reward narrow widths, so a width budget puts a price on the units that dynamic-width layers use. The
+width fraction of a layer is differentiable even if its mask is not, so a budget always has a gradient. The budget is
+part of the objective, never of a reported loss.
 """
 
 import math
-from operator import mul
 from typing import Literal
 
 import pydantic
@@ -15,52 +14,52 @@ from pydantic import Field
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
-from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
+from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares
 from widthwise.sizes import WIDEST, Count, NTokens, VocabSize
 
 
 class WidthBudgetConfig(Config):
-    """price * (mean - target), where every step changes the price by rate * (mean - target), but not below 0.
+    """Adds price * (mean - target), where each step adds rate * (mean - target) to the price, clamped at 0.
 
     mean: the fraction of the hidden width that tokens use, averaged over the tokens of a forward pass and over layers,
-    weighted by their FLOPs. The price converges when the mean equals the target, to the value of one more unit for the
-    loss. A price alone lags, so that widths overshoot. Each forward pass therefore adds `damping` * (mean - target) to
-    it, again not below 0, which makes the term an augmented Lagrangian (Hestenes 1969). With damping 0 the term is
-    linear in the tokens and does not depend on micro-batches.
+    weighted by their FLOPs. With the mean at the target, the price settles at -d(loss) / d(mean), the marginal value of
+    width. A price alone lags, so that widths overshoot. Each forward pass therefore uses max(0, price + damping *
+    (mean - target)) as its price, an augmented Lagrangian (Hestenes 1969). With damping 0 the term is linear in the
+    tokens and does not depend on micro-batches.
     """
 
     kind: Literal["lagrangian"] = "lagrangian"
     target: float = Field(gt=0, le=1)
     """Target of the mean fraction."""
     rate: pydantic.PositiveFloat = 0.003
-    """Increase of the price per step, in nats, at full width. The price adapts in about damping / rate steps."""
+    """Rise of the price in a step, per unit of mean - target. It adapts in about damping / rate steps."""
     damping: pydantic.NonNegativeFloat = 1.0
-    """Damping in nats, at full width."""
+    """In nats, like the price."""
 
     def check(self, model: ModelConfig) -> None:
-        """Raise UserError if the model has no dynamic width, or cannot be as narrow as the target."""
+        """Raise UserError unless tokens choose widths, and can go below the target."""
         if not chooses_width(model):
             raise UserError(
                 "train.width_budget: no layer of the model chooses its width; use ffn.kind 'dynamic' with a mask and "
                 "min_fraction below 1"
             )
         layers = dynamic_layers(model)
-        least = sum(map(mul, flops_shares(layers), (layer.narrowest for layer in layers)))
+        least = sum(share * layer.narrowest for share, layer in zip(flops_shares(layers), layers))
         if self.target <= least:
             raise UserError(
-                f"train.width_budget.target: got {self.target}; must be above {least:.4g}, the smallest width of the "
-                "model (ffn.min_fraction)"
+                f"train.width_budget.target: got {self.target}; must be above {least:.4g}, the smallest mean "
+                "fraction (ffn.min_fraction)"
             )
 
 
 class NestedConfig(Config):
-    """Every step also minimises the loss at full width, and at a narrower width drawn for the step, with equal weights.
+    """Each step makes a pass at full width and one at a narrower width, drawn for the step, with equal weights.
 
-    A width is forced on all tokens in all dynamic layers.
+    Both force their width on all tokens in all dynamic layers.
     """
 
     n_widths: Count = Field(default=4, ge=2)
-    """Number of widths, in equal steps from the narrowest of a token to the full one."""
+    """Number of widths, in equal steps from the smallest min_fraction to full width."""
     chosen: bool = True
     """Also make a pass at the widths that tokens choose. Otherwise the choice is not trained, and the reported training
     loss is at full width."""
@@ -72,8 +71,7 @@ class NestedConfig(Config):
 
     def check(self, model: ModelConfig) -> None:
         """Raise UserError if no layer of the model has narrower widths."""
-        layers = dynamic_layers(model)
-        if not layers or forced_fractions(layers, self.n_widths)[0] == 1:
+        if all(layer.config.min_fraction == 1 for layer in dynamic_layers(model)):
             raise UserError(
                 "train.nested: no layer of the model has more than one width; use ffn.kind 'dynamic' with "
                 "min_fraction below 1"
@@ -90,20 +88,20 @@ class TeacherSizes(Config):
     flops_per_token: pydantic.PositiveFloat
     """Forward FLOPs at seq_len, including the head."""
     d_model: int = Field(default=0, ge=0, le=WIDEST)
-    """0, like all following fields, in a recipe of a version that did not count them."""
+    """This and the following fields are 0 in recipes of versions without them."""
     root_params: pydantic.NonNegativeInt = 0
     """Parameters outside of layers."""
     layer_params: pydantic.NonNegativeInt = 0
     """Parameters of the largest layer."""
     pass_elements: pydantic.NonNegativeInt = 0
-    """Largest count of numbers per token in its forward pass: the activations of one sublayer and the stream."""
+    """Most elements per token in its forward pass: the activations of one sublayer and 4 * d_model."""
 
     @classmethod
     def of(cls, teacher: str, model: ModelConfig, seq_len: int) -> "TeacherSizes":
         """Return the sizes of a model. teacher: its run."""
         sublayers = [list(costs.values()) for costs in model.layer_costs()]
         layer_params = [sum(cost.params for cost in costs) for costs in sublayers]
-        widest = max(cost.activation_bytes(4) / 4 for costs in sublayers for cost in costs)
+        largest = max(cost.activation_bytes(4) / 4 for costs in sublayers for cost in costs)
         return cls(
             teacher=teacher,
             seq_len=seq_len,
@@ -113,7 +111,7 @@ class TeacherSizes(Config):
             d_model=model.d_model,
             root_params=int(model.cost().params - sum(layer_params)),
             layer_params=int(max(layer_params)),
-            pass_elements=math.ceil(4 * model.d_model + widest),
+            pass_elements=math.ceil(4 * model.d_model + largest),
         )
 
 
@@ -136,9 +134,9 @@ class DistillConfig(Config):
     layers: Literal["none", "last", "all"] = "none"
     """Layers that also learn the teacher's hidden states: none, the last, or all."""
     layers_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Factor of the mean squared distance between hidden states, if layers learn them."""
+    """Factor of the mean of |h - a|^2 / |a|^2, unless `layers` is none."""
     sizes: TeacherSizes | None = None
-    """Written when the recipe is read."""
+    """Filled in when a recipe is read."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "DistillConfig":
@@ -147,7 +145,7 @@ class DistillConfig(Config):
         return self
 
     def check(self, model: ModelConfig) -> None:
-        """Raise UserError if student and teacher have different vocabularies."""
+        """Raise UserError if student and teacher differ in vocab_size."""
         if self.sizes is not None and self.sizes.vocab_size != model.vocab_size:
             raise UserError(
                 f"train.distill.teacher: {self.teacher} has vocab_size {self.sizes.vocab_size}; must be "

@@ -15,7 +15,7 @@ from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
-from widthwise.interop.hf_import import import_hf, optional_tokenizer
+from widthwise.interop.hf_import import import_hf, optional_tokenizer, read_plan
 from widthwise.interop.hub import import_source
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, allocate, blueprint, build
@@ -164,6 +164,15 @@ def import_run(
         "tokenizer": None if tokenizer is None else tokenizer.spec,
         "ignored_tokens": ignored,
     }
+
+
+def import_plan(source: Path | str, revision: str | None = None) -> dict[str, Any]:
+    """Return what `import_run` would read of a folder or a model of the hub, from its config.json alone.
+
+    Raises UserError for a model that cannot be imported.
+    """
+    folder, origin = import_source(source, revision, config_only=True)
+    return {**origin, **read_plan(folder)}
 
 
 @dataclass(frozen=True)
