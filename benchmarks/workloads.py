@@ -107,5 +107,5 @@ def cost_ratios(config: ModelConfig, baseline: ModelConfig, seq_len: int) -> dic
         "params_ratio": own.params / base.params,
         "flop_ratio": own.forward_flops(seq_len) / base.forward_flops(seq_len),
         "flop_ratio_causal": own.forward_flops(seq_len, causal=True) / base.forward_flops(seq_len, causal=True),
-        "kv_bytes_ratio": own.kv_bytes() / base.kv_bytes(),
+        "kv_bytes_ratio": own.kv_bytes(64) / base.kv_bytes(64),
     }

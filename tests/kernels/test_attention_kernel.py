@@ -55,22 +55,27 @@ SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1
 """B, n_heads, n_kv_heads, T, head_dim, v_head_dim."""
 
 
+def fused_attention(queries, keys, values, scale, documents, window):
+    return sdpa_attention(queries, keys, values, scale, documents, window=window)
+
+
 def plain_attention(*arguments):
     """Without torch's fused kernels, which take values of the size of keys alone."""
     with sdpa_kernel(SDPBackend.MATH):
-        return sdpa_attention(*arguments)
+        return fused_attention(*arguments)
 
 
 @every_pair(
+    ("window", [None, 1, 3, 6, 40]),
     ("kind", [None, "in a line", "in turns", "padded"]),
     ("n_before", [0, 1, 6]),
     ("shape", SHAPES),
-    ("attend", [in_blocks, sdpa_attention, plain_attention]),
+    ("attend", [in_blocks, fused_attention, plain_attention]),
 )
-def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind):
+def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind, window):
     n_texts, n_keys = shape[0], shape[3] + n_before
     inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
-    ours, truth = (with_gradients(form, *inputs, SCALE, documents) for form in (attend, reference_attention))
+    ours, truth = (with_gradients(form, *inputs, SCALE, documents, window) for form in (attend, reference_attention))
     torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
 
 
@@ -94,6 +99,20 @@ def test_blocks_leave_out_what_no_query_of_theirs_sees():
     documents = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3])
     assert [block.keys for block in Blocks(queries, keys, None)] == [slice(0, n) for n in (4, 8, 12)]
     assert [block.keys for block in Blocks(queries, keys, documents)] == [slice(0, 4), slice(0, 8), slice(5, 12)]
+    assert [block.keys for block in Blocks(queries, keys, None, 3)] == [slice(0, 4), slice(2, 8), slice(6, 12)]
+    assert [block.keys for block in Blocks(queries, keys, documents, 3)] == [slice(0, 4), slice(2, 8), slice(6, 12)]
+
+
+@in_turn(("kind", [None, "in turns", "padded"]), ("n_queries", [1, 5, 13]))
+def test_keys_before_the_window_are_never_read(kind, n_queries):
+    """They may hold anything, such as what an older text left in a cache."""
+    queries, keys, values = heads((2, 4, 2, n_queries, 6, 6), n_keys=17)
+    documents = documents_of(kind, 2, 17)
+    truth = reference_attention(queries, keys, values, SCALE, documents, 4)
+    with torch.no_grad():
+        for x in (keys, values):
+            x[:, :, : max(0, 17 - n_queries - 3)] = torch.nan
+    torch.testing.assert_close(attention(queries, keys, values, SCALE, documents, window=4), truth)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -148,11 +167,13 @@ class TestChoice:
         with torch.autocast("cpu", torch.bfloat16):
             assert taken(32, torch.float32) == [in_blocks]
 
-    def test_in_wider_types_only_long_texts_of_several_documents_are(self, taken):
+    def test_in_wider_types_only_long_texts_of_several_documents_or_windows_are(self, taken):
         documents = torch.zeros(1, 512, dtype=torch.long)
         for dtype in (torch.float32, torch.float64):
             assert taken(512, dtype) == [sdpa_attention]
             assert taken(512, dtype, documents=documents) == [in_blocks]
+            assert taken(512, dtype, window=511) == [in_blocks]
+            assert taken(512, dtype, window=512) == [sdpa_attention]
             assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa_attention]
 
     def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):

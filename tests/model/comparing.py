@@ -44,7 +44,7 @@ def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms") -> No
     return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=width))
 
 
-CONTEXT = PassContext(rope={}, mask=None)
+CONTEXT = PassContext(rope={}, masks={None: None})
 """The context of a feed-forward, which depends on no other token."""
 
 

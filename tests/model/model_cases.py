@@ -36,6 +36,11 @@ VARIANTS = {
     "qk_norm_with_divisors": {
         "attention": {"rope_base": None, "qk_norm": {"over": "all_heads", "q_norm_dim": 3, "k_norm_dim": 7}}
     },
+    "windows": {
+        "attention": {**GROUPED, "window": 3},
+        "layers": {1: {"attention": {"window": None}}, 3: {"attention": {"window": 5}}},
+    },
+    "windows_further_heads": {"attention": {"window": 2}, "mtp": {"n_depths": 2}},
     "biases": {"attention": {"bias": True, "out_bias": True, "qk_norm": {"over": "head", "q_norm_dim": 3}}},
     "unrotated": {"attention": {"n_heads": 4, "rope_base": None}},
     "frequencies": {

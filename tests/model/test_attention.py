@@ -42,7 +42,7 @@ CONFIGS = [
 def context(resolved, length, device="cpu"):
     places = torch.arange(length, device=device)[None]
     tables = {} if resolved.rope is None else {resolved.rope: rope_table(places, resolved.rope)}
-    return PassContext(tables, mask=None)
+    return PassContext(tables, masks={None: None})
 
 
 @pytest.mark.parametrize("resolved", CONFIGS, ids=str)

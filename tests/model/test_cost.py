@@ -55,8 +55,28 @@ def test_cost_equals_the_built_model_its_exits_and_its_caches(template):
     assert [after - before for before, after in itertools.pairwise(exits)] == pytest.approx(layers)
     model = on_meta(lambda: Decoder(resolved))
     own, further = model.new_cache(3, 7).n_bytes, model.new_cache(3, 7, of_mtp=True).n_bytes
-    assert own == 3 * 7 * resolved.inference_cost().kv_bytes(bytes_per_element=4)
-    assert own + further == 3 * 7 * resolved.cost().kv_bytes(bytes_per_element=4)
+    assert own == 3 * 7 * resolved.inference_cost().kv_bytes(7, bytes_per_element=4)
+    assert own + further == 3 * 7 * resolved.cost().kv_bytes(7, bytes_per_element=4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_costs_what_its_tokens_cost(causal):
+    """A token of a long text attends to as many tokens as the last one of a text as long as the window."""
+    windowed, full = (config("x", attention={"n_heads": 2, "window": window}) for window in (4, None))
+    own, whole = windowed.inference_cost(), full.inference_cost()
+    assert own.forward_flops(4, causal) == whole.forward_flops(4, causal)
+    pairs = sum(min(i + 0.5, 4) for i in range(SEQ_LEN)) if causal else 4 * SEQ_LEN
+    # Both counts are means over the tokens; a token attends to half of itself, as in the count without a window.
+    per_pair = (whole.forward_flops(2) - whole.forward_flops(1)) / SEQ_LEN
+    assert own.forward_flops(SEQ_LEN, causal) == pytest.approx(whole.flops + per_pair * pairs)
+
+
+@pytest.mark.parametrize("capacity", [2, 4, 23])
+def test_a_cache_holds_the_tokens_of_the_window_alone(capacity):
+    resolved = variant("zigzag", "windows")
+    model = on_meta(lambda: Decoder(resolved))
+    expected = 3 * capacity * resolved.inference_cost().kv_bytes(capacity, bytes_per_element=4)
+    assert model.new_cache(3, capacity).n_bytes == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("n_layers", "n_blocks"), [(1, 1), (2, 1), (2, 2), (3, 2)])

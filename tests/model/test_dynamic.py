@@ -53,7 +53,7 @@ def plain(module, n_units):
 
 def forced(fraction):
     width_fraction = torch.tensor(fraction).double()
-    return PassContext({}, None, width_fraction=width_fraction)
+    return PassContext({}, {}, width_fraction=width_fraction)
 
 
 class TestLimits:

@@ -178,12 +178,14 @@ def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_ta
     if (plan := planned_unless_refused(widen_stream(old, 3), old, "layers.0.ffn.")) is not None:
         assert_preserved(plan)
         assert_preserved(bake_plan(plan.new))
-    llama = config("uniform", ffn=to_data(template), embedding_multiplier=1.0)
+    model = config("uniform", ffn=to_data(template), embedding_multiplier=1.0)
     if template.kind == "swiglu":
-        hf_config(llama, n_positions=64)
+        assert hf_config(model, n_positions=64)[0].model_type == "llama"
+    elif template.kind == "moe" and not template.n_shared_experts:
+        assert hf_config(model, n_positions=64)[0].model_type == "mixtral"
     else:
-        with pytest.raises(UserError, match=rf"^layers\.0\.ffn\.kind: got {template.kind}; llama has swiglu there"):
-            hf_config(llama, n_positions=64)
+        with pytest.raises(UserError, match=r"^layers\.0\.ffn\.(kind|d_shared): got .*; (llama|mixtral) has .* there"):
+            hf_config(model, n_positions=64)
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)

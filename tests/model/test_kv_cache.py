@@ -47,6 +47,7 @@ def test_cached_decoding_equals_the_full_forward_in_pieces_of_any_length(shape, 
         ("plain", [7, 1, 1]),
         ("gqa", [1] * 9),
         ("qk_norm", [4, 5]),
+        ("windows", [1, 5, 1, 1, 1]),
         ("slots_mixed_at_both_ends", [2, 6]),
         ("learned_positions", [7]),
         ("gpt2", [7, 1, 1]),
@@ -66,12 +67,14 @@ def test_a_real_query_looks_at_real_keys_up_to_itself_and_a_padded_one_at_itself
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "lengths"), [("gqa", (5, 2)), ("slots_mixed_at_both_ends", (4, 4))])
+@pytest.mark.parametrize(
+    ("name", "lengths"), [("gqa", (5, 2)), ("windows", (7, 3)), ("slots_mixed_at_both_ends", (4, 4))]
+)
 def test_a_repeated_cache_continues_each_text_in_several_ways(name: str, lengths: tuple[int, int]):
     model = decoder(variant("zigzag", name))
     rows = [random_tokens(1, length, seed=length)[0].tolist() for length in lengths]
     tokens, is_real = pad_left(rows, torch.device("cpu"))
-    cache = model.new_cache(2, 6)
+    cache = model.new_cache(2, 8)
     model(tokens, cache, None if is_real.all() else is_real)
     repeated = cache.repeated(torch.tensor([1, 3]), cache.length + 3)
     following, ends = random_tokens(4, 3, seed=9), [3, 1, 2, 3]
@@ -81,6 +84,19 @@ def test_a_repeated_cache_continues_each_text_in_several_ways(name: str, lengths
         alone = model(torch.cat((torch.tensor(rows[of]), following[i, :end]))[None])[0, len(rows[of]) :]
         torch.testing.assert_close(logits[i, :end], alone, **TIGHT)
     assert cache.length == len(tokens[0])
+
+
+@torch.no_grad()
+def test_a_window_forgets_what_it_cannot_see():
+    model, tokens = decoder(variant("zigzag", "windows")), random_tokens(2, 11)
+    cache = model.new_cache(2, 11)
+    assert [layer.keys.shape[2] for layer in cache.layers] == [3, 11, 3, 5, 3]
+    full = model(tokens, cache)
+    cache.rewind(10)
+    torch.testing.assert_close(model(tokens[:, 10:], cache), full[:, 10:], **TIGHT)
+    cache.rewind(9)
+    with pytest.raises(ValueError, match="a cache that holds tokens from 8 on cannot continue at 9"):
+        model(tokens[:, 9:], cache)
 
 
 def test_a_failed_pass_leaves_the_cache_usable():

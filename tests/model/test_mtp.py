@@ -39,7 +39,7 @@ def literal_layer(model: Decoder, depth, joined: torch.Tensor) -> torch.Tensor:
         return (h + residual.multiplier * feed(h))[..., None, :]
     n, rope = joined.shape[1], sizes.attention.rope
     tables = {rope: rope_table(torch.arange(n)[None], rope)}
-    context = PassContext(tables, torch.ones(n, n, dtype=torch.bool).tril())
+    context = PassContext(tables, {None: torch.ones(n, n, dtype=torch.bool).tril()})
     return depth.layer(residual.from_slots(joined), context)[0]
 
 

@@ -28,7 +28,7 @@ def test_rows_add_up_to_the_model_without_tables_and_final_norm():
     outside = costs["embedding"].params + costs["head"].params + MODEL.final_norm_width
     assert sum(row["params"] for row in rows) + outside == total.params
     assert sum(row["forward_flops"] for row in rows) + costs["head"].flops == total.forward_flops(33)
-    assert sum(row["kv_bytes"] for row in rows) == total.kv_bytes()
+    assert sum(row["kv_bytes"] for row in rows) == total.kv_bytes(64)
 
 
 def test_ratios_are_of_the_headline_costs():
@@ -36,7 +36,7 @@ def test_ratios_are_of_the_headline_costs():
     found = ratios(summary, baseline)
     assert found["params"] == MODEL.cost().params / UNIFORM.cost().params
     assert found["flops"] == MODEL.cost().forward_flops(33) / UNIFORM.cost().forward_flops(33)
-    assert found["kv_bytes"] == pytest.approx(MODEL.cost().kv_bytes() / UNIFORM.cost().kv_bytes())
+    assert found["kv_bytes"] == pytest.approx(MODEL.cost().kv_bytes(64) / UNIFORM.cost().kv_bytes(64))
     assert found["activation_bytes"] == MODEL.cost().activation_bytes() / UNIFORM.cost().activation_bytes()
     assert set(ratios(baseline, baseline).values()) == {1.0}
 

@@ -74,7 +74,7 @@ def test_a_profile_costs_exactly_what_its_uniform_model_costs(ffn, attention):
     assert config.layers != uniform.layers
     for causal in (False, True):
         assert config.cost().forward_flops(13, causal) == pytest.approx(uniform.cost().forward_flops(13, causal))
-    assert config.cost().kv_bytes() == uniform.cost().kv_bytes()
+    assert config.cost().kv_bytes(64) == uniform.cost().kv_bytes(64)
     assert config.cost().params == uniform.cost().params
     assert config.cost().params == sum(shape.numel() for shape in parameter_shapes(config).values())
 

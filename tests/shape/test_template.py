@@ -46,7 +46,7 @@ class TestPaper:
         days = []
         for config, key in ((uniform, "uniform"), (x, "x")):
             assert config.cost().params - config.costs()["norm"].params == oracle[f"params_{key}"]
-            assert config.cost().kv_bytes() == oracle[f"kv_bytes_{key}"]
+            assert config.cost().kv_bytes(64) == oracle[f"kv_bytes_{key}"]
             summary = cost_summary(config, SEQ_LEN)["flops_per_token"]
             assert summary["forward"] == oracle[f"forward_flops_{key}"]
             days.append(pflops_days(summary["training"], oracle["tokens"]))

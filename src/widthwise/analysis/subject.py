@@ -95,10 +95,10 @@ def _call_of(
 
 
 def _call_in_blocks(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None, window: int | None = None
 ) -> AttentionCall:
     """Take the arguments of IN_BLOCKS."""
-    mask = visible(queries.shape[2], keys.shape[2], documents, queries.device)
+    mask = visible(queries.shape[2], keys.shape[2], documents, queries.device, window)
     return AttentionCall(queries, keys, mask, is_causal=False, scale=scale)
 
 

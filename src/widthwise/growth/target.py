@@ -100,6 +100,7 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     with mistakes_at(path):
         for name in ("bias", "out_bias"):
             may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
+    must_agree(f"{path}.window", old.attention.window, new.attention.window)
     # Softmax scale, rotary frequencies and norm divisors are kept.
     constants = {"scale": old.attention.scale, **kept_rotation(old.attention, new.attention)}
     constants["qk_norm"] = _qk_norm(old.attention, new.attention, path)

@@ -106,6 +106,8 @@ class WidthwiseConfig(PreTrainedConfig):
     attention_out_bias: bool | None = None
     qk_norm: dict[str, Any] | None = None
     """Norm of queries and keys, over each head or over all of them."""
+    attention_window: int | None = None
+    """Tokens that a token attends to at most, including itself; null: all before it."""
     intermediate_size: int | None = None
     """Hidden width of the feed-forward; of several, the largest."""
     feed_forward: dict[str, Any] | None = None

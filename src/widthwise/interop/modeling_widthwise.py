@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, pad, relu, silu, softmax
 from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, sliding_window_overlay
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -361,6 +361,7 @@ class WidthwiseAttention(nn.Module):
         self.v_head_dim = layer.v_head_dim or layer.head_dim
         self.num_key_value_groups = layer.num_attention_heads // layer.num_key_value_heads
         self.scaling = layer.attention_scale
+        self.sliding_window = layer.attention_window
         self.rope = rope_of(layer)
         self.norm = build_norm(layer.norm_placement, layer.layer_in, layer.layer_width, layer.attention_norm)
         n_queries, n_keys = (n * self.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
@@ -402,7 +403,10 @@ class WidthwiseAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        attended, weights = attention(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
+        window = self.sliding_window  # for flash attention, which reads no mask
+        attended, weights = attention(
+            self, query, key, value, attention_mask, scaling=self.scaling, sliding_window=window, **kwargs
+        )
         return self.norm.after(self.o_proj(attended.flatten(2).contiguous())), weights
 
 
@@ -735,6 +739,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         self.layers = nn.ModuleList(WidthwiseDecoderLayer(config, i, before[i]) for i in range(len(layers)))
         ropes = [rope_of(layer) for layer in layers]
         self.ropes = {rope for rope in ropes if rope is not None}
+        self.windows: list[int | None] = [layer.attention_window for layer in layers]
         self.norm = Norm(config.final_norm_width, **config.final_norm)
         self.gradient_checkpointing = False
         self.post_init()
@@ -764,19 +769,23 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         elif position_ids is None:
             n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(n_seen, n_seen + n_new, device=rows.device)[None]
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=rows,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        masks = {
+            window: create_causal_mask(
+                config=self.config,
+                inputs_embeds=rows,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+                and_mask_function=None if window is None else sliding_window_overlay(window),
+            )
+            for window in {*self.windows}
+        }
         tables = {rope: rope_table(position_ids, rope) for rope in self.ropes}
         hidden_states = self.enter(rows, position_ids)
-        for layer in self.layers:
+        for layer, window in zip(self.layers, self.windows):
             hidden_states = layer(
                 hidden_states,
-                attention_mask=mask,
+                attention_mask=masks[window],
                 rope_tables=tables,
                 past_key_values=past_key_values,
                 **kwargs,

@@ -49,6 +49,7 @@ LAYER_KEYS = {
     "attention_bias": ("attention", "bias"),
     "attention_out_bias": ("attention", "out_bias"),
     "qk_norm": ("attention", "qk_norm"),
+    "attention_window": ("attention", "window"),
     "feed_forward": ("ffn",),
 }
 """Keys of config.json that may differ by layer -> fields of the layer."""

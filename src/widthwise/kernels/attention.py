@@ -21,30 +21,41 @@ BLOCK_BYTES = 2**20
 """Maximum size in fp32 of the keys of a block of heads."""
 
 
-def visible(n_queries: int, n_keys: int, documents: Tensor | None, device: torch.device) -> Tensor:
+def visible(
+    n_queries: int, n_keys: int, documents: Tensor | None, device: torch.device, window: int | None = None
+) -> Tensor:
     """Return the mask of visible keys, bool (B or 1, 1, n_queries, n_keys). See `reference_attention` for arguments."""
     keys = torch.arange(n_keys, device=device)
-    causal = (keys <= keys[n_keys - n_queries :, None])[None, None]
+    queries = keys[n_keys - n_queries :, None]
+    mask = (keys <= queries)[None, None]
+    if window is not None:
+        mask = mask & (keys > queries - window)
     if documents is None:
-        return causal
-    return causal & (documents[:, None, n_keys - n_queries :, None] == documents[:, None, None, :])
+        return mask
+    return mask & (documents[:, None, n_keys - n_queries :, None] == documents[:, None, None, :])
 
 
 def reference_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    documents: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Return softmax(scale * q k^T) v, where a token sees itself and the tokens before it in its document.
 
     queries: (B, n_heads, T, head_dim), of the last T of S tokens; keys: (B, n_kv_heads, S, head_dim); values:
     (B, n_kv_heads, S, v_head_dim); n_kv_heads divides n_heads, and neighbouring query heads share a key-value head.
     documents: integers (B, S), the document of each token; None: one document. Each padding token is a separate
-    document. -> (B, n_heads, T, v_head_dim).
+    document. window: number of tokens that a token sees at most, including itself. -> (B, n_heads, T, v_head_dim).
     """
     n_heads, n_queries = queries.shape[1:3]
     group_size = n_heads // keys.shape[1]
     keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
     scores = scale * (queries @ keys.transpose(2, 3))
-    scores = scores.masked_fill(~visible(n_queries, keys.shape[2], documents, queries.device), float("-inf"))
+    mask = visible(n_queries, keys.shape[2], documents, queries.device, window)
+    scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(dim=-1) @ values
 
 
@@ -55,6 +66,7 @@ def sdpa_attention(
     scale: float,
     documents: Tensor | None = None,
     mask: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Compute `reference_attention` by torch's fused function, which has kernels for every device.
 
@@ -64,8 +76,8 @@ def sdpa_attention(
     n_queries = queries.shape[2]
     n_keys, head_dim = keys.shape[2:]
     v_head_dim = values.shape[-1]
-    if mask is None and (documents is not None or 1 < n_queries < n_keys):
-        mask = visible(n_queries, n_keys, documents, queries.device)
+    if mask is None and (documents is not None or window is not None or 1 < n_queries < n_keys):
+        mask = visible(n_queries, n_keys, documents, queries.device, window)
     if head_dim != v_head_dim and flash_is_enabled():
         # Flash kernels need equal sizes, and the plain form would keep all T x S weights. Zeros change no score or sum.
         size = max(head_dim, v_head_dim)
@@ -115,9 +127,9 @@ def one_query_attention(
 
 
 def blocks_are_faster(
-    n_queries: int, head_dim: int, dtype: torch.dtype, is_differentiated: bool, has_documents: bool
+    n_queries: int, head_dim: int, dtype: torch.dtype, is_differentiated: bool, skips_keys: bool
 ) -> bool:
-    """Return whether blocks are faster than torch's fused function on a CPU.
+    """Return whether blocks are faster than torch's fused function on a CPU. skips_keys: by documents or a window.
 
     Measured on one thread by `benchmarks/attention.py`. In bf16, blocks take 0.2 to 0.85 of the time with the backward
     pass, and 0.4 to 1.06 without it from 256 tokens and heads of 32 on. In fp32 they take 0.95 to 1.75, but 0.5 where
@@ -127,7 +139,7 @@ def blocks_are_faster(
         if is_differentiated:
             return n_queries >= MIN_QUERIES
         return n_queries >= MIN_FORWARD_QUERIES and head_dim >= MIN_FORWARD_HEAD_DIM
-    return dtype in (torch.float32, torch.float64) and has_documents and n_queries >= MIN_WIDE_QUERIES
+    return dtype in (torch.float32, torch.float64) and skips_keys and n_queries >= MIN_WIDE_QUERIES
 
 
 def attention(
@@ -137,23 +149,31 @@ def attention(
     scale: float,
     documents: Tensor | None = None,
     mask: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Compute `reference_attention` in blocks where that is faster, otherwise by torch's fused function.
 
-    mask: the result of `visible` for these documents, queries and keys, or the same as numbers to add to the scores, if
-    it was already computed for all layers.
+    mask: the result of `visible` for these arguments, or the same as numbers to add to the scores, if it was already
+    computed for all layers.
     """
     is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     n_queries, head_dim = queries.shape[2:]
+    if window is not None:
+        n_needed = n_queries + window - 1
+        keys, values = keys[:, :, -n_needed:], values[:, :, -n_needed:]
+        documents = None if documents is None else documents[:, -n_needed:]
+        mask = None if mask is None else mask[..., -n_needed:]
+        window = window if window < keys.shape[2] else None
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
     if queries.device.type == "cpu" and flash_is_enabled() and not reference_wanted():
         dtype = compute_type(queries)
         # In bf16 `one_query_attention` takes 0.4 to 0.7 of the time of torch's fused function, and 0.15 to 0.35 where 3
         # or 4 heads share a key-value head; in fp32 it takes 0.9 to 1.2. A compiled graph would need one loop for every
         # length.
-        is_one_query = n_queries == 1 and dtype == torch.bfloat16 and keys.numel() >= MIN_CACHED
+        is_one_query = n_queries == 1 and window is None and dtype == torch.bfloat16 and keys.numel() >= MIN_CACHED
         if is_one_query and not is_differentiated and not torch.compiler.is_compiling():
             return one_query_attention(queries, keys, values, scale, documents)
-        if blocks_are_faster(n_queries, head_dim, dtype, is_differentiated, documents is not None):
-            return attention_in_blocks(queries, keys, values, scale, documents)
-    return sdpa_attention(queries, keys, values, scale, documents, mask)
+        skips_keys = documents is not None or window is not None
+        if blocks_are_faster(n_queries, head_dim, dtype, is_differentiated, skips_keys):
+            return attention_in_blocks(queries, keys, values, scale, documents, window)
+    return sdpa_attention(queries, keys, values, scale, documents, mask, window)

@@ -47,11 +47,12 @@ class Blocks:
     See `attention.reference_attention` for the arguments.
     """
 
-    def __init__(self, queries: Tensor, keys: Tensor, documents: Tensor | None):
+    def __init__(self, queries: Tensor, keys: Tensor, documents: Tensor | None, window: int | None = None):
         self.n_texts, n_heads, self.n_queries, _ = queries.shape
         self.n_kv_heads, self.n_keys = keys.shape[1:3]
         self.group_size = n_heads // self.n_kv_heads
         self.n_rows = max(1, min(self.n_queries, rows_at_once(self.n_keys) // self.group_size))
+        self.window = window
         self.max_scores = SCORE_BYTES // queries.dtype.itemsize
         # Added to the scores of some queries and the keys of the same tokens.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
@@ -67,6 +68,8 @@ class Blocks:
             n_at_once = max(1, self.max_scores // ((stop - start) * self.group_size * stop))
             for heads in (slice(i, i + n_at_once) for i in range(0, n_heads, n_at_once)):
                 first = 0 if self.first_keys is None else int(self.first_keys[heads, start:stop].min())
+                if self.window is not None:
+                    first = max(first, start - self.window + 1)
                 yield Block(part, heads, slice(first, stop), n_seen=start - first)
 
     def rows(self, x: Tensor) -> list[Tensor]:
@@ -92,6 +95,10 @@ class Blocks:
         by_token = scores.unflatten(1, (-1, self.group_size))
         n_tokens = by_token.shape[1]
         by_token[..., block.n_seen :] += self.causal[:n_tokens, None, :n_tokens]
+        if self.window is not None:
+            # A token misses at most one key more than the token before it, so only the first keys can be too old.
+            age = block.n_seen + torch.arange(n_tokens)[:, None] - torch.arange(n_tokens)
+            by_token[..., :n_tokens].masked_fill_((age >= self.window)[:, None], float("-inf"))
         if self.documents is not None:
             documents = self.documents[block.heads, block.keys]
             is_other_document = documents[:, block.n_seen :, None] != documents[:, None]
@@ -110,10 +117,12 @@ def _first_tokens(documents: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("widthwise::attention", mutates_args=(), device_types="cpu")
-def forward(queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None) -> Tensor:
+def forward(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None, window: int | None
+) -> Tensor:
     """Compute `attention.reference_attention`. Queries, keys and values have one dtype."""
     with without_autocast(queries):
-        blocks = Blocks(queries, keys, documents)
+        blocks = Blocks(queries, keys, documents, window)
         rows = blocks.rows(queries * scale)
         k, v = (x.flatten(0, 1) for x in (keys, values))
         attended = [part.new_empty(*part.shape[:2], v.shape[-1]) for part in rows]
@@ -125,7 +134,7 @@ def forward(queries: Tensor, keys: Tensor, values: Tensor, scale: float, documen
 
 
 @forward.register_fake
-def _(queries, keys, values, scale, documents):
+def _(queries, keys, values, scale, documents, window):
     return _empty_rows(queries, values.shape[-1])
 
 
@@ -137,11 +146,17 @@ def _empty_rows(queries: Tensor, size: int) -> Tensor:
 
 @torch.library.custom_op("widthwise::attention_backward", mutates_args=(), device_types="cpu")
 def backward(
-    grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None
+    grad: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    documents: Tensor | None,
+    window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
     with without_autocast(queries):
-        blocks = Blocks(queries, keys, documents)
+        blocks = Blocks(queries, keys, documents, window)
         rows, grads = (blocks.rows(x) for x in (queries * scale, grad))
         k, v = (x.flatten(0, 1) for x in (keys, values))
         wide = torch.promote_types(queries.dtype, torch.float32)  # for sums over blocks
@@ -163,34 +178,40 @@ def backward(
 
 
 @backward.register_fake
-def _(grad, queries, keys, values, scale, documents):
+def _(grad, queries, keys, values, scale, documents, window):
     grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (keys, values))
     return _empty_rows(queries, queries.shape[-1]), grad_k, grad_v
 
 
 def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     """Save tensors for the backward pass. inputs, output: of `forward`."""
-    queries, keys, values, scale, documents = inputs
+    queries, keys, values, scale, documents, window = inputs
     ctx.save_for_backward(queries, keys, values, documents)
     ctx.scale = scale
+    ctx.window = window
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return one gradient for each input of `forward`."""
     queries, keys, values, documents = ctx.saved_tensors  # only once: activation checkpointing refuses a second time
-    return *backward(grad, queries, keys, values, ctx.scale, documents), None, None
+    return *backward(grad, queries, keys, values, ctx.scale, documents, ctx.window), None, None, None
 
 
 forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def attention_in_blocks(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    documents: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Compute `attention.reference_attention`. Keeps queries, keys and values for backward. No second derivative."""
     dtype = compute_type(queries)
     queries, keys, values = (x.to(dtype) for x in (queries, keys, values))
-    return forward(queries, keys, values, scale, documents)
+    return forward(queries, keys, values, scale, documents, window)
 
 
 def compute_type(queries: Tensor) -> torch.dtype:

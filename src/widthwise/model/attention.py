@@ -10,7 +10,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config
 from widthwise.mistakes import shortened
-from widthwise.model.cost import Axes, Cost, linear, size, vector
+from widthwise.model.cost import Axes, Context, Cost, linear, size, vector
 from widthwise.model.norm import NormSite, QKNormConfig
 from widthwise.sizes import Count, Width
 
@@ -34,7 +34,15 @@ class HeadWidths(NamedTuple):
     """The output of attention: n_heads times the value size."""
 
 
-def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: float, bias: bool, out_bias: bool) -> Cost:
+def attention_cost(
+    d_in: float,
+    d_model: float,
+    widths: HeadWidths,
+    n_heads: float,
+    bias: bool,
+    out_bias: bool,
+    window: int | None = None,
+) -> Cost:
     """Return the cost of four projections with their biases, the scores and the weighted sum.
 
     Kept for the backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every
@@ -43,8 +51,7 @@ def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: flo
     projections = linear(d_in, widths.queries) + linear(d_in, widths.keys) + linear(d_in, widths.values)
     biases = vector(widths.queries + widths.keys + widths.values if bias else 0) + vector(d_model if out_bias else 0)
     scores = Cost(
-        flops_per_context_token=2 * widths.queries + 2 * widths.attended,
-        kv_elements=widths.keys + widths.values,
+        contexts={window: Context(2 * widths.queries + 2 * widths.attended, widths.keys + widths.values)},
         activation_elements=sum(widths),
         activation_fp32_elements=n_heads,
     )
@@ -92,6 +99,8 @@ class AttentionConfig(Config):
     out_bias: bool = False
     """Give w_o a bias."""
     qk_norm: QKNormConfig | None = None
+    window: Count | None = None
+    """Tokens that a token attends to: itself and those right before it; null: all before it."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionConfig":
@@ -138,7 +147,7 @@ class AttentionConfig(Config):
     def cost(self, d_model: int, d_in: int) -> Cost:
         """Return the cost, without norms, in a layer of width d_model that reads d_in coordinates."""
         widths = HeadWidths(size(self.queries), size(self.keys), size(self.values), size(self.attended))
-        cost = attention_cost(d_in, d_model, widths, self.n_heads, self.bias, self.out_bias)
+        cost = attention_cost(d_in, d_model, widths, self.n_heads, self.bias, self.out_bias, self.window)
         if self.head_dim == self.value_dim:
             return cost
         # Torch's fused function also keeps the padding of queries, keys and values, and the padded output. With one
@@ -183,6 +192,8 @@ class AttentionTemplate(Config):
     out_bias: bool = False
     """Give w_o a bias."""
     qk_norm: QKNormConfig | None = None
+    window: Count | None = None
+    """Tokens that a token attends to: itself and those right before it; null: all before it."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionTemplate":
@@ -258,7 +269,7 @@ class AttentionTemplate(Config):
         n_heads = width / self.constant_head_dim if self.n_heads is None else self.n_heads
         kv_width = width / self.kv_group_size
         widths = HeadWidths(queries=width, keys=kv_width, values=kv_width, attended=width)
-        return attention_cost(d_in, d_model, widths, n_heads, self.bias, self.out_bias)
+        return attention_cost(d_in, d_model, widths, n_heads, self.bias, self.out_bias, self.window)
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Return the attention of a layer of width d_model. Raise ValueError where heads do not fit the width."""
@@ -273,7 +284,7 @@ class AttentionTemplate(Config):
             n_kv_heads=n_heads // self.kv_group_size,
             head_dim=head_dim,
             scale=SCALES[self.scale](head_dim),
-            **{name: getattr(self, name) for name in ("rope_base", "bias", "out_bias", "qk_norm")},
+            **{name: getattr(self, name) for name in ("rope_base", "bias", "out_bias", "qk_norm", "window")},
         )
 
 

@@ -248,7 +248,7 @@ def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
             forward_causal=inference.forward_flops(seq_len, causal=True),
         ),
         flops_by_part={part: cost.forward_flops(seq_len) for part, cost in parts.items()},
-        kv_bytes_per_token=inference.kv_bytes(),
+        kv_bytes_per_token=inference.kv_bytes(seq_len),
         activation_bytes_per_token=total.activation_bytes(),
     )
 

@@ -29,8 +29,9 @@ class PassContext:
 
     rope: dict[Rope, tuple[Tensor, Tensor]]
     """Rotary positions of heads -> cosines and sines for the tokens of this pass."""
-    mask: Tensor | None
-    """(B, 1, T, S): bool, True for visible keys, or numbers to add to the scores; None: causal over the T tokens."""
+    masks: dict[int | None, Tensor | None]
+    """Window of attention -> (B or 1, 1, T, S): bool, True for visible keys, or numbers to add to the scores; None:
+    causal over the T tokens within the window."""
     width_fraction: Tensor | None = None
     """Scalar that replaces the widths that dynamic-width layers choose for each token."""
     start: int = 0
@@ -39,14 +40,14 @@ class PassContext:
     """integers (B or 1, T), positions of queries and keys; None if only layers are run."""
     documents: Tensor | None = None
     """integers (B, S), over cached and new tokens: a query sees only earlier tokens of equal number; None: one document
-    per row. Used by forms of attention that need no mask; `mask` has the same information."""
+    per row. Used by forms of attention that need no mask; `masks` have the same information."""
 
     def first(self, n: int) -> "PassContext":
         """Return the context of the first n positions, for a pass without cache and padding."""
         rope = {kind: (cos[:, :n], sin[:, :n]) for kind, (cos, sin) in self.rope.items()}
-        mask = None if self.mask is None else self.mask[..., :n, :n]
+        masks = {window: None if mask is None else mask[..., :n, :n] for window, mask in self.masks.items()}
         positions, documents = (None if x is None else x[:, :n] for x in (self.positions, self.documents))
-        return replace(self, rope=rope, mask=mask, positions=positions, documents=documents)
+        return replace(self, rope=rope, masks=masks, positions=positions, documents=documents)
 
 
 def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
@@ -112,12 +113,18 @@ class CacheShape(NamedTuple):
     """Size of a key head."""
     v_head_dim: int
     """Size of a value head."""
+    window: int | None = None
+    """Tokens that attention needs; None: all."""
 
 
 class LayerCache:
     """Cached keys and values of one layer, for up to `capacity` tokens."""
 
+    first = 0
+    """Position of the first token that is held."""
+
     def __init__(self, shape: CacheShape, batch_size: int, capacity: int, **tensor_options):
+        self.shape = shape
         self.keys = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.head_dim, **tensor_options)
         self.values = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.v_head_dim, **tensor_options)
 
@@ -131,6 +138,40 @@ class LayerCache:
         self.values.narrow(2, start, n_new).copy_(values)
         return self.keys.narrow(2, 0, start + n_new), self.values.narrow(2, 0, start + n_new)
 
+    def copy_from(self, source: "LayerCache", length: int, counts: Tensor) -> None:
+        """Copy the cache of `length` tokens of another batch, with each text repeated `counts` times, integers (B,)."""
+        start = max(source.first, self.first)
+        for before, after in ((source.keys, self.keys), (source.values, self.values)):
+            texts = before.narrow(2, start - source.first, length - start)
+            after.narrow(2, start - self.first, length - start).copy_(texts.repeat_interleave(counts, dim=0))
+
+
+class WindowCache(LayerCache):
+    """Cached keys and values of the last tokens of a layer with a window; `capacity` may be less than the text."""
+
+    def copy_from(self, source: LayerCache, length: int, counts: Tensor) -> None:
+        self.first = max(source.first, length - self.keys.shape[2])
+        super().copy_from(source, length, counts)
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store T tokens from `start` on. Return the keys and values of the tokens up to them that they may see.
+
+        Raise ValueError if tokens before `start` are needed that were dropped.
+        """
+        assert self.shape.window is not None
+        n_kept = min(start, self.shape.window - 1)
+        place = start - n_kept - self.first
+        if place < 0:
+            raise ValueError(f"a cache that holds tokens from {self.first} on cannot continue at {start}")
+        end = start + keys.shape[2]
+        self.first = max(start - n_kept, end - self.keys.shape[2])
+        seen = []
+        for held, new in ((self.keys, keys), (self.values, values)):
+            joined = torch.cat((held.narrow(2, place, n_kept), new), dim=2)
+            held.narrow(2, 0, end - self.first).copy_(joined[:, :, self.first - end :])
+            seen.append(joined)
+        return seen[0], seen[1]
+
 
 class KVCache:
     """One `LayerCache` per layer, with a common length and padding.
@@ -139,9 +180,20 @@ class KVCache:
     after the last, so that all layers use the same positions.
     """
 
-    def __init__(self, shapes: Sequence[CacheShape], batch_size: int, capacity: int, **tensor_options):
-        """shapes: one per layer; capacity: in tokens; tensor_options: dtype and device."""
-        self.layers = [LayerCache(shape, batch_size, capacity, **tensor_options) for shape in shapes]
+    def __init__(
+        self, shapes: Sequence[CacheShape], batch_size: int, capacity: int, n_rewound: int = 0, **tensor_options
+    ):
+        """shapes: one per layer; capacity: in tokens; n_rewound: largest number of tokens of a pass that `rewind`
+        forgets; tensor_options: dtype and device."""
+        self.layers: list[LayerCache] = []
+        for shape in shapes:
+            kind = LayerCache
+            n_held = capacity
+            if shape.window is not None and shape.window + n_rewound < capacity:
+                kind = WindowCache
+                n_held = shape.window + n_rewound
+            self.layers.append(kind(shape, batch_size, n_held, **tensor_options))
+        self.n_rewound = n_rewound
         self.capacity = capacity
         self.length = 0
         self.has_padding = False
@@ -166,15 +218,11 @@ class KVCache:
 
     def repeated(self, counts: Tensor, capacity: int) -> "KVCache":
         """Return a cache with each text repeated in place. counts: integers (B,), the repetitions of each text."""
-        first = self.layers[0].keys
-        shapes = [
-            CacheShape(layer_before.keys.shape[1], layer_before.keys.shape[3], layer_before.values.shape[3])
-            for layer_before in self.layers
-        ]
-        copy = KVCache(shapes, int(counts.sum()), capacity, dtype=first.dtype, device=first.device)
+        keys = self.layers[0].keys
+        options: dict[str, Any] = {"dtype": keys.dtype, "device": keys.device}
+        copy = KVCache([layer.shape for layer in self.layers], int(counts.sum()), capacity, self.n_rewound, **options)
         for layer_before, layer in zip(self.layers, copy.layers):
-            for before, after in ((layer_before.keys, layer.keys), (layer_before.values, layer.values)):
-                after.narrow(2, 0, self.length).copy_(before.narrow(2, 0, self.length).repeat_interleave(counts, dim=0))
+            layer.copy_from(layer_before, self.length, counts)
         copy.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))
         return copy
 

@@ -6,7 +6,18 @@ embedding and the embedding lookup are not counted, as in the papers). The funct
 shape solver counts before it rounds.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+
+class Context(NamedTuple):
+    """Costs of attention per attended token."""
+
+    flops: float
+    """Forward FLOPs of a token per token that it attends to."""
+    kv_elements: float
+    """Numbers in the KV cache per token that it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,33 +29,49 @@ class Cost:
     """Parameters one token uses; fewer than `params` only with routed experts."""
     flops: float = 0
     """Forward FLOPs that do not depend on the context length."""
-    flops_per_context_token: float = 0
-    """Forward FLOPs per attended token; full attention attends to seq_len tokens."""
-    kv_elements: float = 0
-    """Numbers in the KV cache."""
+    contexts: Mapping[int | None, Context] = field(default_factory=dict)
+    """Window of attention -> costs of the layers with it; None: attention to all seq_len tokens."""
     activation_elements: float = 0
     """Numbers in the compute dtype that autograd keeps from forward to backward, without recomputation."""
     activation_fp32_elements: float = 0
     """Numbers that autograd keeps in fp32 for any compute dtype: norm and softmax statistics."""
 
     def __add__(self, addend: "Cost") -> "Cost":
-        return Cost(**{name: value + getattr(addend, name) for name, value in vars(self).items()})
+        added = {name: value + getattr(addend, name) for name, value in vars(self).items() if name != "contexts"}
+        if not (self.contexts and addend.contexts):
+            return Cost(**added, contexts=self.contexts or addend.contexts)
+        contexts = dict(self.contexts)
+        for window, (flops, kv_elements) in addend.contexts.items():
+            before = contexts.get(window, Context(0, 0))
+            contexts[window] = Context(before.flops + flops, before.kv_elements + kv_elements)
+        return Cost(**added, contexts=contexts)
 
     def shared(self) -> "Cost":
         """Return the cost without parameters, which are counted elsewhere."""
         return replace(self, params=0, active_params=0)
 
     def forward_flops(self, seq_len: int, causal: bool = False) -> float:
-        """Return the forward FLOPs per token. causal: count half of the scores, as a causal kernel computes them."""
-        return self.flops + self.flops_per_context_token * (seq_len / 2 if causal else seq_len)
+        """Return the forward FLOPs per token. causal: count half of the scores, as a causal kernel computes them.
+
+        Scores outside of a window are not counted, although some kernels compute them.
+        """
+        flops = self.flops
+        for window, context in self.contexts.items():
+            n = seq_len if window is None else min(window, seq_len)
+            # Token i attends to min(i, n) tokens: n - n^2 / (2 seq_len) in the mean.
+            flops += context.flops * (n - n * n / (2 * seq_len) if causal else n)
+        return flops
 
     def training_flops(self, seq_len: int) -> float:
         """Return the forward and backward FLOPs per token. The backward pass of a product is two products."""
         return 3 * self.forward_flops(seq_len)
 
-    def kv_bytes(self, bytes_per_element: int = 2) -> float:
-        """Return the bytes of the KV cache per token, by default in bf16."""
-        return self.kv_elements * bytes_per_element
+    def kv_bytes(self, seq_len: int, bytes_per_element: int = 2) -> float:
+        """Return the bytes of a KV cache of seq_len tokens per token, by default in bf16. Windows hold fewer tokens."""
+        n_elements = 0.0
+        for window, context in self.contexts.items():
+            n_elements += context.kv_elements * (1 if window is None else min(window / seq_len, 1))
+        return n_elements * bytes_per_element
 
     def activation_bytes(self, bytes_per_element: int = 2) -> float:
         """Return the bytes that autograd keeps per token, by default in bf16."""

@@ -1,7 +1,7 @@
 """The decoder: embedding, layers, norm, head, and MTP heads for later tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -265,9 +265,12 @@ class Decoder(nn.Module):
         """Return an empty cache for `capacity` tokens in the model's dtype, on its device. of_mtp: for MTP heads."""
         modules = [depth.layer for depth in self.depths] if of_mtp else self.layers
         heads = [layer.config.attention for layer in cast(Iterable[DecoderLayer], modules)]
-        shapes = [CacheShape(head.n_kv_heads, head.head_dim, head.value_dim) for head in heads]
-        weight = self.embedding.weight
-        return KVCache(shapes, batch_size, capacity, dtype=compute_dtype(weight), device=weight.device)
+        shapes = [CacheShape(head.n_kv_heads, head.head_dim, head.value_dim, head.window) for head in heads]
+        options: dict[str, Any] = {
+            "dtype": compute_dtype(self.embedding.weight),
+            "device": self.embedding.weight.device,
+        }
+        return KVCache(shapes, batch_size, capacity, n_rewound=len(self.depths), **options)
 
     def _context(
         self,
@@ -301,13 +304,18 @@ class Decoder(nn.Module):
         are_masked = documents is not None
         if real is not None:
             documents = padding_documents(real)
-        mask = None  # for plain causal attention over the new tokens
-        if documents is not None or (start and n_new > 1):
-            mask = visible(n_new, start + n_new, documents, tokens.device)
-        if mask is not None and are_masked:
-            # Numbers in the dtype of the queries, because torch would convert a bool mask and keep a copy per layer.
-            mask = torch.zeros_like(mask, dtype=compute_dtype(self.embedding.weight)).masked_fill_(~mask, -torch.inf)
-        return PassContext(tables, mask, forced, start, positions, documents)
+        masks: dict[int | None, Tensor | None] = {}  # None for plain causal attention over the new tokens
+        for window in {layer.attention.window for layer in layers}:
+            mask = None
+            is_cut = window is not None and window < start + n_new
+            if documents is not None or (n_new > 1 and (is_cut or start)):
+                mask = visible(n_new, start + n_new, documents, tokens.device, window)
+            if mask is not None and are_masked:
+                # Numbers in the dtype of the queries, because torch would convert a bool mask and copy it per layer.
+                numbers = torch.zeros_like(mask, dtype=compute_dtype(self.embedding.weight))
+                mask = numbers.masked_fill_(~mask, -torch.inf)
+            masks[window] = mask
+        return PassContext(tables, masks, forced, start, positions, documents)
 
 
 def relative_distance(states: Tensor, aims: Tensor) -> Tensor:

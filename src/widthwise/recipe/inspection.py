@@ -31,7 +31,7 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
                 "hidden_widths": layer.ffn.hidden_widths,
                 "params": cost.params,
                 "forward_flops": cost.forward_flops(seq_len),
-                "kv_bytes": cost.kv_bytes(),
+                "kv_bytes": cost.kv_bytes(seq_len),
                 "activation_bytes": cost.activation_bytes(),
             }
         )

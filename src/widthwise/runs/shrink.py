@@ -141,7 +141,7 @@ def shrink_run(
         before=model_size(config, recipe.seq_len),
         after=model_size(smaller, recipe.seq_len),
         d_model=[config.d_model, smaller.d_model],
-        kv_bytes=[config.inference_cost().kv_bytes(), smaller.inference_cost().kv_bytes()],
+        kv_bytes=[model.inference_cost().kv_bytes(recipe.seq_len) for model in (config, smaller)],
         layers=_layer_cuts(config, sizes, needs, energy),
         shape=shape,
     )

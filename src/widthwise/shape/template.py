@@ -244,7 +244,7 @@ QUANTITIES = {
     "active_params": lambda cost, seq_len: cost.active_params,
     "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
     "flops_causal": lambda cost, seq_len: cost.forward_flops(seq_len, causal=True),
-    "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
+    "kv_bytes": lambda cost, seq_len: cost.kv_bytes(seq_len),
 }
 """Matched quantity -> function that reads it from a Cost."""
 

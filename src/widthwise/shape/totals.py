@@ -40,7 +40,7 @@ def totals(config: ModelConfig, seq_len: int) -> Totals:
         attention_params=parts["attention"].params,
         flops=inference.forward_flops(seq_len),
         flops_causal=inference.forward_flops(seq_len, causal=True),
-        kv_bytes=inference.kv_bytes(),
+        kv_bytes=inference.kv_bytes(seq_len),
         activation_bytes=total.activation_bytes(),
         n_residual_additions=config.n_residual_additions,
     )
