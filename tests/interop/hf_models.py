@@ -49,6 +49,8 @@ MULTIPLIERS |= {"attention_multiplier": 0.4}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 11}
 EXPERTS |= {"norm_topk_prob": True, "mlp_only_layers": [1]}
 
+WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+
 TIED = {"tie_word_embeddings": True}
 BIASED = {**TIED, "attention_bias": True}
 
@@ -65,7 +67,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", SIZES),
     "olmo2_tied": ("Olmo2Config", {**SIZES, **TIED}),
     "mistral": ("MistralConfig", {**SIZES, "head_dim": 10, "sliding_window": None}),
-    "phi3": ("Phi3Config", SIZES),
+    "mistral_window": ("MistralConfig", {**SIZES, "sliding_window": 5}),
+    "ministral": ("MinistralConfig", {**SIZES, **WINDOWS, "head_dim": 10}),
+    "qwen2_window": ("Qwen2Config", {**SIZES, **WINDOWS, "use_sliding_window": True}),
+    "qwen3_window": ("Qwen3Config", {**SIZES, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "smollm3_window": (
+        "SmolLM3Config",
+        {**SIZES, "num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 3},
+    ),
+    "mixtral_window": ("MixtralConfig", {**SIZES, "num_local_experts": 3, "sliding_window": 6}),
+    "phi3": ("Phi3Config", {**SIZES, "sliding_window": 7}),
     "granite": ("GraniteConfig", {**SIZES, **BIASED, **MULTIPLIERS}),
     "smollm3": ("SmolLM3Config", {**SIZES, "num_hidden_layers": 5}),
     "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 5}),

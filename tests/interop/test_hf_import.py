@@ -93,22 +93,26 @@ def test_a_plan_names_the_sizes_and_what_is_not_imported_without_weights(tmp_pat
     assert plan["cost"]["params"]["total"] == hf_model("mistral").num_parameters()
 
 
-WINDOW = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"]}
 PARTLY = {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"model_type": "rwkv"}, "model_type: got 'rwkv'; allowed: gpt2, granite, llama"),
     ("llama", {"model_type": "deepseek_v3"}, "a deepseek_v3 has multi-head latent attention, which is not supported"),
-    ("mistral", {"sliding_window": 8}, "sliding_window: got 8; .* null for texts of up to 8 tokens"),
+    ("mistral", {"sliding_window": 0}, "sliding_window: got 0; allowed: a whole number from 1 to"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: got .1.; allowed: a list of 0 and 1 for each layer"),
     ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob: got False; allowed: True"),
     ("mixtral", {"num_local_experts": 6}, r"block_sparse_moe.gate.weight has shape \(5, 32\); must be \(6, 32\)"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
-    ("qwen2", WINDOW, "use_sliding_window: got True; allowed: false"),
-    ("qwen3", WINDOWS, "layer_types.1: got 'sliding_attention'; allowed: 'full_attention'"),
-    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: has length 1; must be 2"),
+    ("qwen2", WINDOWS, "sliding_window: got None; allowed: a whole number, because layer_types.1 is sliding_attention"),
+    (
+        "qwen3",
+        WINDOWS | {"sliding_window": 9},
+        "use_sliding_window: got False; allowed: true, because layer_types.1 is",
+    ),
+    ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "layer_types.0: got 'chunked_attention'; allowed: full_att"),
+    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: got .'full_attention'.; allowed: a list of 2"),
     ("llama", PARTLY, "partial_rotary_factor: got 0.5; allowed: 1.0"),
     ("llama", DYNAMIC, "rope_parameters.rope_type: got 'dynamic'; allowed: default, linear, llama3, longrope"),
     ("llama", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope_scaling.type: got 'yarn'; allowed"),

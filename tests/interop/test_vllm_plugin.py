@@ -26,6 +26,7 @@ REFUSED = {
     "dynamic": "layer 1: feed_forward dynamic",
     "slots": "residual hyper_connections",
     "frozen": "layer 1: head sizes 6, 10",
+    "windows": "layer 1: attention_window 4",
 }
 SERVED = ("slim_grouped", "reordered", "hourglass_shared", "mtp")
 

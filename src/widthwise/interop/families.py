@@ -104,19 +104,19 @@ class Llama(RotaryDecoder):
 class _Windowed(RotaryDecoder):
     """A family in which sliding_window gives all layers a window."""
 
+    shares_no_keys = False
     usual_window: ClassVar[int | None] = None
     """Window where config.json does not have the key."""
-    further_keys: ClassVar = {"sliding_window": None}
 
-    def check_window(self, fields: Fields) -> None:
-        window = fields.get("sliding_window", None if fields.has("sliding_window") else self.usual_window)
-        if isinstance(window, int) and window >= self.n_positions(fields):
-            return
-        if window is not None:
-            raise UserError(
-                f"{fields.where}: sliding_window: got {window!r}; attention with a window is not supported; set it to "
-                f"null for texts of up to {window} tokens, which a model without the window computes alike"
-            )
+    def window(self, fields: Fields, layer: int) -> int | None:
+        usual = None if fields.has("sliding_window") else self.usual_window
+        if fields.get("sliding_window", usual) is None:
+            return None
+        return fields.size("sliding_window", usual)
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
+        return {**super().write(config, n_positions), "sliding_window": max(windows, default=None)}
 
 
 class Mistral(_Windowed):
@@ -124,7 +124,6 @@ class Mistral(_Windowed):
 
     model_type = "mistral"
     class_name = "MistralForCausalLM"
-    shares_no_keys = False
     usual_window = 4096
 
 
@@ -134,7 +133,8 @@ class Phi3(_Windowed):
     model_type = "phi3"
     class_name = "Phi3ForCausalLM"
     default_eps = 1e-5
-    further_keys: ClassVar = {**_Windowed.further_keys, **dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)}
+    shares_no_keys = True
+    further_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
     heads_divide_width = True
     fused: ClassVar = {
         "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
@@ -187,32 +187,60 @@ class OLMo2(RotaryDecoder):
     qk_norm = "all_heads"
 
 
-class _SwitchedWindow(RotaryDecoder):
-    """A family that has windows in the layers named by layer_types, or if use_sliding_window is true."""
+class _WindowOfLayer(_Windowed):
+    """A family in which layer_types names the layers with a window, and `slides` where it is missing."""
 
-    shares_no_keys = False
-    further_keys: ClassVar = {"use_sliding_window": False}
+    usual_window = 4096
 
-    def check_window(self, fields: Fields) -> None:
+    def window(self, fields: Fields, layer: int) -> int | None:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         types = fields.get("layer_types")
-        if isinstance(types, list):
-            if len(types) != n_layers:
-                raise UserError(f"{fields.where}: layer_types: has length {len(types)}; must be {n_layers}")
-            for i, kind in enumerate(types):
-                if kind != "full_attention":
-                    raise UserError(f"{fields.where}: layer_types.{i}: got {kind!r}; allowed: 'full_attention'")
-        elif types is not None:
-            fields.refuse("layer_types", "a list")
-        elif ("sliding_window", None) not in fields.entries("sliding_window") and (
-            fields.flag("use_sliding_window", False) and self.has_windows(fields, n_layers)
-        ):
-            fields.refuse("use_sliding_window", "false, because attention reads the whole text")
+        if types is None:
+            return super().window(fields, layer) if self.slides(fields, layer) else None
+        if not isinstance(types, list) or len(types) != n_layers:
+            fields.refuse("layer_types", f"a list of {n_layers}")
+        if types[layer] not in ("full_attention", "sliding_attention"):
+            allowed = "full_attention, sliding_attention"
+            raise UserError(f"{fields.where}: layer_types.{layer}: got {types[layer]!r}; allowed: {allowed}")
+        if types[layer] == "full_attention":
+            return None
+        if fields.has("sliding_window") and fields.get("sliding_window") is None:
+            fields.refuse("sliding_window", f"a whole number, because layer_types.{layer} is sliding_attention")
+        return super().window(fields, layer)
 
-    def has_windows(self, fields: Fields, n_layers: int) -> bool:
-        """Return whether any layer has a window if use_sliding_window is true."""
-        del fields, n_layers
+    def slides(self, fields: Fields, layer: int) -> bool:
+        """Return whether a layer has a window in a config without layer_types."""
+        del fields, layer
         return True
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        names = {False: "full_attention", True: "sliding_attention"}
+        types = [names[layer.attention.window is not None] for layer in config.layers]
+        return {**super().write(config, n_positions), "layer_types": types}
+
+
+class Ministral(_WindowOfLayer):
+    """A Mistral with a window in some or all layers."""
+
+    model_type = "ministral"
+    class_name = "MinistralForCausalLM"
+
+
+class _SwitchedWindow(_WindowOfLayer):
+    """A family whose windows need use_sliding_window."""
+
+    def window(self, fields: Fields, layer: int) -> int | None:
+        window = super().window(fields, layer)
+        if window is not None and not fields.flag("use_sliding_window", False):
+            fields.refuse("use_sliding_window", f"true, because layer_types.{layer} is sliding_attention")
+        return window
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return fields.flag("use_sliding_window", False)
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        written = super().write(config, n_positions)
+        return {**written, "use_sliding_window": written["sliding_window"] is not None}
 
 
 class Qwen2(_SwitchedWindow):
@@ -220,8 +248,8 @@ class Qwen2(_SwitchedWindow):
     class_name = "Qwen2ForCausalLM"
     has_qkv_bias = True
 
-    def has_windows(self, fields: Fields, n_layers: int) -> bool:
-        return fields.size("max_window_layers", 28, least=0) < n_layers
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return super().slides(fields, layer) and layer >= fields.size("max_window_layers", 28, least=0)
 
 
 class Qwen3(Qwen2):
@@ -241,6 +269,9 @@ class SmolLM3(_SwitchedWindow):
     ties_by_default = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
 
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return super().slides(fields, layer) and not self.rotates(fields, layer)
+
     def rotates(self, fields: Fields, layer: int) -> bool:
         rotating = fields.get("no_rope_layers")  # 1 for the layers with rotary positions, whatever the name says
         if rotating is None:
@@ -257,7 +288,6 @@ class SmolLM3(_SwitchedWindow):
 class _Mixture(RotaryDecoder):
     """A family with mixtures of experts. Weights of the chosen experts add up to 1."""
 
-    shares_no_keys = False
     router: ClassVar[str]
     """Name of the router in a layer."""
     experts: ClassVar[str]
@@ -343,6 +373,7 @@ FAMILIES: dict[str, Family] = {
         GPT2(),
         Llama(),
         Mistral(),
+        Ministral(),
         Phi3(),
         Granite(),
         OLMo2(),
@@ -356,9 +387,9 @@ FAMILIES: dict[str, Family] = {
 
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("gemma2", "gemma3_text"), "attention with a window, and soft caps or norms around each sublayer"),
-    **dict.fromkeys(("ministral", "olmo3"), "attention with a window"),
-    "gpt_oss": "attention with a window, and learned attention sinks",
+    **dict.fromkeys(("gemma2", "gemma3_text"), "norms before and after each sublayer, and a gated GELU"),
+    "olmo3": "rotary positions scaled by yarn, with a temperature",
+    "gpt_oss": "learned attention sinks",
     "llama4_text": "attention in chunks",
     "olmoe": "weights of the chosen experts that do not add up to 1",
     "qwen2_moe": "a shared expert with a gate",
@@ -378,6 +409,7 @@ def family_of(config: ModelConfig) -> Family:
     attention = config.layers[0].attention
     has_multipliers = {config.embedding_multiplier, config.logit_multiplier, config.residual.multiplier} != {1.0}
     rotates = {layer.attention.rope is not None for layer in config.layers}
+    windows = {layer.attention.window for layer in config.layers}
     if config.positions is not None or config.final_norm.kind == "layer":
         name = "gpt2"
     elif config.layers[0].norm_placement == "reordered":
@@ -390,6 +422,10 @@ def family_of(config: ModelConfig) -> Family:
         name = "smollm3"
     elif attention.qk_norm is not None:
         name = "qwen3"
+    elif attention.bias and not attention.out_bias:
+        name = "qwen2"
+    elif any(windows):
+        name = "mistral" if len(windows) == 1 else "ministral"
     else:
-        name = "qwen2" if attention.bias and not attention.out_bias else "llama"
+        name = "llama"
     return FAMILIES[name]

@@ -162,13 +162,10 @@ class RotaryDecoder(Family):
     usual_rope_base: ClassVar[float] = DEFAULT_BASE
     further_keys: ClassVar[dict[str, Any]] = {}
 
-    def read(self, fields: Fields) -> ModelConfig:
-        self.check_window(fields)
-        return super().read(fields)
-
-    def check_window(self, fields: Fields) -> None:
-        """Raise UserError for attention that does not read the whole text."""
-        del fields
+    def window(self, fields: Fields, layer: int) -> int | None:
+        """Read the window of a layer."""
+        del fields, layer
+        return None
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MoEConfig:
         return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
@@ -199,6 +196,7 @@ class RotaryDecoder(Family):
             rope_frequencies=frequencies if is_rotary else None,
             bias=self.has_qkv_bias or has_all,
             out_bias=has_all,
+            window=self.window(fields, layer),
             qk_norm=QKNormConfig(eps=norm.eps, over=self.qk_norm) if self.qk_norm else None,
         )
 

@@ -68,7 +68,7 @@ class Cost:
 
     def kv_bytes(self, seq_len: int, bytes_per_element: int = 2) -> float:
         """Return the bytes of a KV cache of seq_len tokens per token, by default in bf16. Windows hold fewer tokens."""
-        n_elements = 0.0
+        n_elements: float = 0
         for window, context in self.contexts.items():
             n_elements += context.kv_elements * (1 if window is None else min(window / seq_len, 1))
         return n_elements * bytes_per_element
