@@ -96,7 +96,11 @@ def test_an_imported_model_generates_as_it_did_and_leaves_as_it_came(
     succeeds, answer, refused, next_command: Callable, source: Path, tokenizer: tokenizers.Tokenizer
 ) -> None:
     Path("text.txt").write_text(TEXT)
+    plan, _ = succeeds("import", source, "--plan-only")
+    assert not RunDir("run").exists
     out, _ = succeeds("import", source, "run")
+    assert plan.startswith("source: llama of ")
+    assert "contexts of up to 48 tokens" in plan
     assert "llama of" in out
     assert "with its tokenizer" in out
     origin = RunDir("run").environment()["imported"]
@@ -124,6 +128,7 @@ def test_an_imported_model_generates_as_it_did_and_leaves_as_it_came(
     assert theirs(TEXT)["input_ids"] == tokenizer.encode(TEXT).ids
     assert (theirs.eos_token, theirs.decode(theirs(TEXT)["input_ids"])) == ("<stop>", TEXT)
     for verb, said in (
+        (("import", source), "RUN: is required, except with --plan-only"),
         (("import", source, "run"), "already holds a run"),
         (("import", source, "wider", "model.d_model=64"), f"model.d_model=64: {source} defines the model"),
         (("import", "nowhere", "another"), "nowhere: no such folder"),

@@ -84,13 +84,13 @@ def test_every_family_that_is_read_or_refused_is_in_the_table_of_the_page() -> N
 
 
 def test_a_plan_names_the_sizes_and_what_is_not_imported_without_weights(tmp_path: Path) -> None:
-    folder = hf_folder(tmp_path, "mistral")
+    folder = hf_folder(tmp_path, "mistral_window")
     (folder / "model.safetensors").unlink()
     _change_config(folder, lambda data: data.update(attention_dropout=0.1, resid_pdrop=0.0))
     plan = import_plan(folder)
     assert plan["not_imported"] == {"attention_dropout": 0.1}
-    assert (plan["model_type"], plan["n_positions"], plan["cost"]["n_kv_heads"]) == ("mistral", 64, [2, 2])
-    assert plan["cost"]["params"]["total"] == hf_model("mistral").num_parameters()
+    assert (plan["model_type"], plan["n_positions"], plan["windows"]) == ("mistral", 64, [5, 5])
+    assert plan["cost"]["params"]["total"] == hf_model("mistral_window").num_parameters()
 
 
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"]}

@@ -43,12 +43,12 @@ Pair = tuple[Decoder, Any, Path]
 BASIC = ("slim_grouped", "layer_norm", "slots", "dynamic_soft")
 """One of each way a model may be asked: rotary or learned positions, a plain stream or slots, by tokens or not."""
 OTHERS = (
-    *(*BASIC, "moe", "mtp", "frozen", "frozen_slots", "projection", "reordered"),
+    *(*BASIC, "windows", "moe", "mtp", "frozen", "frozen_slots", "projection", "reordered"),
     *("hourglass_shared", "hourglass_ungated", "slots_static", "slots_in_turn", "dynamic_sliced"),
 )
 
 OF_EVERY_KIND = (
-    *("slim_grouped", "projection", "reordered", "scaled_by_depth", "layer_norm", "profile", "moe", "mtp"),
+    *("slim_grouped", "windows", "projection", "reordered", "scaled_by_depth", "layer_norm", "profile", "moe", "mtp"),
     *("hourglass_shared", "hourglass_ungated", "slots", "slots_static", "slots_in_turn"),
     *("dynamic_sliced", "dynamic_soft", "frozen_slots", "inserted"),
 )

@@ -197,6 +197,8 @@ def _say_plan(plan: dict[str, Any]) -> None:
     sizes = {name: sequence(sorted({*map(str, cost[key])})) for name, key in names.items()}
     sizes["d_ff"] = sequence(sorted({hidden_widths(widths) for widths in cost["hidden_widths"]}))
     say(f"{cost['n_layers']} layers: {', '.join(f'{name} {size}' for name, size in sizes.items())}")
+    if n_windows := sum(window is not None for window in plan["windows"]):
+        say(f"attention with a window in {n_windows} of {cost['n_layers']} layers")
     say(f"vocab_size {cost['vocab_size']:,}, contexts of up to {plan['n_positions']:,} tokens")
     for key, value in plan["not_imported"].items():
         remark(f"not imported: {key} = {value}")

@@ -228,6 +228,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         "model_type": architecture.model_type,
         "n_positions": n_positions,
         "cost": cost_summary(config, n_positions).model_dump(),
+        "windows": [layer.attention.window for layer in config.layers],
         "not_imported": {key: value for key, value in fields.unread().items() if key not in IGNORED},
     }
 

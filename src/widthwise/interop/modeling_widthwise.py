@@ -336,6 +336,16 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def within_window(mask: Tensor, window: int, n_seen: int | Tensor) -> Tensor:
+    """Return a mask (B, 1, T, S), bool or numbers to add to the scores, without keys before the window.
+
+    n_seen: number of tokens in the cache.
+    """
+    queries = n_seen + torch.arange(mask.shape[-2], device=mask.device)
+    is_old = torch.arange(mask.shape[-1], device=mask.device) <= queries[:, None] - window
+    return mask & ~is_old if mask.dtype == torch.bool else mask.masked_fill(is_old, torch.finfo(mask.dtype).min)
+
+
 def eager_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
@@ -769,8 +779,9 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         elif position_ids is None:
             n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(n_seen, n_seen + n_new, device=rows.device)[None]
-        masks = {
-            window: create_causal_mask(
+        masks = {}
+        for window in {*self.windows}:
+            mask = create_causal_mask(
                 config=self.config,
                 inputs_embeds=rows,
                 attention_mask=attention_mask,
@@ -778,8 +789,11 @@ class WidthwiseModel(WidthwisePreTrainedModel):
                 position_ids=position_ids,
                 and_mask_function=None if window is None else sliding_window_overlay(window),
             )
-            for window in {*self.windows}
-        }
+            if window is not None and attention_mask is not None and attention_mask.dim() == 4:
+                # `generate` has prepared it for a static cache, and `create_causal_mask` returns it without a window.
+                n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+                mask = within_window(attention_mask, window, n_seen)
+            masks[window] = mask
         tables = {rope: rope_table(position_ids, rope) for rope in self.ropes}
         hidden_states = self.enter(rows, position_ids)
         for layer, window in zip(self.layers, self.windows):

@@ -35,6 +35,9 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
                 "activation_bytes": cost.activation_bytes(),
             }
         )
+    if any(layer.attention.window is not None for layer in config.layers):
+        for row, layer in zip(rows, config.layers):
+            row["window"] = layer.attention.window
     return rows
 
 

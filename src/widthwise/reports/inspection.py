@@ -4,7 +4,7 @@ from typing import Any
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS, SHAPE_COSTS
-from widthwise.reports.formats import hidden_widths, shown, si, signed
+from widthwise.reports.formats import hidden_widths, plain, shown, si, signed
 from widthwise.reports.table import Table
 
 SMALLEST_MISS = 0.001
@@ -16,15 +16,16 @@ LAYER_COSTS = {"forward_flops" if cost.name == "flops" else cost.name: cost for 
 def layer_table(summary: dict[str, Any]) -> Table:
     """Return the sizes and costs of every layer of an inspection."""
     costs = {name: quantity for name, quantity in LAYER_COSTS.items() if name in summary["layers"][0]}
+    sizes = (*SIZES, "window") if "window" in summary["layers"][0] else SIZES
     rows = [
         [
-            *(str(row[name]) for name in SIZES),
+            *(plain(row[name]) for name in sizes),
             hidden_widths(row["hidden_widths"]),
             *(shown(row[name], quantity) for name, quantity in costs.items()),
         ]
         for row in summary["layers"]
     ]
-    header = [*SIZES, "FFN hidden", *(quantity.brief_title for quantity in costs.values())]
+    header = [*sizes, "FFN hidden", *(quantity.brief_title for quantity in costs.values())]
     return Table("layers (forward FLOPs and bf16 bytes per token)", header, rows)
 
 
