@@ -160,7 +160,8 @@ def attention(
     n_queries, head_dim = queries.shape[2:]
     if window is not None:
         n_needed = n_queries + window - 1
-        keys, values = keys[:, :, -n_needed:], values[:, :, -n_needed:]
+        keys = keys[:, :, -n_needed:]
+        values = values[:, :, -n_needed:]
         documents = None if documents is None else documents[:, -n_needed:]
         mask = None if mask is None else mask[..., -n_needed:]
         window = window if window < keys.shape[2] else None

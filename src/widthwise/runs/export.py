@@ -74,7 +74,8 @@ def export_run(
         model_type, plan = _family(config, n_positions, origin.get("model_type"))
     except UserError as error:
         reason = str(error)
-        model_type, plan = WIDTHWISE.model_type, None
+        model_type = WIDTHWISE.model_type
+        plan = None
         hf_config(config, n_positions, model_type)
     config = config if plan is None else plan.new
     weights = checkpoint.read_weights(source.saved, blueprint(model))
