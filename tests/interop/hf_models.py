@@ -81,6 +81,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3Config", {**SIZES, "num_hidden_layers": 5}),
     "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 5}),
     "qwen3_moe": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "head_dim": 6, "num_hidden_layers": 3}),
+    "qwen3_moe_unnormalised": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "norm_topk_prob": False}),
+    "olmoe": ("OlmoeConfig", {**SIZES, "num_experts": 5, "num_experts_per_tok": 3}),
     "gpt2": ("GPT2Config", {**GPT2_SIZES, "n_inner": 50}),
     "gpt2_untied": ("GPT2Config", {**GPT2_SIZES, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "gpt2_scaled_by_layer": ("GPT2Config", {**GPT2_SIZES, "scale_attn_by_inverse_layer_idx": True}),

@@ -109,6 +109,13 @@ REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
     (lambda: template(shape=X), r"^Llama cannot describe layers of different widths \(12, 24, 28\)$"),
     (lambda: template(mtp={"n_depths": 1}), "^mtp: the model has it, llama has none, because it has no MTP heads"),
     (lambda: template(positions={"n_positions": 9}), "layers.0.attention_norm.kind: got rms; gpt2 has layer there"),
+    (
+        lambda: template(
+            attention={"head_dim": 6, "ratio": 0.5, "qk_norm": {"over": "all_heads"}},
+            ffn={"kind": "moe", "n_experts": 3, "top_k": 2},
+        ),
+        r"n_heads \* head_dim: got 12; must be d_model = 24 for an olmoe of transformers",
+    ),
     (lambda: _set("attention.rope_base", None), "attention.rope_frequencies: got null; llama has .* there, because it"),
     (lambda: _set(HEADS, 5), "d_model: got 24; must be a multiple of n_heads = 5 for a llama of transformers"),
     (

@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"model_type": "deepseek_v3"}, "a deepseek_v3 has multi-head latent attention, which is not supported"),
     ("mistral", {"sliding_window": 0}, "sliding_window: got 0; allowed: a whole number from 1 to"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: got .1.; allowed: a list of 0 and 1 for each layer"),
-    ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob: got False; allowed: True"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: got 8.0; allowed: None"),
     ("mixtral", {"num_local_experts": 6}, r"block_sparse_moe.gate.weight has shape \(5, 32\); must be \(6, 32\)"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),

@@ -156,7 +156,8 @@ def import_(
 ) -> None:
     """Import a model of Hugging Face as a run, to generate, grow, train or export.
 
-    Architectures: gpt2, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3, and widthwise.
+    Architectures: gpt2, granite, llama, ministral, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen3_moe,
+    smollm3, and widthwise.
 
     From the hub, as `org/name` or `hf://org/name`, only JSON, safetensors and the chat template are downloaded, and the
     run records the commit.

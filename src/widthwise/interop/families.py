@@ -286,7 +286,7 @@ class SmolLM3(_SwitchedWindow):
 
 
 class _Mixture(RotaryDecoder):
-    """A family with mixtures of experts. Weights of the chosen experts add up to 1."""
+    """A family with mixtures of experts."""
 
     router: ClassVar[str]
     """Name of the router in a layer."""
@@ -305,6 +305,53 @@ class _Mixture(RotaryDecoder):
             for ours, theirs in self.expert_matrices.items():
                 name = f"{self.experts}.{i}.{theirs}.weight"
                 yield HFTensor(name, (f"ffn.{ours}.weight",), block=i, n_blocks=n_experts)
+
+
+class _NamedMixture(_Mixture):
+    """A mixture whose matrices are named as in a dense feed-forward."""
+
+    router = "mlp.gate"
+    experts = "mlp.experts"
+    expert_matrices: ClassVar = FEED_FORWARD
+
+    def mixture(self, fields: Fields, d_expert: str) -> MoEConfig:
+        """Read a mixture. d_expert: name of the key with the width of an expert."""
+        name = "num_experts" if fields.has("num_experts") else "num_local_experts"  # before and in transformers 5
+        return MoEConfig(
+            n_experts=fields.size(name, most=WIDEST),
+            top_k=fields.size("num_experts_per_tok", most=WIDEST),
+            d_expert=fields.size(d_expert, most=WIDEST),
+            normalised=fields.flag("norm_topk_prob", False),
+        )
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
+        sizes = {}
+        for ffn in mixtures[:1]:
+            sizes = {"num_experts": ffn.n_experts, "num_experts_per_tok": ffn.top_k, "norm_topk_prob": ffn.normalised}
+        return {**super().write(config, n_positions), **sizes}
+
+
+class OLMoE(_NamedMixture):
+    """A Llama with a mixture in every layer, and QK-norm over all heads."""
+
+    model_type = "olmoe"
+    class_name = "OlmoeForCausalLM"
+    default_eps = 1e-5
+    qk_norm = "all_heads"
+    fixed: ClassVar = {**RotaryDecoder.fixed, "clip_qkv": None}
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> MoEConfig:
+        return self.mixture(fields, "intermediate_size")
+
+    def check_written(self, fields: Fields) -> None:
+        d_model = fields.size("hidden_size")
+        width = fields.size("num_attention_heads") * fields.size("head_dim")
+        if width != d_model:
+            raise UserError(
+                f"n_heads * head_dim: got {width}; must be d_model = {d_model} for an olmoe of transformers; grow heads "
+                "with the width"
+            )
 
 
 class Mixtral(_Windowed, _Mixture):
@@ -331,16 +378,12 @@ class Mixtral(_Windowed, _Mixture):
         return {**super().write(config, n_positions), **sizes}
 
 
-class Qwen3MoE(_SwitchedWindow, _Mixture):
+class Qwen3MoE(_SwitchedWindow, _NamedMixture):
     """A Qwen 3 in which some or all layers have a mixture."""
 
     model_type = "qwen3_moe"
     class_name = "Qwen3MoeForCausalLM"
     qk_norm = "head"
-    router = "mlp.gate"
-    experts = "mlp.experts"
-    expert_matrices: ClassVar = FEED_FORWARD
-    fixed: ClassVar = {**RotaryDecoder.fixed, "norm_topk_prob": True}
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MoEConfig:
         dense = fields.get("mlp_only_layers", [])
@@ -348,18 +391,12 @@ class Qwen3MoE(_SwitchedWindow, _Mixture):
             fields.refuse("mlp_only_layers", "a list of layers")
         if layer in dense or (layer + 1) % fields.size("decoder_sparse_step", 1):
             return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
-        name = "num_experts" if fields.has("num_experts") else "num_local_experts"  # before and in transformers 5
-        return MoEConfig(
-            n_experts=fields.size(name, most=WIDEST),
-            top_k=fields.size("num_experts_per_tok", most=WIDEST),
-            d_expert=fields.size("moe_intermediate_size", most=WIDEST),
-        )
+        return self.mixture(fields, "moe_intermediate_size")
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        sizes: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
         for i, layer in enumerate(config.layers):
             if isinstance(layer.ffn, MoEConfig):
-                sizes |= {"num_experts": layer.ffn.n_experts, "num_experts_per_tok": layer.ffn.top_k}
                 sizes["moe_intermediate_size"] = layer.ffn.d_expert
             else:
                 sizes["mlp_only_layers"].append(i)
@@ -381,6 +418,7 @@ FAMILIES: dict[str, Family] = {
         Qwen3(),
         SmolLM3(),
         Mixtral(),
+        OLMoE(),
         Qwen3MoE(),
     )
 }
@@ -391,7 +429,6 @@ REFUSED: Mapping[str, str] = {
     "olmo3": "rotary positions scaled by yarn, with a temperature",
     "gpt_oss": "learned attention sinks",
     "llama4_text": "attention in chunks",
-    "olmoe": "weights of the chosen experts that do not add up to 1",
     "qwen2_moe": "a shared expert with a gate",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "multi-head latent attention"),
     **dict.fromkeys(("cohere", "falcon"), "attention and feed-forward in parallel"),
@@ -415,7 +452,8 @@ def family_of(config: ModelConfig) -> Family:
     elif config.layers[0].norm_placement == "reordered":
         name = "olmo2"
     elif any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):
-        name = "mixtral" if attention.qk_norm is None else "qwen3_moe"
+        over = None if attention.qk_norm is None else attention.qk_norm.over
+        name = {None: "mixtral", "head": "qwen3_moe", "all_heads": "olmoe"}[over]
     elif has_multipliers:
         name = "granite"
     elif rotates == {True, False}:

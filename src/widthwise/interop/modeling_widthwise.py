@@ -511,8 +511,8 @@ class Hourglass(nn.Module):
 class MoE(nn.Module):
     """The sum over the top_k experts of weight * expert(x), and of a shared expert if any.
 
-    The weights are the softmax over the logits of the chosen experts. There is no auxiliary loss. Each projection
-    stacks the matrices of all experts along the rows.
+    The weights are the softmax over the logits of the chosen experts, or of all experts. There is no auxiliary loss.
+    Each projection stacks the matrices of all experts along the rows.
     """
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
@@ -521,6 +521,7 @@ class MoE(nn.Module):
         d_out = layer.layer_out
         self.n_experts = ffn["n_experts"]
         self.top_k = ffn["top_k"]
+        self.normalised = ffn.get("normalised", True)
         self.norm = ffn_norm(layer)
         self.router = Matrix(d_model, self.n_experts)
         self.gate_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
@@ -531,8 +532,9 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm.before(x)
         tokens = x.flatten(0, 1)
-        best, chosen = wide(self.router(tokens)).topk(self.top_k, dim=-1)
-        weights = best.softmax(dim=-1)
+        logits = wide(self.router(tokens))
+        best, chosen = logits.topk(self.top_k, dim=-1)
+        weights = best.softmax(dim=-1) if self.normalised else logits.softmax(dim=-1).gather(-1, chosen)
         projections = (self.gate_proj, self.up_proj, self.down_proj)
         gates, ups, downs = (matrix.weight.unflatten(0, (self.n_experts, -1)) for matrix in projections)
         total = weights.new_zeros(len(tokens), downs.shape[1])

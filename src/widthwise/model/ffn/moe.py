@@ -24,6 +24,9 @@ class Routing(Config):
     """Experts to choose from."""
     top_k: Count
     """Experts per token. With 1 the weight is always 1, and the router learns only from the auxiliary losses."""
+    normalised: bool = True
+    """Weights of the chosen experts add up to 1, because the softmax is over their logits. false: it is over the logits
+    of all experts, as in OLMoE, arXiv:2409.02060."""
     balance_coefficient: pydantic.NonNegativeFloat = 0.01
     """Coefficient of the balance loss, n_experts * sum over experts of (mean probability * share of choices), which is
     1 if both are uniform. Source: Switch Transformer, arXiv:2101.03961, equation 4."""
@@ -42,7 +45,8 @@ class Routing(Config):
         Kept for the backward pass: gate and up of every choice; in fp32 the weights of the choices and, for auxiliary
         losses, the router's logits, probabilities and log-normaliser.
         """
-        router = linear(d_model, self.n_experts) + Cost(activation_fp32_elements=self.top_k + 2 * self.n_experts + 1)
+        n_statistics = 2 * self.n_experts if self.normalised else 3 * self.n_experts
+        router = linear(d_model, self.n_experts) + Cost(activation_fp32_elements=self.top_k + n_statistics + 1)
         expert = linear(d_model, d_expert) + linear(d_model, d_expert) + linear(d_expert, d_out)
         routed = Cost(
             params=self.n_experts * expert.params,
@@ -57,10 +61,10 @@ class Routing(Config):
 class MoEConfig(Routing, FFNConfig):
     """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), plus a shared expert if there is one.
 
-    The weights are the softmax over the logits of the chosen experts. No noise, no capacity limit, no dropped tokens.
+    No noise, no capacity limit, no dropped tokens.
     """
 
-    constant_fields = ()
+    constant_fields = ("normalised",)
     hidden_axes: ClassVar = {"d_expert": "d_expert", "d_shared": "d_ff"}
     bakes_with_one_eps = True
     module = "widthwise.model.ffn.moe_module:MoE"
@@ -80,6 +84,10 @@ class MoEConfig(Routing, FFNConfig):
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """Return this config. A SwiGLU becomes equal experts, which diverge because their tokens differ."""
         if isinstance(old, SwiGLUConfig):
+            if not self.normalised:
+                raise ValueError(
+                    "normalised: got false; must be true, because the weights of equal experts add up to 1"
+                )
             if self.d_expert < old.d_ff:
                 raise ValueError(
                     f"d_expert: got {self.d_expert}; must be at least {old.d_ff}, because every expert starts as the "

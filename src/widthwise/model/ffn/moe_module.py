@@ -58,4 +58,6 @@ class MoE(FeedForward):
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits: (..., n_experts) of the router -> the weights and the indices of the chosen experts, (..., top_k)."""
         best, chosen = logits.topk(self.config.top_k, dim=-1)
-        return best.softmax(dim=-1), chosen
+        if self.config.normalised:
+            return best.softmax(dim=-1), chosen
+        return logits.softmax(dim=-1).gather(-1, chosen), chosen
