@@ -349,8 +349,8 @@ class OLMoE(_NamedMixture):
         width = fields.size("num_attention_heads") * fields.size("head_dim")
         if width != d_model:
             raise UserError(
-                f"n_heads * head_dim: got {width}; must be d_model = {d_model} for an olmoe of transformers; grow heads "
-                "with the width"
+                f"n_heads * head_dim: got {width}; must be d_model = {d_model} for an olmoe of transformers; grow "
+                "heads with the width"
             )
 
 
