@@ -172,8 +172,8 @@ class TestChoice:
         for dtype in (torch.float32, torch.float64):
             assert taken(512, dtype) == [sdpa_attention]
             assert taken(512, dtype, documents=documents) == [in_blocks]
-            assert taken(512, dtype, window=511) == [in_blocks]
-            assert taken(512, dtype, window=512) == [sdpa_attention]
+            assert taken(512, dtype, window=128) == [in_blocks]
+            assert taken(512, dtype, window=129) == [sdpa_attention]
             assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa_attention]
 
     def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):

@@ -15,6 +15,8 @@ MIN_FORWARD_QUERIES = 256
 MIN_FORWARD_HEAD_DIM = 32
 MIN_WIDE_QUERIES = 512
 """Fewest queries for which blocks are used in fp32 and fp64, where attention is masked by document."""
+MOST_SEEN = 0.25
+"""Largest share of the keys in a window for which blocks are used in fp32 and fp64."""
 MIN_CACHED = 2**16
 """Fewest elements in the keys of a cache for which `one_query_attention` is used."""
 BLOCK_BYTES = 2**20
@@ -133,7 +135,8 @@ def blocks_are_faster(
 
     Measured on one thread by `benchmarks/attention.py`. In bf16, blocks take 0.2 to 0.85 of the time with the backward
     pass, and 0.4 to 1.06 without it from 256 tokens and heads of 32 on. In fp32 they take 0.95 to 1.75, but 0.5 where
-    each of 512 tokens sees one of four documents, because they skip the other documents.
+    each of 512 tokens sees one of four documents, because they skip the other documents. With a window of a quarter or
+    an eighth of the keys they take 0.35 to 0.9, with a window of half of them 1.3.
     """
     if dtype == torch.bfloat16:
         if is_differentiated:
@@ -174,7 +177,7 @@ def attention(
         is_one_query = n_queries == 1 and window is None and dtype == torch.bfloat16 and keys.numel() >= MIN_CACHED
         if is_one_query and not is_differentiated and not torch.compiler.is_compiling():
             return one_query_attention(queries, keys, values, scale, documents)
-        skips_keys = documents is not None or window is not None
+        skips_keys = documents is not None or (window is not None and window <= MOST_SEEN * keys.shape[2])
         if blocks_are_faster(n_queries, head_dim, dtype, is_differentiated, skips_keys):
             return attention_in_blocks(queries, keys, values, scale, documents, window)
     return sdpa_attention(queries, keys, values, scale, documents, mask, window)

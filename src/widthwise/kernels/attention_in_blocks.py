@@ -95,7 +95,7 @@ class Blocks:
         by_token = scores.unflatten(1, (-1, self.group_size))
         n_tokens = by_token.shape[1]
         by_token[..., block.n_seen :] += self.causal[:n_tokens, None, :n_tokens]
-        if self.window is not None:
+        if self.window is not None and block.n_seen + n_tokens > self.window:
             # A token misses at most one key more than the token before it, so only the first keys can be too old.
             age = block.n_seen + torch.arange(n_tokens)[:, None] - torch.arange(n_tokens)
             by_token[..., :n_tokens].masked_fill_((age >= self.window)[:, None], float("-inf"))
