@@ -109,8 +109,8 @@ def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None
     for name in ("config.json", "model.safetensors"):
         (bare / name).symlink_to(folder / name)
     config = json.loads((folder / "config.json").read_text())
-    mistral = shutil.copytree(bare, tmp_path / "mistral", symlinks=False)
-    (mistral / "config.json").write_text(json.dumps(config | {"sliding_window": 8, "model_type": "mistral"}))
+    mamba = shutil.copytree(bare, tmp_path / "mamba", symlinks=False)
+    (mamba / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     for source, changes, step, message in (
         (folder, FP32, 3, "step: got 3; a Hugging Face folder holds one model"),
         ("hf://org/name", FP32, 3, "step: got 3; a model of the hub has no steps"),
@@ -118,7 +118,7 @@ def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None
         (folder, ["model.d_model=16"], None, "model.d_model: the cut decides the model"),
         (folder, ["train.step=16"], None, "train.step"),
         (bare, [*FP32, "data.tokenizer=bpe-360"], None, "model.vocab_size: got 300; must be at least 360"),
-        (mistral, FP32, None, "model_type: got 'mistral'"),
+        (mamba, FP32, None, "model_type: a mamba has state-space layers"),
     ):
         assert message in refusal(shrink_run, source, tmp_path / "out", ShrinkOptions(flops=0.7), changes, step=step)
     assert not (tmp_path / "out").exists()

@@ -76,14 +76,14 @@ def certify(
         # Added MTP heads add a loss that the old model lacks, so it is excluded here.
         mtp_coefficient = 0.0 if plan.old.mtp is None else 1.0
         new_logits, new_gradients = _logits_and_gradients(plan.new, grown, tokens, seed, mtp_coefficient)
-        largest_logit = _largest_abs(old_logits)
-        logit_difference = _largest_abs(old_logits - new_logits)
+        largest_logit = largest(old_logits)
+        logit_difference = largest(old_logits - new_logits)
         stored_difference = logit_difference
         if any(not torch.equal(stored[name].to(dtype), weight) for name, weight in grown.items()):
-            stored_logits = _logits_of(decoder_of(plan.new, stored, dtype), tokens, seed)
-            stored_difference = _largest_abs(old_logits - stored_logits)
+            stored_logits = logits_of(decoder_of(plan.new, stored, dtype), tokens, seed)
+            stored_difference = largest(old_logits - stored_logits)
         gradient_difference = relative_difference(old_gradients, _pulled_back(plan, old, new_gradients))
-        liveness = _liveness_of(plan, stored, tokens, dtype, lr, seed)
+        liveness = liveness_of(plan, stored, tokens, dtype, lr, seed)
     scale = max(1.0, largest_logit)
     return Certificate(
         dtype=str(dtype).removeprefix("torch."),
@@ -121,13 +121,13 @@ def _logits_and_gradients(
     """
     dtype = next(iter(weights.values())).dtype
     model = decoder_of(_with_mtp_coefficient(config, mtp_coefficient), weights, dtype)
-    logits = _logits_of(model, tokens, seed)
+    logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
     return logits, _gradients(model, tokens)
 
 
 @torch.no_grad()
-def _logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
+def logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
     """Return the logits (B, T, vocab_size). seed: of random widths, which evaluation draws too."""
     torch.manual_seed(seed)
     return model(tokens)
@@ -163,7 +163,7 @@ def _pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping
     return pulled
 
 
-def _liveness_of(
+def liveness_of(
     plan: GrowthPlan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
     """Take AdamW steps in training mode with auxiliary losses, and count new entries that ever get a gradient."""
@@ -196,10 +196,11 @@ def _counted(model: Decoder, name: str, is_new: Tensor, is_alive: Tensor, tokens
 
 def relative_difference(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
     """Return the largest difference over all tensors, relative to the largest old entry; NaN if any entry is NaN."""
-    differences = [_largest_abs(values - new[name]) for name, values in old.items()]
+    differences = [largest(values - new[name]) for name, values in old.items()]
     # Python's max would lose a NaN that is not first.
-    return float(np.max(differences) / np.max([_largest_abs(values) for values in old.values()]))
+    return float(np.max(differences) / np.max([largest(values) for values in old.values()]))
 
 
-def _largest_abs(values: Tensor) -> float:
+def largest(values: Tensor) -> float:
+    """Return the largest absolute value."""
     return float(values.abs().max()) if values.numel() else 0.0

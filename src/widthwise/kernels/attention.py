@@ -135,8 +135,8 @@ def blocks_are_faster(
 
     Measured on one thread by `benchmarks/attention.py`. In bf16, blocks take 0.2 to 0.85 of the time with the backward
     pass, and 0.4 to 1.06 without it from 256 tokens and heads of 32 on. In fp32 they take 0.95 to 1.75, but 0.5 where
-    each of 512 tokens sees one of four documents, because they skip the other documents. With a window of a quarter or
-    an eighth of the keys they take 0.35 to 0.9, with a window of half of them 1.3.
+    each of 512 tokens sees one of four documents, because they skip the other documents. With a window of a quarter
+    of the keys they take 0.9 (512 keys) to 0.44 (2,048 keys), with a window of half of 512 keys 1.3.
     """
     if dtype == torch.bfloat16:
         if is_differentiated:
