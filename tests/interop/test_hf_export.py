@@ -91,6 +91,17 @@ def test_a_model_of_a_recipe_is_written_as_what_it_is(tmp_path: Path, model_type
     torch.testing.assert_close(hf_logits(tmp_path / "out"), own_logits(config, weights), rtol=0, atol=TOLERANCE)
 
 
+def test_layers_without_rotary_positions_are_a_smollm3() -> None:
+    assert hf_config(_set("attention.rope_base", None), n_positions=64)[0].model_type == "smollm3"
+
+
+def test_biases_and_windows_have_no_family() -> None:
+    """A Mistral has no biases; transformers would drop them."""
+    config = template(attention={"n_heads": 2, "bias": True, "out_bias": True, "window": 5})
+    with pytest.raises(UserError, match=r"attention.bias: got True; mistral has False there"):
+        hf_config(config, n_positions=64)
+
+
 HEADS = "attention.n_heads attention.n_kv_heads"
 X = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "quantum": 4}
 REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
@@ -116,7 +127,6 @@ REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
         ),
         r"n_heads \* head_dim: got 12; must be d_model = 24 for an olmoe of transformers",
     ),
-    (lambda: _set("attention.rope_base", None), "attention.rope_frequencies: got null; llama has .* there, because it"),
     (lambda: _set(HEADS, 5), "d_model: got 24; must be a multiple of n_heads = 5 for a llama of transformers"),
     (
         lambda: _set("attention.head_dim", 10, config=template(**FAMILIES["gpt2"])),

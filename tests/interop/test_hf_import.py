@@ -61,6 +61,32 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path, nam
     assert set(getattr(theirs, "layer_types", None) or ()) <= {"full_attention"}
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mistral_window", {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 4}),
+        ("qwen3_moe", {"use_sliding_window": False, "sliding_window": 4}),
+        ("smollm3", {"use_sliding_window": True}),
+        ("ministral", {"layer_types": None}),
+        (
+            "qwen2",
+            {"num_key_value_heads": None, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
+        ),
+    ],
+)
+def test_windows_are_where_transformers_has_them(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    folder = hf_folder(tmp_path, name)
+    _change_config(folder, lambda data: data.pop("sliding_window"))
+    _change_config(folder, lambda data: data.update(changes))
+    theirs = AutoConfig.from_pretrained(folder)
+    n_layers = theirs.num_hidden_layers
+    usual = "full_attention" if theirs.sliding_window is None else "sliding_attention"
+    types = getattr(theirs, "layer_types", None) or [usual] * n_layers
+    expected = [theirs.sliding_window if kind == "sliding_attention" else None for kind in types]
+    assert import_plan(folder)["windows"] == expected
+
+
 def test_transformers_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hf_folder(tmp_path, "qwen3")
     for module in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
@@ -100,8 +126,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"model_type": "rwkv"}, "model_type: got 'rwkv'; allowed: gpt2, granite, llama"),
     ("llama", {"model_type": "deepseek_v3"}, "a deepseek_v3 has multi-head latent attention, which is not supported"),
     ("mistral", {"sliding_window": 0}, "sliding_window: got 0; allowed: a whole number from 1 to"),
+    ("llama", {"model_type": ["llama"]}, "model_type: got .'llama'.; allowed: gpt2"),
+    ("smollm3", {"no_rope_layers": [[1]] * 5}, "no_rope_layers: got .*; allowed: a list of 0 and 1 for each layer"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: got .1.; allowed: a list of 0 and 1 for each layer"),
-    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: got 8.0; allowed: None"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: got 8.0; allowed: null"),
     ("mixtral", {"num_local_experts": 6}, r"block_sparse_moe.gate.weight has shape \(5, 32\); must be \(6, 32\)"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),

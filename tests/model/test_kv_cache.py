@@ -97,6 +97,8 @@ def test_a_window_forgets_what_it_cannot_see():
     cache.rewind(9)
     with pytest.raises(ValueError, match="a cache that holds tokens from 8 on cannot continue at 9"):
         model(tokens[:, 9:], cache)
+    cache.rewind(0)
+    torch.testing.assert_close(model(tokens, cache), full, **TIGHT)
 
 
 def test_a_failed_pass_leaves_the_cache_usable():

@@ -49,7 +49,7 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
     assert f'30.0†<small class="whole">{MINUS}3.0, p &lt; 0.0001</small>' in text
     assert text.index(">uniform<") < text.index(">x<") < text.index(">=&lt;b&gt;<")
     assert "x with uniform" in text
-    assert "Not tested: WikiText (no pairs of answers that differ)." in text
+    assert "Not tested: WikiText (no pairs of answers)." in text
     assert "<td>1,172</td>" in text
 
 
@@ -83,18 +83,19 @@ def test_the_answer_counts_tested_numbers_over_the_seeds_of_a_model() -> None:
         "x is better than uniform on 2 and worse on 0 of 2 tested numbers; smallest p: ARC_C +1.41 (+0.22 to +2.60).",
         "=<b> is better than uniform on 0 and worse on 1 of 1 tested number; smallest p: "
         f"ARC_C {MINUS}3.00 ({MINUS}4.00 to {MINUS}2.00).",
-        "Not tested: WikiText (no pairs of answers that differ).",
+        "Not tested: WikiText (no pairs of answers).",
     ]
     untested = [cell.with_changes(p_value=None) for cell in x.cells]
     short = PERPLEXITY.with_changes(name="my.txt", source="text", n_blocks=5)
     only_x = evaluation_table().with_changes(rows=[rows[0], x.with_changes(cells=untested)], columns=[ACCURACY, short])
     assert answer(only_x) == [
-        "Not tested: ARC_C (no pairs of answers that differ) and my.txt (too short: 5 blocks, 10 needed)."
+        "x was not compared with uniform.",
+        "Not tested: ARC_C (no pairs of answers) and my.txt (too short: 5 blocks, 10 needed).",
     ]
     unclear = [cell.with_changes(p_value=cell.p_value and 0.5) for cell in x.cells]
     assert answer(evaluation_table().with_changes(rows=[rows[0], x.with_changes(cells=unclear)])) == [
         "No clear difference of x from uniform in 1 tested number; smallest p: ARC_C +1.41 (+0.22 to +2.60).",
-        "Not tested: WikiText (no pairs of answers that differ).",
+        "Not tested: WikiText (no pairs of answers).",
     ]
     alone = [row.with_changes(baseline=None) for row in rows[:2]]
     assert answer(evaluation_table().with_changes(rows=alone)) == [

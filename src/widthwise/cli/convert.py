@@ -167,6 +167,8 @@ def import_(
     from widthwise.runs.save import import_plan, import_run
 
     if plan_only:
+        if run or overrides or recipe:
+            raise UserError("--plan-only: reads only config.json; give SOURCE and --revision alone")
         plan = import_plan(source, revision)
         say_json(plan) if as_json else _say_plan(plan)
         return
@@ -195,11 +197,12 @@ def _say_plan(plan: dict[str, Any]) -> None:
     commit = f", commit {plan['commit']}" if "commit" in plan else ""
     say(f"{plan['folder']}{commit}: {plan['model_type']} of {cost['params']['total']:,} parameters")
     names = {"d_model": "widths", "n_heads": "n_heads", "n_kv_heads": "n_kv_heads", "head_dim": "head_dim"}
-    sizes = {name: sequence(sorted({*map(str, cost[key])})) for name, key in names.items()}
+    sizes = {name: sequence([*map(str, sorted({*cost[key]}))]) for name, key in names.items()}
     sizes["d_ff"] = sequence(sorted({hidden_widths(widths) for widths in cost["hidden_widths"]}))
     say(f"{cost['n_layers']} layers: {', '.join(f'{name} {size}' for name, size in sizes.items())}")
-    if n_windows := sum(window is not None for window in plan["windows"]):
-        say(f"attention with a window in {n_windows} of {cost['n_layers']} layers")
+    if windows := [window for window in plan["windows"] if window is not None]:
+        tokens = sequence([f"{window:,}" for window in sorted({*windows})])
+        say(f"attention with a window of {tokens} tokens in {len(windows)} of {cost['n_layers']} layers")
     say(f"vocab_size {cost['vocab_size']:,}, contexts of up to {plan['n_positions']:,} tokens")
     for key, value in plan["not_imported"].items():
         remark(f"not imported: {key} = {value}")

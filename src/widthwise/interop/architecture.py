@@ -30,7 +30,7 @@ class Fields:
     _data: Mapping[str, Any]
     where: str
     """Name of the file in errors."""
-    _read: set[str] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the unchecked value."""
@@ -72,7 +72,7 @@ class Fields:
     def only(self, key: str, allowed: Any) -> None:
         """Raise UserError if a key has another value than the allowed one."""
         if self.get(key, allowed) != allowed:
-            self.refuse(key, repr(allowed))
+            self.refuse(key, "null" if allowed is None else repr(allowed))
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
         raise UserError(f"{self.where}: {key}: got {self._data.get(key)!r}; allowed: {allowed}")

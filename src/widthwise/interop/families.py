@@ -104,15 +104,13 @@ class Llama(RotaryDecoder):
 class _Windowed(RotaryDecoder):
     """A family in which sliding_window gives all layers a window."""
 
-    shares_no_keys = False
+    kv_heads_by_default = False
     usual_window: ClassVar[int | None] = None
     """Window where config.json does not have the key."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
         usual = None if fields.has("sliding_window") else self.usual_window
-        if fields.get("sliding_window", usual) is None:
-            return None
-        return fields.size("sliding_window", usual)
+        return None if fields.get("sliding_window", usual) is None else fields.size("sliding_window", usual)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
@@ -124,6 +122,7 @@ class Mistral(_Windowed):
 
     model_type = "mistral"
     class_name = "MistralForCausalLM"
+    biases = "none"
     usual_window = 4096
 
 
@@ -132,16 +131,22 @@ class Phi3(_Windowed):
 
     model_type = "phi3"
     class_name = "Phi3ForCausalLM"
+    biases = "none"
     default_eps = 1e-5
-    shares_no_keys = True
+    kv_heads_by_default = True
     further_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
-    heads_divide_width = True
     fused: ClassVar = {
         "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
         "self_attn.o_proj": ("attention.w_o",),
         "mlp.gate_up_proj": ("ffn.w_gate", "ffn.w_up"),
         "mlp.down_proj": ("ffn.w_down",),
     }
+
+    def check_written(self, fields: Fields) -> None:
+        kind = fields.get("rope_parameters")["rope_type"]
+        head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
+        if kind not in ("default", "longrope") or (kind == "longrope" and fields.size("head_dim") != head_dim):
+            raise UserError(f"rope_frequencies: transformers refuses these for a phi3 (rope_type {kind})")
 
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         for part, name in zip(("attention", "ffn"), self.norm_names):
@@ -155,7 +160,6 @@ class Granite(RotaryDecoder):
 
     model_type = "granite"
     class_name = "GraniteForCausalLM"
-    heads_divide_width = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
@@ -204,9 +208,10 @@ class _WindowOfLayer(_Windowed):
             raise UserError(f"{fields.where}: layer_types.{layer}: got {types[layer]!r}; allowed: {allowed}")
         if types[layer] == "full_attention":
             return None
-        if fields.has("sliding_window") and fields.get("sliding_window") is None:
+        window = super().window(fields, layer)
+        if window is None:
             fields.refuse("sliding_window", f"a whole number, because layer_types.{layer} is sliding_attention")
-        return super().window(fields, layer)
+        return window
 
     def slides(self, fields: Fields, layer: int) -> bool:
         """Return whether a layer has a window in a config without layer_types."""
@@ -224,6 +229,7 @@ class Ministral(_WindowOfLayer):
 
     model_type = "ministral"
     class_name = "MinistralForCausalLM"
+    biases = "none"
 
 
 class _SwitchedWindow(_WindowOfLayer):
@@ -236,6 +242,7 @@ class _SwitchedWindow(_WindowOfLayer):
         return window
 
     def slides(self, fields: Fields, layer: int) -> bool:
+        fields.get("sliding_window")  # means nothing without use_sliding_window
         return fields.flag("use_sliding_window", False)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -246,7 +253,7 @@ class _SwitchedWindow(_WindowOfLayer):
 class Qwen2(_SwitchedWindow):
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
-    has_qkv_bias = True
+    biases = "qkv"
 
     def slides(self, fields: Fields, layer: int) -> bool:
         return super().slides(fields, layer) and layer >= fields.size("max_window_layers", 28, least=0)
@@ -255,7 +262,7 @@ class Qwen2(_SwitchedWindow):
 class Qwen3(Qwen2):
     model_type = "qwen3"
     class_name = "Qwen3ForCausalLM"
-    has_qkv_bias = False
+    biases = "option"
     usual_head_dim = 128
     qk_norm = "head"
 
@@ -265,6 +272,7 @@ class SmolLM3(_SwitchedWindow):
 
     model_type = "smollm3"
     class_name = "SmolLM3ForCausalLM"
+    usual_window = None
     usual_rope_base = 2e6
     ties_by_default = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
@@ -276,7 +284,7 @@ class SmolLM3(_SwitchedWindow):
         rotating = fields.get("no_rope_layers")  # 1 for the layers with rotary positions, whatever the name says
         if rotating is None:
             return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0
-        if not isinstance(rotating, list) or not {*rotating} <= {0, 1} or layer >= len(rotating):
+        if not isinstance(rotating, list) or layer >= len(rotating) or rotating[layer] not in (0, 1):
             fields.refuse("no_rope_layers", "a list of 0 and 1 for each layer")
         return bool(rotating[layer])
 
@@ -325,9 +333,9 @@ class _NamedMixture(_Mixture):
         )
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
+        ffn = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)), None)
         sizes = {}
-        for ffn in mixtures[:1]:
+        if ffn is not None:
             sizes = {"num_experts": ffn.n_experts, "num_experts_per_tok": ffn.top_k, "norm_topk_prob": ffn.normalised}
         return {**super().write(config, n_positions), **sizes}
 
@@ -357,6 +365,7 @@ class OLMoE(_NamedMixture):
 class Mixtral(_Windowed, _Mixture):
     model_type = "mixtral"
     class_name = "MixtralForCausalLM"
+    biases = "none"
     default_eps = 1e-5
     usual_rope_base = 1e6
     router = "block_sparse_moe.gate"
@@ -378,12 +387,16 @@ class Mixtral(_Windowed, _Mixture):
         return {**super().write(config, n_positions), **sizes}
 
 
-class Qwen3MoE(_SwitchedWindow, _NamedMixture):
+class Qwen3MoE(_Windowed, _NamedMixture):
     """A Qwen 3 in which some or all layers have a mixture."""
 
     model_type = "qwen3_moe"
     class_name = "Qwen3MoeForCausalLM"
     qk_norm = "head"
+    usual_window = 4096
+
+    def window(self, fields: Fields, layer: int) -> int | None:
+        return super().window(fields, layer) if fields.flag("use_sliding_window", False) else None
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MoEConfig:
         dense = fields.get("mlp_only_layers", [])
@@ -401,7 +414,8 @@ class Qwen3MoE(_SwitchedWindow, _NamedMixture):
             else:
                 sizes["mlp_only_layers"].append(i)
                 sizes["intermediate_size"] = layer.ffn.hidden_widths[0]
-        return {**super().write(config, n_positions), **sizes}
+        written = super().write(config, n_positions)
+        return {**written, **sizes, "use_sliding_window": written["sliding_window"] is not None}
 
 
 FAMILIES: dict[str, Family] = {
@@ -442,10 +456,10 @@ REFUSED: Mapping[str, str] = {
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Return the only family that can express a model, if any; whether it can is checked by reading back."""
+    """Return the usual family of a model; whether it can express the model is checked by reading back."""
     attention = config.layers[0].attention
     has_multipliers = {config.embedding_multiplier, config.logit_multiplier, config.residual.multiplier} != {1.0}
-    rotates = {layer.attention.rope is not None for layer in config.layers}
+    are_rotary = all(layer.attention.rope is not None for layer in config.layers)
     windows = {layer.attention.window for layer in config.layers}
     if config.positions is not None or config.final_norm.kind == "layer":
         name = "gpt2"
@@ -456,7 +470,7 @@ def family_of(config: ModelConfig) -> Family:
         name = {None: "mixtral", "head": "qwen3_moe", "all_heads": "olmoe"}[over]
     elif has_multipliers:
         name = "granite"
-    elif rotates == {True, False}:
+    elif not are_rotary:
         name = "smollm3"
     elif attention.qk_norm is not None:
         name = "qwen3"

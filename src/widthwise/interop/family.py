@@ -133,7 +133,7 @@ FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 
 
 class RotaryDecoder(Family):
-    """Rotary positions, RMSNorm and SwiGLU."""
+    """RMSNorm, rotary positions in most or all layers, and SwiGLUs or mixtures of them."""
 
     base_prefix = "model."
     buffers = r".*rotary_emb\.inv_freq"
@@ -151,13 +151,13 @@ class RotaryDecoder(Family):
     norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
     """Norms of attention and feed-forward."""
     fixed: ClassVar = {"hidden_act": "silu"}
-    has_qkv_bias: ClassVar[bool] = False
-    """True if only w_q, w_k and w_v have biases; otherwise `attention_bias` decides for all matrices."""
+    biases: ClassVar[Literal["none", "qkv", "option"]] = "option"
+    """Matrices of attention with biases: none; w_q, w_k and w_v; or all four where `attention_bias` is true."""
     qk_norm: ClassVar[Literal["head", "all_heads"] | None] = None
     """Coordinates over which queries and keys are normalised."""
     usual_head_dim: ClassVar[int | None] = None
     """Default head size; None: hidden_size / num_attention_heads."""
-    shares_no_keys: ClassVar[bool] = True
+    kv_heads_by_default: ClassVar[bool] = True
     """True if a missing num_key_value_heads means num_attention_heads; otherwise it is required."""
     usual_rope_base: ClassVar[float] = DEFAULT_BASE
     further_keys: ClassVar[dict[str, Any]] = {}
@@ -186,15 +186,16 @@ class RotaryDecoder(Family):
         head_dim = fields.size("head_dim", usual, most=WIDEST)
         base, frequencies = read_rope(fields, head_dim, self.usual_rope_base)
         is_rotary = self.rotates(fields, layer)
-        has_all = not self.has_qkv_bias and fields.flag("attention_bias", False)
+        is_known = self.kv_heads_by_default or fields.has("num_key_value_heads")  # null: as many as heads
+        has_all = self.biases == "option" and fields.flag("attention_bias", False)
         return AttentionConfig(
             n_heads=n_heads,
-            n_kv_heads=fields.size("num_key_value_heads", n_heads if self.shares_no_keys else None),
+            n_kv_heads=fields.size("num_key_value_heads", n_heads if is_known else None),
             head_dim=head_dim,
             scale=self.scale(fields, head_dim),
             rope_base=base if is_rotary else None,
             rope_frequencies=frequencies if is_rotary else None,
-            bias=self.has_qkv_bias or has_all,
+            bias=self.biases == "qkv" or has_all,
             out_bias=has_all,
             window=self.window(fields, layer),
             qk_norm=QKNormConfig(eps=norm.eps, over=self.qk_norm) if self.qk_norm else None,
@@ -202,7 +203,7 @@ class RotaryDecoder(Family):
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         attention = config.layers[0].attention
-        bias = {} if self.has_qkv_bias else {"attention_bias": attention.bias}
+        bias = {"attention_bias": attention.bias} if self.biases == "option" else {}
         rope = next((layer.attention.rope for layer in config.layers if layer.attention.rope is not None), None)
         return {
             **super().write(config, n_positions),

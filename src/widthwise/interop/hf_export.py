@@ -78,7 +78,7 @@ REASONS = {
     "eps": "it has one eps for all norms",
     "residual": "it has one stream, to which every update is added",
     "mtp": "it has no MTP heads",
-    "window": "it has one window, in some or all layers",
+    "window": "it has no window, or one in all layers or, in some families, in some layers",
     **dict.fromkeys(("d_in", "d_out", "d_model"), "all layers are as wide as the embedding"),
     "d_ff": "all layers have the same value",
     "n_heads": "all layers have the same value, and in gpt2 n_heads * head_dim is the width",

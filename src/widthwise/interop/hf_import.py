@@ -147,7 +147,9 @@ def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
     """Return config.json of a folder and its model, without weights. Raises UserError as `import_hf`."""
     fields = read_fields(folder)
     model_type = fields.get("model_type")
-    if model_type in REFUSED:
+    if model_type == "mistral" and fields.has("layer_types"):  # as AutoConfig reads it
+        model_type = "ministral"
+    if isinstance(model_type, str) and model_type in REFUSED:
         raise UserError(f"{fields.where}: model_type: a {model_type} has {REFUSED[model_type]}, which is not supported")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
@@ -215,7 +217,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 IGNORED = (
     *("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
-    *("model_type", "output_router_logits", *TOKEN_IDS),
+    *("model_type", "output_router_logits", "max_window_layers", "pretraining_tp", *TOKEN_IDS),
 )
 """Keys of config.json that do not describe the model, or are read elsewhere."""
 

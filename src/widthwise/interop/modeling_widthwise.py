@@ -783,7 +783,12 @@ class WidthwiseModel(WidthwisePreTrainedModel):
             position_ids = torch.arange(n_seen, n_seen + n_new, device=rows.device)[None]
         masks = {}
         for window in {*self.windows}:
-            mask = create_causal_mask(
+            if window is not None and attention_mask is not None and attention_mask.dim() == 4:
+                # `generate` has prepared it for a static cache, and `create_causal_mask` would return it as it is.
+                n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+                masks[window] = within_window(attention_mask, window, n_seen)
+                continue
+            masks[window] = create_causal_mask(
                 config=self.config,
                 inputs_embeds=rows,
                 attention_mask=attention_mask,
@@ -791,11 +796,6 @@ class WidthwiseModel(WidthwisePreTrainedModel):
                 position_ids=position_ids,
                 and_mask_function=None if window is None else sliding_window_overlay(window),
             )
-            if window is not None and attention_mask is not None and attention_mask.dim() == 4:
-                # `generate` has prepared it for a static cache, and `create_causal_mask` returns it without a window.
-                n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
-                mask = within_window(attention_mask, window, n_seen)
-            masks[window] = mask
         tables = {rope: rope_table(position_ids, rope) for rope in self.ropes}
         hidden_states = self.enter(rows, position_ids)
         for layer, window in zip(self.layers, self.windows):

@@ -157,17 +157,16 @@ def attention(
     """Compute `reference_attention` in blocks where that is faster, otherwise by torch's fused function.
 
     mask: the result of `visible` for these arguments, or the same as numbers to add to the scores, if it was already
-    computed for all layers.
+    computed for all layers. With a window, documents and mask may be of more keys; the last ones count.
     """
     is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     n_queries, head_dim = queries.shape[2:]
     if window is not None:
-        n_needed = n_queries + window - 1
-        keys = keys[:, :, -n_needed:]
-        values = values[:, :, -n_needed:]
-        documents = None if documents is None else documents[:, -n_needed:]
-        mask = None if mask is None else mask[..., -n_needed:]
-        window = window if window < keys.shape[2] else None
+        n_keys = min(keys.shape[2], n_queries + window - 1)
+        keys, values = (x[:, :, -n_keys:] for x in (keys, values))
+        documents = None if documents is None else documents[:, -n_keys:]
+        mask = None if mask is None else mask[..., -n_keys:]
+        window = window if window < n_keys else None
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
     if queries.device.type == "cpu" and flash_is_enabled() and not reference_wanted():
         dtype = compute_type(queries)

@@ -44,10 +44,8 @@ class Attention(nn.Module):
         queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))  # (B, heads, T, sizes of heads)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
-        documents = None if context.documents is None else context.documents[:, -keys.shape[2] :]
-        mask = context.masks[self.config.window]
-        mask = None if mask is None else mask[..., -keys.shape[2] :]
-        attended = attention(queries, keys, values, self.config.scale, documents, mask, self.config.window)
+        window = self.config.window
+        attended = attention(queries, keys, values, self.config.scale, context.documents, context.masks[window], window)
         return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
 
     def _normalise(self, x: Tensor, norm: RMSNorm) -> Tensor:

@@ -159,17 +159,19 @@ class WindowCache(LayerCache):
         Raise ValueError if tokens before `start` are needed that were dropped.
         """
         assert self.shape.window is not None
-        n_kept = min(start, self.shape.window - 1)
-        place = start - n_kept - self.first
-        if place < 0:
+        first = start - min(start, self.shape.window - 1)
+        if first == start:  # no earlier token is needed
+            self.first = start
+        if first < self.first:
             raise ValueError(f"a cache that holds tokens from {self.first} on cannot continue at {start}")
         end = start + keys.shape[2]
-        self.first = max(start - n_kept, end - self.keys.shape[2])
+        first_held = max(first, end - self.keys.shape[2])
         seen = []
         for held, new in ((self.keys, keys), (self.values, values)):
-            joined = torch.cat((held.narrow(2, place, n_kept), new), dim=2)
-            held.narrow(2, 0, end - self.first).copy_(joined[:, :, self.first - end :])
+            joined = torch.cat((held[:, :, first - self.first : start - self.first], new), dim=2)
+            held[:, :, : end - first_held] = joined[:, :, first_held - first :]
             seen.append(joined)
+        self.first = first_held
         return seen[0], seen[1]
 
 
@@ -227,7 +229,10 @@ class KVCache:
         return copy
 
     def rewind(self, length: int) -> None:
-        """Forget the tokens from `length` on. Raise ValueError if there are fewer."""
+        """Forget the tokens from `length` on. Raise ValueError if there are fewer.
+
+        With windows, at most `n_rewound` tokens of the last pass may be forgotten, or all.
+        """
         if not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be rewound to {length}")
         self.length = length

@@ -41,9 +41,9 @@ class Cost:
         if not (self.contexts and addend.contexts):
             return Cost(**added, contexts=self.contexts or addend.contexts)
         contexts = dict(self.contexts)
-        for window, (flops, kv_elements) in addend.contexts.items():
-            before = contexts.get(window, Context(0, 0))
-            contexts[window] = Context(before.flops + flops, before.kv_elements + kv_elements)
+        for window, added_context in addend.contexts.items():
+            pairs = zip(contexts.get(window, (0, 0)), added_context)
+            contexts[window] = Context(*(before + further for before, further in pairs))
         return Cost(**added, contexts=contexts)
 
     def shared(self) -> "Cost":

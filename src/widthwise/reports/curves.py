@@ -207,9 +207,9 @@ def curve_figure(
     every_curve = [*means.values(), *(curve for bundle in drawn.values() for curve in bundle.seeds.values())]
     domain = _range(every_curve, level, 0.1 if crop else 0.0)
     axes = {"x": x_title}
-    with_values = [curve for curve in every_curve if not curve.is_empty]
-    for quantity in with_values[0].progress:
-        if all(quantity in curve.progress for curve in with_values):
+    trained = [curve for curve in every_curve if not curve.is_empty and curve.x[-1] > 0]
+    for quantity in trained[0].progress if trained else ():
+        if all(quantity in curve.progress for curve in trained):
             axes[quantity] = quantity
     thin_rows: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
@@ -268,7 +268,7 @@ def _place(step: float, curve: Curve, axes: Collection[str]) -> dict[str, float]
     place = {"x": step}
     for quantity in axes:
         if quantity != "x":
-            by_step = curve.progress[quantity]
+            by_step = curve.progress.get(quantity, Curve(np.array([]), np.array([])))
             place[quantity] = float(np.interp(step, [0.0, *by_step.x], [0.0, *by_step.y], right=np.nan))
     return place
 

@@ -128,7 +128,7 @@ def answer(table: EvaluationTable) -> list[str]:
             tested = [item for item in zip(table.columns, row.cells) if item[1].p_value is not None]
             pooled.setdefault(pair, []).extend(tested)
     if pooled:
-        lines = [_comparison(*pair, tested, table.significance) for pair, tested in pooled.items() if tested]
+        lines = [_comparison(*pair, tested, table.significance) for pair, tested in pooled.items()]
         return lines + _untested(table)
     best: list[str] = []
     for i, column in enumerate(table.columns):
@@ -144,9 +144,13 @@ def answer(table: EvaluationTable) -> list[str]:
 
 def _comparison(name: str, baseline: str, tested: Sequence[tuple[TableColumn, TableCell]], significance: float) -> str:
     """Return a sentence on the numbers that were tested, with the difference that has the smallest p."""
+    if not tested:
+        return f"{name} was not compared with {baseline}."
     marks = [_mark(cell, significance) for _, cell in tested]
     column, cell = min(tested, key=lambda item: finite(item[1].p_value))
-    clearest = f"{clean(column.name)} {with_interval(_difference(cell, column), _unit(column)[1] + 1)}"
+    clearest = clean(column.name)
+    if cell.difference is not None:
+        clearest += f" {with_interval(_difference(cell, column), _unit(column)[1] + 1)}"
     numbers = counted(len(marks), "tested number")
     if any(marks):
         counts = f"better than {baseline} on {marks.count(BETTER)} and worse on {marks.count(WORSE)}"
@@ -161,7 +165,7 @@ def _untested(table: EvaluationTable) -> list[str]:
     reasons = []
     for i, column in enumerate(table.columns):
         if all(row.cells[i].p_value is None for row in table.rows):
-            reason = "no pairs of answers that differ"
+            reason = "no pairs of answers"
             if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
                 reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
             reasons.append(f"{clean(column.name)} ({reason})")

@@ -38,10 +38,9 @@ def difference_figure(outcome: Outcome) -> Figure | None:
         title.append("too few seeds for intervals")
     effects = []
     for variant in outcome.variants:
-        difference = variant.difference
-        if difference is not None and not has_intervals:
-            difference = difference.with_changes(low=None, high=None)
-        if difference is not None:
+        if (difference := variant.difference) is not None:
+            if not has_intervals:
+                difference = difference.with_changes(low=None, high=None)
             effects.append(Effect(variant.name, difference, variant.verdict))
     caption = f"Held-out loss minus the loss of {baseline}"
     return forest("differences", caption, effects, title, n_decimals=3, seeds=outcome.seeds)

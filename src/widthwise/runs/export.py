@@ -144,10 +144,12 @@ def _family(config: ModelConfig, n_positions: int, origin: str | None) -> tuple[
     attempts = [(config, None, None), (plan.new, plan, None)]
     if origin in FAMILIES:
         attempts = [(config, None, origin), (plan.new, plan, origin), *attempts]
-    for candidate, conversion, model_type in attempts:
+    *others, last = attempts
+    for candidate, conversion, model_type in others:
         with suppress(UserError):
             return hf_config(candidate, n_positions, model_type)[0].model_type, conversion
-    return hf_config(plan.new, n_positions)[0].model_type, plan  # raises the reason
+    candidate, conversion, model_type = last
+    return hf_config(candidate, n_positions, model_type)[0].model_type, conversion
 
 
 def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:

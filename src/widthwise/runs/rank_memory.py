@@ -290,12 +290,16 @@ class ShardedModel:
         return gradients + max(chunks, FP32_BYTES * n_weights)
 
     def _packing_bytes(self, n_rows: int, seq_len: int, bytes_per_element: int) -> int:
-        """Return the bytes of the mask that separates documents, and of a rotary table for every row."""
+        """Return the bytes of masks for documents and windows, and of a rotary table for every row."""
         config = self.model.config
         layers = config.layers if config.mtp is None else (*config.layers, config.mtp.layer)
         ropes = {layer.attention.rope for layer in layers}
         n_factors = sum(2 * rope.head_dim for rope in ropes if rope is not None)
-        mask_bytes = bytes_per_element * n_rows * seq_len**2 if self._packing.mask_documents else 0
+        windows = {layer.attention.window for layer in layers}
+        if self._packing.mask_documents:
+            mask_bytes = bytes_per_element * n_rows * seq_len**2 * len(windows)
+        else:
+            mask_bytes = seq_len**2 * sum(window is not None and window < seq_len for window in windows)
         return mask_bytes + (FP32_BYTES * n_rows * seq_len * n_factors if self._packing.reset_positions else 0)
 
 
