@@ -144,8 +144,8 @@ def _family(config: ModelConfig, n_positions: int, origin: str | None) -> tuple[
     attempts = [(config, None, None), (plan.new, plan, None)]
     if origin in FAMILIES:
         attempts = [(config, None, origin), (plan.new, plan, origin), *attempts]
-    *others, last = attempts
-    for candidate, conversion, model_type in others:
+    *earlier, last = attempts
+    for candidate, conversion, model_type in earlier:
         with suppress(UserError):
             return hf_config(candidate, n_positions, model_type)[0].model_type, conversion
     candidate, conversion, model_type = last
