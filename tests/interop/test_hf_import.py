@@ -18,6 +18,8 @@ from transformers import AutoConfig
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.families import REFUSED as REFUSED_FAMILIES
 from widthwise.interop.hf_import import import_hf
+from widthwise.model.decoder import build
+from widthwise.model.generate import SamplingConfig, generate, pad_left
 from widthwise.runs.save import import_plan
 
 
@@ -238,3 +240,23 @@ def _change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], An
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
+
+
+@pytest.mark.hard
+@pytest.mark.parametrize(
+    "name", ["mistral_window", "ministral", "smollm3_window", "mixtral_window", "granite", "olmoe"]
+)
+def test_texts_of_different_lengths_continue_as_in_transformers(tmp_path: Path, name: str) -> None:
+    """Greedy text from both caches, in a batch padded on the left, for longer than a window."""
+    imported = import_hf(hf_folder(tmp_path, name))
+    model = build(imported.config, seed=0, dtype=torch.float64)
+    model.set_weights(imported.weights.items())
+    prompts = [[7, 8, 9, 20, 31, 42, 53, 60, 11], [12, 7, 33, 50], [9]]
+    tokens, is_real = pad_left(prompts, torch.device("cpu"))
+    theirs = hf_model(name)
+    theirs.set_experts_implementation("eager")
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = theirs.double().generate(input_ids=tokens, attention_mask=is_real.long(), **options)[
+        :, tokens.shape[1] :
+    ]
+    assert generate(model.eval(), prompts, 12, SamplingConfig(temperature=0)) == expected.tolist()
