@@ -73,7 +73,7 @@ def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:
     found = growth_section(runs, styles(list(names), "uniform"))
     assert [part.title for part in found.parts if isinstance(part, Figure)] == [
         "Loss across the growth after step 2,000",
-        "The same minus the loss of uniform",
+        "Loss minus the loss of uniform",
         "Loss across the growth after step 3,000",
     ]
     (table,) = (part for part in found.parts if isinstance(part, Table))
@@ -87,7 +87,7 @@ def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:
 def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tmp_path: Path) -> None:
     run = write_grown_run(tmp_path / "large")
     page = run_page(run).read_text(encoding="utf-8")
-    assert "Does large compute the same function after growth, and learn further?" in page
+    assert "Does large compute the same function after growth, and keep learning?" in page
     answers = re.findall(r"<p>(.*?)</p>", page.partition('class="answer"')[2].partition("</div>")[0])
     assert answers[0].startswith("The function is preserved: logits differ by at most 4.4e-15 (bound 8e-12)")
     assert re.match(r"Growth after step 3,000, 79.0k to 124k parameters: held-out loss [\d.]+ before\.", answers[1])

@@ -1,4 +1,4 @@
-"""Growth of models on a page: question, answer, figures, and tables of the models before and after."""
+"""Growth on a report page: question, answer, figures, and tables of the models before and after."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ class MeasuredGrowth(NamedTuple):
 
 
 def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
-    """Return the held-out losses before and after a growth; NaN if unknown. `grow` measures neither loss."""
+    """Return held-out losses before and after a growth, or NaN. `grow` measures none: use a validation."""
     if growth.event == "growth":
         return finite(growth.loss_before), finite(growth.loss_after)
     validated = by_step(run, "validation", "loss")
@@ -42,11 +42,11 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section |
     """Return figures and tables; None if no model grew. runs: variant -> a run for each seed."""
     growths: dict[str, dict[int, list[MeasuredGrowth]]] = {}
     for name, seeds in runs.items():
-        by_step = growths[name] = {}
+        at_step = growths[name] = {}
         for run in seeds:
             for growth in run.growths:
-                by_step.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
-    steps = sorted({step for by_step in growths.values() for step in by_step})
+                at_step.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
+    steps = sorted({step for at_step in growths.values() for step in at_step})
     if not steps:
         return None
     return section(
@@ -69,7 +69,7 @@ def growth_question(runs: Mapping[str, Run]) -> str:
     if not grown:
         return ""
     verb = "Does" if len(grown) == 1 else "Do"
-    return f"{verb} {sequence(grown)} compute the same function after growth, and learn further?"
+    return f"{verb} {sequence(grown)} compute the same function after growth, and keep learning?"
 
 
 def growth_answers(runs: Mapping[str, Run]) -> list[str]:
@@ -140,8 +140,8 @@ class _Line(NamedTuple):
 def _lines(
     step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
 ) -> list[_Line]:
-    """Return the variants that grew at a step, and the variants that stayed at the size before that step."""
-    sizes = {growth.record.params_before for by_step in growths.values() for growth in by_step.get(step, ())}
+    """Return the variants that grew at a step, and those of the size before it that never grow."""
+    sizes = {growth.record.params_before for at_step in growths.values() for growth in at_step.get(step, ())}
     lines = []
     for name, seeds in runs.items():
         grown = growths[name].get(step, [])
@@ -153,7 +153,7 @@ def _lines(
         for seed, curve in curves.items():
             is_near = np.abs(curve.x - step) <= reach
             curves[seed] = Curve(curve.x[is_near], curve.y[is_near])
-        # Several commands may grow a run at the same step: the first event counts.
+        # The recipe and `grow` can both grow a run here: keep one kind of event.
         first = [growth for growth in grown if growth.record.event == grown[0].record.event]
         lines.append(_Line(name, Bundle(curves), mean_losses(first) if first else None))
     return lines
@@ -167,14 +167,14 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
 
 
 def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure]:
-    """Yield the losses and, if a model with the same seeds did not grow, their difference from its losses."""
+    """Yield a figure of losses and, if a variant with the same seeds never grew, one of losses minus its."""
     title = f"Loss across the growth after step {step:,}"
     yield from _figure(f"growth-{step}", title, step, lines, looks, "training loss; squares: held out")
     stayed = next((line for line in lines if line.losses is None), None)
     paired = [line for line in lines if stayed and [*line.bundle.seeds] == [*stayed.bundle.seeds]]
     if stayed is None or len(paired) == 1:
         return
-    above = []
+    diffs = []
     for line_name, bundle, losses in paired:
         seeds: dict[str, Curve] = {}
         for seed, curve in bundle.seeds.items():
@@ -185,10 +185,10 @@ def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure
             )
         # Before the growth, both models are the same and have the same held-out loss.
         change = losses and (0.0, losses[1] - losses[0])
-        above.append(_Line(line_name, Bundle(seeds), change))
+        diffs.append(_Line(line_name, Bundle(seeds), change))
     name = shorten(stayed.name, 22)
-    title = f"The same minus the loss of {name}"
-    yield from _figure(f"growth-{step}-above", title, step, above, looks, f"minus the loss of {name}")
+    title = f"Loss minus the loss of {name}"
+    yield from _figure(f"growth-{step}-above", title, step, diffs, looks, f"minus the loss of {name}")
 
 
 def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Looks, y_title: str) -> Iterator[Figure]:

@@ -2,7 +2,7 @@
 
 model.safetensors                       the whole model
 model-00001-of-00002.safetensors, ...   the rows of the first shard (see `shards.rows_of_shard`), of the second, ...
-Tensors without axes are in every file.
+Scalars (0-d tensors) are in all files.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from widthwise.mistakes import UserError
 from widthwise.model.shards import rows_of_shard
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""Allowed types of tensors, in the names of safetensors."""
+"""Allowed dtypes, by their safetensors names."""
 
 
 def file_name(stem: str, shard: int = 0, n_shards: int = 1) -> str:
@@ -71,7 +71,7 @@ class SavedTensors:
                 raise UserError(f"{path}: cannot be read ({error})") from None
 
     def shape(self, name: str) -> torch.Size:
-        """Return the shape of a whole tensor. Raises UserError if it is not a float, or its parts do not fit."""
+        """Return the shape of a whole tensor. Raises UserError if it is not a float, or if shards disagree."""
         parts = [file.get_slice(name) for file in self._files]
         shapes = [part.get_shape() for part in parts]
         types = [part.get_dtype() for part in parts]
