@@ -78,12 +78,14 @@ def attention(module, x: Tensor) -> Tensor:
         q = [norm(t, module.q_norm.weight, c.qk_norm.eps, c.qk_norm.q_norm_dim or c.head_dim) for t in q]
         k = [norm(t, module.k_norm.weight, c.qk_norm.eps, c.qk_norm.k_norm_dim or c.head_dim) for t in k]
     n = x.shape[1]
-    future = torch.ones(n, n, dtype=torch.bool).triu(1)
+    unseen = torch.ones(n, n, dtype=torch.bool).triu(1)
+    if c.window is not None:
+        unseen |= torch.ones(n, n, dtype=torch.bool).tril(-c.window)
     heads = []
     for head in range(c.n_heads):
         group = head // (c.n_heads // c.n_kv_heads)
         scores = c.scale * rope(q[head], c) @ rope(k[group], c).transpose(1, 2)
-        heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[group])
+        heads.append(scores.masked_fill(unseen, -math.inf).softmax(-1) @ v[group])
     return affine(module.w_o, torch.cat(heads, dim=-1))
 
 
@@ -154,6 +156,8 @@ def mixture(module, x: Tensor) -> Tensor:
     logits = x @ module.w_router.weight.T
     is_chosen = logits >= logits.topk(c.top_k, dim=-1).values[..., -1:]
     weights = logits.masked_fill(~is_chosen, -math.inf).softmax(-1)
+    if not c.normalised:
+        weights = logits.softmax(-1) * is_chosen
     update = swiglu(module.shared, x) if c.d_shared else 0.0
     matrices = (w.weight.chunk(c.n_experts) for w in (module.w_gate, module.w_up, module.w_down))
     for expert, of_expert in enumerate(zip(*matrices)):
