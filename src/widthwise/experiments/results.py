@@ -94,13 +94,8 @@ class Results(RunPolicy, Generic[P]):
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
         plan = self.plan
         curves = [curve for runs in self._trained.values() for curve in runs.curves]
-        unset = {
-            "baseline_group": None,
-            "axes": {},
-            "study": None,
-            "judged": [],
-            "tuning": None,
-        }  # defaults are not written
+        # A record omits fields that it was not given, even if their defaults are meant.
+        unset = {"baseline_group": None, "axes": {}, "study": None, "judged": [], "tuning": None}
         return Outcome(
             title=self.title,
             command=self.command,

@@ -242,7 +242,6 @@ class _SwitchedWindow(_WindowOfLayer):
         return window
 
     def slides(self, fields: Fields, layer: int) -> bool:
-        fields.get("sliding_window")  # means nothing without use_sliding_window
         return fields.flag("use_sliding_window", False)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -281,7 +280,7 @@ class SmolLM3(_SwitchedWindow):
         return super().slides(fields, layer) and not self.rotates(fields, layer)
 
     def rotates(self, fields: Fields, layer: int) -> bool:
-        rotating = fields.get("no_rope_layers")  # 1 for the layers with rotary positions, whatever the name says
+        rotating = fields.get("no_rope_layers")  # 1 for layers with rotary positions, despite its name
         if rotating is None:
             return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0
         if not isinstance(rotating, list) or layer >= len(rotating) or rotating[layer] not in (0, 1):

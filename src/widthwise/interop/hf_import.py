@@ -47,6 +47,11 @@ SAMPLING_SETTINGS = (
 )
 """Keys of GENERATION that a model keeps."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+IGNORED = (
+    *("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
+    *("model_type", "output_router_logits", "max_window_layers", "sliding_window", "pretraining_tp", *TOKEN_IDS),
+)
+"""Keys of CONFIG that a plan does not call lost: they do not describe the model, or have no effect where unread."""
 HEAD = "lm_head.weight"
 LAYER_CONFIG = "per_layer_config"
 
@@ -213,13 +218,6 @@ def _opened(path: Path) -> Iterator[Any]:
         check_plain_file(path)
         with safe_open(path, framework="pt") as file:
             yield file
-
-
-IGNORED = (
-    *("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
-    *("model_type", "output_router_logits", "max_window_layers", "pretraining_tp", *TOKEN_IDS),
-)
-"""Keys of config.json that do not describe the model, or are read elsewhere."""
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
