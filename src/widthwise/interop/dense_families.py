@@ -1,0 +1,210 @@
+"""The families of transformers with rotary positions and a SwiGLU in every layer."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from widthwise.interop.architecture import Fields, HFTensor
+from widthwise.interop.family import RotaryDecoder
+from widthwise.mistakes import UserError
+from widthwise.model.config import ModelConfig
+from widthwise.model.layer import LayerConfig
+from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.sizes import MOST_LAYERS
+
+
+class Llama(RotaryDecoder):
+    model_type = "llama"
+    class_name = "LlamaForCausalLM"
+    heads_divide_width = True
+    fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
+
+
+class Windowed(RotaryDecoder):
+    """A family in which sliding_window gives all layers a window."""
+
+    kv_heads_by_default = False
+    usual_window: ClassVar[int | None] = None
+    """Window where config.json does not have the key."""
+
+    def window(self, fields: Fields, layer: int) -> int | None:
+        usual = None if fields.has("sliding_window") else self.usual_window
+        return None if fields.get("sliding_window", usual) is None else fields.size("sliding_window", usual)
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
+        return {**super().write(config, n_positions), "sliding_window": max(windows, default=None)}
+
+
+class Mistral(Windowed):
+    """A Llama with its own head_dim, and with a window in early releases."""
+
+    model_type = "mistral"
+    class_name = "MistralForCausalLM"
+    biases = "none"
+    usual_window = 4096
+
+
+class Phi3(Windowed):
+    """A Llama with two fused matrices."""
+
+    model_type = "phi3"
+    class_name = "Phi3ForCausalLM"
+    biases = "none"
+    default_eps = 1e-5
+    kv_heads_by_default = True
+    further_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
+    fused: ClassVar = {
+        "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
+        "self_attn.o_proj": ("attention.w_o",),
+        "mlp.gate_up_proj": ("ffn.w_gate", "ffn.w_up"),
+        "mlp.down_proj": ("ffn.w_down",),
+    }
+
+    def check_written(self, fields: Fields) -> None:
+        kind = fields.get("rope_parameters")["rope_type"]
+        head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
+        if kind not in ("default", "longrope") or (kind == "longrope" and fields.size("head_dim") != head_dim):
+            raise UserError(f"rope_frequencies: transformers refuses these for a phi3 (rope_type {kind})")
+
+    def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        for part, name in zip(("attention", "ffn"), self.norm_names):
+            yield HFTensor(f"{name}.weight", (f"{part}.norm.weight",))
+        for name, parts in self.fused.items():
+            yield HFTensor(f"{name}.weight", tuple(f"{part}.weight" for part in parts))
+
+
+class Granite(RotaryDecoder):
+    """A Llama with multipliers of embedding, updates, scores and logits."""
+
+    model_type = "granite"
+    class_name = "GraniteForCausalLM"
+    fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
+
+    def multipliers(self, fields: Fields) -> dict[str, Any]:
+        return {
+            "embedding_multiplier": fields.positive("embedding_multiplier", 1.0),
+            "logit_multiplier": 1 / fields.positive("logits_scaling", 1.0),
+            "residual": PlainResidualConfig(multiplier=fields.positive("residual_multiplier", 1.0)),
+        }
+
+    def scale(self, fields: Fields, head_dim: int) -> float:
+        return fields.positive("attention_multiplier", 1.0)
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        return {
+            **super().write(config, n_positions),
+            "embedding_multiplier": config.embedding_multiplier,
+            "logits_scaling": 1 / config.logit_multiplier,
+            "residual_multiplier": config.residual.multiplier,
+            "attention_multiplier": config.layers[0].attention.scale,
+        }
+
+
+class OLMo2(RotaryDecoder):
+    model_type = "olmo2"
+    class_name = "Olmo2ForCausalLM"
+    default_eps = 1e-5
+    placement = "reordered"
+    norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
+    qk_norm = "all_heads"
+
+
+class _WindowOfLayer(Windowed):
+    """A family in which layer_types names the layers with a window, and `slides` where it is missing."""
+
+    usual_window = 4096
+
+    def window(self, fields: Fields, layer: int) -> int | None:
+        n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+        types = fields.get("layer_types")
+        if types is None:
+            return super().window(fields, layer) if self.slides(fields, layer) else None
+        if not isinstance(types, list) or len(types) != n_layers:
+            fields.refuse("layer_types", f"a list of {n_layers}")
+        if types[layer] not in ("full_attention", "sliding_attention"):
+            allowed = "full_attention, sliding_attention"
+            raise UserError(f"{fields.where}: layer_types.{layer}: got {types[layer]!r}; allowed: {allowed}")
+        if types[layer] == "full_attention":
+            return None
+        window = super().window(fields, layer)
+        if window is None:
+            fields.refuse("sliding_window", f"a whole number, because layer_types.{layer} is sliding_attention")
+        return window
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        """Return whether a layer has a window in a config without layer_types."""
+        del fields, layer
+        return True
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        names = {False: "full_attention", True: "sliding_attention"}
+        types = [names[layer.attention.window is not None] for layer in config.layers]
+        return {**super().write(config, n_positions), "layer_types": types}
+
+
+class Ministral(_WindowOfLayer):
+    """A Mistral with a window in some or all layers."""
+
+    model_type = "ministral"
+    class_name = "MinistralForCausalLM"
+    biases = "none"
+
+
+class SwitchedWindow(_WindowOfLayer):
+    """A family whose windows need use_sliding_window."""
+
+    def window(self, fields: Fields, layer: int) -> int | None:
+        window = super().window(fields, layer)
+        if window is not None and not fields.flag("use_sliding_window", False):
+            fields.refuse("use_sliding_window", f"true, because layer_types.{layer} is sliding_attention")
+        return window
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return fields.flag("use_sliding_window", False)
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        written = super().write(config, n_positions)
+        return {**written, "use_sliding_window": written["sliding_window"] is not None}
+
+
+class Qwen2(SwitchedWindow):
+    model_type = "qwen2"
+    class_name = "Qwen2ForCausalLM"
+    biases = "qkv"
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return super().slides(fields, layer) and layer >= fields.size("max_window_layers", 28, least=0)
+
+
+class Qwen3(Qwen2):
+    model_type = "qwen3"
+    class_name = "Qwen3ForCausalLM"
+    biases = "option"
+    usual_head_dim = 128
+    qk_norm = "head"
+
+
+class SmolLM3(SwitchedWindow):
+    """A Llama without rotary positions in some layers."""
+
+    model_type = "smollm3"
+    class_name = "SmolLM3ForCausalLM"
+    usual_window = None
+    usual_rope_base = 2e6
+    ties_by_default = True
+    fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return super().slides(fields, layer) and not self.rotates(fields, layer)
+
+    def rotates(self, fields: Fields, layer: int) -> bool:
+        rotating = fields.get("no_rope_layers")  # 1 for layers with rotary positions, despite its name
+        if rotating is None:
+            return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0
+        if not isinstance(rotating, list) or layer >= len(rotating) or rotating[layer] not in (0, 1):
+            fields.refuse("no_rope_layers", "a list of 0 and 1 for each layer")
+        return bool(rotating[layer])
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        rotating = [int(layer.attention.rope is not None) for layer in config.layers]
+        return {**super().write(config, n_positions), "no_rope_layers": rotating}
