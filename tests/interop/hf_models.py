@@ -42,6 +42,8 @@ LLAMA3_RULE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 40,
 }
+PLAIN_RULE = {"rope_type": "default", "rope_theta": 700.0}
+YARN_RULE = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 30}
 LINEAR_RULE = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}
 
 MULTIPLIERS = {"embedding_multiplier": 3.0, "logits_scaling": 1.7, "residual_multiplier": 0.3}
@@ -60,12 +62,21 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_one_kv_head": ("LlamaConfig", {**SIZES, "num_key_value_heads": 1}),
     "llama_linear": ("LlamaConfig", {**SIZES, "rope_parameters": LINEAR_RULE}),
     "llama_llama3": ("LlamaConfig", {**SIZES, "rope_parameters": LLAMA3_RULE, "head_dim": 16}),
+    "llama_yarn": ("LlamaConfig", {**SIZES, "rope_parameters": YARN_RULE, "head_dim": 16}),
     "qwen2": ("Qwen2Config", SIZES),
     "qwen2_tied": ("Qwen2Config", {**SIZES, **TIED}),
     "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 8}),
     "qwen3_tied_biased": ("Qwen3Config", {**SIZES, **BIASED, "head_dim": 6}),
     "olmo2": ("Olmo2Config", SIZES),
     "olmo2_tied": ("Olmo2Config", {**SIZES, **TIED}),
+    "olmo3": (
+        "Olmo3Config",
+        {**SIZES, **WINDOWS, "rope_parameters": {"full_attention": YARN_RULE, "sliding_attention": PLAIN_RULE}},
+    ),
+    "olmo3_plain": (
+        "Olmo3Config",
+        {**SIZES, "num_hidden_layers": 5, "sliding_window": 3, "rope_parameters": None, "num_key_value_heads": None},
+    ),
     "mistral": ("MistralConfig", {**SIZES, "head_dim": 10, "sliding_window": None}),
     "mistral_window": ("MistralConfig", {**SIZES, "sliding_window": 5}),
     "ministral": ("MinistralConfig", {**SIZES, **WINDOWS, "head_dim": 10}),

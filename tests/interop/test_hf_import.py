@@ -71,6 +71,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path, nam
         ("qwen3_moe", {"use_sliding_window": False, "sliding_window": 4}),
         ("smollm3", {"use_sliding_window": True}),
         ("ministral", {"layer_types": None}),
+        ("olmo3_plain", {"layer_types": None}),
         (
             "qwen2",
             {"num_key_value_heads": None, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
@@ -94,6 +95,20 @@ def test_transformers_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for module in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
         monkeypatch.setitem(sys.modules, module, None)
     assert import_hf(folder).model_type == "qwen3"
+
+
+OLD_KEYS = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}
+OLD_KEYS["rope_scaling"] |= {"original_max_position_embeddings": 20, "attention_factor": 1.2}
+
+
+@pytest.mark.parametrize(("name", "changes"), [("olmo3", OLD_KEYS)])
+def test_the_keys_of_transformers_4_are_read_as_transformers_5_reads_them(
+    tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    folder = hf_folder(tmp_path, name)
+    _change_config(folder, lambda data: data.update(changes))
+    imported = import_hf(folder)
+    torch.testing.assert_close(own_logits(imported.config, imported.weights), hf_logits(folder), rtol=0, atol=TOLERANCE)
 
 
 def _longrope(short: list[float], long: list[float]) -> dict[str, Any]:
@@ -144,8 +159,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "layer_types.0: got 'chunked_attention'; allowed: full_att"),
     ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: got .'full_attention'.; allowed: a list of 2"),
     ("llama", PARTLY, "partial_rotary_factor: got 0.5; allowed: 1.0"),
-    ("llama", DYNAMIC, "rope_parameters.rope_type: got 'dynamic'; allowed: default, linear, llama3, longrope"),
-    ("llama", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope_scaling.type: got 'yarn'; allowed"),
+    ("llama", DYNAMIC, "rope_parameters.rope_type: got 'dynamic'; allowed: default, linear, llama3, longrope, yarn"),
+    ("llama", {"rope_parameters": None, "rope_scaling": {"type": "ntk"}}, "rope_scaling.type: got 'ntk'; allowed"),
+    (
+        "olmo3",
+        {"rope_parameters": DYNAMIC["rope_parameters"]},
+        "allowed: a mapping with full_attention and sliding_att",
+    ),
     ("llama", _longrope([1.0] * 5, [2.0] * 5), "long_factor: differs from short_factor"),
     ("llama", _longrope([1.0] * 4, [1.0] * 4), "short_factor: has 4 numbers; must be head_dim / 2 = 5"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: is not supported"),

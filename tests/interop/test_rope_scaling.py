@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import LINEAR_RULE, LLAMA3_RULE, transformers
+from hf_models import LINEAR_RULE, LLAMA3_RULE, YARN_RULE, transformers
 
-from widthwise.interop.architecture import Fields, read_rope, write_rope
+from widthwise.interop.architecture import Fields, Rotation, read_rope, write_rope
 from widthwise.kernels.rotary import Rope
 
 HEAD_DIM = 14
@@ -24,11 +24,13 @@ RULES: dict[str, dict[str, Any]] = {
         "attention_factor": 1.0,
         "original_max_position_embeddings": N_POSITIONS,
     },
+    "yarn": YARN_RULE,
+    "yarn, two scales": {**YARN_RULE, "mscale": 0.7, "mscale_all_dim": 1.3},
 }
 
 
-def frequencies_of_transformers(rule: dict[str, Any]) -> torch.Tensor:
-    """(HEAD_DIM / 2,), as its model computes them in fp32."""
+def rotation_of_transformers(rule: dict[str, Any]) -> tuple[torch.Tensor, float]:
+    """The frequencies (HEAD_DIM / 2,), as its model computes them in fp32, and the factor of queries and keys."""
     config = transformers.LlamaConfig(
         vocab_size=7,
         hidden_size=28,
@@ -38,40 +40,59 @@ def frequencies_of_transformers(rule: dict[str, Any]) -> torch.Tensor:
         max_position_embeddings=N_POSITIONS,
         rope_parameters=dict(rule),
     )
-    return transformers.LlamaForCausalLM(config).model.rotary_emb.inv_freq.double()
+    embedding = transformers.LlamaForCausalLM(config).model.rotary_emb
+    return embedding.inv_freq.double(), embedding.attention_scaling
 
 
-def rope(rule: dict[str, Any]) -> Rope:
-    return Rope(HEAD_DIM, *read_rope(Fields({"rope_parameters": rule}, "config.json"), HEAD_DIM))
+def rotation(keys: dict[str, Any]) -> Rotation:
+    return read_rope(Fields(keys, "config.json"), HEAD_DIM)
 
 
-@pytest.mark.parametrize("rope_type", RULES)
-def test_a_rule_gives_the_frequencies_of_transformers_and_is_written_as_what_gives_them_again(rope_type: str) -> None:
+def rope(rotation: Rotation) -> Rope:
+    return Rope(HEAD_DIM, rotation.base, rotation.frequencies)
+
+
+@pytest.mark.parametrize("rule", [*RULES.values(), {**YARN_RULE, "beta_fast": 2.0, "beta_slow": 1.5}])
+def test_a_rule_gives_the_rotation_of_transformers(rule: dict[str, Any]) -> None:
+    ours = rotation({"rope_parameters": rule})
+    frequencies, factor = rotation_of_transformers(rule)
+    torch.testing.assert_close(rope(ours).radians(), frequencies, rtol=3e-7, atol=0)
+    assert ours.query_factor == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rotation_is_written_as_what_gives_it_again(name: str) -> None:
     """Read by us and by transformers, in the new words and in the old."""
-    rule = RULES[rope_type]
-    expected = rope(rule)
-    torch.testing.assert_close(expected.radians(), frequencies_of_transformers(rule), rtol=3e-7, atol=0)
-    written = write_rope(expected, N_POSITIONS)
-    again = Rope(HEAD_DIM, *read_rope(Fields(written, "config.json"), HEAD_DIM))
-    torch.testing.assert_close(again.radians(), expected.radians(), rtol=1e-12, atol=0)
-    theirs = frequencies_of_transformers(written["rope_parameters"])
-    torch.testing.assert_close(theirs, expected.radians(), rtol=3e-7, atol=0)
+    rule = RULES[name]
+    ours = rotation({"rope_parameters": rule})
+    written = write_rope(rope(ours), N_POSITIONS, ours.query_factor)
+    again = rotation(written)
+    torch.testing.assert_close(rope(again).radians(), rope(ours).radians(), rtol=1e-12, atol=0)
+    assert again.query_factor == pytest.approx(ours.query_factor, rel=1e-12)
+    theirs, factor = rotation_of_transformers(written["rope_parameters"])
+    torch.testing.assert_close(theirs, rope(ours).radians(), rtol=3e-7, atol=0)
+    assert factor == pytest.approx(ours.query_factor, rel=1e-12)
     said = written.pop("rope_parameters")
-    assert Rope(HEAD_DIM, *read_rope(Fields(written, "config.json"), HEAD_DIM)) == again
-    if rope_type in ("default", "linear"):  # the plainest rule
-        assert said.pop("rope_type") == rope_type
+    assert rotation(written) == again
+    if name in ("default", "linear"):  # the plainest rule
+        assert said.pop("rope_type") == name
         assert said == pytest.approx({key: value for key, value in rule.items() if key != "rope_type"})
 
 
-def test_the_rule_of_llama_is_known_again() -> None:
+def test_the_rules_of_llama_and_of_yarn_are_known_again() -> None:
     rule = {**LLAMA3_RULE, "rope_theta": 500000.0, "factor": 32.0, "original_max_position_embeddings": 8192}
-    assert write_rope(rope(rule), 131072)["rope_parameters"] == rule
+    assert write_rope(rope(rotation({"rope_parameters": rule})), 131072, 1.0)["rope_parameters"] == rule
+    rule = {**YARN_RULE, "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 8192}
+    ours = rotation({"rope_parameters": rule})
+    written = write_rope(rope(ours), 65536, ours.query_factor)["rope_parameters"]
+    assert written["rope_type"] == "yarn"
+    assert written["factor"] == 8.0
 
 
 def test_a_ladder_that_goes_on_is_a_larger_base() -> None:
     """Pairs keep their frequencies and new ones follow at the same ratio: base^(grown / old head_dim)."""
     grown = 21 * 2
     table = tuple(777.0 ** (-2 * i / HEAD_DIM) for i in range(grown // 2))
-    written = write_rope(Rope(grown, 777.0, table), N_POSITIONS)
+    written = write_rope(Rope(grown, 777.0, table), N_POSITIONS, 1.0)
     assert written["rope_scaling"] is None
     assert written["rope_theta"] == pytest.approx(777.0 ** (grown / HEAD_DIM), rel=1e-12)

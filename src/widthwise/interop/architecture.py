@@ -1,8 +1,8 @@
 """The interface of a Hugging Face architecture: reads and writes its config and its tensors.
 
-The rotation in a config is a base and a rule that rescales its frequencies. A rule of the frequencies alone is
-evaluated once, because our models store frequencies. Rules that depend on the length of the text, such as `dynamic`,
-and `yarn` with its temperature are refused.
+The rotation in a config is a base and a rule that rescales its frequencies and the scores. A rule is evaluated once,
+because our models store frequencies and the factor of the scores. Rules that depend on the length of the text, such as
+`dynamic`, are refused.
 """
 
 import math
@@ -86,13 +86,26 @@ class Fields:
         return value
 
 
-class NoScaling(Config):
-    """Plain frequencies base^(-2i / head_dim)."""
+class Scaling(Config):
+    """A rule of a config.json that rescales the frequencies base^(-2i / head_dim)."""
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        """Rescale the radians per position of each pair. Raises ValueError for a number of pairs that does not fit."""
+        return tuple(plain)
+
+    @property
+    def query_factor(self) -> float:
+        """Constant factor of rotated queries and of rotated keys."""
+        return 1.0
+
+
+class NoScaling(Scaling):
+    """Plain frequencies."""
 
     rope_type: Literal["default"] = "default"
 
 
-class LinearScaling(Config):
+class LinearScaling(Scaling):
     """All frequencies divided by one factor. Source: Chen et al. 2023, arXiv:2306.15595."""
 
     rope_type: Literal["linear"] = "linear"
@@ -102,7 +115,7 @@ class LinearScaling(Config):
         return tuple(frequency / self.factor for frequency in plain)
 
 
-class Llama3(Config):
+class Llama3(Scaling):
     """Low frequencies divided by a factor, high ones kept, with a ramp between. Source: the release of Llama 3.1."""
 
     rope_type: Literal["llama3"] = "llama3"
@@ -128,7 +141,7 @@ class Llama3(Config):
         return tuple(scaled)
 
 
-class LongRope(Config):
+class LongRope(Scaling):
     """Every frequency divided by a separate factor, which can express any frequencies.
 
     Source: Ding et al. 2024, arXiv:2402.13753, where long texts have other factors; here they must be the same.
@@ -150,23 +163,73 @@ class LongRope(Config):
         return self
 
     def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
-        """Rescale the radians per position of each pair. Raises ValueError for another number of pairs."""
         if len(self.short_factor) != len(plain):
             raise ValueError(f"short_factor: has {len(self.short_factor)} numbers; must be head_dim / 2 = {len(plain)}")
         return tuple(frequency / factor for frequency, factor in zip(plain, self.short_factor))
 
 
-Scaling = NoScaling | LinearScaling | Llama3 | LongRope
+class Yarn(Scaling):
+    """Low frequencies divided by a factor, high ones kept, with a ramp over pairs, and larger scores.
+
+    Source: Peng et al. 2023, arXiv:2309.00071.
+    """
+
+    rope_type: Literal["yarn"] = "yarn"
+    factor: pydantic.PositiveFloat
+    original_max_position_embeddings: pydantic.PositiveInt
+    beta_fast: pydantic.PositiveFloat = 32.0
+    beta_slow: pydantic.PositiveFloat = 1.0
+    attention_factor: pydantic.PositiveFloat | None = None
+    mscale: pydantic.PositiveFloat | None = None
+    mscale_all_dim: pydantic.PositiveFloat | None = None
+    truncate: Literal[True] = True
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        if len(plain) == 1:
+            raise ValueError("rope_type: got yarn; needs a head_dim of 4 or more")
+        ends = []
+        for n_turns in (self.beta_fast, self.beta_slow):
+            # Pair i turns as often over the original length, because plain[i] = plain[1]^i.
+            pair = math.log(self.original_max_position_embeddings / (2 * math.pi * n_turns)) / -math.log(plain[1])
+            ends.append(pair)
+        low = max(math.floor(ends[0]), 0)
+        high = min(math.ceil(ends[1]), 2 * len(plain) - 1)
+        scaled = []
+        for i, frequency in enumerate(plain):
+            share = min(1.0, max(0.0, (i - low) / ((high - low) or 0.001)))
+            scaled.append(frequency * (share / self.factor + 1 - share))
+        return tuple(scaled)
+
+    @property
+    def query_factor(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale is not None and self.mscale_all_dim is not None:
+            return self._usual_factor(self.mscale) / self._usual_factor(self.mscale_all_dim)
+        return self._usual_factor(1.0)
+
+    def _usual_factor(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(max(1.0, self.factor)) + 1.0
+
+
 DEFAULT_BASE = 10000.0
 
 
-RULES = {"default": NoScaling, "linear": LinearScaling, "llama3": Llama3, "longrope": LongRope}
+RULES = {"default": NoScaling, "linear": LinearScaling, "llama3": Llama3, "longrope": LongRope, "yarn": Yarn}
 
 
-def read_rope(
-    fields: Fields, head_dim: int, usual_base: float = DEFAULT_BASE
-) -> tuple[float, tuple[float, ...] | None]:
-    """Return the base, and the frequencies unless they are base^(-2i / head_dim). Raises UserError for other rules.
+class Rotation(NamedTuple):
+    """The rotary positions of a layer in a config.json."""
+
+    base: float
+    frequencies: tuple[float, ...] | None
+    """Radians per position of each pair; None: base^(-2i / head_dim)."""
+    query_factor: float = 1.0
+    """Constant factor of rotated queries and of rotated keys."""
+
+
+def read_rope(fields: Fields, head_dim: int, usual_base: float = DEFAULT_BASE) -> Rotation:
+    """Read the rotary positions. Raises UserError for rules that depend on the length of the text.
 
     `rope_scaling` is the older name of `rope_parameters`; transformers prefers the new one. If a file has both, they
     must agree, so that all readers get the same model.
@@ -176,10 +239,10 @@ def read_rope(
     rules = {key: _read_rule(fields, key, head_dim, usual_base) for key in keys}
     if len(rules) == 2 and rules["rope_parameters"] != rules["rope_scaling"]:
         fields.refuse("rope_scaling", f"null, or the same as rope_parameters: {fields.get('rope_parameters')!r}")
-    return next(iter(rules.values()), (fields.positive("rope_theta", usual_base), None))
+    return next(iter(rules.values()), Rotation(fields.positive("rope_theta", usual_base), None))
 
 
-def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> tuple[float, tuple[float, ...] | None]:
+def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> Rotation:
     rule = fields.get(key)
     if not isinstance(rule, dict):
         fields.refuse(key, "a mapping, or null")
@@ -192,22 +255,37 @@ def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> tu
         name = "rope_type" if "rope_type" in rule else "type"
         raise UserError(f"{rule_fields.where}.{name}: got {kind!r}; allowed: {', '.join(RULES)}")
     scaling = parse(RULES[kind], {**given, "rope_type": kind}, rule_fields.where)
-    return base, None if isinstance(scaling, NoScaling) else scaling.scaled(Rope(head_dim, base).pair_frequencies)
+    if isinstance(scaling, NoScaling):
+        return Rotation(base, None)
+    return Rotation(base, scaling.scaled(Rope(head_dim, base).pair_frequencies), scaling.query_factor)
 
 
-def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
-    """Return the keys of a config.json, with the names of transformers 5 and of earlier versions."""
-    base, scaling = _fitted(rope.base, rope.pair_frequencies, n_positions)
+def write_rope(rope: Rope, n_positions: int, query_factor: float) -> dict[str, Any]:
+    """Return the keys of a config.json, with the names of transformers 5 and of earlier versions.
+
+    query_factor: of rotated queries and keys, which only yarn has.
+    """
+    base, scaling = _fitted(rope.base, rope.pair_frequencies, n_positions, query_factor)
     rule = scaling.model_dump(exclude_none=True)
     legacy = None if isinstance(scaling, NoScaling) else rule
     return {"rope_parameters": {"rope_theta": base, **rule}, "rope_theta": base, "rope_scaling": legacy}
 
 
-def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Scaling]:
+def _fitted(base: float, wanted: Sequence[float], n_positions: int, query_factor: float) -> tuple[float, Scaling]:
     """Return a base and the simplest rule that give the wanted frequencies.
 
     n_positions: longest context in tokens.
     """
+    plain = Rope(2 * len(wanted), base).pair_frequencies
+    # The factor follows from the lowest frequency, the original length only up to the rounding of pairs: any one that
+    # gives these frequencies will do, of those that people take before others.
+    factor = round(plain[-1] / wanted[-1], 9)
+    if query_factor != 1 and factor > 1 and len(wanted) > 1:
+        powers = [2 ** (i / 8) for i in sorted(range(32, 168), key=lambda i: i % 8)]
+        for length in map(round, (n_positions, n_positions / factor, *powers)):
+            yarn = Yarn(factor=factor, original_max_position_embeddings=length, attention_factor=query_factor)
+            if agree(yarn.scaled(plain), wanted):
+                return base, yarn
     plain_base = base_of(wanted, base)
     if plain_base is not None:
         return plain_base, NoScaling()
@@ -215,9 +293,8 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int) -> tuple[flo
     linear_base = base_of([frequency / wanted[0] for frequency in wanted], base)
     if linear_base is not None:
         return linear_base, LinearScaling(factor=1 / wanted[0])
-    plain = Rope(2 * len(wanted), base).pair_frequencies
-    # The factor follows from the lowest frequency; the other constants are Llama 3.1's to 3.3's.
-    llama3 = Llama3(factor=round(plain[-1] / wanted[-1], 9), original_max_position_embeddings=8192)
+    # The other constants are Llama 3.1's to 3.3's.
+    llama3 = Llama3(factor=factor, original_max_position_embeddings=8192)
     if agree(llama3.scaled(plain), wanted):
         return base, llama3
     factors = tuple(frequency / scaled for frequency, scaled in zip(plain, wanted))

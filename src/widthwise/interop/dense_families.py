@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from widthwise.interop.architecture import Fields, HFTensor
+from widthwise.interop.architecture import Fields, HFTensor, Rotation, read_rope, write_rope
 from widthwise.interop.family import RotaryDecoder
 from widthwise.mistakes import UserError
+from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.plain import PlainResidualConfig
@@ -90,6 +91,9 @@ class Granite(RotaryDecoder):
     def scale(self, fields: Fields, head_dim: int) -> float:
         return fields.positive("attention_multiplier", 1.0)
 
+    def query_factor(self, attention: AttentionConfig) -> float:
+        return 1.0
+
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         return {
             **super().write(config, n_positions),
@@ -165,6 +169,43 @@ class SwitchedWindow(_WindowOfLayer):
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         written = super().write(config, n_positions)
         return {**written, "use_sliding_window": written["sliding_window"] is not None}
+
+
+class OLMo3(_WindowOfLayer, OLMo2):
+    """An OLMo 2 with windows in most layers, and with rotary positions of its own in the others."""
+
+    model_type = "olmo3"
+    class_name = "Olmo3ForCausalLM"
+    kv_heads_by_default = True
+    usual_rope_base = 5e5
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return (layer + 1) % 4 != 0
+
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
+        is_full = self.window(fields, layer) is None
+        kind = "full_attention" if is_full else "sliding_attention"
+        rules = fields.get("rope_parameters", {})
+        if not isinstance(rules, dict) or set(rules) - {"full_attention", "sliding_attention"}:
+            fields.refuse("rope_parameters", "a mapping with full_attention and sliding_attention")
+        own: dict[str, Any] = {"rope_parameters": rules.get(kind)}
+        if is_full:  # rope_scaling and rope_theta, of transformers 4, are for layers without a window
+            own |= {key: fields.get(key) for key in ("rope_scaling", "rope_theta")}
+        return read_rope(Fields(own, fields.where), head_dim, self.usual_rope_base)
+
+    def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        written: dict[str, Any] = {}
+        rules = {}
+        for layer in config.layers:
+            attention = layer.attention
+            if attention.rope is None:
+                continue
+            keys = write_rope(attention.rope, n_positions, self.query_factor(attention))
+            kind = "full_attention" if attention.window is None else "sliding_attention"
+            rules[kind] = keys["rope_parameters"]
+            if attention.window is None:
+                written = keys
+        return {**written, "rope_parameters": rules}
 
 
 class Qwen2(SwitchedWindow):

@@ -5,7 +5,18 @@ Where two families describe one model, such as Llama and Mistral, a model keeps 
 
 from collections.abc import Mapping
 
-from widthwise.interop.dense_families import Granite, Llama, Ministral, Mistral, OLMo2, Phi3, Qwen2, Qwen3, SmolLM3
+from widthwise.interop.dense_families import (
+    Granite,
+    Llama,
+    Ministral,
+    Mistral,
+    OLMo2,
+    OLMo3,
+    Phi3,
+    Qwen2,
+    Qwen3,
+    SmolLM3,
+)
 from widthwise.interop.family import Family
 from widthwise.interop.gpt2 import GPT2
 from widthwise.interop.mixture_families import Mixtral, OLMoE, Qwen3MoE
@@ -22,6 +33,7 @@ FAMILIES: dict[str, Family] = {
         Phi3(),
         Granite(),
         OLMo2(),
+        OLMo3(),
         Qwen2(),
         Qwen3(),
         SmolLM3(),
@@ -34,7 +46,6 @@ FAMILIES: dict[str, Family] = {
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("gemma2", "gemma3_text"), "norms before and after each sublayer, and a gated GELU"),
-    "olmo3": "rotary positions scaled by yarn, with a temperature",
     "gpt_oss": "learned attention sinks",
     "llama4_text": "attention in chunks",
     "qwen2_moe": "a shared expert with a gate",
@@ -58,7 +69,7 @@ def family_of(config: ModelConfig) -> Family:
     if config.positions is not None or config.final_norm.kind == "layer":
         name = "gpt2"
     elif config.layers[0].norm_placement == "reordered":
-        name = "olmo2"
+        name = "olmo3" if any(windows) else "olmo2"
     elif any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):
         over = None if attention.qk_norm is None else attention.qk_norm.over
         name = {None: "mixtral", "head": "qwen3_moe", "all_heads": "olmoe"}[over]

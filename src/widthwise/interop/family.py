@@ -3,11 +3,12 @@
 A family has one table with the keys of its sizes in config.json, for reading and writing.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, read_rope, write_rope
+from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, Rotation, read_rope, write_rope
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
@@ -175,6 +176,22 @@ class RotaryDecoder(Family):
         del fields
         return head_dim**-0.5
 
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
+        """Read the rotary positions of a layer."""
+        del layer
+        return read_rope(fields, head_dim, self.usual_rope_base)
+
+    def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        """Return the keys of config.json with the rotary positions."""
+        for layer in config.layers:
+            if layer.attention.rope is not None:
+                return write_rope(layer.attention.rope, n_positions, self.query_factor(layer.attention))
+        return {}
+
+    def query_factor(self, attention: AttentionConfig) -> float:
+        """Return the factor of rotated queries and keys that explains the factor of the scores."""
+        return round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
+
     def rotates(self, fields: Fields, layer: int) -> bool:
         """Read whether a layer has rotary positions."""
         del fields, layer
@@ -184,7 +201,7 @@ class RotaryDecoder(Family):
         n_heads = fields.size("num_attention_heads")
         usual = self.usual_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
         head_dim = fields.size("head_dim", usual, most=WIDEST)
-        base, frequencies = read_rope(fields, head_dim, self.usual_rope_base)
+        base, frequencies, query_factor = self.rotation(fields, layer, head_dim)
         is_rotary = self.rotates(fields, layer)
         is_known = self.kv_heads_by_default or fields.has("num_key_value_heads")  # null: as many as heads
         has_all = self.biases == "option" and fields.flag("attention_bias", False)
@@ -192,7 +209,7 @@ class RotaryDecoder(Family):
             n_heads=n_heads,
             n_kv_heads=fields.size("num_key_value_heads", n_heads if is_known else None),
             head_dim=head_dim,
-            scale=self.scale(fields, head_dim),
+            scale=self.scale(fields, head_dim) * (query_factor**2 if is_rotary else 1.0),
             rope_base=base if is_rotary else None,
             rope_frequencies=frequencies if is_rotary else None,
             bias=self.biases == "qkv" or has_all,
@@ -204,7 +221,6 @@ class RotaryDecoder(Family):
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         attention = config.layers[0].attention
         bias = {"attention_bias": attention.bias} if self.biases == "option" else {}
-        rope = next((layer.attention.rope for layer in config.layers if layer.attention.rope is not None), None)
         return {
             **super().write(config, n_positions),
             "num_key_value_heads": attention.n_kv_heads,
@@ -213,7 +229,7 @@ class RotaryDecoder(Family):
             "max_position_embeddings": n_positions,
             **bias,
             "attention_dropout": 0.0,
-            **({} if rope is None else write_rope(rope, n_positions)),
+            **self.write_rotations(config, n_positions),
             **self.further_keys,
         }
 
