@@ -93,6 +93,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 5}),
     "qwen3_moe": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "head_dim": 6, "num_hidden_layers": 3}),
     "qwen3_moe_unnormalised": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "norm_topk_prob": False}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**SIZES, **EXPERTS, "num_hidden_layers": 3, "shared_expert_intermediate_size": 17},
+    ),
+    "qwen2_moe_window": (
+        "Qwen2MoeConfig",
+        {
+            **{**SIZES, **EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 9},
+            **{"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "norm_topk_prob": False},
+        },
+    ),
     "olmoe": ("OlmoeConfig", {**SIZES, "num_experts": 5, "num_experts_per_tok": 3}),
     "gpt2": ("GPT2Config", {**GPT2_SIZES, "n_inner": 50}),
     "gpt2_untied": ("GPT2Config", {**GPT2_SIZES, "tie_word_embeddings": False, "activation_function": "gelu"}),

@@ -135,6 +135,7 @@ GROWTHS: list[tuple[str, tuple[Grow, ...]]] = [
     ("smollm3", (feed_forward, kv_groups, hidden)),
     ("mixtral", (twice_the_experts, feed_forward, layers, hidden)),
     ("qwen3_moe", (twice_the_experts, kv_groups, hidden)),
+    ("qwen2_moe", (twice_the_experts, kv_groups, hidden)),
     ("olmoe", (twice_the_experts, feed_forward, layers)),
 ]
 

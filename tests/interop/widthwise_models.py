@@ -71,6 +71,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         "hourglass_one_norm": ffn("hourglass", n_blocks=2, norm="shared"),
         "profile": {"shape": {"kind": "profile", "heads": [1, 2, 1], "hidden": [0.5, 1.5]}, "attention": grouped},
         "moe": {**shaped, **ffn("moe", n_experts=5, top_k=2, n_shared_experts=1)},
+        "moe_gated": {**shaped, **ffn("moe", n_experts=3, top_k=1, n_shared_experts=1, gated_shared=True)},
         "moe_unnormalised": {**shaped, **ffn("moe", n_experts=5, top_k=2, normalised=False)},
         "slots": {**shaped, **slots(6, slot_width=2 * head_dim, group_norm="rms")},
         "slots_static": slots(6, embedding="slot", reduce="slot", **static),

@@ -159,6 +159,8 @@ def mixture(module, x: Tensor) -> Tensor:
     if not c.normalised:
         weights = logits.softmax(-1) * is_chosen
     update = swiglu(module.shared, x) if c.d_shared else 0.0
+    if c.gated_shared:
+        update = update * torch.sigmoid(x @ module.w_shared_gate.weight.T)
     matrices = (w.weight.chunk(c.n_experts) for w in (module.w_gate, module.w_up, module.w_down))
     for expert, of_expert in enumerate(zip(*matrices)):
         update = update + weights[..., expert, None] * gated(x, *of_expert)

@@ -92,6 +92,9 @@ VARIANTS = {
     "hourglass_without_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5, "norm": "none"}},
     "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
+    "moe_gated": {
+        "ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "ratio": 0.5, "n_shared_experts": 2, "gated_shared": True}
+    },
     "moe_unnormalised": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "normalised": False}},
     "moe_reordered": {
         "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "d_expert": 7},

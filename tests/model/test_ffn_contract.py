@@ -47,6 +47,7 @@ OPTIONS = {
         {"n_experts": 3, "top_k": 2, "ratio": 0.25},
         {"n_experts": 5, "top_k": 5, "ratio": 0.5, "multiple_of": 8, "n_shared_experts": 1},
         {"n_experts": 4, "top_k": 2, "d_expert": 7, "n_shared_experts": 2},
+        {"n_experts": 3, "top_k": 2, "d_expert": 9, "n_shared_experts": 1, "gated_shared": True},
     ],
     "dynamic": [
         {"mask": {"kind": "soft"}},
@@ -184,7 +185,9 @@ def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_ta
     elif template.kind == "moe" and not template.n_shared_experts:
         assert hf_config(model, n_positions=64)[0].model_type == "mixtral"
     else:
-        with pytest.raises(UserError, match=r"^layers\.0\.ffn\.(kind|d_shared): got .*; (llama|mixtral) has .* there"):
+        with pytest.raises(
+            UserError, match=r"^layers\.0\.(ffn|attention)\.(kind|d_shared|bias): got .*; \w+ has .* there"
+        ):
             hf_config(model, n_positions=64)
 
 

@@ -98,6 +98,11 @@ def test_mistakes_are_named(options, message):
         parse(MoETemplate, {"kind": "moe", **options}, "model.ffn")
 
 
+def test_a_gate_needs_a_shared_expert():
+    with pytest.raises(ValueError, match="gated_shared: got true; needs a shared expert; give n_shared_experts"):
+        parse(MoETemplate, {**MIXTURE, "gated_shared": True}).at_width(32)
+
+
 def test_auxiliary_losses_join_the_objective_in_training_and_no_reported_loss():
     resolved = config("x", ffn={**MIXTURE, "n_shared_experts": 1}, residual={"kind": "plain", "resize": "projection"})
     model, tokens = decoder(resolved), random_tokens(2, 10)

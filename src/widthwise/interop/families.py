@@ -19,7 +19,7 @@ from widthwise.interop.dense_families import (
 )
 from widthwise.interop.family import Family
 from widthwise.interop.gpt2 import GPT2
-from widthwise.interop.mixture_families import Mixtral, OLMoE, Qwen3MoE
+from widthwise.interop.mixture_families import Mixtral, OLMoE, Qwen2MoE, Qwen3MoE
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.moe import MoEConfig
 
@@ -39,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         SmolLM3(),
         Mixtral(),
         OLMoE(),
+        Qwen2MoE(),
         Qwen3MoE(),
     )
 }
@@ -48,7 +49,6 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("gemma2", "gemma3_text"), "norms before and after each sublayer, and a gated GELU"),
     "gpt_oss": "learned attention sinks",
     "llama4_text": "attention in chunks",
-    "qwen2_moe": "a shared expert with a gate",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "multi-head latent attention"),
     **dict.fromkeys(("cohere", "falcon"), "attention and feed-forward in parallel"),
     **dict.fromkeys(("gpt_neox", "phi"), "attention and feed-forward in parallel, and partial rotary positions"),
@@ -73,6 +73,8 @@ def family_of(config: ModelConfig) -> Family:
     elif any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):
         over = None if attention.qk_norm is None else attention.qk_norm.over
         name = {None: "mixtral", "head": "qwen3_moe", "all_heads": "olmoe"}[over]
+        if any(isinstance(layer.ffn, MoEConfig) and layer.ffn.gated_shared for layer in config.layers):
+            name = "qwen2_moe"
     elif has_multipliers:
         name = "granite"
     elif not are_rotary:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from widthwise.interop.architecture import Fields, HFTensor
-from widthwise.interop.dense_families import Windowed
+from widthwise.interop.dense_families import SwitchedWindow, Windowed
 from widthwise.interop.family import FEED_FORWARD, RotaryDecoder
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
@@ -137,3 +137,33 @@ class Qwen3MoE(Windowed, _NamedMixture):
                 sizes["intermediate_size"] = layer.ffn.hidden_widths[0]
         written = super().write(config, n_positions)
         return {**written, **sizes, "use_sliding_window": written["sliding_window"] is not None}
+
+
+class Qwen2MoE(SwitchedWindow, Qwen3MoE):
+    """A Qwen 2 in which some or all layers have a mixture with a shared expert behind a gate."""
+
+    model_type = "qwen2_moe"
+    class_name = "Qwen2MoeForCausalLM"
+    biases = "qkv"
+    qk_norm = None
+    fixed: ClassVar = {**RotaryDecoder.fixed, "qkv_bias": True}
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        is_low = layer < fields.size("max_window_layers", 28, least=0)
+        return super().slides(fields, layer) and is_low and layer % 2 == 0
+
+    def mixture(self, fields: Fields, d_expert: str) -> MoEConfig:
+        shared = {"d_shared": fields.size("shared_expert_intermediate_size", most=WIDEST), "gated_shared": True}
+        return super().mixture(fields, d_expert).model_copy(update=shared)
+
+    def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        yield from super().ffn_tensors(layer)
+        if isinstance(layer.ffn, MoEConfig):
+            yield HFTensor("mlp.shared_expert_gate.weight", ("ffn.w_shared_gate.weight",))
+            for ours, theirs in FEED_FORWARD.items():
+                yield HFTensor(f"mlp.shared_expert.{theirs}.weight", (f"ffn.shared.{ours}.weight",))
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        widths = [layer.ffn.d_shared for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
+        shared = {"shared_expert_intermediate_size": widths[0]} if widths else {}
+        return {**super().write(config, n_positions), **shared}

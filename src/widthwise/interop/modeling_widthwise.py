@@ -528,6 +528,7 @@ class MoE(nn.Module):
         self.up_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
         self.down_proj = Matrix(ffn["d_expert"], self.n_experts * d_out)
         self.shared = FeedForward(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
+        self.shared_gate = Matrix(d_model, 1) if ffn.get("gated_shared", False) else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm.before(x)
@@ -544,7 +545,10 @@ class MoE(nn.Module):
             hidden = silu(linear(inputs, gates[expert])) * linear(inputs, ups[expert])
             total = total.index_add(0, token, linear(hidden, downs[expert]) * weights[token, place, None])
         update = total.to(x.dtype).unflatten(0, x.shape[:2])
-        return self.norm.after(update if self.shared is None else update + self.shared(x))
+        if self.shared is not None:
+            shared = self.shared(x)
+            update = update + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared)
+        return self.norm.after(update)
 
 
 SCORE_EPS = 1e-5

@@ -62,6 +62,7 @@ NAMES = {
     **PROJECTIONS,
     **FEED_FORWARD,
     "w_router": "router",
+    "w_shared_gate": "shared_gate",
     "head": "lm_head",
     "exit": None,
     "resize": None,

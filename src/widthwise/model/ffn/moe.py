@@ -27,6 +27,9 @@ class Routing(Config):
     normalised: bool = True
     """Weights of the chosen experts add up to 1, because the softmax is over their logits. false: it is over the logits
     of all experts, as in OLMoE, arXiv:2409.02060."""
+    gated_shared: bool = False
+    """Multiply the output of the shared expert by the sigmoid of a learned product with the token. Source: Qwen 2 MoE,
+    arXiv:2407.10671."""
     balance_coefficient: pydantic.NonNegativeFloat = 0.01
     """Coefficient of the balance loss, n_experts * sum over experts of (mean probability * share of choices), which is
     1 if both are uniform. Source: Switch Transformer, arXiv:2101.03961, equation 4."""
@@ -55,6 +58,8 @@ class Routing(Config):
             activation_elements=self.top_k * 2 * d_expert,
         )
         shared = swiglu_cost(d_model, d_shared, d_out) if np.any(d_shared) else Cost()
+        if self.gated_shared:
+            shared += linear(d_model, 1) + Cost(activation_elements=1 + d_out)
         return router + routed + shared
 
 
@@ -64,7 +69,7 @@ class MoEConfig(Routing, FFNConfig):
     No noise, no capacity limit, no dropped tokens.
     """
 
-    constant_fields = ("normalised",)
+    constant_fields = ("normalised", "gated_shared")
     hidden_axes: ClassVar = {"d_expert": "d_expert", "d_shared": "d_ff"}
     bakes_with_one_eps = True
     module = "widthwise.model.ffn.moe_module:MoE"
@@ -73,6 +78,12 @@ class MoEConfig(Routing, FFNConfig):
     """Hidden width of each expert, in channels."""
     d_shared: int = Field(default=0, ge=0, le=WIDEST)
     """Hidden width of the shared expert, which every token uses in addition to its chosen ones; 0: none."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_gate(self) -> "MoEConfig":
+        if self.gated_shared and not self.d_shared:
+            raise ValueError("gated_shared: got true; needs a shared expert; give n_shared_experts")
+        return self
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:

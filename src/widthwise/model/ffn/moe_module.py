@@ -28,6 +28,7 @@ class MoE(FeedForward):
         self.w_down = Experts({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
         inside = norm.moved("none", d_model, d_out, d_out)
         self.shared = SwiGLU(SwiGLUConfig(d_ff=config.d_shared), d_model, d_out, inside) if config.d_shared else None
+        self.w_shared_gate = Control({"d_model": d_model}, {"gate": 1}) if config.gated_shared else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         """x: (B, T, d_model), the stream -> the update (B, T, d_out), and the router's load and losses."""
@@ -38,7 +39,10 @@ class MoE(FeedForward):
         matrices = (w.weight.unflatten(0, (n_experts, -1)) for w in (self.w_gate, self.w_up, self.w_down))
         update = grouped_swiglu(x.flatten(0, 1), chosen, weights, *matrices).unflatten(0, x.shape[:2])
         if self.shared is not None:
-            update = update + self.shared(x, context)[0]
+            shared = self.shared(x, context)[0]
+            if self.w_shared_gate is not None:
+                shared = torch.sigmoid(self.w_shared_gate(x)) * shared
+            update = update + shared
         # Unlike bincount, this operator has a static shape.
         counts = chosen.new_zeros(n_experts).scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
         expert_load = counts.to(logits.dtype) / chosen.numel()
