@@ -172,7 +172,7 @@ class SwitchedWindow(_WindowOfLayer):
 
 
 class OLMo3(_WindowOfLayer, OLMo2):
-    """An OLMo 2 with windows in most layers, and with rotary positions of its own in the others."""
+    """An OLMo 2 with windows in most layers, and with other rotary positions in the rest."""
 
     model_type = "olmo3"
     class_name = "Olmo3ForCausalLM"

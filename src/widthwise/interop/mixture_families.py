@@ -140,7 +140,7 @@ class Qwen3MoE(Windowed, _NamedMixture):
 
 
 class Qwen2MoE(SwitchedWindow, Qwen3MoE):
-    """A Qwen 2 in which some or all layers have a mixture with a shared expert behind a gate."""
+    """A Qwen 2 in which some or all layers have a mixture with a gated shared expert."""
 
     model_type = "qwen2_moe"
     class_name = "Qwen2MoeForCausalLM"
