@@ -12,6 +12,8 @@ and the update, by repeating the write. No sublayer runs twice, and the result i
 of the paper.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -81,53 +83,37 @@ def _blocks(x: Tensor, state: Tensor) -> Tensor:
     return x.reshape(n_tokens, x.shape[-1] // slot_width, slot_width).to(state.dtype)
 
 
-def _mixtures(table: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+def _mixtures(table: Tensor, site: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Split a chunk's table (k, C, n) into read (C, n_read, n), carry (C, n, n) and write (C, n_write, n)."""
-    read, carry, write = table.transpose(0, 1).tensor_split((site.n_read, site.n_read + table.shape[-1]), dim=1)
+    read, carry, write = table.transpose(0, 1).split(site.sizes, dim=1)
     return read, carry, write
 
 
-class _Gradients(NamedTuple):
-    """Gradients of the inputs of a read: the state (N, n, b), and its site's tables (k, n) and (k, b), summed over the
-    tokens."""
+def _gradients(
+    chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write: Tensor
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Run the backward pass of a read. Overwrites its coefficients.
 
-    state: Tensor
-    static: Tensor
-    projection: Tensor | None
-    scale: Tensor | None
-
-
-def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write: Tensor) -> _Gradients:
-    """Run the backward pass of a read. Overwrites its coefficients."""
+    Returns the gradients of the state (N, n, b), and of the site's tables, summed over the tokens.
+    """
     site = chunks.site
     slot_width = chunks.state.shape[-1]
-    sums = [None if table is None else torch.zeros_like(table) for table in site[:3]]
-    gradients = _Gradients(torch.empty_like(chunks.state), *sums)  # pyright: ignore[reportArgumentType]
-    for rows, chunk, (table, half_tanh, doubled, inverse_rms) in chunks:
+    grad_state = torch.empty_like(chunks.state)
+    sums = [None if table is None else torch.zeros_like(table) for table in site.tables]
+    n_mixed = grad_x.shape[1] + grad_carried.shape[1]
+    for rows, chunk, coefficients in chunks:
+        table = coefficients.table
         n_tokens, n_slots, _ = chunk.shape
-        n_mixed = site.n_read + n_slots
         mixed = chunks.scratch("mixed", n_tokens, n_mixed, slot_width)
         torch.cat((grad_x[rows], grad_carried[rows]), dim=1, out=mixed)
         grad_mixed = chunks.scratch("grad_mixed", n_tokens, n_mixed, n_slots)
         torch.bmm(mixed, chunk.transpose(1, 2), out=grad_mixed)
         columns = grad_mixed.transpose(0, 1), grad_write[rows].transpose(0, 1)
         grad = torch.cat(columns, out=chunks.scratch("grad", *table.shape))
-        gradients.static.add_(grad.sum(dim=1))
-        grad_chunk = gradients.state[rows]
+        grad_chunk = grad_state[rows]
         torch.bmm(table[:n_mixed].permute(1, 2, 0), mixed, out=grad_chunk)
-        if gradients.projection is None or gradients.scale is None:
-            continue
-        assert site.projection is not None
-        assert site.scale is not None
-        by_scale = torch.mul(grad, half_tanh, out=table)
-        gradients.scale.add_(by_scale.sum(dim=1), alpha=2)
-        grad.addcmul_(by_scale, half_tanh, value=-4).mul_(site.scale[:, None])  # 1 - tanh^2
-        share = torch.mul(grad, doubled, out=by_scale).sum(dim=0).mul_(inverse_rms.square()).div_(2 * slot_width)
-        by_slot = grad.mul_(inverse_rms).flatten(1)
-        gradients.projection.addmm_(by_slot, chunk.view(-1, slot_width))
-        grad_chunk.view(-1, slot_width).addmm_(by_slot.T, site.projection)
-        grad_chunk.addcmul_(chunk, share[..., None], value=-1)
-    return gradients
+        site.backward(chunk, coefficients, grad, grad_chunk, sums)
+    return grad_state, sums
 
 
 class _Read(torch.autograd.Function):
@@ -135,26 +121,20 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        state: Tensor,
-        static: Tensor,
-        projection: Tensor | None,
-        scale: Tensor | None,
-        n_read: int,
-        eps: float,
-        state_every: int,
+        ctx: Any, state: Tensor, form: Any, state_every: int, *parameters: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         with without_autocast(state):
             slots = _slots(state)
-            site = site_of((static, projection, scale), n_read, eps, slots.dtype)
+            site = form.site(parameters, slots.dtype)
             n_tokens, n_slots, slot_width = slots.shape
+            n_read, n_carried, n_write = site.sizes
             x = slots.new_empty(*state.shape[:-2], n_read * slot_width)
             x_slots = x.view(n_tokens, n_read, slot_width)
-            carried = slots.new_empty(state.shape)
-            carried_slots = carried.view(slots.shape)
-            write = slots.new_empty(n_tokens, static.shape[1] - n_read - n_slots, n_slots)
-            for rows, chunk, (table, *_) in Chunks(slots, site):
-                read, carry, write[rows] = _mixtures(table, site)
+            carried = slots.new_empty(*state.shape[:-2], n_carried, slot_width)
+            carried_slots = carried.view(n_tokens, n_carried, slot_width)
+            write = slots.new_empty(n_tokens, n_write, n_slots)
+            for rows, chunk, coefficients in Chunks(slots, site):
+                read, carry, write[rows] = _mixtures(coefficients.table, site)
                 product(read, chunk, out=x_slots[rows])
                 product(carry, chunk, out=carried_slots[rows])
         x = x.to(state.dtype)
@@ -162,9 +142,8 @@ class _Read(torch.autograd.Function):
         producer: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
         ctx.n_since_kept = 0 if producer is None else (producer.reading.n_since_kept + 1) % state_every
         ctx.producer = producer if ctx.n_since_kept else None
-        ctx.save_for_backward(None if ctx.n_since_kept else state, static, projection, scale)
-        ctx.n_read = n_read
-        ctx.eps = eps
+        ctx.save_for_backward(None if ctx.n_since_kept else state, *parameters)
+        ctx.form = form
         ctx.shape = state.shape
         ctx.dtype = state.dtype
         ctx.chunks = ctx.parameters = None
@@ -179,14 +158,13 @@ class _Read(torch.autograd.Function):
             chunks = _chunks_of(ctx)
             parameters = ctx.parameters
             ctx.chunks = ctx.parameters = None  # a read runs after its write in the backward pass, so free the cache
-            state = chunks.state
-            gradients = _gradients(chunks, _blocks(grad_x, state), grad_carried.reshape(state.shape), grad_write)
-        grad_state = gradients.state.view(ctx.shape).to(ctx.dtype)
+            grads = _blocks(grad_x, chunks.state), grad_carried.flatten(0, -3), grad_write
+            grad_state, sums = _gradients(chunks, *grads)
         tables = (
             None if parameter is None or gradient is None else gradient.T.to(parameter.dtype)
-            for parameter, gradient in zip(parameters, gradients[1:], strict=True)
+            for parameter, gradient in zip(parameters, sums, strict=True)
         )
-        return grad_state, *tables, None, None, None
+        return grad_state.view(ctx.shape).to(ctx.dtype), None, None, *tables
 
 
 class _Write(torch.autograd.Function):
@@ -237,8 +215,8 @@ def _chunks_of(reading: Any) -> Chunks:
     if reading.chunks is None:
         state, *reading.parameters = reading.saved_tensors
         slots = _slots(_recomputed(reading.producer, reading.dtype) if state is None else state)
-        site = site_of(reading.parameters, reading.n_read, reading.eps, slots.dtype)
-        reading.chunks = Chunks(slots, site, keeps=len(site.static) <= slots.shape[-1])
+        site = reading.form.site(reading.parameters, slots.dtype)
+        reading.chunks = Chunks(slots, site, keeps=site.n_kept <= math.prod(slots.shape[1:]))
     return reading.chunks
 
 
@@ -281,12 +259,39 @@ def read_slots(
 
     state_every: the hand-written form keeps one state of so many consecutive sites for the backward pass.
     """
-    is_recorded = state.requires_grad or static.requires_grad  # otherwise a write has no read in the graph
+    return read_form(state, FreeForm(n_read, eps), (static, projection, scale), state_every)
+
+
+class FreeForm(NamedTuple):
+    """Coefficients without a constraint. Parameters: static, projection and scale of `reference_read_slots`."""
+
+    n_read: int
+    eps: float
+
+    def site(self, parameters: Sequence[Tensor | None], dtype: torch.dtype) -> Site:
+        """Return the parameters in the layout of chunks."""
+        return site_of(parameters, self.n_read, self.eps, dtype)
+
+    def reference(
+        self, state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return reference_read_slots(state, static, projection, scale, self.n_read, self.eps)
+
+
+def read_form(
+    state: Tensor, form: Any, parameters: Sequence[Tensor | None], state_every: int
+) -> tuple[Tensor, ReferenceRead | FusedRead]:
+    """Return the input of a sublayer, and the argument of `write_slots`, for any form of the coefficients.
+
+    form: `FreeForm`, or another class with `n_read`, `site` and `reference`; parameters: its tables, the first one not
+    None.
+    """
+    is_recorded = any(x is not None and x.requires_grad for x in (state, parameters[0]))  # or no read is in the graph
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
-        x, carried, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
+        x, carried, write = _Read.apply(state, form, state_every, *parameters)
         return x, FusedRead(carried, write, x.dtype, x.grad_fn)
-    x, coefficients = reference_read_slots(state, static, projection, scale, n_read, eps)
-    return x, ReferenceRead(state, coefficients, n_read)
+    x, coefficients = form.reference(state, *parameters)
+    return x, ReferenceRead(state, coefficients, form.n_read)
 
 
 def write_slots(read: ReferenceRead | FusedRead, update: Tensor, multiplier: float) -> Tensor:

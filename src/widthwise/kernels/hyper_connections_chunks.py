@@ -59,6 +59,22 @@ class Site(NamedTuple):
     n_read: int
     eps: float
 
+    @property
+    def tables(self) -> tuple[Tensor | None, ...]:
+        """The parameters, transposed."""
+        return self.static, self.projection, self.scale
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows of the table that read, carry and write."""
+        n_rows, n_slots = self.static.shape
+        return self.n_read, n_slots, n_rows - self.n_read - n_slots
+
+    @property
+    def n_kept(self) -> int:
+        """Numbers in the coefficients of a token."""
+        return self.static.numel()
+
     def coefficients(self, chunk: Tensor, scratch: Scratch) -> Coefficients:
         """Return the coefficients of a chunk (C, n, b). They are valid as long as the contents of the scratch."""
         n_tokens, n_slots, slot_width = chunk.shape
@@ -75,6 +91,36 @@ class Site(NamedTuple):
         torch.addcmul(self.static[:, None], self.scale[:, None], half_tanh, value=2, out=table)
         return Coefficients(table, half_tanh, doubled, inverse_rms)
 
+    def backward(
+        self,
+        chunk: Tensor,
+        coefficients: Coefficients,
+        grad: Tensor,
+        grad_chunk: Tensor,
+        sums: Sequence[Tensor | None],
+    ) -> None:
+        """Add gradients of the tables to `sums`, and of the state to grad_chunk (C, n, b). Overwrites the coefficients.
+
+        grad: gradient of the coefficients' table, overwritten.
+        """
+        grad_static, grad_projection, grad_scale = sums
+        assert grad_static is not None
+        grad_static.add_(grad.sum(dim=1))
+        if grad_projection is None or grad_scale is None:
+            return
+        assert self.projection is not None
+        assert self.scale is not None
+        table, half_tanh, doubled, inverse_rms = coefficients
+        slot_width = chunk.shape[-1]
+        by_scale = torch.mul(grad, half_tanh, out=table)
+        grad_scale.add_(by_scale.sum(dim=1), alpha=2)
+        grad.addcmul_(by_scale, half_tanh, value=-4).mul_(self.scale[:, None])  # 1 - tanh^2
+        share = torch.mul(grad, doubled, out=by_scale).sum(dim=0).mul_(inverse_rms.square()).div_(2 * slot_width)
+        by_slot = grad.mul_(inverse_rms).flatten(1)
+        grad_projection.addmm_(by_slot, chunk.view(-1, slot_width))
+        grad_chunk.view(-1, slot_width).addmm_(by_slot.T, self.projection)
+        grad_chunk.addcmul_(chunk, share[..., None], value=-1)
+
     def of_the_write(self) -> "Site":
         """Return the site with the coefficients of the write only."""
         first = self.n_read + self.static.shape[-1]
@@ -86,22 +132,23 @@ class Site(NamedTuple):
 class Chunks:
     """The state of a site, an odd number of tokens at a time, with the coefficients of each chunk."""
 
-    def __init__(self, state: Tensor, site: Site, keeps: bool = False):
-        """state: (N, n, b). keeps: cache coefficients for the next pass; otherwise each chunk overwrites them."""
+    def __init__(self, state: Tensor, site: Any, keeps: bool = False):
+        """state: (N, n, b). site: a `Site`, or another class with its methods. keeps: cache coefficients for the next pass; otherwise each chunk overwrites them."""
         self.state = state
         self.site = site
         self.scratch = Scratch(state)
-        self._cache: dict[int, Coefficients] | None = {} if keeps else None
+        self._cache: dict[int, Any] | None = {} if keeps else None
 
-    def __iter__(self) -> Iterator[tuple[slice, Tensor, Coefficients]]:
+    def __iter__(self) -> Iterator[tuple[slice, Tensor, Any]]:
         n_tokens, n_slots, slot_width = self.state.shape
-        size = CHUNK_BYTES // (self.state.element_size() * n_slots * (slot_width + len(self.site.static))) | 1
+        n_numbers = n_slots * slot_width + self.site.n_kept
+        size = CHUNK_BYTES // (self.state.element_size() * n_numbers) | 1
         for start in range(0, n_tokens, size):
             rows = slice(start, start + size)
             chunk = self.state[rows]
             yield rows, chunk, self._coefficients(start, chunk)
 
-    def _coefficients(self, start: int, chunk: Tensor) -> Coefficients:
+    def _coefficients(self, start: int, chunk: Tensor) -> Any:
         if self._cache is None:
             return self.site.coefficients(chunk, self.scratch)
         if start not in self._cache:
