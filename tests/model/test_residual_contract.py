@@ -40,6 +40,12 @@ OPTIONS = {
         {"slot_width": 4, "n_slots": 11, "state_every": 5, "dynamic": False, "reduce": "slot"},
         {"slot_width": 4, "n_slots": 11, "state_every": 10},
     ],
+    "manifold": [
+        {},
+        {"n_slots": 3, "carry": "permutations", "multiplier": 0.22},
+        {"n_slots": 5, "n_iterations": 3, "scale_init": 0.01, "read_init": "mean", "state_every": 5},
+        {"n_slots": 2, "coefficient_eps": 0.0, "eps": 0.01, "state_every": 1},
+    ],
 }
 UNKNOWN = "residual: growth does not know"
 WIDTHS = [(5, 2, 2), (2, 9, 9), (9, 9, 5), (1, 3, 7)]
@@ -56,7 +62,15 @@ CASES = [
 ]
 
 
-SITES = [pytest.param(*case.values, site, id=f"{case.id}-{site}") for case, site in zip(CASES, cycle(WIDTHS))]
+def has_one_width(data: dict) -> bool:
+    """Whether the residual needs layers that are all equally wide."""
+    return data.get("writes") == "own" or data["kind"] == "manifold"
+
+
+SITES = [
+    pytest.param(*case.values, (1, 1, 1) if case.values[0]["kind"] == "manifold" else site, id=f"{case.id}-{site}")
+    for case, site in zip(CASES, cycle(WIDTHS))
+]
 
 
 def make(data: dict):
@@ -68,7 +82,7 @@ def make(data: dict):
 
 def shape_for(data: dict, shape: str) -> str:
     """A shape whose layers can share the residual."""
-    return "uniform" if data.get("writes") == "own" else shape
+    return "uniform" if has_one_width(data) else shape
 
 
 def meta(*shape: int) -> torch.Tensor:

@@ -133,7 +133,8 @@ class Chunks:
     """The state of a site, an odd number of tokens at a time, with the coefficients of each chunk."""
 
     def __init__(self, state: Tensor, site: Any, keeps: bool = False):
-        """state: (N, n, b). site: a `Site`, or another class with its methods. keeps: cache coefficients for the next pass; otherwise each chunk overwrites them."""
+        """state: (N, n, b). site: a `Site`, or another class with its methods. keeps: cache coefficients for the next
+        pass; otherwise each chunk overwrites them."""
         self.state = state
         self.site = site
         self.scratch = Scratch(state)

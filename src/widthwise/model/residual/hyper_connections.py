@@ -9,8 +9,7 @@ arXiv:2503.14125).
 
 import math
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pydantic
 
@@ -18,7 +17,6 @@ from widthwise.config_io import options_of
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import may_be_added, must_agree, must_stay
 from widthwise.model.residual.interface import (
-    RESIDUALS,
     Idle,
     PrefixLayout,
     ResidualConfig,
@@ -31,6 +29,7 @@ from widthwise.model.residual.slots import (
     ENTRY_COSTS,
     REDUCTION_COSTS,
     HyperConnectionOptions,
+    SlotsConfig,
     group_norm_cost,
     n_blocks,
 )
@@ -50,13 +49,10 @@ TILING = {"embedding": "copies", "reduce": "sum", "reduce_init": "mean"}
 """Option -> its value that requires a stream of whole groups of d_model coordinates."""
 
 
-class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
+class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
     """A stream of n_slots slots."""
 
     module = "widthwise.model.residual.hyper_connections_module"
-    constant_fields = ()
-    slot_width: Width
-    n_slots: NSlots
     n_owned_slots: NSlots
     """Slots that the widest layer reads and writes. No layer owns later slots."""
     slot_norm_dim: pydantic.PositiveInt | None = None
@@ -114,13 +110,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         n_followed = n_read + self.n_slots + n_written if self.dynamic and self.scale == "entries" else 0
         return super().idle(d_model, sites, width)._replace(n_params=n_empty * (n_read + self.n_slots + n_followed))
 
-    def within_layers(self) -> "HyperConnectionsConfig":
-        return self.model_copy(update={"state_every": min(self.state_every, 2)})  # of the two sites of a layer
-
-    @property
-    def stream_width(self) -> int:
-        return self.n_slots * self.slot_width
-
     def embedding_width(self, d_model: int) -> int:
         return self.stream_width if self.embedding == "direct" else d_model
 
@@ -134,9 +123,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
 
     def reduction_params(self, d_model: int) -> int:
         return int(REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width).params)
-
-    def slot_shape(self, d_model: int) -> tuple[int, int]:
-        return self.n_slots, self.slot_width
 
     @property
     def layout(self) -> SlotLayout:
@@ -270,31 +256,4 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         )
 
 
-LARGEST_DENOMINATOR = 8
-"""Largest denominator of a virtual width as a fraction of d_model; n_fractions and n_slots allow any."""
-
-
-class VirtualWidthTemplate(HyperConnectionsTemplate):
-    """Short form of a `HyperConnectionsTemplate` that gives only the virtual width: 1.5 means 3 halves of d_model."""
-
-    kind: Literal["virtual"] = "virtual"  # pyright: ignore[reportIncompatibleVariableOverride]
-    width: Annotated[float, pydantic.Field(gt=1, le=1024)]
-    """Stream over d_model: n_slots / n_fractions in lowest terms, but with at least two fractions; to two decimals."""
-
-    @pydantic.model_validator(mode="after")
-    def _in_slots(self) -> Any:
-        for key in ("n_fractions", "slot_width", "n_slots"):
-            if getattr(self, key) is not None:
-                raise ValueError(f"{key}: conflicts with width, which gives n_slots / n_fractions; give only one")
-        fraction = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
-        if abs(fraction - self.width) > 0.005:
-            allowed = f"a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {fraction}"
-            raise ValueError(f"width: got {self.width:g}; must be {allowed}")
-        m = max(2, fraction.denominator)
-        options = {key: getattr(self, key) for key in HyperConnectionsTemplate.model_fields}
-        slots = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * fraction)}
-        return HyperConnectionsTemplate.model_validate(options | slots)
-
-
 register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)
-RESIDUALS.templates.add(VirtualWidthTemplate)

@@ -2,19 +2,52 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pydantic
 
 from widthwise.config_io import Config
 from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.residual.interface import ResidualConfig
+from widthwise.sizes import NSlots, Width
 
 N_SCALES = 2
 """Scales of a site with scale `numbers`: one for reads and carries, one for writes."""
 
 
-class HyperConnectionOptions(Config):
-    """Options that a recipe and a resolved model share."""
+class SlotOptions(Config):
+    """Options of every stream of slots that a recipe and a resolved model share."""
+
+    multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of every update."""
+    eps: pydantic.PositiveFloat = 1e-6
+    """eps of the norm of the state for dynamic coefficients."""
+    state_every: pydantic.PositiveInt = 2
+    """One site in this many keeps its state for the backward pass. Other states are recomputed from the previous state
+    and the update, which runs no sublayer twice and is bitwise the same. 1 is faster by a percent or two; the root of
+    twice the number of layers has the lowest peak memory. Only in eager mode on the CPU; otherwise all are kept."""
+
+
+class SlotsConfig(SlotOptions, ResidualConfig):
+    """The residual of a resolved model whose stream is equal slots."""
+
+    constant_fields = ()
+    slot_width: Width
+    n_slots: NSlots
+
+    def within_layers(self) -> Self:
+        return self.model_copy(update={"state_every": min(self.state_every, 2)})  # of the two sites of a layer
+
+    @property
+    def stream_width(self) -> int:
+        return self.n_slots * self.slot_width
+
+    def slot_shape(self, d_model: int) -> tuple[int, int]:
+        return self.n_slots, self.slot_width
+
+
+class HyperConnectionOptions(SlotOptions):
+    """Options of a stream without a constraint that a recipe and a resolved model share."""
 
     kind: Literal["hyper_connections"] = "hyper_connections"
     dynamic: bool = True
@@ -44,14 +77,6 @@ class HyperConnectionOptions(Config):
     reduce_init: Literal["first", "mean"] = "first"
     """Input of the head before training. `first`: the first d_model coordinates, so that the model starts as a model
     without virtual width. `mean`: the mean of all groups of d_model coordinates, which must tile the stream."""
-    multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of every update."""
-    eps: pydantic.PositiveFloat = 1e-6
-    """eps of the norm of a slot for dynamic coefficients."""
-    state_every: pydantic.PositiveInt = 2
-    """One site in this many keeps its state for the backward pass. Other states are recomputed from the previous state
-    and the update, which runs no sublayer twice and is bitwise the same. 1 is faster by a percent or two; the root of
-    twice the number of layers has the lowest peak memory. Only in eager mode on the CPU; otherwise all are kept."""
 
     def site_cost(self, slot_width: float, n_slots: int, n_read: Any, n_write: Any) -> Cost:
         """Return the cost of one site; n_read and n_write, in blocks, need not be whole.
@@ -61,11 +86,7 @@ class HyperConnectionOptions(Config):
         """
         n_coefficients = n_read + n_slots + n_write
         n_learned = n_coefficients if self.writes == "all" else n_read + n_slots + 1
-        mixing = Cost(
-            flops=2 * n_slots * n_coefficients * slot_width,
-            activation_elements=n_write * slot_width,
-            activation_fp32_elements=n_slots * slot_width / self.state_every,
-        )
+        mixing = mixing_cost(n_slots, n_coefficients, n_write * slot_width, slot_width, self.state_every)
         static = vector(n_slots * n_learned) + mixing
         if not self.dynamic:
             return static
@@ -73,6 +94,18 @@ class HyperConnectionOptions(Config):
         projection = replace(linear(slot_width, n_coefficients, n_slots), params=matrix, active_params=matrix)
         n_scales = n_slots * n_learned if self.scale == "entries" else N_SCALES
         return static + vector(n_scales + slot_width) + projection
+
+
+def mixing_cost(n_slots: int, n_coefficients: Any, d_write: Any, slot_width: float, state_every: int) -> Cost:
+    """Return the cost of the products of one site with its slots, and of what it keeps for the backward pass.
+
+    n_coefficients: of each slot; d_write: width of the update. On average one state in state_every is kept.
+    """
+    return Cost(
+        flops=2 * n_slots * n_coefficients * slot_width,
+        activation_elements=d_write,
+        activation_fp32_elements=n_slots * slot_width / state_every,
+    )
 
 
 def n_blocks(width: int, slot_width: int) -> int:

@@ -1,0 +1,161 @@
+"""Manifold-constrained hyper-connections: n slots as wide as a layer, carried by doubly stochastic matrices.
+
+Source: mHC, Xie et al. 2025, arXiv:2512.24880, in the form of DeepSeek-V4; `carry: permutations` is mHC-lite,
+arXiv:2601.05732. See docs/virtual_width.md for its formulas and growth.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import pydantic
+
+from widthwise.config_io import options_of
+from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.kinds import must_stay
+from widthwise.model.residual.interface import (
+    ResidualConfig,
+    ResidualTemplate,
+    SlotLayout,
+    register_residual,
+)
+from widthwise.model.residual.slots import SlotOptions, SlotsConfig, mixing_cost
+from widthwise.sizes import Count, NSlots
+
+N_SCALES = 3
+"""Scales of a site: of reads, writes and the carry."""
+MAX_PERMUTED_SLOTS = 4
+"""Slots with 24 permutations; 5 have 120."""
+
+
+class ManifoldOptions(SlotOptions):
+    """Options that a recipe and a resolved model share."""
+
+    kind: Literal["manifold"] = "manifold"
+    carry: Literal["sinkhorn", "permutations"] = "sinkhorn"
+    """Doubly stochastic matrix of the carry. `sinkhorn`: columns and rows of a positive matrix are divided by their
+    sums in turn. `permutations`: a weighted mean of all permutations of up to 4 slots, without an error."""
+    n_iterations: Count = 20
+    """Divisions by column sums of `carry: sinkhorn`."""
+    coefficient_eps: pydantic.NonNegativeFloat = 1e-6
+    """Added to reads, and with `carry: sinkhorn` to the first matrix and all its sums."""
+    scale_init: pydantic.NonNegativeFloat = 1.0
+    """Learned factors of the state-dependent part before training: 1 in DeepSeek-V4, 0.01 in the paper of mHC."""
+    read_init: Literal["half", "mean"] = "half"
+    """Static part of each read before training. `half`: 1/2. `mean`: 1 / n_slots, so that reads sum to 1."""
+
+    def site_cost(self, slot_width: float, n_slots: int) -> Cost:
+        """Return the cost of one site. FLOPs of norm, sigmoids and divisions are not counted."""
+        n_logits = n_slots * (2 + n_slots)
+        carry = Cost()
+        if self.carry == "permutations":
+            n_permutations = math.factorial(n_slots)
+            n_logits = 2 * n_slots + n_permutations
+            carry = Cost(flops=2 * n_permutations * n_slots**2)
+        mixing = mixing_cost(n_slots, 1 + n_slots + 1, slot_width, slot_width, self.state_every)
+        return mixing + carry + linear(n_slots * slot_width, n_logits) + vector(n_logits + N_SCALES)
+
+
+class ManifoldConfig(ManifoldOptions, SlotsConfig):
+    """A stream of n_slots slots, each as wide as every layer."""
+
+    module = "widthwise.model.residual.manifold_module"
+    slot_norm_dim: pydantic.PositiveInt | None = None
+    """Divisor of a slot's share of the sum of squares; null: slot_width. A grown model keeps its old divisor."""
+    read_shares: tuple[pydantic.PositiveFloat, ...] | None = None
+    """Factor of the read of each slot; null: 1. Growth divides a slot's read among its copies, in unequal parts,
+    because equal copies would stay equal."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "ManifoldConfig":
+        if self.read_shares is not None and len(self.read_shares) != self.n_slots:
+            got = f"read_shares: got {len(self.read_shares)}"
+            raise ValueError(f"{got}; must have one for each of the {self.n_slots} slots")
+        if self.n_slots == 1:
+            raise ValueError("n_slots: got 1; must be at least 2")
+        if self.carry == "permutations" and self.n_slots > MAX_PERMUTED_SLOTS:
+            most = f"at most {MAX_PERMUTED_SLOTS} with carry: permutations"
+            raise ValueError(f"n_slots: got {self.n_slots}; must be {most}")
+        return self
+
+    def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
+        other = next((width for width in (d_model, *widths) if width != self.slot_width), None)
+        if other is not None:
+            raise ValueError(
+                f"kind: got manifold with a layer of width {other}; a slot is a layer wide, so all widths must be "
+                f"{self.slot_width}; use hyper_connections"
+            )
+
+    def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
+        return self.site_cost(self.slot_width, self.n_slots)
+
+    def exit_cost(self, d_model: int) -> Cost:
+        """Return the cost of one read; it keeps the last state."""
+        mixing = mixing_cost(self.n_slots, 1, 0, d_model, state_every=1)
+        return mixing + linear(self.n_slots * d_model, self.n_slots) + vector(self.n_slots + 1)
+
+    def reduction_params(self, d_model: int) -> int:
+        return self.n_slots * self.n_slots * d_model
+
+    @property
+    def layout(self) -> SlotLayout:
+        return SlotLayout(self.slot_width, self.n_slots, n_owned_slots=1)
+
+    def with_constants_of(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> "ManifoldConfig":
+        """Return this config with the constants of `old`. A plain residual becomes equal slots, read as their mean.
+
+        New slots are copies of old ones, so that the carry stays doubly stochastic.
+        """
+        if not isinstance(old, ManifoldConfig):
+            if not old.is_sum or {d_model, *widths} != {d_model}:
+                raise ValueError(
+                    f"kind: got manifold where it was {old.kind}; only a plain residual with layers of one width can "
+                    "become slots"
+                )
+            # Slots stay equal while reads and the columns of each carry sum to 1.
+            constants = {"scale_init": 0.0, "read_init": "mean", "coefficient_eps": 0.0}
+            return self.model_copy(update=constants)
+        must_stay(("carry", "n_iterations", "coefficient_eps"), old, self)
+        if self.n_slots % old.n_slots:
+            raise ValueError(
+                f"n_slots: got {self.n_slots}; must be a multiple of {old.n_slots}, because slots are copied"
+            )
+        if self.n_slots != old.n_slots and self.carry == "permutations":
+            raise ValueError(f"n_slots: got {self.n_slots}; must be {old.n_slots} with carry: permutations")
+        n_copies = self.n_slots // old.n_slots
+        shares = old.read_shares
+        if n_copies > 1:
+            parts = [2 * (i + 1) / (n_copies * (n_copies + 1)) for i in range(n_copies)]
+            shares = tuple(share * part for share in shares or (1.0,) * old.n_slots for part in parts)
+        divisor = old.slot_norm_dim or old.slot_width
+        constants = {"eps": old.eps, "read_shares": shares}
+        constants["slot_norm_dim"] = None if divisor == self.slot_width else divisor
+        return self.model_copy(update=constants)
+
+    def growth_in_words(self, old: ResidualConfig) -> Iterator[str]:
+        if not isinstance(old, ManifoldConfig):
+            yield f"residual: {old.kind} -> {self.n_slots} slots with doubly stochastic carries (virtual width)"
+        elif self.n_slots != old.n_slots:
+            yield f"residual: {old.n_slots} -> {self.n_slots} slots, copies of the old ones (virtual width)"
+
+    def has_usual_divisors(self, d_model: int) -> bool:
+        return self.slot_norm_dim in (None, self.slot_width)
+
+
+class ManifoldTemplate(ManifoldOptions, ResidualTemplate):
+    """n_slots slots of d_model numbers; every layer is d_model wide."""
+
+    n_slots: NSlots = 4
+    """Slots of the stream, which is n_slots times as wide as the layers."""
+
+    def quantum(self, d_model: int) -> int:
+        return d_model
+
+    def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
+        return self.site_cost(d_model, self.n_slots)
+
+    def at_widths(self, d_model: int, widths: Sequence[int]) -> ManifoldConfig:
+        return ManifoldConfig(slot_width=d_model, n_slots=self.n_slots, **options_of(ManifoldOptions, self))
+
+
+register_residual(ManifoldConfig, ManifoldTemplate)

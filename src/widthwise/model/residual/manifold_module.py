@@ -1,0 +1,113 @@
+"""The modules of manifold-constrained hyper-connections."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from widthwise.kernels.hyper_connections import read_form, write_slots
+from widthwise.kernels.manifold_connections import Carry, ManifoldForm, Permutations, Sinkhorn
+from widthwise.model.axes import Control, Norm, Scale, Vector
+from widthwise.model.context import Exit, Site
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.manifold import N_SCALES, ManifoldConfig
+from widthwise.model.residual.over_width_module import CopiesEntry
+
+CARRIES: dict[str, Any] = {
+    "sinkhorn": lambda config: Sinkhorn(
+        # Entries of a matrix of copies are smaller by their number, and so is what is added to them.
+        config.n_iterations,
+        config.coefficient_eps,
+        config.coefficient_eps * sum(shares_of(config)) / config.n_slots,
+    ),
+    "permutations": lambda config: Permutations(),
+}
+"""Option `carry` -> its kernel."""
+
+
+def shares_of(config: ManifoldConfig) -> tuple[float, ...]:
+    """Return the factor of the read of each slot; they sum to the number of slots before any were copied."""
+    return config.read_shares or (1.0,) * config.n_slots
+
+
+class Mixing(nn.Module):
+    """Coefficients from the normalised state of all slots: scale * (state W^T) + static, before the constraints."""
+
+    def __init__(self, config: ManifoldConfig, carry: Carry | None, sizes: tuple[int, ...]):
+        """sizes: numbers of logits that share a scale, those of the reads first. Their sum is the axis of W."""
+        super().__init__()
+        self.config = config
+        self._sizes = sizes
+        norm_dim = config.n_slots * (config.slot_norm_dim or config.slot_width)
+        self.form = ManifoldForm(norm_dim, config.eps, config.coefficient_eps, shares_of(config), carry)
+        logits = {"n_coefficients": sum(sizes)}
+        self.dynamic = Control({"n_slots": config.n_slots, "slot_width": config.slot_width}, logits)
+        self.static = Vector(logits, start=0.0 if config.read_init == "half" else self._start)
+        self.scale = Scale({"n_scales": len(sizes)}, start=config.scale_init)
+
+    def _start(self, weight: Tensor, generator: torch.Generator) -> None:
+        """Fill the static logits: a sigmoid of 1 / n for reads, and 0."""
+        n_slots = self.config.n_slots
+        weight.zero_()[:n_slots] = -math.log(n_slots - 1)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return static (1, k) and projection (n * b, k), which includes the scales, for `ManifoldForm`."""
+        scales = torch.cat([scale.expand(n) for scale, n in zip(self.scale().split(1), self._sizes)])
+        return self.static()[None], self.dynamic.weight.T * scales
+
+    def coefficients(self, stream: Tensor) -> Tensor:
+        """Return the mixing coefficients, (B, T, n_slots, k), in fp32 or wider. See `ManifoldForm.reference`."""
+        return self.form.reference(stream, *self.tables())[1]
+
+
+class ManifoldConnection(Site):
+    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
+
+    n_read = 1
+
+    def __init__(self, config: ManifoldConfig):
+        super().__init__()
+        self.config = config
+        n_slots = config.n_slots
+        n_logits = math.factorial(n_slots) if config.carry == "permutations" else n_slots**2
+        self.mixing = Mixing(config, CARRIES[config.carry](config), (n_slots, n_slots, n_logits))
+        assert len(self.mixing.scale.weight) == N_SCALES
+
+    def coefficients(self, stream: Tensor) -> Tensor:
+        """Return the mixing coefficients, (B, T, n_slots, 1 + n_slots + 1), in fp32 or wider."""
+        return self.mixing.coefficients(stream)
+
+    def read(self, stream: Tensor) -> tuple[Tensor, Any]:
+        return read_form(stream, self.mixing.form, self.mixing.tables(), self.config.state_every)
+
+    def write(self, skip: Any, update: Tensor) -> Tensor:
+        return write_slots(skip, update, self.config.multiplier)
+
+
+class ManifoldExit(Exit):
+    """One read of the slots, then the last norm."""
+
+    def __init__(self, config: ManifoldConfig, norm: Norm):
+        super().__init__()
+        self.mixing = Mixing(config, None, (config.n_slots,))
+        self.norm = norm
+
+    def share_reduction(self, source: "ManifoldExit") -> None:
+        self.mixing.dynamic.weight = source.mixing.dynamic.weight
+
+    def forward(self, stream: Tensor) -> Tensor:
+        x, _ = read_form(stream, self.mixing.form, self.mixing.tables(), state_every=1)
+        return self.norm(x)
+
+
+def build_site(config: ManifoldConfig, d_before: int, d_read: int, d_write: int) -> ManifoldConnection:
+    return ManifoldConnection(config)
+
+
+def build_entry(config: ManifoldConfig, d_model: int) -> CopiesEntry:
+    return CopiesEntry(d_model, config.n_slots, config.slot_width)
+
+
+def build_exit(config: ManifoldConfig, d_model: int, width: int, norm: NormConfig) -> ManifoldExit:
+    return ManifoldExit(config, norm.build({"d_model": width}))
