@@ -17,7 +17,9 @@ from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from widthwise.model.residual.manifold import ManifoldConfig
 from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.model.residual.slots import SlotsConfig
 
 Expansion = tuple[ModelConfig, Correspondence]
 """The config wanted, and which layer is which."""
@@ -102,7 +104,7 @@ def widen_stream(model: ModelConfig, n_more: int) -> Expansion:
     A stream of slots grows by wider slots, so that n_more must be whole coordinates for every slot of d_model.
     """
     residual = model.residual
-    if not isinstance(residual, HyperConnectionsConfig):
+    if not isinstance(residual, SlotsConfig):
         return _with_widths(model, lambda width: width + n_more), same_layers(model)
     n_blocks, slot_width = model.d_model // residual.slot_width, residual.slot_width
     if n_more % n_blocks:
@@ -225,7 +227,7 @@ def upcycle(model: ModelConfig, layers: Iterable[int], n_experts: int, top_k: in
 def add_slots(model: ModelConfig, n_slots: int) -> Expansion:
     """Virtual width: more slots, which no old sublayer reads yet."""
     residual = model.residual
-    if not isinstance(residual, HyperConnectionsConfig):
+    if not isinstance(residual, SlotsConfig):
         raise UserError(f"residual: is {residual.kind}, which has no slots; see to_slots")
     return changed(model, residual=checked_copy(residual, "residual", n_slots=n_slots)), same_layers(model)
 
@@ -251,4 +253,15 @@ def to_slots(
             embedding=embedding,  # pyright: ignore[reportArgumentType]
             multiplier=model.residual.multiplier,
         )
+    return changed(model, residual=residual), same_layers(model)
+
+
+def to_manifold(model: ModelConfig, n_slots: int, carry: str = "sinkhorn") -> Expansion:
+    """A plain residual as equal slots with doubly stochastic carries."""
+    residual = ManifoldConfig(
+        slot_width=model.d_model,
+        n_slots=n_slots,
+        carry=carry,
+        multiplier=model.residual.multiplier,  # pyright: ignore[reportArgumentType]
+    )
     return changed(model, residual=residual), same_layers(model)

@@ -16,6 +16,7 @@ from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.residual.manifold import ManifoldConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
@@ -58,6 +59,7 @@ HOURGLASS = {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 4}}
 SHARED_BLOCKS = {"ffn": {**HOURGLASS["ffn"], "share_weights": True}}
 DYNAMIC = {"ffn": {"kind": "dynamic", "d_ff": 9, "start": 0.8, "mask": {"kind": "soft", "temperature": 2.0}}}
 SLOTS = {"residual": {"kind": "hyper_connections", "slot_width": 4}}
+MANIFOLD = {"residual": {"kind": "manifold", "n_slots": 2, "n_iterations": 4}}
 REORDERED = {"norm": {"placement": "reordered"}}
 QK_NORM = {"attention": {"qk_norm": {"over": "head"}, "bias": True}}
 ONE_QK_NORM = {"attention": {"qk_norm": {"over": "all_heads"}}}
@@ -124,6 +126,11 @@ EXPANSIONS: dict[str, tuple] = {
     "shared_expert_behind_norms": ({**UNSHARED, **REORDERED}, expansions.widen_shared_expert, [0], 3),
     "experts_of_a_dense_layer": ({}, expansions.upcycle, [1], 3, 2),
     "slots": (SLOTS, expansions.add_slots, 5),
+    "copied_slots": (MANIFOLD, expansions.add_slots, 6),
+    "copied_slots_with_further_heads": ({**MANIFOLD, "mtp": {"n_depths": 1}}, expansions.add_slots, 4),
+    "stream_of_manifold_slots": (MANIFOLD, expansions.widen_stream, 6),
+    "manifold_of_a_plain_stream": ({}, expansions.to_manifold, 3),
+    "permutations_of_a_plain_stream": ({"mtp": {"n_depths": 1}}, expansions.to_manifold, 4, "permutations"),
     "slots_of_a_plain_stream": (NARROW, expansions.to_slots, 4, 5),
 }
 """What is laid over the small model, the expansion, and its sizes."""
@@ -266,6 +273,8 @@ def unreachable(config: ModelConfig, weights: Weights, tokens: Tensor) -> dict[s
         is_table = name in ("embedding.weight", "positions.weight")
         is_known = is_table or has_narrow_layers or _has_unused_units(config, name) or _is_heard_alike(config, name)
         assert is_known or not entries.any(), name
+        if isinstance(config.residual, ManifoldConfig) and name.startswith("layers.0.attention_residual."):
+            entries |= True  # whatever it mixes are copies of the embedding, and its reads pass through a norm
         if isinstance(config.residual, PlainResidualConfig):
             entries |= _unread_rows(config, name, entries)
     return found

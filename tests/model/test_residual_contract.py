@@ -43,7 +43,7 @@ OPTIONS = {
     "manifold": [
         {},
         {"n_slots": 3, "carry": "permutations", "multiplier": 0.22},
-        {"n_slots": 5, "n_iterations": 3, "scale_init": 0.01, "read_init": "mean", "state_every": 5},
+        {"n_slots": 5, "n_iterations": 3, "scale_init": 0.01, "state_every": 5},
         {"n_slots": 2, "coefficient_eps": 0.0, "eps": 0.01, "state_every": 1},
     ],
 }
@@ -210,8 +210,8 @@ def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_ta
         assert_preserved(plan)
         assert_preserved(bake_plan(plan.new))
         assert expansions(plan)
-    plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN)
-    assert (plan is None) == (old.residual.layout is None)
+    plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN, "layers: cannot be added")
+    assert (plan is None) == (old.residual.layout is None or old.residual.always_mixes)
     if plan is not None:
         assert_preserved(plan)
     llama = config("uniform", residual=data, embedding_multiplier=1.0)

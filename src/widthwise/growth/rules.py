@@ -28,11 +28,12 @@ from widthwise.growth.tensor_plan import (
 )
 from widthwise.mistakes import UserError
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Control, Experts, LayerNorm, Linear, Norm, Table, Vector, Weight
+from widthwise.model.axes import Control, Experts, LayerNorm, Linear, Norm, Scale, Table, Vector, Weight
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.residual.hyper_connections_module import HyperConnection
+from widthwise.model.residual.manifold_module import Mixing
 
 ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
 """(matrix, axis) whose new entries are 0. With keys of 0, new query coordinates do not change the scores; columns of 0
@@ -256,7 +257,7 @@ def _derived(owner: Owner) -> DerivedRows | None:
 
 
 def slot_plan(source: str, owner: Owner, stream: StreamMap, draw: Draw) -> TensorPlan | None:
-    """Return the plan of a parameter of a hyper-connection, None for all others. draw: draws an untrained one.
+    """Return the plan of a parameter of hyper-connections, None for all others. draw: draws an untrained one.
 
     At first no old block reads a new slot and nothing is carried from it into an old slot, so its content is free; it
     is used as soon as a read coefficient is learned. With dynamic coefficients both the static table and its scale must
@@ -264,6 +265,8 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, draw: Draw) -> Tenso
     """
     old = owner.old_parent
     new = owner.parent
+    if isinstance(old, Mixing) and isinstance(new, Mixing):
+        return _copied_slots_plan(source, owner, old, new, stream)
     if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
         return None
     # The table is [read | carry | write]; new columns of a part come last.
@@ -285,6 +288,29 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, draw: Draw) -> Tenso
         read = stream.slot.read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
         return TensorPlan(source, (coefficients, read))
     return None
+
+
+def _copied_slots_plan(source: str, owner: Owner, old: Mixing, new: Mixing, stream: StreamMap) -> TensorPlan:
+    """Return the plan of a parameter of a manifold-constrained connection, whose new slots are copies of old ones.
+
+    Copies have equal logits, and so the carry of a copy is that of its slot divided among the copies. Weights that read
+    copies are divided by their number.
+    """
+    n_old = old.config.n_slots
+    n_copies = new.config.n_slots // n_old
+    if isinstance(owner.new, Scale):
+        return TensorPlan.same(source, owner.new.weight.shape)
+    slots = AxisMap.of(n_old, [slot // n_copies for slot in range(new.config.n_slots)])
+    logits = AxisMap.same(owner.old.out_axes["n_coefficients"])
+    if n_copies > 1:
+        parts = [slots] if new.form.carry is None else [slots, slots, product([slots, slots])]
+        offsets = [i * n_old for i in range(len(parts))]
+        index = torch.cat([offset + part.index for offset, part in zip(offsets, parts)])
+        logits = AxisMap.of(len(logits.index), index)
+    if isinstance(owner.new, Vector):
+        return TensorPlan(source, (logits,), n_copies=n_copies)
+    read = stream.slot.read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
+    return TensorPlan(source, (logits, product([slots, read])), scale=1 / n_copies, n_copies=n_copies**2)
 
 
 def _columns(site: HyperConnection) -> tuple[int, int, int]:

@@ -25,6 +25,11 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     wanted = wanted.model_copy(update={"residual": _residual(old, wanted)})
     stream = stream_map(old, wanted, correspondence.pairs())
     check_added(wanted, correspondence.layers)
+    if wanted.residual.always_mixes and type(old.residual) is type(wanted.residual) and None in correspondence.layers:
+        raise UserError(
+            f"layers: cannot be added to a residual of kind {old.residual.kind}, because even a layer that writes "
+            "nothing would mix the slots"
+        )
     layers = list(wanted.layers)
     for i, j in correspondence.pairs():
         layers[j] = _layer(old.layers[i], wanted.layers[j], stream, f"layers.{j}")

@@ -71,7 +71,8 @@ class ResidualConfig(Config, ABC):
     growth is not supported."""
     is_sum: ClassVar[bool] = False
     """True if the stream is the sum of the embedding and all updates, so that scaling all of them scales the stream."""
-
+    always_mixes: ClassVar[bool] = False
+    """True if a site changes the stream even if its sublayer writes nothing, so that growth cannot add a layer."""
     final_norm_spans_layer: ClassVar[bool] = False
     """True if the last norm may cover the last layer's coordinates; otherwise it covers the head's d_model
     coordinates."""

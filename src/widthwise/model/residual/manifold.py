@@ -14,8 +14,10 @@ from widthwise.config_io import options_of
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.kinds import must_stay
 from widthwise.model.residual.interface import (
+    Idle,
     ResidualConfig,
     ResidualTemplate,
+    SiteWidths,
     SlotLayout,
     register_residual,
 )
@@ -26,6 +28,11 @@ N_SCALES = 3
 """Scales of a site: of reads, writes and the carry."""
 MAX_PERMUTED_SLOTS = 4
 """Slots with 24 permutations; 5 have 120."""
+
+
+def n_carry_logits(carry: str, n_slots: int) -> int:
+    """Return the number of logits of a carry: of its entries, or of all permutations."""
+    return math.factorial(n_slots) if carry == "permutations" else n_slots**2
 
 
 class ManifoldOptions(SlotOptions):
@@ -41,17 +48,13 @@ class ManifoldOptions(SlotOptions):
     """Added to reads, and with `carry: sinkhorn` to the first matrix and all its sums."""
     scale_init: pydantic.NonNegativeFloat = 1.0
     """Learned factors of the state-dependent part before training: 1 in DeepSeek-V4, 0.01 in the paper of mHC."""
-    read_init: Literal["half", "mean"] = "half"
-    """Static part of each read before training. `half`: 1/2. `mean`: 1 / n_slots, so that reads sum to 1."""
 
     def site_cost(self, slot_width: float, n_slots: int) -> Cost:
         """Return the cost of one site. FLOPs of norm, sigmoids and divisions are not counted."""
-        n_logits = n_slots * (2 + n_slots)
+        n_logits = 2 * n_slots + n_carry_logits(self.carry, n_slots)
         carry = Cost()
-        if self.carry == "permutations":
-            n_permutations = math.factorial(n_slots)
-            n_logits = 2 * n_slots + n_permutations
-            carry = Cost(flops=2 * n_permutations * n_slots**2)
+        if self.carry == "permutations":  # the product of weights and permutations
+            carry = Cost(flops=2 * math.factorial(n_slots) * n_slots**2)
         mixing = mixing_cost(n_slots, 1 + n_slots + 1, slot_width, slot_width, self.state_every)
         return mixing + carry + linear(n_slots * slot_width, n_logits) + vector(n_logits + N_SCALES)
 
@@ -60,11 +63,12 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
     """A stream of n_slots slots, each as wide as every layer."""
 
     module = "widthwise.model.residual.manifold_module"
+    always_mixes = True  # no finite logits give the identity
     slot_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of a slot's share of the sum of squares; null: slot_width. A grown model keeps its old divisor."""
     read_shares: tuple[pydantic.PositiveFloat, ...] | None = None
-    """Factor of the read of each slot; null: 1. Growth divides a slot's read among its copies, in unequal parts,
-    because equal copies would stay equal."""
+    """Factor of the read of each slot; null: 1. Set by growth, which keeps the sum of the reads of equal slots.
+    Copies have unequal factors, because equal copies would stay equal."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ManifoldConfig":
@@ -89,6 +93,11 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         return self.site_cost(self.slot_width, self.n_slots)
 
+    def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
+        """Count parameters of the first carry, whose slots are equal, so that it changes nothing."""
+        n_logits = n_carry_logits(self.carry, self.n_slots)
+        return super().idle(d_model, sites, width)._replace(n_params=n_logits * (self.stream_width + 1) + 1)
+
     def exit_cost(self, d_model: int) -> Cost:
         """Return the cost of one read; it keeps the last state."""
         mixing = mixing_cost(self.n_slots, 1, 0, d_model, state_every=1)
@@ -112,9 +121,9 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
                     f"kind: got manifold where it was {old.kind}; only a plain residual with layers of one width can "
                     "become slots"
                 )
-            # Slots stay equal while reads and the columns of each carry sum to 1.
-            constants = {"scale_init": 0.0, "read_init": "mean", "coefficient_eps": 0.0}
-            return self.model_copy(update=constants)
+            # Slots stay equal while reads, 1/2 each at first, and the columns of each carry sum to 1.
+            shares = (2 / self.n_slots,) * self.n_slots
+            return self.model_copy(update={"scale_init": 0.0, "coefficient_eps": 0.0, "read_shares": shares})
         must_stay(("carry", "n_iterations", "coefficient_eps"), old, self)
         if self.n_slots % old.n_slots:
             raise ValueError(

@@ -1,6 +1,5 @@
 """The modules of manifold-constrained hyper-connections."""
 
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from widthwise.kernels.manifold_connections import Carry, ManifoldForm, Permutat
 from widthwise.model.axes import Control, Norm, Scale, Vector
 from widthwise.model.context import Exit, Site
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.manifold import N_SCALES, ManifoldConfig
+from widthwise.model.residual.manifold import N_SCALES, ManifoldConfig, n_carry_logits
 from widthwise.model.residual.over_width_module import CopiesEntry
 
 CARRIES: dict[str, Any] = {
@@ -43,13 +42,8 @@ class Mixing(nn.Module):
         self.form = ManifoldForm(norm_dim, config.eps, config.coefficient_eps, shares_of(config), carry)
         logits = {"n_coefficients": sum(sizes)}
         self.dynamic = Control({"n_slots": config.n_slots, "slot_width": config.slot_width}, logits)
-        self.static = Vector(logits, start=0.0 if config.read_init == "half" else self._start)
+        self.static = Vector(logits, start=0.0)
         self.scale = Scale({"n_scales": len(sizes)}, start=config.scale_init)
-
-    def _start(self, weight: Tensor, generator: torch.Generator) -> None:
-        """Fill the static logits: a sigmoid of 1 / n for reads, and 0."""
-        n_slots = self.config.n_slots
-        weight.zero_()[:n_slots] = -math.log(n_slots - 1)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return static (1, k) and projection (n * b, k), which includes the scales, for `ManifoldForm`."""
@@ -70,7 +64,7 @@ class ManifoldConnection(Site):
         super().__init__()
         self.config = config
         n_slots = config.n_slots
-        n_logits = math.factorial(n_slots) if config.carry == "permutations" else n_slots**2
+        n_logits = n_carry_logits(config.carry, n_slots)
         self.mixing = Mixing(config, CARRIES[config.carry](config), (n_slots, n_slots, n_logits))
         assert len(self.mixing.scale.weight) == N_SCALES
 
