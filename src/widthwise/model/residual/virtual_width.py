@@ -28,8 +28,10 @@ class VirtualWidthTemplate(HyperConnectionsTemplate):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key}: conflicts with width, which gives n_slots / n_fractions; give only one")
         if self.constraint == "manifold":
+            if self.width % 1:
+                raise ValueError(f"width: got {self.width:g}; must be whole with constraint: manifold")
             given = {key: getattr(self, key) for key in self.model_fields_set - {"kind", "width", "constraint"}}
-            return ManifoldTemplate.model_validate({**given, "n_slots": self.width})
+            return ManifoldTemplate.model_validate({**given, "n_slots": int(self.width)})
         fraction = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
         if abs(fraction - self.width) > 0.005:
             allowed = f"a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {fraction}"

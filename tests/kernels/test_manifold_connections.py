@@ -1,0 +1,121 @@
+"""Doubly stochastic carries: their sums, their gradients, and the hand-written form against the reference."""
+
+import pytest
+import torch
+from comparing import random
+from torch import Tensor
+
+from widthwise.kernels import hyper_connections_chunks
+from widthwise.kernels.hyper_connections import read_form, reference_write_slots, write_slots
+from widthwise.kernels.manifold_connections import ManifoldForm, Permutations, Sinkhorn
+
+EPS = 1e-6
+CARRIES = [Sinkhorn(20, EPS, EPS), Sinkhorn(1, 0.0, 0.0), Sinkhorn(3, 0.01, 0.003), Permutations()]
+
+
+def n_logits(carry: Sinkhorn | Permutations, n: int) -> int:
+    return [0, 1, 2, 6, 24][n] if isinstance(carry, Permutations) else n * n
+
+
+@pytest.mark.parametrize("carry", CARRIES)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_hand_written_carry_is_the_reference(carry, n):
+    logits = random(5, n_logits(carry, n)).requires_grad_()
+    reference = carry.reference(logits, n)
+    ours, kept = carry.forward(logits.detach().T.contiguous(), n)
+    torch.testing.assert_close(ours.permute(2, 0, 1), reference, rtol=1e-13, atol=1e-13)
+    weights = random(5, n, n, seed=1)
+    (truth,) = torch.autograd.grad(reference, logits, weights)
+    gradient = carry.backward(weights.permute(1, 2, 0).contiguous(), *kept)
+    torch.testing.assert_close(gradient.T, truth, rtol=1e-12, atol=1e-13)
+    if carry in (CARRIES[1], CARRIES[3]):
+        assert torch.autograd.gradcheck(lambda x: carry.reference(x, n), logits)
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_sums_of_a_sinkhorn_carry_are_1_within_the_eps_and_the_iterations(n):
+    carry = Sinkhorn(20, EPS, EPS).reference(0.3 * random(1000, n * n), n)
+    assert (carry > 0).all()
+    assert (carry.sum(-1) - 1).abs().max() <= 1e-5
+    assert (carry.sum(-2) - 1).abs().max() <= n * EPS
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_carry_of_permutations_is_doubly_stochastic_and_any_permutation(n):
+    logits = 5 * random(1000, n_logits(Permutations(), n))
+    carry = Permutations().reference(logits, n)
+    for dim in (-1, -2):
+        assert (carry.sum(dim) - 1).abs().max() <= 1e-15
+    corners = Permutations().reference(800 * torch.eye(logits.shape[-1], dtype=torch.float64), n)
+    assert len(corners.flatten(1).unique(dim=0)) == logits.shape[-1]
+    assert set(corners.unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("carry", [CARRIES[0], CARRIES[3]])
+def test_a_product_over_64_layers_does_not_grow(carry):
+    product = torch.eye(4, dtype=torch.float64)
+    for seed in range(128):
+        product = carry.reference(2 * random(50, n_logits(carry, 4), seed=seed), 4) @ product
+    assert torch.linalg.matrix_norm(product, ord=2).max() <= 1 + 1e-4
+
+
+class Chain:
+    """Three sites and an exit, whose sublayers are a sine."""
+
+    def __init__(self, carry, n=3, width=5, tokens=(2, 7), dtype=torch.float64):
+        k = 2 * n + n_logits(carry, n)
+        shares = tuple(0.5 + 0.3 * i for i in range(n))
+        self.forms = [ManifoldForm(n * width + 2, 0.01, 1e-3, shares, each) for each in (carry, carry, carry, None)]
+        self.state = random(*tokens, n, width, dtype=dtype).requires_grad_()
+        self.tables = []
+        for i, form in enumerate(self.forms):
+            shape = k if form.carry is not None else n
+            tables = random(1, shape, seed=2 * i + 1, dtype=dtype), random(n * width, shape, seed=2 * i, dtype=dtype)
+            self.tables.append([table.requires_grad_() for table in tables])
+        self.inputs = [self.state, *(table for tables in self.tables for table in tables)]
+
+    def fused(self, state_every: int = 1) -> Tensor:
+        state = self.state
+        for form, tables in zip(self.forms[:-1], self.tables):
+            x, kept = read_form(state, form, tables, state_every)
+            state = write_slots(kept, torch.sin(x), 0.7)
+        return read_form(state, self.forms[-1], self.tables[-1], 1)[0]
+
+    def reference(self) -> Tensor:
+        state = self.state
+        for form, tables in zip(self.forms[:-1], self.tables):
+            x, coefficients = form.reference(state, *tables)
+            state = reference_write_slots(state, torch.sin(x), coefficients, 1, 0.7)
+        return self.forms[-1].reference(state, *self.tables[-1])[0]
+
+    def gradients(self, out: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(out, self.inputs, random(*out.shape, seed=99, dtype=out.dtype)))
+
+
+@pytest.mark.parametrize("carry", CARRIES)
+@pytest.mark.parametrize(("n_bytes", "state_every"), [(2**20, 1), (1, 2), (9000, 3)])
+def test_sites_and_exit_are_the_reference_for_any_number_of_tokens_at_a_time(carry, n_bytes, state_every, monkeypatch):
+    chain = Chain(carry)
+    truth = chain.reference()
+    monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
+    ours = chain.fused(state_every)
+    gradients = [ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-11)
+
+
+def test_states_made_again_change_no_bit_and_a_wide_state_keeps_its_coefficients():
+    for width in (5, 200):
+        chain = Chain(CARRIES[0], width=width, dtype=torch.float32)
+        ours, truth = (chain.gradients(chain.fused(every)) for every in (3, 1))
+        assert all(torch.equal(own, other) for own, other in zip(ours, truth, strict=True))
+
+
+def test_no_tokens_and_a_bf16_state_mixed_in_fp32():
+    chain = Chain(CARRIES[0], tokens=(2, 0))
+    assert all((gradient == 0).all() for gradient in chain.gradients(chain.fused())[1:])
+    form, tables = chain.forms[0], [table.float() for table in chain.tables[0]]
+    state = random(2, 7, 3, 5, dtype=torch.bfloat16)
+    (ours, kept), (truth, coefficients) = read_form(state, form, tables, 1), form.reference(state, *tables)
+    assert ours.dtype == truth.dtype == torch.bfloat16
+    assert coefficients.dtype == kept.write.dtype == torch.float32
+    torch.testing.assert_close(ours, truth, rtol=2**-7, atol=2**-7)

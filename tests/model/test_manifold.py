@@ -1,0 +1,161 @@
+"""Manifold-constrained hyper-connections against DeepSeek-V4's module in transformers and against their formulas."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from comparing import random, started
+from torch import Tensor
+
+from widthwise.config_io import parse
+from widthwise.mistakes import UserError
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.manifold import ManifoldConfig
+from widthwise.shape.template import ModelTemplate
+
+WIDTH = 7
+MODEL = {
+    "vocab_size": 9,
+    "d_model": 8,
+    "n_layers": 2,
+    "attention": {"n_heads": 2},
+    "ffn": {"kind": "swiglu", "d_ff": 4},
+}
+
+
+def site_and_exit(n: int, dtype=torch.float64, **options):
+    """Both with random weights."""
+    config = ManifoldConfig(slot_width=WIDTH, n_slots=n, **options)
+    norm = NormConfig(kind="rms", norm_dim=WIDTH)
+    site, exit_ = config.build(WIDTH, WIDTH, WIDTH), config.build_exit(WIDTH, WIDTH, norm)
+    exit_.norm = torch.nn.Identity()
+    return (started(module.to(dtype), noise=0.5, seed=n) for module in (site, exit_))
+
+
+def literal_reads(mixing, slots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The reads (B, T) of all slots, and other logits, number by number."""
+    n, config = len(slots), mixing.config
+    flat = torch.cat(slots, dim=-1)
+    root = (flat.square().sum(-1) / flat.shape[-1] + config.eps).sqrt()
+    groups = [s for s, size in zip(mixing.scale.weight, mixing._sizes) for _ in range(size)]
+    rows = mixing.dynamic.weight
+    logits = [groups[i] * (flat @ rows[i]) / root + mixing.static.weight[i] for i in range(len(rows))]
+    return [1 / (1 + torch.exp(-z)) + config.coefficient_eps for z in logits[:n]], logits[n:]
+
+
+def literal_carry(config, logits: list[Tensor]) -> list[list[Tensor]]:
+    n, eps = config.n_slots, config.coefficient_eps
+    if config.carry == "permutations":
+        exponentials = [torch.exp(z) for z in logits]
+        carry = [[torch.zeros_like(logits[0]) for _ in range(n)] for _ in range(n)]
+        for weight, places in zip(exponentials, itertools.permutations(range(n))):
+            for j, k in enumerate(places):
+                carry[j][k] = carry[j][k] + weight / sum(exponentials)
+        return carry
+    rows = [[torch.exp(z) for z in logits[j * n : (j + 1) * n]] for j in range(n)]
+    carry = [[entry / sum(row) + eps for entry in row] for row in rows]
+    for step in range(2 * config.n_iterations - 1):
+        if step % 2 == 0:
+            totals = [sum(carry[j][k] for j in range(n)) + eps for k in range(n)]
+            carry = [[carry[j][k] / totals[k] for k in range(n)] for j in range(n)]
+        else:
+            carry = [[entry / (sum(row) + eps) for entry in row] for row in carry]
+    return carry
+
+
+@pytest.mark.parametrize("kernels", ["fused", "reference"])
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [
+        (2, {}),
+        (3, {"carry": "permutations"}),
+        (4, {"coefficient_eps": 0.01, "eps": 0.3, "multiplier": 0.7}),
+        (5, {"n_iterations": 3}),
+    ],
+)
+def test_a_site_and_the_exit_are_their_formulas(n, options, kernels, monkeypatch):
+    monkeypatch.setenv("WIDTHWISE_KERNELS", kernels)
+    site, exit_ = site_and_exit(n, **options)
+    state, update = random(2, 3, n, WIDTH).requires_grad_(), random(2, 3, WIDTH, seed=2).requires_grad_()
+    slots = list(state.unbind(-2))
+    reads, logits = literal_reads(site.mixing, slots)
+    writes, carry = [2 / (1 + torch.exp(-z)) for z in logits[:n]], literal_carry(site.config, logits[n:])
+    x = sum(read[..., None] * slot for read, slot in zip(reads, slots))
+    written = [
+        site.config.multiplier * writes[k][..., None] * update
+        + sum(carry[j][k][..., None] * slots[j] for j in range(n))
+        for k in range(n)
+    ]
+    left = sum(read[..., None] * slot for read, slot in zip(literal_reads(exit_.mixing, slots)[0], slots))
+    literal = [x, torch.stack(written, dim=-2), left]
+    seen, kept = site.read(state)
+    ours = [seen, site.write(kept, update), exit_(state)]
+    torch.testing.assert_close(ours, literal, rtol=1e-12, atol=1e-12)
+    inputs = [state, update, *site.parameters(), *exit_.parameters()]
+    directions = [random(*each.shape, seed=5) for each in ours]
+    gradients = (torch.autograd.grad(each, inputs, directions) for each in (ours, literal))
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
+
+
+def copied(theirs: torch.nn.Module, mixing: torch.nn.Module, prefix: str = "") -> torch.nn.Module:
+    with torch.no_grad():
+        for name, part in (("fn", mixing.dynamic), ("base", mixing.static), ("scale", mixing.scale)):
+            getattr(theirs, prefix + name).copy_(part.weight)
+    return theirs
+
+
+def test_a_site_and_the_exit_are_those_of_deepseek_v4_in_transformers():
+    module = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    n = 4
+    theirs = SimpleNamespace(hc_mult=n, hidden_size=WIDTH, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6)
+    site, exit_ = site_and_exit(n, torch.float32)
+    connection = copied(module.DeepseekV4HyperConnection(theirs), site.mixing)
+    head = copied(module.DeepseekV4HyperHead(theirs), exit_.mixing, "hc_")
+    state = random(2, 3, n, WIDTH, dtype=torch.float32).requires_grad_()
+    update = random(2, 3, WIDTH, seed=2, dtype=torch.float32).requires_grad_()
+    post, comb, collapsed = connection(state)
+    written = post[..., None] * update[..., None, :] + comb.transpose(-1, -2) @ state
+    seen, kept = site.read(state)
+    ours, truth = [seen, site.write(kept, update), exit_(state)], [collapsed, written, head(state)]
+    torch.testing.assert_close(ours, truth, rtol=1e-6, atol=2e-6)
+    directions = [random(*each.shape, seed=5, dtype=torch.float32) for each in ours]
+    for mine, his, parts in (
+        (site.mixing, connection, ("fn", "base", "scale")),
+        (exit_.mixing, head, ("hc_fn", "hc_base", "hc_scale")),
+    ):
+        pairs = [
+            (state, state),
+            *zip((mine.dynamic.weight, mine.static.weight, mine.scale.weight), (getattr(his, p) for p in parts)),
+        ]
+        if mine is site.mixing:
+            pairs.append((update, update))
+        outputs = slice(0, 2) if mine is site.mixing else slice(2, 3)
+        gradients = (
+            torch.autograd.grad(each[outputs], [pair[i] for pair in pairs], directions[outputs])
+            for i, each in enumerate((ours, truth))
+        )
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("residual", "changes", "message"),
+    [
+        ({}, {"shape": {"kind": "explicit", "widths": [8, 16]}}, "residual.kind: got manifold with a layer of width"),
+        ({"n_slots": 5, "carry": "permutations"}, {}, "n_slots: got 5; must be at most 4"),
+        ({"n_slots": 1}, {}, "n_slots: got 1; must be at least 2"),
+        ({"kind": "virtual", "width": 2.5, "constraint": "manifold"}, {}, "width: got 2.5; must be whole"),
+        ({"kind": "virtual", "width": 2, "constraint": "manifold", "reduce": "sum"}, {}, "reduce"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(residual, changes, message):
+    with pytest.raises(UserError, match=message) as refused:
+        parse(ModelTemplate, {**MODEL, **changes, "residual": {"kind": "manifold", **residual}}).resolve(4)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_short_form():
+    short = {"kind": "virtual", "width": 4, "constraint": "manifold", "eps": 0.01}
+    assert parse(ModelTemplate, {**MODEL, "residual": short}).resolve(4).residual == ManifoldConfig(
+        slot_width=8, n_slots=4, eps=0.01
+    )
