@@ -39,6 +39,9 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
     def slots(n_slots: int, **said: Any) -> dict[str, Any]:
         return {"attention": grouped, "residual": {"kind": "hyper_connections", "n_slots": n_slots, **said}}
 
+    def manifold(n_slots: int, **said: Any) -> dict[str, Any]:
+        return {"attention": grouped, "residual": {"kind": "manifold", "n_slots": n_slots, **said}}
+
     multipliers = {"tie_embeddings": True, "embedding_multiplier": 1.5, "logit_multiplier": 0.6}
     static = {"dynamic": False, "n_fractions": 3, "group_norm": "layer", "multiplier": 0.9}
     in_turn = {"n_fractions": 3, "writes": "own", "scale": "numbers", "read_init": "in_turn"}
@@ -77,6 +80,8 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         "slots_static": slots(6, embedding="slot", reduce="slot", **static),
         "slots_expanded": {**slots(2, embedding="expand"), "tie_embeddings": True},
         "slots_in_turn": slots(6, embedding="copies", reduce="sum", **in_turn),
+        "manifold": manifold(4, coefficient_eps=0.01, multiplier=0.9),
+        "manifold_permutations": {**manifold(3, carry="permutations"), "tie_embeddings": True},
         "dynamic": {**shaped, **ffn("dynamic", ratio=1.5)},
         "dynamic_sliced": {**shaped, **ffn("dynamic", execution="sliced", score={"kind": "mlp"}, mask=hard)},
         "dynamic_soft": ffn("dynamic", score={"kind": "raw_mean"}, mask={"kind": "soft", "learn_temperature": True}),

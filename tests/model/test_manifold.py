@@ -87,7 +87,7 @@ def test_a_site_and_the_exit_are_their_formulas(n, options, kernels, monkeypatch
         + sum(carry[j][k][..., None] * slots[j] for j in range(n))
         for k in range(n)
     ]
-    left = sum(read[..., None] * slot for read, slot in zip(literal_reads(exit_.mixing, slots)[0], slots))
+    left = sum(read[..., None] * slot for read, slot in zip(literal_reads(exit_.reduce, slots)[0], slots))
     literal = [x, torch.stack(written, dim=-2), left]
     seen, kept = site.read(state)
     ours = [seen, site.write(kept, update), exit_(state)]
@@ -111,7 +111,7 @@ def test_a_site_and_the_exit_are_those_of_deepseek_v4_in_transformers():
     theirs = SimpleNamespace(hc_mult=n, hidden_size=WIDTH, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6)
     site, exit_ = site_and_exit(n, torch.float32)
     connection = copied(module.DeepseekV4HyperConnection(theirs), site.mixing)
-    head = copied(module.DeepseekV4HyperHead(theirs), exit_.mixing, "hc_")
+    head = copied(module.DeepseekV4HyperHead(theirs), exit_.reduce, "hc_")
     state = random(2, 3, n, WIDTH, dtype=torch.float32).requires_grad_()
     update = random(2, 3, WIDTH, seed=2, dtype=torch.float32).requires_grad_()
     post, comb, collapsed = connection(state)
@@ -122,7 +122,7 @@ def test_a_site_and_the_exit_are_those_of_deepseek_v4_in_transformers():
     directions = [random(*each.shape, seed=5, dtype=torch.float32) for each in ours]
     for mine, his, parts in (
         (site.mixing, connection, ("fn", "base", "scale")),
-        (exit_.mixing, head, ("hc_fn", "hc_base", "hc_scale")),
+        (exit_.reduce, head, ("hc_fn", "hc_base", "hc_scale")),
     ):
         pairs = [
             (state, state),

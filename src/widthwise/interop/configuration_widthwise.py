@@ -66,7 +66,7 @@ class WidthwiseConfig(PreTrainedConfig):
     logit_scale: float | None = None
     """Factor of the logits."""
     residual: dict[str, Any] | None = None
-    """Access of sublayers to the stream; its `kind` is `plain` or `hyper_connections`."""
+    """Access of sublayers to the stream; its `kind` is `plain`, `hyper_connections` or `manifold`."""
     learned_positions: bool | None = None
     """True if a learned row for each of max_position_embeddings positions is added to the embedding."""
     final_norm: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ The file needs only torch and transformers.
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any, NamedTuple
 
 import torch
@@ -178,7 +178,7 @@ class Ends(NamedTuple):
     """Columns of the embedding matrix."""
     entry: Mixture | Copies | None = None
     group_norm: GroupNorm | None = None
-    reduce: Mixture | SumOfGroups | None = None
+    reduce: nn.Module | None = None
 
 
 class PlainResidual(nn.Module):
@@ -303,7 +303,90 @@ class HyperConnection(nn.Module):
         return written.flatten(-2).to(stream.dtype)
 
 
-RESIDUALS = {"plain": PlainResidual, "hyper_connections": HyperConnection}
+class Mixing(nn.Module):
+    """Coefficients from the normalised state of all slots: scale * (state W^T) + static."""
+
+    def __init__(self, residual: dict[str, Any], sizes: tuple[int, ...]):
+        """sizes: numbers of logits that share a scale; those of the reads come first."""
+        super().__init__()
+        self.sizes = sizes
+        self.n_slots = residual["n_slots"]
+        self.slot_width = residual["slot_width"]
+        self.norm_dim = self.n_slots * (residual["slot_norm_dim"] or self.slot_width)
+        self.eps = residual["eps"]
+        self.read_eps = residual["coefficient_eps"]
+        self.read_shares = residual["read_shares"] or [1.0] * self.n_slots
+        self.static = nn.Parameter(torch.zeros(sum(sizes)))
+        self.dynamic = Matrix(self.n_slots * self.slot_width, sum(sizes))
+        self.scale = nn.Parameter(torch.ones(len(sizes)))
+
+    def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one mixture of the slots, and the logits (B, T, sum(sizes)) in fp32 or wider."""
+        flat = wide(stream)
+        scales = torch.cat([scale.expand(n) for scale, n in zip(self.scale.split(1), self.sizes)])
+        inverse_rms = torch.rsqrt(flat.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
+        projected = flat @ (self.dynamic.weight.T * scales).to(flat.dtype)
+        logits = inverse_rms * projected + self.static.to(flat.dtype)
+        reads = torch.sigmoid(logits[..., : self.n_slots]) + self.read_eps
+        reads = logits.new_tensor(self.read_shares) * reads
+        x = reads[..., None, :] @ flat.unflatten(-1, (self.n_slots, self.slot_width))
+        return x.flatten(-2).to(stream.dtype), logits
+
+
+class ManifoldReduction(Mixing):
+    """One read of the slots before the last norm."""
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return self.read(stream)[0]
+
+
+class ManifoldConnection(nn.Module):
+    """Slots as wide as a layer. The sublayer reads one mixture of them, and the carry is doubly stochastic."""
+
+    def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
+        super().__init__()
+        self.residual = residual
+        n = residual["n_slots"]
+        self.orders = list(permutations(range(n))) if residual["carry"] == "permutations" else None
+        self.mixing = Mixing(residual, (n, n, n * n if self.orders is None else len(self.orders)))
+
+    @staticmethod
+    def ends(config: Any) -> Ends:
+        entry = Copies("copies", config.embedding_size, config.hidden_size, config.embedding_size)
+        return Ends(
+            config.embedding_size, entry, reduce=ManifoldReduction(config.residual, (config.residual["n_slots"],))
+        )
+
+    def carry(self, logits: Tensor) -> Tensor:
+        """Return (B, T, n, n), whose entry (j, k) is the weight of slot j in the next slot k."""
+        n = self.mixing.n_slots
+        if self.orders is not None:
+            places = nn.functional.one_hot(torch.tensor(self.orders, device=logits.device), n).flatten(1)
+            return (softmax(logits, dim=-1) @ places.to(logits.dtype)).unflatten(-1, (n, n))
+        eps = self.mixing.read_eps
+        entry_eps = eps * sum(self.mixing.read_shares) / n
+        carry = softmax(logits.unflatten(-1, (n, n)), dim=-1) + entry_eps
+        for dim in [-2, -1] * (self.residual["n_iterations"] - 1) + [-2]:
+            carry = carry / (carry.sum(dim=dim, keepdim=True) + eps)
+        return carry
+
+    def read(self, stream: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the input of the sublayer, and the state for `write`."""
+        x, logits = self.mixing.read(stream)
+        return x, (stream, logits)
+
+    def write(self, state: tuple[Tensor, Tensor], update: Tensor) -> Tensor:
+        """Return the stream with the update. state: from `read`."""
+        stream, logits = state
+        n = self.mixing.n_slots
+        slots = stream.to(logits.dtype).unflatten(-1, (n, -1))
+        writes = self.residual["multiplier"] * 2 * torch.sigmoid(logits[..., n : 2 * n, None])
+        carry = self.carry(logits[..., 2 * n :])
+        written = carry.transpose(-1, -2) @ slots + writes * update.to(logits.dtype)[..., None, :]
+        return written.flatten(-2).to(stream.dtype)
+
+
+RESIDUALS = {"plain": PlainResidual, "hyper_connections": HyperConnection, "manifold": ManifoldConnection}
 
 
 Rope = tuple[int, float, tuple[float, ...] | None]

@@ -73,7 +73,7 @@ NAMES = {
 """Parts of our names -> parts of the names of tensors that other programs know; None: dropped."""
 
 FEED_FORWARDS = ("swiglu", "mlp", "hourglass", "moe", "dynamic")
-RESIDUALS = ("plain", "hyper_connections")
+RESIDUALS = ("plain", "hyper_connections", "manifold")
 
 
 class Widthwise(Architecture):

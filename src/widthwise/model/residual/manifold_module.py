@@ -84,14 +84,14 @@ class ManifoldExit(Exit):
 
     def __init__(self, config: ManifoldConfig, norm: Norm):
         super().__init__()
-        self.mixing = Mixing(config, None, (config.n_slots,))
+        self.reduce = Mixing(config, None, (config.n_slots,))
         self.norm = norm
 
     def share_reduction(self, source: "ManifoldExit") -> None:
-        self.mixing.dynamic.weight = source.mixing.dynamic.weight
+        self.reduce.dynamic.weight = source.reduce.dynamic.weight
 
     def forward(self, stream: Tensor) -> Tensor:
-        x, _ = read_form(stream, self.mixing.form, self.mixing.tables(), state_every=1)
+        x, _ = read_form(stream, self.reduce.form, self.reduce.tables(), state_every=1)
         return self.norm(x)
 
 
