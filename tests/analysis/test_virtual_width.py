@@ -190,3 +190,21 @@ def test_few_tokens_are_decomposed_evenly_spread(n_tokens):
     assert len(found) > N_SPECTRA / 2 or n_tokens < N_SPECTRA
     assert len(set(found.diff().tolist())) <= 1
     assert spectra(torch.eye(3)[None].double(), 2 * torch.eye(3)[None].double()).tolist() == [[1, 1, 2, 2]]
+
+
+@pytest.mark.parametrize("carry", ["sinkhorn", "permutations"])
+def test_doubly_stochastic_carries_have_an_entropy_and_do_not_grow(carry):
+    residual = {"kind": "manifold", "n_slots": 3, "carry": carry}
+    model = connected_model(shape={"kind": "uniform"}, residual=residual)
+    ids = tokens(2)
+    found = summary(model, ids)
+    assert (found.n_slots, found.slot_width, found.dynamic) == (3, 8, True)
+    carries = [each[..., 1:4].flatten(0, 1) + torch.eye(3) for each in coefficients_of(model, ids)]
+    for site, matrices in zip(found.sites, carries, strict=True):
+        entropy = -(matrices * matrices.log()).sum(-1).mean()
+        distance = (matrices - torch.eye(3)).square().sum((-1, -2)).sqrt().mean() / math.sqrt(3)
+        assert site.carry_entropy == pytest.approx(float(entropy), abs=1e-6)
+        assert site.identity_distance == pytest.approx(float(distance), abs=1e-6)
+        assert 0 < site.carry_entropy <= math.log(3) + 1e-5
+        assert site.spectrum.product_norm <= 1.005
+    assert summary(connected_model(), ids).sites[0].carry_entropy is None

@@ -18,8 +18,9 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.context import Stream
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.hyper_connections_module import HyperConnection
+from widthwise.model.residual.manifold_module import ManifoldConnection
+from widthwise.model.residual.slots import SlotsConfig
 from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 
 SUBLAYERS = ("attention", "ffn")
@@ -90,6 +91,11 @@ def gate_distance(gates: Tensor) -> Tensor:
     return torch.minimum(sizes, (sizes - 1).abs()).mean(dim=(-1, -2))
 
 
+def carry_entropy(carry: Tensor) -> Tensor:
+    """Return (N,): the mean entropy of the rows in nats. carry: (N, n, n), of entries that are not negative."""
+    return -torch.special.xlogy(carry, carry).sum(dim=-1).mean(dim=-1)
+
+
 def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
     """Return the share of the last n_slots sources in the input of a site; None if it reads nothing.
 
@@ -102,12 +108,13 @@ def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
 class VirtualWidthMeter:
     """Statistics of the sites of a model over all tokens that it reads, without MTP heads."""
 
-    def __init__(self, model: Decoder, residual: HyperConnectionsConfig):
+    def __init__(self, model: Decoder, residual: SlotsConfig):
         """residual: the residual config of the model."""
         self._model = model
         self._residual = residual
         sites = hyper_connections(model)
-        self._meters = [_SiteMeter(name, site.n_read, residual.n_slots) for name, site in sites.items()]
+        is_stochastic = residual.always_mixes
+        self._meters = [_SiteMeter(name, site.n_read, residual.n_slots, is_stochastic) for name, site in sites.items()]
         self._n_tokens = 0
 
     @torch.no_grad()
@@ -146,10 +153,14 @@ class _SiteMeter:
     _name: str
     _n_read: int
     _n_slots: int
+    _is_stochastic: bool
+    """True if the rows of a carry are not negative and sum to 1."""
     _coefficients: Moments = field(default_factory=Moments)
     _reach: Moments = field(default_factory=Moments)
     _spectra: Moments = field(default_factory=Moments)
     _distance: Moments = field(default_factory=Moments)
+    _identity_distance: Moments = field(default_factory=Moments)
+    _entropy: Moments = field(default_factory=Moments)
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
         """Add coefficients (..., n_slots, n_coefficients), and move `depth` past this site."""
@@ -160,6 +171,8 @@ class _SiteMeter:
         depth.pass_site(deviation, multiplier * write)
         carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
         self._distance.add(gate_distance(torch.cat((carry, write), dim=-1)))
+        self._identity_distance.add(torch.linalg.matrix_norm(deviation) / math.sqrt(self._n_slots))
+        self._entropy.add(carry_entropy(carry.clamp(min=0)))
         self._spectra.add(spectra(sampled(carry), sampled(depth.of_embedding)))
 
     def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
@@ -184,6 +197,8 @@ class _SiteMeter:
             plain_distance=(len(reaches) + 1) / (2 * SITES_PER_LAYER),
             window_share=None if share is None else round(share, N_DECIMALS),
             gate_distance=_rounded(self._distance.mean),
+            identity_distance=_rounded(self._identity_distance.mean),
+            carry_entropy=_rounded(self._entropy.mean) if self._is_stochastic else None,
             spectrum=CarrySpectrum(radius=radius, norm=norm, product_radius=product_radius, product_norm=product_norm),
             read=_rounded(read),
             carry=_rounded(carry),
@@ -196,18 +211,18 @@ def _rounded(values: Tensor) -> Any:
     return values.cpu().numpy().round(N_DECIMALS).tolist()
 
 
-def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
+def hyper_connections(model: Decoder) -> dict[str, HyperConnection | ManifoldConnection]:
     """Return the sites by name, such as `layers.3.attention`, in the order of the stream."""
     places = [(i, part, layer) for i, layer in enumerate(model.layers) for part in SUBLAYERS]
     named = {f"layers.{i}.{part}": getattr(layer, f"{part}_residual") for i, part, layer in places}
-    return {name: site for name, site in named.items() if isinstance(site, HyperConnection)}
+    return {name: site for name, site in named.items() if isinstance(site, HyperConnection | ManifoldConnection)}
 
 
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call see(index of the site, its coefficients) in every pass of the layers, uncompiled in this context."""
 
-    def show(index: int, site: HyperConnection, stream: Stream) -> None:
+    def show(index: int, site: HyperConnection | ManifoldConnection, stream: Stream) -> None:
         see(index, site.coefficients(stream))
 
     with ExitStack() as stack:
@@ -223,13 +238,13 @@ SAMPLE_TOKENS = 4096
 
 def has_virtual_width(model: ModelConfig) -> bool:
     """Return True if `analyse_virtual_width` has a result for a model."""
-    return isinstance(model.residual, HyperConnectionsConfig)
+    return isinstance(model.residual, SlotsConfig)
 
 
 def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> VirtualWidth | None:
     """Return the `virtual_width` of a result; None for a model without hyper-connections."""
     residual = model.config.residual
-    if not isinstance(residual, HyperConnectionsConfig):
+    if not isinstance(residual, SlotsConfig):
         return None
     meter = VirtualWidthMeter(model, residual)
     with evaluating(model) as device:

@@ -83,6 +83,10 @@ class SiteSlots(Record):
     """Weight of the last n_slots sources divided by the weight of all sources."""
     gate_distance: Known = None
     """Mean distance of the sizes of carries and writes from 0 or 1 (the nearer one); 0 if routing is hard."""
+    identity_distance: Known = None
+    """Mean Frobenius norm of a carry minus the identity, divided by the root of n_slots."""
+    carry_entropy: Known = None
+    """Mean entropy of the rows of a doubly stochastic carry in nats: 0 for a permutation, log(n_slots) for a mean."""
     spectrum: CarrySpectrum | None = None
 
 

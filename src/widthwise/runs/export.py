@@ -28,7 +28,7 @@ from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from widthwise.model.residual.slots import SlotsConfig
 from widthwise.recipe.inspection import layer_rows
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.evaluation import Evaluation
@@ -238,7 +238,7 @@ def _features(config: ModelConfig) -> Iterator[str]:
         FEED_FORWARDS.get(type(layer.ffn), f"{layer.ffn.kind} feed-forwards") for layer in config.layers
     )
     residual = config.residual
-    if isinstance(residual, HyperConnectionsConfig):
+    if isinstance(residual, SlotsConfig):
         yield f"virtual width (hyper-connections over {residual.n_slots} slots of {residual.slot_width})"
     if config.mtp is not None:
         yield f"multi-token prediction (MTP) of {config.mtp.n_depths} further tokens"

@@ -6,7 +6,7 @@ arXiv:2601.05732. See docs/virtual_width.md for its formulas and growth.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -64,6 +64,7 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
 
     module = "widthwise.model.residual.manifold_module"
     always_mixes = True  # no finite logits give the identity
+    dynamic: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
     slot_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of a slot's share of the sum of squares; null: slot_width. A grown model keeps its old divisor."""
     read_shares: tuple[pydantic.PositiveFloat, ...] | None = None
