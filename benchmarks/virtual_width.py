@@ -23,6 +23,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.context import Exit, Site
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.residual.hyper_connections import HyperConnectionsTemplate
+from widthwise.model.residual.manifold import ManifoldTemplate
 from widthwise.model.residual.plain_module import Stream
 
 N_STREAMS = 4
@@ -61,6 +62,12 @@ def slots_config(size: Size, m: int, n: int, **options: Any) -> ModelConfig:
     return (
         size.template().model_copy(update={"residual": parse(HyperConnectionsTemplate, residual)}).resolve(size.seq_len)
     )
+
+
+def manifold_config(size: Size, **options: Any) -> ModelConfig:
+    """The same layers around as many slots with doubly stochastic carries."""
+    residual = parse(ManifoldTemplate, {"kind": "manifold", "n_slots": N_STREAMS, **options})
+    return size.template().model_copy(update={"residual": residual}).resolve(size.seq_len)
 
 
 class PackageSite(Site):
@@ -113,6 +120,8 @@ def decoders(size: Size) -> dict[str, Decoder]:
         "plain": build(size.model(), seed=0),
         **ours,
         f"{name(1, N_STREAMS)}_every_state_kept": every_state,
+        f"manifold_{N_STREAMS}": build(manifold_config(size), seed=0),
+        f"manifold_{N_STREAMS}_permutations": build(manifold_config(size, carry="permutations"), seed=0),
         f"package_{N_STREAMS}_streams": package_decoder(size),
     }
 

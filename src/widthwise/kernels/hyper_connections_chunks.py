@@ -59,6 +59,8 @@ class Site(NamedTuple):
     n_read: int
     eps: float
 
+    chunk_factor = 1
+
     @property
     def tables(self) -> tuple[Tensor | None, ...]:
         """The parameters, transposed."""
@@ -143,7 +145,7 @@ class Chunks:
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Any]]:
         n_tokens, n_slots, slot_width = self.state.shape
         n_numbers = n_slots * slot_width + self.site.n_kept
-        size = CHUNK_BYTES // (self.state.element_size() * n_numbers) | 1
+        size = CHUNK_BYTES * self.site.chunk_factor // (self.state.element_size() * n_numbers) | 1
         for start in range(0, n_tokens, size):
             rows = slice(start, start + size)
             chunk = self.state[rows]

@@ -8,7 +8,6 @@ Reads, writes and recomputed states are those of `kernels.hyper_connections`; th
 and the steps of a normalisation are (..., C) for C tokens, so that every operation runs over consecutive tokens.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -58,10 +57,6 @@ class Sinkhorn(NamedTuple):
             carry.mul_(total)
         return _softmax_backward(grad, weights, dim=1).flatten(0, 1)
 
-    def n_kept(self, n_slots: int) -> int:
-        """Return the numbers that `forward` keeps for a token."""
-        return n_slots * (2 * n_slots + 2 * self.n_iterations - 1)
-
     def _dims(self, column: int, row: int) -> list[int]:
         """Return the summed dimension of each step."""
         return [column, row] * (self.n_iterations - 1) + [column]
@@ -82,10 +77,6 @@ class Permutations(NamedTuple):
     def backward(self, grad: Tensor, weights: Tensor) -> Tensor:
         """grad: (n, n, C) -> gradient of the logits, (n!, C)."""
         return _softmax_backward(_permutations(len(grad), grad) @ grad.flatten(0, 1), weights, dim=0)
-
-    def n_kept(self, n_slots: int) -> int:
-        """Return the numbers that `forward` keeps for a token."""
-        return math.factorial(n_slots)
 
 
 Carry = Sinkhorn | Permutations
@@ -174,6 +165,8 @@ class ManifoldSite(NamedTuple):
     projection: Tensor
     """(k, n * b)"""
 
+    chunk_factor = 16  # the divisions are many operations on few numbers
+
     @property
     def tables(self) -> tuple[Tensor, ...]:
         return self.static, self.projection
@@ -184,9 +177,8 @@ class ManifoldSite(NamedTuple):
 
     @property
     def n_kept(self) -> int:
-        n_slots = len(self.form.read_shares)
-        of_the_carry = 0 if self.form.carry is None else self.form.carry.n_kept(n_slots)
-        return len(self.static) + n_slots * (2 + sum(self.sizes)) + of_the_carry
+        """Numbers in the logits of a token. Divisions take longer than fetching their result, so all are cached."""
+        return len(self.static)
 
     def coefficients(self, chunk: Tensor, scratch: Scratch) -> ManifoldCoefficients:
         """Return the coefficients of a chunk (C, n, b)."""

@@ -4,7 +4,7 @@ import math
 from itertools import count
 from typing import Any
 
-from widthwise.config_io import Config, checked_copy, differences, mistakes_at, parse, to_data
+from widthwise.config_io import Config, differences, mistakes_at, parse, to_data
 from widthwise.growth.choices import NewSizes
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.resizing import resized, with_layers
@@ -17,7 +17,6 @@ from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig, MTPOptions
-from widthwise.model.residual.manifold import ManifoldConfig
 from widthwise.model.residual.slots import HyperConnectionOptions
 from widthwise.model.residual.virtual_width import VirtualWidthTemplate
 from widthwise.recipe.design import shape_section
@@ -55,15 +54,7 @@ def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
         model = _shaped(model, request)
     if sizes.ffn is not None:
         model = with_layers(model, lambda _, layer: _as_hourglass(layer))
-    if sizes.virtual_width is not None and isinstance(model.residual, ManifoldConfig):
-        n_slots = int(sizes.virtual_width)
-        if n_slots != sizes.virtual_width:
-            raise UserError(
-                f"--virtual-width: got {sizes.virtual_width:g}; must be whole, because a slot is d_model wide"
-            )
-        residual = checked_copy(model.residual, "--virtual-width", n_slots=n_slots, read_shares=None)
-        model = model.model_copy(update={"residual": residual})
-    elif sizes.virtual_width is not None:
+    if sizes.virtual_width is not None:
         virtual = {"kind": "virtual", "width": sizes.virtual_width}
         with mistakes_at("--virtual-width"):
             template = VirtualWidthTemplate.model_validate(_shared(HyperConnectionOptions, model.residual) | virtual)

@@ -126,12 +126,10 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
             shares = (2 / self.n_slots,) * self.n_slots
             return self.model_copy(update={"scale_init": 0.0, "coefficient_eps": 0.0, "read_shares": shares})
         must_stay(("carry", "n_iterations", "coefficient_eps"), old, self)
-        if self.n_slots % old.n_slots:
-            raise ValueError(
-                f"n_slots: got {self.n_slots}; must be a multiple of {old.n_slots}, because slots are copied"
-            )
-        if self.n_slots != old.n_slots and self.carry == "permutations":
-            raise ValueError(f"n_slots: got {self.n_slots}; must be {old.n_slots} with carry: permutations")
+        is_multiple = self.n_slots % old.n_slots == 0 and self.carry == "sinkhorn"
+        if self.n_slots != old.n_slots and not is_multiple:
+            allowed = f"{old.n_slots}, or with carry: sinkhorn a multiple of it, because slots are copied"
+            raise ValueError(f"n_slots: got {self.n_slots}; must be {allowed}")
         n_copies = self.n_slots // old.n_slots
         shares = old.read_shares
         if n_copies > 1:
@@ -147,9 +145,6 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
             yield f"residual: {old.kind} -> {self.n_slots} slots with doubly stochastic carries (virtual width)"
         elif self.n_slots != old.n_slots:
             yield f"residual: {old.n_slots} -> {self.n_slots} slots, copies of the old ones (virtual width)"
-
-    def has_usual_divisors(self, d_model: int) -> bool:
-        return self.slot_norm_dim in (None, self.slot_width)
 
 
 class ManifoldTemplate(ManifoldOptions, ResidualTemplate):
