@@ -207,4 +207,3 @@ def test_doubly_stochastic_carries_have_an_entropy_and_do_not_grow(carry):
         assert site.identity_distance == pytest.approx(float(distance), abs=1e-6)
         assert 0 < site.carry_entropy <= math.log(3) + 1e-5
         assert site.spectrum.product_norm <= 1.005
-    assert summary(connected_model(), ids).sites[0].carry_entropy is None

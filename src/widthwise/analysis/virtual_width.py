@@ -92,8 +92,9 @@ def gate_distance(gates: Tensor) -> Tensor:
 
 
 def carry_entropy(carry: Tensor) -> Tensor:
-    """Return (N,): the mean entropy of the rows in nats. carry: (N, n, n), of entries that are not negative."""
-    return -torch.special.xlogy(carry, carry).sum(dim=-1).mean(dim=-1)
+    """Return (N,): the mean entropy in nats of the rows' sizes, divided by their sum. carry: (N, n, n)."""
+    shares = carry.abs() / carry.abs().sum(dim=-1, keepdim=True)
+    return torch.special.entr(shares).sum(dim=-1).mean(dim=-1)
 
 
 def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
@@ -113,8 +114,7 @@ class VirtualWidthMeter:
         self._model = model
         self._residual = residual
         sites = hyper_connections(model)
-        is_stochastic = residual.always_mixes
-        self._meters = [_SiteMeter(name, site.n_read, residual.n_slots, is_stochastic) for name, site in sites.items()]
+        self._meters = [_SiteMeter(name, site.n_read, residual.n_slots) for name, site in sites.items()]
         self._n_tokens = 0
 
     @torch.no_grad()
@@ -141,7 +141,7 @@ class VirtualWidthMeter:
             n_tokens=self._n_tokens,
             n_slots=self._residual.n_slots,
             slot_width=self._residual.slot_width,
-            dynamic=self._residual.dynamic,
+            dynamic=getattr(self._residual, "dynamic", True),
             sites=[meter.summary() for meter in self._meters],
         )
 
@@ -153,8 +153,6 @@ class _SiteMeter:
     _name: str
     _n_read: int
     _n_slots: int
-    _is_stochastic: bool
-    """True if the rows of a carry are not negative and sum to 1."""
     _coefficients: Moments = field(default_factory=Moments)
     _reach: Moments = field(default_factory=Moments)
     _spectra: Moments = field(default_factory=Moments)
@@ -172,7 +170,7 @@ class _SiteMeter:
         carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
         self._distance.add(gate_distance(torch.cat((carry, write), dim=-1)))
         self._identity_distance.add(torch.linalg.matrix_norm(deviation) / math.sqrt(self._n_slots))
-        self._entropy.add(carry_entropy(carry.clamp(min=0)))
+        self._entropy.add(carry_entropy(carry))
         self._spectra.add(spectra(sampled(carry), sampled(depth.of_embedding)))
 
     def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
@@ -198,7 +196,7 @@ class _SiteMeter:
             window_share=None if share is None else round(share, N_DECIMALS),
             gate_distance=_rounded(self._distance.mean),
             identity_distance=_rounded(self._identity_distance.mean),
-            carry_entropy=_rounded(self._entropy.mean) if self._is_stochastic else None,
+            carry_entropy=_rounded(self._entropy.mean),
             spectrum=CarrySpectrum(radius=radius, norm=norm, product_radius=product_radius, product_norm=product_norm),
             read=_rounded(read),
             carry=_rounded(carry),

@@ -311,13 +311,12 @@ class Mixing(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.n_slots = residual["n_slots"]
-        self.slot_width = residual["slot_width"]
-        self.norm_dim = self.n_slots * (residual["slot_norm_dim"] or self.slot_width)
+        self.norm_dim = self.n_slots * (residual["slot_norm_dim"] or residual["slot_width"])
         self.eps = residual["eps"]
         self.read_eps = residual["coefficient_eps"]
         self.read_shares = residual["read_shares"] or [1.0] * self.n_slots
         self.static = nn.Parameter(torch.zeros(sum(sizes)))
-        self.dynamic = Matrix(self.n_slots * self.slot_width, sum(sizes))
+        self.dynamic = Matrix(self.n_slots * residual["slot_width"], sum(sizes))
         self.scale = nn.Parameter(torch.ones(len(sizes)))
 
     def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,7 +328,7 @@ class Mixing(nn.Module):
         logits = inverse_rms * projected + self.static.to(flat.dtype)
         reads = torch.sigmoid(logits[..., : self.n_slots]) + self.read_eps
         reads = logits.new_tensor(self.read_shares) * reads
-        x = reads[..., None, :] @ flat.unflatten(-1, (self.n_slots, self.slot_width))
+        x = reads[..., None, :] @ flat.unflatten(-1, (self.n_slots, -1))
         return x.flatten(-2).to(stream.dtype), logits
 
 

@@ -93,20 +93,12 @@ class Site(NamedTuple):
         torch.addcmul(self.static[:, None], self.scale[:, None], half_tanh, value=2, out=table)
         return Coefficients(table, half_tanh, doubled, inverse_rms)
 
-    def backward(
-        self,
-        chunk: Tensor,
-        coefficients: Coefficients,
-        grad: Tensor,
-        grad_chunk: Tensor,
-        sums: Sequence[Tensor | None],
-    ) -> None:
+    def backward(self, chunk: Tensor, coefficients: Coefficients, grad: Tensor, grad_chunk: Tensor, sums: Any) -> None:
         """Add gradients of the tables to `sums`, and of the state to grad_chunk (C, n, b). Overwrites the coefficients.
 
         grad: gradient of the coefficients' table, overwritten.
         """
         grad_static, grad_projection, grad_scale = sums
-        assert grad_static is not None
         grad_static.add_(grad.sum(dim=1))
         if grad_projection is None or grad_scale is None:
             return

@@ -23,14 +23,13 @@ from widthwise.kernels.hyper_connections_chunks import Scratch
 class Sinkhorn(NamedTuple):
     """A positive matrix whose columns and rows are divided by their sums in turn, columns last.
 
-    The backward pass keeps the sums alone, and multiplies by them to return to earlier steps.
+    The backward pass keeps the sums alone, and multiplies by them to return to earlier steps. `eps` is added to every
+    sum, and `entry_eps` to every entry before the first division.
     """
 
     n_iterations: int
     eps: float
-    """Added to every sum."""
     entry_eps: float
-    """Added to every entry before the first division."""
 
     def reference(self, logits: Tensor, n_slots: int) -> Tensor:
         """logits: (..., n * n) -> (..., n, n); entry (j, k) is the weight of slot j in the next slot k."""
@@ -98,25 +97,22 @@ class ManifoldForm(NamedTuple):
     """Coefficients of a site, from logits = state / rms(state) @ projection + static, one norm for all slots.
 
     Parameters: static (1, k) and projection (n * b, k); k = n reads, and unless the carry is None n writes and the
-    logits of the carry.
+    logits of the carry, which is None at the exit of the model, where slots are only read. norm_dim: divisor of the sum
+    of squares of all slots; read_eps: added to the sigmoids of the reads; read_shares: (n,) their factors.
     """
 
     norm_dim: int
-    """Divisor of the sum of squares of all slots."""
     eps: float
     read_eps: float
-    """Added to the sigmoids of the reads."""
     read_shares: tuple[float, ...]
-    """(n,): factor of each read."""
     carry: Carry | None
-    """None at the exit of the model, where slots are only read."""
 
     n_read = 1
 
     def site(self, parameters: Sequence[Tensor | None], dtype: torch.dtype) -> "ManifoldSite":
         """Return the parameters in the layout of chunks."""
         static, projection = (table.T.to(dtype).contiguous() for table in parameters if table is not None)
-        return ManifoldSite(self, static, projection)
+        return ManifoldSite(self, static, projection, static.new_tensor(self.read_shares))
 
     def reference(self, state: Tensor, static: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input of a sublayer, and the coefficients for `reference_write_slots`.
@@ -142,28 +138,30 @@ class ManifoldForm(NamedTuple):
 
 
 class ManifoldCoefficients(NamedTuple):
-    """The coefficients of a chunk, and what their derivative needs."""
+    """The coefficients of a chunk, and the input of their derivative.
+
+    table: (1 + n + 1, C, n), [read | carry | write] of each slot, or (1, C, n) without a carry; gates: (2 n, C) or
+    (n, C), sigmoids of reads and writes; normalised: (k, C), logits without the static part; inverse_rms: (C,);
+    carry: arguments of the carry's `backward`.
+    """
 
     table: Tensor
-    """(1 + n + 1, C, n), or (1, C, n) without a carry: [read | carry | write] of each slot."""
     gates: Tensor
-    """(2 n, C) or (n, C): sigmoids of reads and writes."""
     normalised: Tensor
-    """(k, C): logits without the static part."""
     inverse_rms: Tensor
-    """(C,)"""
     carry: Any
-    """Arguments of the carry's `backward`."""
 
 
 class ManifoldSite(NamedTuple):
-    """The parameters of one site in the layout of chunks; see `hyper_connections_chunks.Site`."""
+    """The parameters of one site in the layout of chunks; see `hyper_connections_chunks.Site`.
+
+    static: (k, 1); projection: (k, n * b); shares: (n,), factors of the reads.
+    """
 
     form: ManifoldForm
     static: Tensor
-    """(k, 1)"""
     projection: Tensor
-    """(k, n * b)"""
+    shares: Tensor
 
     chunk_factor = 16  # the divisions are many operations on few numbers
 
@@ -190,7 +188,7 @@ class ManifoldSite(NamedTuple):
         logits = normalised + self.static
         gates = torch.sigmoid(logits[: 2 * n_slots])
         table = chunk.new_empty(sum(self.sizes), n_tokens, n_slots)
-        torch.mul(gates[:n_slots].T + self.form.read_eps, self._shares, out=table[0])
+        torch.mul(gates[:n_slots].T + self.form.read_eps, self.shares, out=table[0])
         kept = None
         if self.form.carry is not None:
             carry, kept = self.form.carry.forward(logits[2 * n_slots :], n_slots)
@@ -199,19 +197,12 @@ class ManifoldSite(NamedTuple):
         return ManifoldCoefficients(table, gates, normalised, inverse_rms, kept)
 
     def backward(
-        self,
-        chunk: Tensor,
-        coefficients: ManifoldCoefficients,
-        grad: Tensor,
-        grad_chunk: Tensor,
-        sums: Sequence[Tensor | None],
+        self, chunk: Tensor, coefficients: ManifoldCoefficients, grad: Tensor, grad_chunk: Tensor, sums: Any
     ) -> None:
         """Add gradients of the tables to `sums`, and of the state to grad_chunk (C, n, b). grad: of the table."""
         grad_static, grad_projection = sums
-        assert grad_static is not None
-        assert grad_projection is not None
         n_slots = chunk.shape[1]
-        grads = [(grad[0] * self._shares).T]
+        grads = [(grad[0] * self.shares).T]
         if self.form.carry is not None:
             grads.append(grad[-1].T * 2)
         gates = coefficients.gates
@@ -231,7 +222,3 @@ class ManifoldSite(NamedTuple):
     def of_the_write(self) -> "ManifoldSite":
         """Return the site: all its coefficients come from one product."""
         return self
-
-    @property
-    def _shares(self) -> Tensor:
-        return self.static.new_tensor(self.form.read_shares)

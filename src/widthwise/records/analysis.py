@@ -86,7 +86,7 @@ class SiteSlots(Record):
     identity_distance: Known = None
     """Mean Frobenius norm of a carry minus the identity, divided by the root of n_slots."""
     carry_entropy: Known = None
-    """Mean entropy of the rows of a doubly stochastic carry in nats: 0 for a permutation, log(n_slots) for a mean."""
+    """Mean entropy of the rows of a carry in nats, of the sizes: 0 for a permutation, log(n_slots) for a mean."""
     spectrum: CarrySpectrum | None = None
 
 

@@ -169,7 +169,7 @@ def _quantities(width: VirtualWidth) -> dict[str, str]:
         ),
         "distance of carries and writes from 0 or 1, mean (0: hard routing)": _mean("gate_distance", width),
         "distance of carries from the identity, mean": _mean("identity_distance", width),
-        "entropy of carries in nats, mean (doubly stochastic ones only)": _mean("carry_entropy", width),
+        "entropy of the rows of carries in nats, mean": _mean("carry_entropy", width),
         "spectral radius of a carry, mean over sublayers": _mean("radius", width),
         "spectral radius, norm of the product of all carries": ", ".join(fixed(number, 3) for number in of_last),
         "standard deviation of a weight between tokens / its mean": fixed(deviation / weights if weights else None, 3),

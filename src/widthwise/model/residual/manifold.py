@@ -6,26 +6,17 @@ arXiv:2601.05732. See docs/virtual_width.md for its formulas and growth.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pydantic
 
 from widthwise.config_io import options_of
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.kinds import must_stay
-from widthwise.model.residual.interface import (
-    Idle,
-    ResidualConfig,
-    ResidualTemplate,
-    SiteWidths,
-    SlotLayout,
-    register_residual,
-)
+from widthwise.model.residual.interface import ResidualConfig, ResidualTemplate, SlotLayout, register_residual
 from widthwise.model.residual.slots import SlotOptions, SlotsConfig, mixing_cost
 from widthwise.sizes import Count, NSlots
 
-N_SCALES = 3
-"""Scales of a site: of reads, writes and the carry."""
 MAX_PERMUTED_SLOTS = 4
 """Slots with 24 permutations; 5 have 120."""
 
@@ -56,7 +47,7 @@ class ManifoldOptions(SlotOptions):
         if self.carry == "permutations":  # the product of weights and permutations
             carry = Cost(flops=2 * math.factorial(n_slots) * n_slots**2)
         mixing = mixing_cost(n_slots, 1 + n_slots + 1, slot_width, slot_width, self.state_every)
-        return mixing + carry + linear(n_slots * slot_width, n_logits) + vector(n_logits + N_SCALES)
+        return mixing + carry + linear(n_slots * slot_width, n_logits) + vector(n_logits + 3)  # 3 scales
 
 
 class ManifoldConfig(ManifoldOptions, SlotsConfig):
@@ -64,7 +55,6 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
 
     module = "widthwise.model.residual.manifold_module"
     always_mixes = True  # no finite logits give the identity
-    dynamic: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
     slot_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of a slot's share of the sum of squares; null: slot_width. A grown model keeps its old divisor."""
     read_shares: tuple[pydantic.PositiveFloat, ...] | None = None
@@ -94,11 +84,6 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         return self.site_cost(self.slot_width, self.n_slots)
 
-    def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
-        """Count parameters of the first carry, whose slots are equal, so that it changes nothing."""
-        n_logits = n_carry_logits(self.carry, self.n_slots)
-        return super().idle(d_model, sites, width)._replace(n_params=n_logits * (self.stream_width + 1) + 1)
-
     def exit_cost(self, d_model: int) -> Cost:
         """Return the cost of one read; it keeps the last state."""
         mixing = mixing_cost(self.n_slots, 1, 0, d_model, state_every=1)
@@ -125,7 +110,7 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
             # Slots stay equal while reads, 1/2 each at first, and the columns of each carry sum to 1.
             shares = (2 / self.n_slots,) * self.n_slots
             return self.model_copy(update={"scale_init": 0.0, "coefficient_eps": 0.0, "read_shares": shares})
-        must_stay(("carry", "n_iterations", "coefficient_eps"), old, self)
+        must_stay(("carry", "n_iterations"), old, self)
         is_multiple = self.n_slots % old.n_slots == 0 and self.carry == "sinkhorn"
         if self.n_slots != old.n_slots and not is_multiple:
             allowed = f"{old.n_slots}, or with carry: sinkhorn a multiple of it, because slots are copied"
@@ -136,7 +121,7 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
             parts = [2 * (i + 1) / (n_copies * (n_copies + 1)) for i in range(n_copies)]
             shares = tuple(share * part for share in shares or (1.0,) * old.n_slots for part in parts)
         divisor = old.slot_norm_dim or old.slot_width
-        constants = {"eps": old.eps, "read_shares": shares}
+        constants = {"eps": old.eps, "coefficient_eps": old.coefficient_eps, "read_shares": shares}
         constants["slot_norm_dim"] = None if divisor == self.slot_width else divisor
         return self.model_copy(update=constants)
 

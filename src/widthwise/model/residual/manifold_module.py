@@ -10,7 +10,7 @@ from widthwise.kernels.manifold_connections import Carry, ManifoldForm, Permutat
 from widthwise.model.axes import Control, Norm, Scale, Vector
 from widthwise.model.context import Exit, Site
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.manifold import N_SCALES, ManifoldConfig, n_carry_logits
+from widthwise.model.residual.manifold import ManifoldConfig, n_carry_logits
 from widthwise.model.residual.over_width_module import CopiesEntry
 
 CARRIES: dict[str, Any] = {
@@ -50,10 +50,6 @@ class Mixing(nn.Module):
         scales = torch.cat([scale.expand(n) for scale, n in zip(self.scale().split(1), self._sizes)])
         return self.static()[None], self.dynamic.weight.T * scales
 
-    def coefficients(self, stream: Tensor) -> Tensor:
-        """Return the mixing coefficients, (B, T, n_slots, k), in fp32 or wider. See `ManifoldForm.reference`."""
-        return self.form.reference(stream, *self.tables())[1]
-
 
 class ManifoldConnection(Site):
     """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
@@ -66,11 +62,10 @@ class ManifoldConnection(Site):
         n_slots = config.n_slots
         n_logits = n_carry_logits(config.carry, n_slots)
         self.mixing = Mixing(config, CARRIES[config.carry](config), (n_slots, n_slots, n_logits))
-        assert len(self.mixing.scale.weight) == N_SCALES
 
     def coefficients(self, stream: Tensor) -> Tensor:
         """Return the mixing coefficients, (B, T, n_slots, 1 + n_slots + 1), in fp32 or wider."""
-        return self.mixing.coefficients(stream)
+        return self.mixing.form.reference(stream, *self.mixing.tables())[1]
 
     def read(self, stream: Tensor) -> tuple[Tensor, Any]:
         return read_form(stream, self.mixing.form, self.mixing.tables(), self.config.state_every)

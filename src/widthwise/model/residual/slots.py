@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
@@ -30,9 +30,6 @@ class SlotOptions(Config):
 
 class SlotsConfig(SlotOptions, ResidualConfig):
     """The residual of a resolved model whose stream is equal slots."""
-
-    if TYPE_CHECKING:
-        dynamic: Any  # a field, or a constant of a class
 
     constant_fields = ()
     slot_width: Width
