@@ -293,7 +293,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, draw: Draw) -> Tenso
 def _copied_slots_plan(source: str, owner: Owner, old: Mixing, new: Mixing, stream: StreamMap) -> TensorPlan:
     """Return the plan of a parameter of a manifold-constrained connection, whose new slots are copies of old ones.
 
-    Copies have equal logits, and so the carry of a copy is that of its slot divided among the copies. Weights that read
+    Copies have equal logits, and a carry between two slots is divided among their copies. Weights that read
     copies are divided by their number.
     """
     n_old = old.config.n_slots

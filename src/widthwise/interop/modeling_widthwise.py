@@ -307,7 +307,7 @@ class Mixing(nn.Module):
     """Coefficients from the normalised state of all slots: scale * (state W^T) + static."""
 
     def __init__(self, residual: dict[str, Any], sizes: tuple[int, ...]):
-        """sizes: numbers of logits that share a scale; those of the reads come first."""
+        """sizes: numbers of logits that share a scale, reads first."""
         super().__init__()
         self.sizes = sizes
         self.n_slots = residual["n_slots"]

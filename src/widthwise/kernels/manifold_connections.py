@@ -4,7 +4,7 @@ Source: mHC, Xie et al. 2025, arXiv:2512.24880; permutations: mHC-lite, arXiv:26
 the n slots of a token, with weights between 0 and 1, and adds its update to each slot, with weights between 0 and 2.
 Rows and columns of the carry sum to 1, so a product of carries of any number of layers neither grows nor vanishes.
 
-Reads, writes and recomputed states are those of `kernels.hyper_connections`; this file has the coefficients. Logits
+`kernels.hyper_connections` reads, writes and recomputes states; this file has the coefficients. Logits
 and the steps of a normalisation are (..., C) for C tokens, so that every operation runs over consecutive tokens.
 """
 
@@ -189,12 +189,12 @@ class ManifoldSite(NamedTuple):
         gates = torch.sigmoid(logits[: 2 * n_slots])
         table = chunk.new_empty(sum(self.sizes), n_tokens, n_slots)
         torch.mul(gates[:n_slots].T + self.form.read_eps, self.shares, out=table[0])
-        kept = None
+        saved = None
         if self.form.carry is not None:
-            carry, kept = self.form.carry.forward(logits[2 * n_slots :], n_slots)
+            carry, saved = self.form.carry.forward(logits[2 * n_slots :], n_slots)
             table[1:-1] = carry.permute(1, 2, 0)
             torch.mul(gates[n_slots:].T, 2, out=table[-1])
-        return ManifoldCoefficients(table, gates, normalised, inverse_rms, kept)
+        return ManifoldCoefficients(table, gates, normalised, inverse_rms, saved)
 
     def backward(
         self, chunk: Tensor, coefficients: ManifoldCoefficients, grad: Tensor, grad_chunk: Tensor, sums: Any

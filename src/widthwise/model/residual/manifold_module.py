@@ -34,7 +34,7 @@ class Mixing(nn.Module):
     """Coefficients from the normalised state of all slots: scale * (state W^T) + static, before the constraints."""
 
     def __init__(self, config: ManifoldConfig, carry: Carry | None, sizes: tuple[int, ...]):
-        """sizes: numbers of logits that share a scale, those of the reads first. Their sum is the axis of W."""
+        """sizes: numbers of logits that share a scale, reads first."""
         super().__init__()
         self.config = config
         self._sizes = sizes
