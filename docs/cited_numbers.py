@@ -198,9 +198,12 @@ def twenty_tokens() -> Iterator[str]:
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
     yield f"(finally {loss(D48, 'uniform')}, in the third run {loss(D48_AGAIN, 'uniform')})"
-    for name in ("virtual-2-3", "x-head-size", "hourglass", "x", "found", "cut"):
+    kinds = ("virtual-2-3", "x-head-size", "hourglass", "x", "found", "cut")
+    for name in kinds:
         runs = mean(D48_AGAIN, name), ci(at_d48(name))
         yield row(*in_the_course(D48, name, 384), *runs, ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
+    changes = sorted(minus(D48_AGAIN, name).mean - minus(D48, name).mean for name in kinds)
+    yield f"in the mean of the first two, by {changes[0]:.2f} to {changes[-1]:.2f}."
 
 
 def in_the_course(folder: str, name: str, validate_every: int) -> list[str]:

@@ -201,7 +201,8 @@ def test_doubly_stochastic_carries_have_an_entropy_and_do_not_grow(carry):
     assert (found.n_slots, found.slot_width, found.dynamic) == (3, 8, True)
     carries = [each[..., 1:4].flatten(0, 1) + torch.eye(3) for each in coefficients_of(model, ids)]
     for site, matrices in zip(found.sites, carries, strict=True):
-        entropy = -(matrices * matrices.log()).sum(-1).mean()
+        shares = matrices / matrices.sum(-1, keepdim=True)
+        entropy = -(shares * shares.log()).sum(-1).mean()
         distance = (matrices - torch.eye(3)).square().sum((-1, -2)).sqrt().mean() / math.sqrt(3)
         assert site.carry_entropy == pytest.approx(float(entropy), abs=1e-6)
         assert site.identity_distance == pytest.approx(float(distance), abs=1e-6)

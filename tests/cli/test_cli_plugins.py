@@ -59,7 +59,7 @@ def test_it_is_counted_trained_grown_and_resumed(run: str, succeeds, answer, ref
     succeeds("resume", "large")
     err = refused("export", run, "exported")
     assert "residual.kind: got gated, which the exported model lacks; " in err
-    assert "(modeling_widthwise.py) supports plain, hyper_connections, and no plugins" in err
+    assert "(modeling_widthwise.py) supports plain, hyper_connections, manifold, and no plugins" in err
     assert not Path("exported").exists()
 
 
