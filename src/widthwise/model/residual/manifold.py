@@ -74,10 +74,10 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
         return self
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        other = next((width for width in (d_model, *widths) if width != self.slot_width), None)
-        if other is not None:
+        misfit = next((width for width in (d_model, *widths) if width != self.slot_width), None)
+        if misfit is not None:
             raise ValueError(
-                f"kind: got manifold with a layer of width {other}; a slot is a layer wide, so all widths must be "
+                f"kind: got manifold with a layer of width {misfit}; a slot is a layer wide, so all widths must be "
                 f"{self.slot_width}; use hyper_connections"
             )
 
