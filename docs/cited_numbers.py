@@ -356,6 +356,8 @@ def virtual_width() -> Iterator[str]:
     means = [mean(figure, name) for name in ("vwn", "mtp", "vwn_mtp")]
     yield "{} with virtual width, {} with the second token, {} with both".format(*means)
     yield f"{listed(tokens(table, name, '.3f') for name in widths)} at 2, 4 and 8 |"
+    carries = ("free_1_4", "free_2_3", "sinkhorn", "permutations", "sinkhorn_small_scale", "permutations_small_scale")
+    yield from (d("compare_manifold", name) for name in carries)
 
 
 def largest_change(of: str) -> str:
