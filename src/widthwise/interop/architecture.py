@@ -100,7 +100,7 @@ class Scaling(Config):
 
 
 class NoScaling(Scaling):
-    """Plain frequencies."""
+    """The frequencies base^(-2i / head_dim), unchanged."""
 
     rope_type: Literal["default"] = "default"
 
