@@ -1,4 +1,4 @@
-"""Training steps on the CPU: hyper-connections beside the plain residual, and beside the package `hyper-connections`.
+"""Training steps on the CPU: free and doubly stochastic hyper-connections beside the plain residual and a package.
 
 OMP_NUM_THREADS=1 python benchmarks/virtual_width.py [--quick] [--out benchmarks/results/virtual_width_cpu.json]
 """
@@ -19,6 +19,7 @@ from workloads import DTYPES, Size, TrainingStep, cost_ratios
 from widthwise.computing import Precision
 from widthwise.config_io import parse
 from widthwise.kernels.dispatch import autocast
+from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Exit, Site
 from widthwise.model.decoder import Decoder, build
@@ -27,8 +28,7 @@ from widthwise.model.residual.manifold import ManifoldTemplate
 from widthwise.model.residual.plain_module import Stream
 
 N_STREAMS = 4
-"""Of the package, which then has as much state as (1, 4)."""
-
+"""Of the package and of `manifold`, which then have as much state as (1, 4)."""
 
 FULL = Size(256, 64, n_layers=8, batch_size=8)
 QUICK = Size(64, 16, n_layers=2, vocab_size=97, seq_len=32, batch_size=2)
@@ -95,17 +95,20 @@ class PackageExit(Exit):
         return self.exit(Stream(self.reduce(stream)))
 
 
-def package_decoder(size: Size) -> Decoder:
+def package_decoder(size: Size, is_manifold: bool) -> Decoder:
     """The plain decoder with the package around its sublayers, as its users put it: copies of the embedding, their sum.
 
     Raises ImportError where it is not installed.
     """
     try:
-        from hyper_connections import get_init_and_expand_reduce_stream_functions  # an extra, needed here alone
+        import hyper_connections as package  # an extra, needed here alone
     except ImportError as error:
         raise ImportError("the comparison needs the package hyper-connections: pip install -e '.[bench]'") from error
     model = build(size.model(), seed=0)
-    connect, expand, reduce = get_init_and_expand_reduce_stream_functions(N_STREAMS, dim=size.d_model)
+    functions = package.get_init_and_expand_reduce_stream_functions
+    if is_manifold:
+        functions = package.mc_get_init_and_expand_reduce_stream_functions
+    connect, expand, reduce = functions(N_STREAMS, dim=size.d_model)
     for i, layer in enumerate(model.layers):
         layer.attention_residual = PackageSite(connect(layer_index=2 * i))
         layer.ffn_residual = PackageSite(connect(layer_index=2 * i + 1))
@@ -122,7 +125,8 @@ def decoders(size: Size) -> dict[str, Decoder]:
         f"{name(1, N_STREAMS)}_every_state_kept": every_state,
         f"manifold_{N_STREAMS}": build(manifold_config(size), seed=0),
         f"manifold_{N_STREAMS}_permutations": build(manifold_config(size, carry="permutations"), seed=0),
-        f"package_{N_STREAMS}_streams": package_decoder(size),
+        f"package_{N_STREAMS}_streams": package_decoder(size, is_manifold=False),
+        f"package_{N_STREAMS}_streams_manifold": package_decoder(size, is_manifold=True),
     }
 
 
@@ -149,6 +153,26 @@ def step_over_plain(size: Size, precision: Precision, n_rounds: int) -> dict[str
         if key != "plain"
     )
     return {"variants": variants, "summary": f"CPU time over the plain residual: {found}"}
+
+
+def compiled_step_over_plain(size: Size, n_rounds: int) -> dict[str, Any]:
+    """A compiled step in fp32: plain, free and doubly stochastic carries."""
+    tokens, targets = size.batch()
+    configs = {
+        "plain": size.model(),
+        name(2, 3): slots_config(size, 2, 3),
+        name(1, N_STREAMS): slots_config(size, 1, N_STREAMS),
+        f"manifold_{N_STREAMS}": manifold_config(size),
+        f"manifold_{N_STREAMS}_permutations": manifold_config(size, carry="permutations"),
+    }
+    steps = {}
+    for key, config in configs.items():
+        model = build(config, seed=0)
+        compile_layers(model)
+        steps[key] = TrainingStep(model, lambda model=model: model.loss(tokens, targets).objective, "fp32")
+    variants = summarise(interleave(steps, n_rounds=n_rounds), "plain")
+    ratios = ", ".join(f"{key} {variant['cpu_ratio']['median']:.3f}" for key, variant in variants.items())
+    return {"variants": variants, "summary": f"CPU time over the plain residual, all compiled: {ratios}"}
 
 
 def against_target(variant: dict[str, Any], cpu_time: float | None, kept: float | None) -> dict[str, Any]:
@@ -194,23 +218,24 @@ def sites_over_reference(size: Size, m: int, n: int, n_rounds: int) -> dict[str,
 
 
 def parts(size: Size, n_rounds: int) -> list[Part]:
-    """Steps in both precisions, and the sites alone."""
+    """Steps in both precisions, compiled steps, and the sites alone."""
     steps = [
-        Part(f"step/{precision}", lambda _, precision=precision: step_over_plain(size, precision, n_rounds), 420)
+        Part(f"step/{precision}", lambda _, precision=precision: step_over_plain(size, precision, n_rounds), 600)
         for precision in DTYPES
     ]
+    compiled = Part("compiled/fp32", lambda _: compiled_step_over_plain(size, n_rounds), 300)
     sites = [
         Part(f"sites/{name(m, n)}", lambda _, pair=(m, n): sites_over_reference(size, *pair, n_rounds), 120)
         for m, n in TARGETS
     ]
-    return steps + sites
+    return [*steps, compiled, *sites]
 
 
 def main(argv: list[str] | None = None) -> int:
     def chosen(quick: bool) -> list[Part]:
-        return parts(QUICK, n_rounds=3) if quick else parts(FULL, n_rounds=12)
+        return parts(QUICK, n_rounds=3) if quick else parts(FULL, n_rounds=9)
 
-    return cpu_command(__doc__, "virtual_width", chosen, 870, argv)
+    return cpu_command(__doc__, "virtual_width", chosen, 1500, argv)
 
 
 if __name__ == "__main__":
