@@ -128,12 +128,12 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Return a recipe with its `extends:` chain merged and the overrides `a.b=c` applied.
 
-    `merge` lays a child over its parent. A name without a folder, also after `extends:`, means a bundled recipe if no
-    such file exists.
+    `merge` lays a child over its parent. A section that is null is left out. A name without a folder, also after
+    `extends:`, means a bundled recipe if no such file exists.
     """
     data = _read_with_parents(recipe_path(path), ())
     apply_overrides(data, overrides)
-    return data
+    return {section: value for section, value in data.items() if value is not None}
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:

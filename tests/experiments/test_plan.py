@@ -54,6 +54,16 @@ def test_null_drops_a_group_of_a_sweep(tmp_path: Path) -> None:
     assert {point.group for point in plan.points.values() if point.name != plan.baseline} == {"x"}
 
 
+def test_null_drops_a_section_and_a_recipe_has_only_one_of_both(tmp_path: Path) -> None:
+    path = comparison(tmp_path, variants={"uniform": {}, "wider": WIDER})
+    over = "sweep: {over: {optimizer.lr: [0.1, 0.2]}}\n"
+    (tmp_path / "both.yaml").write_text(f"extends: {path.name}\n{over}")
+    message = refusal(read_plan, [tmp_path / "both.yaml"])
+    assert "has both a compare and a sweep section" in message
+    (tmp_path / "sweep.yaml").write_text(f"extends: {path.name}\n{over}compare: null\n")
+    assert [*read_sweep(tmp_path / "sweep.yaml").points] == ["0.1", "0.2"]
+
+
 def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
     variants = {
         "uniform": {},

@@ -102,6 +102,8 @@ def read_plan(
         where = f"{files[0]}: compare"
         if "compare" not in data:
             raise UserError(f"{files[0]}: has no compare section; give several recipes, or name variants under compare")
+        if "sweep" in data:
+            raise UserError(f"{files[0]}: has both a compare and a sweep section; must have one of them")
         section = data.pop("compare")
     else:
         recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in files}

@@ -278,7 +278,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), options: Mapping[str, 
     """
     options = options or {}
     data = read_recipe(path, overrides)
-    if "compare" in data and "sweep" not in data:
+    if "compare" in data:
         return _sweep_of_variants(path, overrides, options)
     if "ladder" in data:
         raise UserError(f"{path}: ladder: {REMOVED['ladder']}")
