@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "slots": (f"{SLOTS}}}",),
     "slots, static": (*UNIFORM, f"{SLOTS}, dynamic: false, embedding: expand}}", "model.tie_embeddings=true"),
+    "slots, doubly stochastic": (*UNIFORM, "model.residual={kind: manifold, n_slots: 3}", "model.mtp={n_depths: 1}"),
     "further heads": (
         *UNIFORM,
         f"{SLOTS}, embedding: slot, reduce: slot}}",

@@ -13,6 +13,7 @@ STREAMS = {
     "gqa": {"shape": "zigzag", **VARIANTS["gqa"]},
     "windows": {"shape": "zigzag", **VARIANTS["windows"]},
     "hyper": {"shape": "uniform", "residual": {"kind": "hyper_connections", "n_fractions": 1, "n_slots": 3}},
+    "manifold": {"shape": "uniform", "residual": {"kind": "manifold", "n_slots": 3}},
     "virtual": {"shape": "uniform", "residual": {**SLOTS, "n_slots": 7}},
     "virtual_x": {"shape": "x", "residual": {**SLOTS, "n_slots": 10, "embedding": "expand"}},
     "virtual_static": {

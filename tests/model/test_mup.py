@@ -30,6 +30,7 @@ MODELS = {
     "direct": ({"residual": {**SLOTS, "n_slots": 15, "group_norm": "rms"}}, OF_SLOTS),
     "expand": ({"residual": {**SLOTS, "n_slots": 10, "embedding": "expand", "group_norm": "layer"}}, OF_SLOTS),
     "slots": ({"residual": {**SLOTS, "n_slots": 9, "embedding": "slot", "reduce": "slot"}, "mtp": {}}, OF_SLOTS),
+    "manifold": ({"residual": {"kind": "manifold", "n_slots": 3}, "mtp": {}}, OF_SLOTS),
     "mtp": ({"residual": {**SLOTS, "n_slots": 9}, "mtp": {"n_depths": 2, "share_reduce": False}}, OF_SLOTS),
 }
 """Models, and what they hold beside an embedding, gains and hidden matrices."""
@@ -37,7 +38,7 @@ ROLES = [
     (r"(embedding|positions)\.weight", "embedding"),
     (r"head\.weight", "head"),
     (r"(.*\.)?(\w+_)?norm\.weight", "gain"),
-    (r".*\.(attention|ffn)_residual\.scale\.weight", "scale"),
+    (r".*\.(attention_residual|ffn_residual|mixing|reduce)\.scale\.weight", "scale"),
     (r".*\.(static|bias|log_gain|theta)\.weight", "vector"),
     (r".*\.(dynamic|w_router|score\.\w+)\.weight", "control"),
     (r"(entry\.w_expand|(.*\.)?exit\.reduce\.w_reduce)\.weight", "ends"),
@@ -58,7 +59,8 @@ def role(name: str, model_name: str) -> str:
 @pytest.mark.parametrize("model_name", MODELS)
 def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model_name):
     changes, further = MODELS[model_name]
-    model = build(config("x", **changes, **RECIPE), 0)
+    shape = "uniform" if model_name == "manifold" else "x"
+    model = build(config(shape, **changes, **RECIPE), 0)
     roles = {name: role(name, model_name) for name, _ in model.named_parameters()}
     usual = {"embedding", "gain", "matrix"} | (set() if model_name == "tied" else {"head"})
     assert set(roles.values()) == usual | further
