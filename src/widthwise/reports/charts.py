@@ -31,6 +31,11 @@ COLOURS: Mapping[str, tuple[str, str]] = {
 to orange and can be distinguished by the colour-blind."""
 
 
+def colours(is_dark: bool) -> dict[str, str]:
+    """Return the colours of one theme."""
+    return {name: pair[is_dark] for name, pair in COLOURS.items()}
+
+
 def colour(name: str) -> str:
     """Return a CSS colour that follows the light or dark page."""
     assert name in COLOURS
@@ -158,16 +163,16 @@ class Figure:
             _add_zoom(spec)
         return spec
 
-    def document(self, kind: FileKind) -> bytes:
-        """Return the figure as a file, in light colours and with a legend."""
+    def document(self, kind: FileKind, is_dark: bool = False) -> bytes:
+        """Return the figure as a file with a legend."""
         spec = self.spec(is_file=True) | {"autosize": {"type": "fit-x", "contains": "padding"}}
         size = {"labelFontSize": _FILE_FONT, "titleFontSize": _FILE_FONT}
         config = {**LOOK, "axis": LOOK["axis"] | size, "text": LOOK["text"] | {"fontSize": _FILE_FONT}}
         config["legend"] = LOOK["legend"] | {"columns": 2, "labelFontSize": _FILE_FONT, "disable": self.is_named}
-        title = {"text": clean(self.title), "anchor": "start", "fontSize": _FILE_FONT, "limit": _WIDTH}
+        title = {"text": clean(self.title), "anchor": "start", "fontSize": _FILE_FONT, "limit": _WIDTH, "color": INK}
         text = json.dumps({**spec, "config": config, "title": title})
-        for name, (light, _) in COLOURS.items():
-            text = text.replace(colour(name), light)
+        for name, value in colours(is_dark).items():
+            text = text.replace(colour(name), value)
         if kind == "pdf":
             return vega_library().vegalite_to_pdf(text)
         return printable(vega_library().vegalite_to_svg(text)).encode()
