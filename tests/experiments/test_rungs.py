@@ -15,6 +15,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.reports.experiment import answer
+from widthwise.reports.formats import with_interval
 from widthwise.reports.writing import write_report
 
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.5, "quantum": 8}}}
@@ -121,9 +122,9 @@ def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[Sweep, 
     *lines, settings = answer(found)
     assert "differ from" in settings
     for line, name in zip(lines, groups, strict=True):
-        assert line.startswith(f"{name} compared with uniform, by size: ")
-        verdicts = [points[f"{name}-d{d}"].verdict for d in (16, 24, 40)]
-        assert all(f"{verdicts.count(verdict)} {verdict}" in line for verdict in verdicts)
+        sizes = [(f"d{d}", points[f"{name}-d{d}"]) for d in (16, 24, 40)]
+        shown = [f"{size} {with_interval(point.difference, 4)}, {point.verdict}" for size, point in sizes]
+        assert line == f"{name} minus uniform at each size: {'; '.join(shown)}."
     assert found.judged == []
     page = write_report([folder])[0].read_text()
     assert f"Do {' and '.join(groups)} reach a lower held-out loss than uniform at each of 3 sizes?" in page

@@ -144,13 +144,18 @@ def sweep_answer(outcome: Outcome) -> list[str]:
 
 
 def ladder_answer(outcome: Outcome) -> list[str]:
-    """Return a sentence for each group on its verdicts over sizes."""
+    """Return a sentence for each group with its difference at each size, smallest size first."""
     lines = []
     for group in outcome.groups:
-        if group != outcome.baseline_group:
-            verdicts = [shown_verdict(point) for point in outcome.variants if point.group == group]
-            counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
-            lines.append(f"{clean(group)} compared with {clean(outcome.baseline_group or '')}, by size: {counts}.")
+        sizes = []
+        for point in sorted(outcome.variants, key=lambda point: point.cost.params["total"]):
+            if point.group == group and point.difference is not None:
+                size = clean(" ".join(map(str, point.values.values())))
+                sizes.append(f"{size} {with_interval(point.difference, 4)}, {shown_verdict(point)}")
+        if sizes:
+            lines.append(
+                f"{clean(group)} minus {clean(outcome.baseline_group or '')} at each size: {'; '.join(sizes)}."
+            )
     return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
