@@ -236,7 +236,7 @@ def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_
     found = run_experiment(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
     assert [point["name"] for point in found["points"]] == ["0.002"]
     assert found.study.n_repeated == 2
-    assert not any("without a result" in line for line in answer(found))
+    assert not any("No result yet" in line for line in answer(found))
     section["over"] = {"data.corpus": ["x" * 200]}
     found = run_experiment(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
     assert [(point["name"], point["state"]) for point in found["points"]] == [(f"#{i}", "failed") for i in range(3)]

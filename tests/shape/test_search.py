@@ -176,7 +176,7 @@ def test_limits_leave_out_what_exceeds_them() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"n_layers": [12], "ratio": [0.001], "n_blocks": [1], "grid": "hardware"}, "leave the feed-forward nothing"),
+        ({"n_layers": [12], "ratio": [0.001], "n_blocks": [1], "grid": "hardware"}, "no room for a feed-forward"),
         ({"n_layers": [12], "tolerance": 1e-9}, r"20 miss the budget by more than 1e-07% \(the nearest by 0\.00\d+%\)"),
         ({"n_layers": [12], "aspect": [300.0, 301.0]}, "d_model / n_layers not 300 to 301"),
         ({"n_layers": [12], "max_kv_bytes": 9}, "have kv_bytes above 9"),

@@ -1,4 +1,7 @@
-"""The use of the stream in a model with hyper-connections: weights across depth, and mixing of slots."""
+"""Statistics of hyper-connections: the weights of all sources in the input of each site, and the mixing of slots.
+
+The sources of a site are the embedding and the outputs of all earlier sublayers.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,28 +29,32 @@ from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 SUBLAYERS = ("attention", "ffn")
 N_DECIMALS = 6
 SITES_PER_LAYER = 2
+N_SPECTRA = 32
+"""Largest number of tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
+SAMPLE_TOKENS = 4096
+"""Number of analysed tokens: whole windows from the start of the validation text, at least one."""
 
 
 class DepthWeights:
-    """Weights of every source so far in the stream of each token, updated site by site."""
+    """The weights of all sources in the stream of each token, updated site by site."""
 
     def __init__(self, identity: Tensor):
         """Start with the embedding alone. identity: (n_slots, n_slots), in the dtype of the coefficients."""
-        self._held = identity[None]
+        self._weights = identity[None]
         self._widths = [len(identity)]
 
     def of_read(self, read: Tensor) -> list[Tensor]:
-        """Return the weights (N, n_read, blocks) of every source, the embedding first. read: (N, n_slots, n_read)."""
-        return list((read.mT @ self._held).split(self._widths, dim=-1))
+        """Return the weights (N, n_read, n_blocks) of each source, the embedding first. read: (N, n_slots, n_read)."""
+        return list((read.mT @ self._weights).split(self._widths, dim=-1))
 
     @property
     def of_embedding(self) -> Tensor:
         """The product of all carries so far, (N or 1, n_slots, n_slots)."""
-        return self._held[..., : self._widths[0]]
+        return self._weights[..., : self._widths[0]]
 
     def pass_site(self, deviation: Tensor, write: Tensor) -> None:
         """Update by one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
-        self._held = torch.cat((self._held + deviation.mT @ self._held, write), dim=-1)
+        self._weights = torch.cat((self._weights + deviation.mT @ self._weights, write), dim=-1)
         self._widths.append(write.shape[-1])
 
 
@@ -57,17 +64,13 @@ def reach(weights: Tensor) -> Tensor:
 
 
 def mean_distance(reaches: Sequence[float]) -> float | None:
-    """Return the mean distance in layers between a site and its sources, weighted by reach; None if it reads nothing.
+    """Return the mean distance of a site from its sources in layers, weighted by reach; None if it reads nothing.
 
-    reaches: of all sources of the site, the embedding first and the nearest last, half a layer away.
+    reaches: of all sources, the embedding first and the nearest, half a layer away, last.
     """
     total = sum(reaches)
     distances = ((len(reaches) - i) / SITES_PER_LAYER for i in range(len(reaches)))
     return sum(weight * distance for weight, distance in zip(reaches, distances)) / total if total else None
-
-
-N_SPECTRA = 32
-"""Number of tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
 
 
 def sampled(matrices: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ def gate_distance(gates: Tensor) -> Tensor:
 
 
 def carry_entropy(carry: Tensor) -> Tensor:
-    """Return (N,): the mean entropy in nats of the rows' sizes, divided by their sum. carry: (N, n, n)."""
+    """Return (N,): the mean entropy in nats of the rows, with absolute values that sum to 1. carry: (N, n, n)."""
     shares = carry.abs() / carry.abs().sum(dim=-1, keepdim=True)
     return torch.special.entr(shares).sum(dim=-1).mean(dim=-1)
 
@@ -100,14 +103,14 @@ def carry_entropy(carry: Tensor) -> Tensor:
 def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
     """Return the share of the last n_slots sources in the input of a site; None if it reads nothing.
 
-    reaches: of all sources of the site, the embedding first.
+    reaches: of all sources, the embedding first.
     """
     total = sum(reaches)
     return sum(reaches[-n_slots:]) / total if total else None
 
 
 class VirtualWidthMeter:
-    """Statistics of the sites of a model over all tokens that it reads, without MTP heads."""
+    """Statistics of the sites of a model, without MTP heads, over all added tokens."""
 
     def __init__(self, model: Decoder, residual: SlotsConfig):
         """residual: the residual config of the model."""
@@ -119,13 +122,13 @@ class VirtualWidthMeter:
 
     @torch.no_grad()
     def add(self, tokens: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> None:
-        """Add tokens, integers (B, T), T as in the use of the model.
+        """Run the model on tokens, integers (B, T), and add their statistics.
 
         Needs memory for n_slots^2 + n_slots * (blocks that all sites write) numbers per token.
         """
         weight = self._model.embedding.weight
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        depth = DepthWeights(torch.eye(self._residual.n_slots, dtype=wide, device=weight.device))
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        depth = DepthWeights(torch.eye(self._residual.n_slots, dtype=dtype, device=weight.device))
 
         def see(index: int, coefficients: Tensor) -> None:
             with torch.autocast(coefficients.device.type, enabled=False):
@@ -136,7 +139,7 @@ class VirtualWidthMeter:
         self._n_tokens += tokens.numel()
 
     def summary(self) -> VirtualWidth:
-        """Return the `virtual_width` of a run's result, explained in docs/virtual_width.md."""
+        """Return the `virtual_width` of a run's result; see docs/virtual_width.md."""
         return VirtualWidth(
             n_tokens=self._n_tokens,
             n_slots=self._residual.n_slots,
@@ -148,7 +151,7 @@ class VirtualWidthMeter:
 
 @dataclass(eq=False)
 class _SiteMeter:
-    """Sums over the tokens of one site."""
+    """Running statistics of one site over tokens."""
 
     _name: str
     _n_read: int
@@ -161,7 +164,7 @@ class _SiteMeter:
     _entropy: Moments = field(default_factory=Moments)
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
-        """Add coefficients (..., n_slots, n_coefficients), and move `depth` past this site."""
+        """Add coefficients (..., n_slots, n_coefficients), and update `depth` by this site."""
         coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
         self._coefficients.add(coefficients)
         read, deviation, write = self._parts(coefficients)
@@ -178,7 +181,7 @@ class _SiteMeter:
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
     def summary(self) -> SiteSlots:
-        """Return the record of the site. `sd`: of the coefficients of a slot, between tokens."""
+        """Return the record of the site. `sd` is over tokens, with one number per slot."""
         mean = self._coefficients.mean.cpu()
         read, deviation, write = self._parts(mean)
         carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)
@@ -218,7 +221,7 @@ def hyper_connections(model: Decoder) -> dict[str, HyperConnection | ManifoldCon
 
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call see(index of the site, its coefficients) in every pass of the layers, uncompiled in this context."""
+    """Call see(index, coefficients) for each site in every forward pass; layers run uncompiled."""
 
     def show(index: int, site: HyperConnection | ManifoldConnection, stream: Stream) -> None:
         see(index, site.coefficients(stream))
@@ -230,12 +233,8 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
         yield
 
 
-SAMPLE_TOKENS = 4096
-"""Number of analysed tokens: whole windows from the start of the validation text, at least one."""
-
-
 def has_virtual_width(model: ModelConfig) -> bool:
-    """Return True if `analyse_virtual_width` has a result for a model."""
+    """Return True for a model with hyper-connections."""
     return isinstance(model.residual, SlotsConfig)
 
 

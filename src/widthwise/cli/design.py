@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from widthwise.explorer.answers import Answers
     from widthwise.explorer.server import ExplorerServer
 
-USUAL_PORT = 8520
+DEFAULT_PORT = 8520
 COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", "training_flops"))]
 
 
@@ -67,11 +67,11 @@ def inspect(
     variant: VariantOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
+    """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, and their ratios to a baseline.
 
-    The baseline of a shape is the uniform model it is matched to; the baseline of a uniform model has the same layers,
-    a plain residual and no multi-token prediction. Changes also apply to the recipe of --against. For a recipe with a
-    compare or sweep section, a table shows all variants or points.
+    The baseline of a shape is the uniform model it matches; the baseline of a uniform model has the same layers, a
+    plain residual and no multi-token prediction. Overrides also apply to --against. For a recipe with a compare or
+    sweep section, a table shows all variants or points.
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """
@@ -85,13 +85,13 @@ def inspect(
         from widthwise.experiments.recipes import read_all
 
         plan, refusal = read_all(recipe, changes)
-        work = plan.workload(n_runs=1) | {"refusal": refusal}
+        workload = plan.workload(n_runs=1) | {"refusal": refusal}
         notes = plan.adjustment_lines
-        if work["n_drawn"]:
-            notes.append(f"{work['n_drawn']} further points are drawn when the sweep runs")
+        if workload["n_drawn"]:
+            notes.append(f"{workload['n_drawn']} further points are drawn when the sweep runs")
         if refusal is not None:
             notes.append(f"compare refuses this: {clean(refusal)}")
-        say_result(work, as_json, (), [_costs_table(work)], notes=notes)
+        say_result(workload, as_json, (), [_costs_table(workload)], notes=notes)
         return
     baseline = None if against is None else load_recipe(against, changes)
     if variant is None:
@@ -108,24 +108,24 @@ def inspect(
     for phase in summary.get("growth", ()):
         compute = f"{phase['n_tokens']:,} tokens, {phase['pflops_days']:.4g} PFLOP/s-days"
         notes.append(f"after step {phase['step']:,}: {phase['params']:,} parameters for {compute}")
-    precision = ", in the precision that is faster on its machine" if inspected.train.precision == "auto" else ""
+    precision = ", in the faster precision of its machine" if inspected.train.precision == "auto" else ""
     notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{precision}")
     say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)], notes=notes)
 
 
-def _costs_table(work: dict[str, Any]) -> Table:
-    """Return a row for each point, with every quantity above its ratio to the baseline. work: of `Plan.workload`."""
+def _costs_table(workload: dict[str, Any]) -> Table:
+    """Return a row for each point: every quantity, and below it its ratio to the baseline. workload: of the plan."""
     rows = []
-    for row in work["points"]:
+    for row in workload["points"]:
         cells = [shown(row[cost.name], cost) for cost in COSTS]
         if row["ratio"] is not None:
             cells = [f"{cell}\n{fixed(row['ratio'][cost.name], 4)}" for cell, cost in zip(cells, COSTS)]
         rows.append([clean(row["name"]), *cells])
     note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
-    if work["baseline"] is not None:
-        note += f"\nbelow: ratio to {clean(work['baseline'])}"
+    if workload["baseline"] is not None:
+        note += f"\nbelow: ratio to {clean(workload['baseline'])}"
     header = [cost.brief_title for cost in COSTS]
-    return Table(clean(work["title"]), ["", *header], rows, note=note)
+    return Table(clean(workload["title"]), ["", *header], rows, note=note)
 
 
 def design(
@@ -154,18 +154,18 @@ def design(
 
 
 class ExploreOptions(Config):
-    """The options of the page of `explore`."""
+    """The options of `explore`."""
 
     port: Annotated[int, Field(ge=0, lt=2**16)] | None = None
     """Port on this machine, 0 for any; default: 8520, or any if it is taken."""
     no_browser: bool = False
-    """Print the address, and open no browser."""
+    """Print the address without opening a browser."""
 
 
 def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes = None) -> None:
     """Explore a shape on a local page with sliders: widths, costs and memory follow.
 
-    The page shows the numbers of `inspect`, `design` and `plan`. Only this machine can open it, until Ctrl-C. The
+    The page shows the numbers of `inspect`, `design` and `plan`. It opens only on this machine, until Ctrl-C. Its
     address contains the settings, and a button shows the recipe.
 
     Example: `widthwise explore configs/x_200m.yaml`
@@ -173,7 +173,7 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
     from widthwise.explorer.answers import Answers
 
     with _server(Answers(recipe, overrides or ()), options.port) as server:
-        say(f"{server.url} (Ctrl-C ends it)")
+        say(f"{server.url} (Ctrl-C to stop)")
         sys.stdout.flush()
         # Without a screen, a text browser would take over the terminal.
         has_screen = (
@@ -191,7 +191,7 @@ def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
     from widthwise.explorer.server import ExplorerServer
 
     try:
-        return ExplorerServer(answers, USUAL_PORT if port is None else port)
+        return ExplorerServer(answers, DEFAULT_PORT if port is None else port)
     except OSError as error:
         if port is None:
             return ExplorerServer(answers)

@@ -88,14 +88,15 @@ def experiment_page(
 ) -> Page:
     """Return the page of an experiment: `sections`, data and environment, and how to reproduce it.
 
-    reproduce: parts of the last section after the command. title: title of the names in tables.
+    first: figures of the first screen. reproduce: parts of the last section after the command. title: title of the
+    names in tables.
     """
     badges = []
     if len(outcome.seeds) < FEWEST_SEEDS:
         badges.append("fewer than three seeds")
     n_doubted = sum(bool(variant.doubts) for variant in outcome.variants)
     if n_doubted:
-        badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss: see !")
+        badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss, marked !")
     if any(variant.shares_machine for variant in outcome.variants):
         badges.append("runs shared the machine: speeds not comparable (use --jobs 1)")
     data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
@@ -136,9 +137,9 @@ def distance(difference: Estimate) -> str:
 
 
 def size_interval(difference: Estimate, outcome: Outcome) -> str:
-    """Return the interval of the size of a difference as ` (95% CI 0.0218 to 0.2079)`; "" without an interval.
+    """Return the interval of an absolute difference as ` (95% CI 0.0218 to 0.2079)`; "" without an interval.
 
-    An interval on both sides of 0 has the signs of the difference.
+    The ends of an interval that contains 0 keep their signs.
     """
     if difference.low is None or difference.high is None:
         return ""
@@ -157,7 +158,7 @@ def variant_names(variants: Sequence[Variant]) -> str:
 
 
 def setting_sentences(outcome: Outcome) -> Iterator[str]:
-    """Yield a sentence for each set of settings, other than the model's, in which variants differ from the baseline."""
+    """Yield a sentence for each set of settings outside the model in which variants differ from the baseline."""
     by_settings: dict[tuple[str, ...], list[Variant]] = {}
     for variant in outcome.variants:
         by_settings.setdefault(tuple(settings_of(variant)), []).append(variant)
@@ -173,7 +174,7 @@ def setting_sentences(outcome: Outcome) -> Iterator[str]:
 
 
 def baseline_answer(outcome: Outcome) -> list[str]:
-    """Return sentences on which variants are better than the baseline, worse, equal or neither.
+    """Return sentences that name the variants that are better, worse, tied or not clearly different.
 
     If the best variant needs significantly fewer tokens for the baseline's loss, the last sentence has the ratio.
     """
@@ -187,9 +188,9 @@ def baseline_answer(outcome: Outcome) -> list[str]:
     seeds = counted(len(outcome.seeds), "seed")
     if "no verdict" in by_verdict:
         best = by_verdict["no verdict"][0]
-        lowest = "" if len(compared) == 1 else f" of {len(compared)} has the lowest held-out loss and"
-        above = distance(best.difference or Estimate(mean=None))
-        return [f"{clean(best.name)}{lowest} ends {above} {baseline}; with {seeds} there is no verdict."]
+        verb = "ends" if len(compared) == 1 else f"has the lowest held-out loss of {len(compared)} compared variants,"
+        gap = distance(best.difference or Estimate(mean=None))
+        return [f"{clean(best.name)} {verb} {gap} {baseline}; with {seeds} there is no verdict."]
     lines = []
     if "better" not in by_verdict and "worse" in by_verdict:
         lines.append(f"No variant is better than {baseline}.")
@@ -221,13 +222,15 @@ def baseline_answer(outcome: Outcome) -> list[str]:
 
 
 def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
-    """Return which variant has the lowest loss, for an experiment without a baseline."""
+    """Return a sentence on the variant with the lowest loss, for an experiment without a baseline."""
     finished = [variant for variant in variants if variant.has_loss]
     if not finished:
         return []
     best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
-    line = f"{clean(best.name)} ends at a held-out loss of {fixed(best.val_loss.mean, 4)}."
-    return [line if len(variants) == 1 else f"Of {len(variants)}, {line}"]
+    verb = "ends at a held-out loss of"
+    if len(variants) > 1:
+        verb = f"has the lowest held-out loss of {len(variants)} variants,"
+    return [f"{clean(best.name)} {verb} {fixed(best.val_loss.mean, 4)}."]
 
 
 def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> str:
@@ -239,14 +242,14 @@ def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> st
             whole = f" of {result.data.n_held_out_tokens:,}" if result.data is not None else ""
             amount = f"; held-out loss over {result.n_val_tokens:,}{whole} held-out tokens"
         amounts.add(amount)
-    return f"Each variant, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
+    return f"Variants, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
 
 
 def results_section(
-    outcome: Outcome, caption: str, looks: Looks, *more: Table | None, first: str = "Variant"
+    outcome: Outcome, caption: str, looks: Looks, *more: Table | None, title: str = "Variant"
 ) -> Section | None:
-    """Return the main tables, further texts and tasks, the tables `more`, and every seed. first: title of the names."""
-    main = main_tables(outcome, caption, looks, first=first)
+    """Return the main tables, further texts and tasks, the tables `more`, and every seed. title: title of the names."""
+    main = main_tables(outcome, caption, looks, first=title)
     return section("Results", *main, validated_table(outcome), *more, seed_table(outcome))
 
 
@@ -256,10 +259,11 @@ def seed_table(outcome: Outcome) -> Table | None:
     for variant in outcome.variants:
         losses = variant.val_loss.per_seed
         differences = [*(variant.difference.per_seed if variant.difference else ()), *[None] * len(losses)]
-        row = cells[variant.name] = {}
-        for seed, loss, difference in zip(outcome.seeds, losses, differences):
-            row[f"seed {seed}"] = fixed(loss, 4) + ("" if difference is None else f" ({signed(difference, 4)})")
-    table = by_row("Held-out loss of each seed (difference to the baseline)", "Variant", cells)
+        cells[variant.name] = {
+            f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({signed(difference, 4)})")
+            for seed, loss, difference in zip(outcome.seeds, losses, differences)
+        }
+    table = by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells)
     return table.folded if cells else None
 
 
@@ -275,7 +279,7 @@ def open_points_section(outcome: Outcome) -> Section | None:
 def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     """Return tokens and FLOPs to the baseline's loss; None without a baseline or validations.
 
-    looks: styles of the variants in figures; tables have all variants.
+    looks: styles of the variants in figures; tables show all variants.
     """
     baseline = outcome.baseline_words
     validations = outcome.validations
@@ -311,12 +315,13 @@ def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> 
             rows.append(row)
     if not rows:
         return None
+    title = f"Tokens to the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss"
     header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
-    return Table(f"To the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss", header, rows)
+    return Table(title, header, rows)
 
 
 def loss_figures(runs: Runs, looks: Looks, suffix: str = "", subject: str = "") -> list[Figure]:
-    """Return training and held-out loss over a quantity that readers choose, and the last third of the held-out loss.
+    """Return held-out and training loss over an axis that readers choose, and the last third of the held-out loss.
 
     suffix: end of the keys of the figures. subject: start of their titles.
     """
@@ -356,7 +361,7 @@ def _reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Sec
     files = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
     return section(
         "How to reproduce",
-        Text(["Run this command with the versions above. Equal seeds give all variants the same data in equal order."]),
+        Text(["Run this command with the versions above. Runs of one seed read the same data in the same order."]),
         Code(outcome.command),
         *parts,
         *(resolved(name, seeds[0]) for name, seeds in runs.items()),

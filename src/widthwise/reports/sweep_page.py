@@ -1,4 +1,4 @@
-"""The pages of a sweep over values of recipe keys, and of a ladder, which compares groups at several sizes."""
+"""The pages of a sweep over recipe keys, and of a ladder, which compares groups at several sizes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from widthwise.records.estimate import NO_VERDICT
 from widthwise.records.outcome import Outcome, SearchedRange, Study
 from widthwise.records.run import RunResult
 from widthwise.reports import experiment_sections, tables
-from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, Style, styles
+from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.experiment_figures import shape_figures
 from widthwise.reports.forest import difference_figure
@@ -20,15 +20,15 @@ from widthwise.reports.table import Table, by_column
 
 MOST_ROWS = 40
 """Largest number of points in a figure with a row for each."""
-SIZES = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "model.n_layers", "aspect"})
-"""Axes whose points are shapes of one budget."""
+SHAPE_KEYS = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "model.n_layers", "aspect"})
+"""Keys whose points are shapes, compared at one budget."""
 
 
 def sweep_page(folder: Path, outcome: Outcome) -> Page:
     """Return the page of a sweep, finished or not. Raises UserError if a run is broken."""
     best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
-    of_groups = styles(outcome.groups)
-    drawn = {point.name: of_groups[group] for group, point in best_of_group.items()}
+    group_styles = styles(outcome.groups)
+    drawn = {point.name: group_styles[group] for group, point in best_of_group.items()}
     return _page(folder, outcome, "sweep", sweep_answer(outcome), sweep_question(outcome), drawn, first=[])
 
 
@@ -54,14 +54,17 @@ def _page(
 ) -> Page:
     """Return the page of points on axes. drawn: styles of the points in figures of differences over tokens."""
     runs = experiment_sections.read_runs(folder, outcome)
-    looks = _point_styles(outcome)
-    of_groups = styles(outcome.groups)
-    axes = axis_figures(outcome, of_groups)
-    curves = _curves(outcome, runs, of_groups)
-    n_seeds = counted(len(outcome.seeds), "seed")
-    of_one_budget = []
+    group_styles = styles(outcome.groups)
+    looks = {
+        point.name: BASELINE_STYLE if point.name == outcome.baseline else group_styles[point.group]
+        for point in outcome.variants
+    }
+    axes = axis_figures(outcome, group_styles)
+    curves = _curves(outcome, runs, group_styles)
+    caption = f"Finished points by loss, mean over {counted(len(outcome.seeds), 'seed')}"
+    shapes = []
     if outcome.matched not in (None, "none"):
-        of_one_budget = [point.name for point in outcome.variants if not SIZES.isdisjoint(point.values)]
+        shapes = [point.name for point in outcome.variants if not SHAPE_KEYS.isdisjoint(point.values)]
     flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
@@ -73,19 +76,17 @@ def _page(
         question,
         [*first, *(axes[:2] or [curves])],
         [
-            experiment_sections.results_section(
-                outcome, f"Finished points by loss, mean over {n_seeds}", looks, _judged_table(outcome), first="Point"
-            ),
+            experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome), title="Point"),
             experiment_sections.open_points_section(outcome),
             section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
             section(
                 "Shapes at one budget",
                 note("shapes", level=percentage(outcome.confidence)),
-                *shape_figures(outcome, of_one_budget),
+                *shape_figures(outcome, shapes),
             ),
             section(
-                "Loss and compute", note("loss-and-compute"), compute_figure(outcome, flops, flops_title, of_groups)
+                "Loss and compute", note("loss-and-compute"), compute_figure(outcome, flops, flops_title, group_styles)
             ),
             experiment_sections.equal_loss_section(outcome, drawn),
             growth_section(runs, looks),
@@ -113,7 +114,7 @@ def sweep_question(outcome: Outcome) -> str:
 
 
 def sweep_answer(outcome: Outcome) -> list[str]:
-    """Return sentences on the best point, on whole groups, and on points without a result."""
+    """Return sentences on the best point, on the means of groups, and on points without a result."""
     ranked = [point for point in outcome.variants if point.name != outcome.baseline and point.has_loss]
     lines = []
     if ranked:
@@ -122,9 +123,9 @@ def sweep_answer(outcome: Outcome) -> list[str]:
         if best.difference is None:
             lines.append(f"{lead}, {fixed(best.val_loss.mean, 4)}.")
         else:
-            above = experiment_sections.distance(best.difference)
-            ends = experiment_sections.size_interval(best.difference, outcome)
-            lines.append(f"{lead}, {above} {clean(outcome.baseline_words or '')}{ends}.")
+            gap = experiment_sections.distance(best.difference)
+            interval = experiment_sections.size_interval(best.difference, outcome)
+            lines.append(f"{lead}, {gap} {clean(outcome.baseline_words or '')}{interval}.")
         for judged in outcome.judged:
             is_clear = judged.verdict in ("better", "worse")
             baseline = clean(judged.beside)
@@ -134,12 +135,12 @@ def sweep_answer(outcome: Outcome) -> list[str]:
                 result = f"still {judged.verdict} than" if is_clear else "not significantly better than"
                 lines.append(f"Corrected for {judged.n_points} comparisons, the best point is {result} {baseline}.")
             elif judged.name != best.name and is_clear:
-                above = experiment_sections.distance(judged.difference)
-                lines.append(f"On average the points of {clean(judged.name)} end {above} {baseline}.")
+                gap = experiment_sections.distance(judged.difference)
+                lines.append(f"On average the points of {clean(judged.name)} end {gap} {baseline}.")
     if outcome.study and outcome.study.n_failed:
         lines.append(f"{counted(outcome.study.n_failed, 'point')} failed.")
     if outcome.study and outcome.study.n_open:
-        lines.append(f"{counted(outcome.study.n_open, 'point')} without a result.")
+        lines.append(f"No result yet: {counted(outcome.study.n_open, 'point')}.")
     return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
@@ -159,15 +160,6 @@ def ladder_answer(outcome: Outcome) -> list[str]:
     return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
-def _point_styles(outcome: Outcome) -> dict[str, Style]:
-    """Return point -> style of its group; BASELINE_STYLE for the baseline."""
-    of_groups = styles(outcome.groups)
-    return {
-        point.name: BASELINE_STYLE if point.name == outcome.baseline else of_groups[point.group]
-        for point in outcome.variants
-    }
-
-
 def _judged_table(outcome: Outcome) -> Table | None:
     """Return the best point, with an interval widened for the number of points, and the mean of each group."""
     rows = []
@@ -176,12 +168,9 @@ def _judged_table(outcome: Outcome) -> Table | None:
         counts = f"best of {judged.n_points}" if is_best else counted(judged.n_points, "point")
         row = [f"{clean(judged.name)}, {counts}", clean(judged.beside), with_interval(judged.difference, 4)]
         rows.append([*row, percentage(judged.confidence), judged.verdict])
-    header = ["Best of many, and means of groups", "baseline", "difference", "interval of", "verdict"]
-    return (
-        Table("Differences of more than one point", header, rows, text_columns={"baseline", "verdict"})
-        if rows
-        else None
-    )
+    header = ["Point or group", "baseline", "difference", "confidence", "verdict"]
+    title = "Best point and means of groups"
+    return Table(title, header, rows, text_columns={"baseline", "verdict"}) if rows else None
 
 
 def _axis_note(outcome: Outcome) -> Text:
@@ -203,18 +192,18 @@ def _axis_table(outcome: Outcome) -> Table:
             else:
                 values = ", ".join(map(plain, axis))
             rows.append([clean(group) or "all points", clean(key), values])
-    return Table("What was varied", ["Group", "Recipe key", "Values"], rows, text_columns={"Recipe key", "Values"})
+    return Table("Axes", ["Group", "Recipe key", "Values"], rows, text_columns={"Recipe key", "Values"})
 
 
 def _training_flops(outcome: Outcome, results: Mapping[str, RunResult]) -> tuple[dict[str, float], str]:
-    """Return point -> training FLOPs, and their title: totals if they are known for all points, otherwise per token."""
+    """Return point -> training FLOPs, and their title: of the run if known for all points, otherwise per token."""
     totals = {name: result.training_flops for name, result in results.items() if result.training_flops}
     if len(totals) == len(outcome.variants):
         return totals, "training FLOPs"
     return {point.name: point.cost.flops_per_token.training for point in outcome.variants}, "training FLOPs per token"
 
 
-def _curves(outcome: Outcome, runs: experiment_sections.Runs, of_groups: Looks) -> Figure | None:
+def _curves(outcome: Outcome, runs: experiment_sections.Runs, group_styles: Looks) -> Figure | None:
     """Return a thin line for each point, and a thick line for the best point of each group."""
     bundles: dict[str, Bundle] = {}
     for group in outcome.groups:
@@ -223,14 +212,13 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, of_groups: Looks) 
         if ranked:
             means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
             bundles[group or "all points"] = Bundle(means, means[ranked[0]], ranked[0])
-    looks = {group or "all points": style for group, style in of_groups.items()}
-    title = "Held-out loss"
-    return curve_figure("points-step", title, bundles, looks, "step", "held-out loss", crop=True)
+    looks = {group or "all points": style for group, style in group_styles.items()}
+    return curve_figure("points-step", "Held-out loss", bundles, looks, "step", "held-out loss", crop=True)
 
 
 def _study_table(study: Study) -> Table:
     column = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
     column |= {"points": si(study.n_points), "finished": si(study.n_finished), "failed": si(study.n_failed)}
     if study.n_repeated:
-        column["chosen again, and counted once"] = si(study.n_repeated)
-    return by_column("The study", {"Value": column})
+        column["repeats, counted once"] = si(study.n_repeated)
+    return by_column("Study", {"Value": column})

@@ -1,7 +1,6 @@
-"""Search for all shapes of one budget: uniform models with hourglass feed-forwards, and those with the least other
-costs.
+"""Search for the uniform models with hourglass feed-forwards that meet a budget and have the lowest other costs.
 
-Counting needs no weights, so a search is fast. It does not predict the loss.
+Costs are counted without weights, so a search is fast. It does not predict the loss.
 """
 
 import math
@@ -26,9 +25,9 @@ MOST_EXAMINED = 1_000_000
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The candidates, best first: the Pareto front, then other shapes, each ordered by `rank_by`, then by size.
+    """The candidates: first the Pareto front, then the other shapes, both ordered by `rank_by`, then by size.
 
-    With `SearchSpace.per`, only the best candidate of each number of blocks, depth or ratio.
+    With `SearchSpace.per`, only the best candidate of each combination.
     """
 
     space: SearchSpace
@@ -51,9 +50,9 @@ class SearchResult:
         return len(self.is_pareto)
 
     def best(self, n: int) -> list[dict[str, Any]]:
-        """Return name, sizes and totals of the first n candidates as plain data, counted again layer by layer.
+        """Return name, sizes and totals of the first n candidates as plain data, counted layer by layer.
 
-        `miss` is the relative distance from the budget.
+        `miss` is the relative difference from the budget.
         """
         return [self._row(index) for index in range(min(n, len(self)))]
 
@@ -101,8 +100,8 @@ class SearchResult:
 def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResult:
     """Return the shapes of the space that meet the budget.
 
-    Width, depth, heads and feed-forward vary; everything else is as in the base. Raises UserError with the reasons if
-    there are none.
+    Width, depth, heads and feed-forward vary; everything else is as in the base. Raises UserError, with the reasons, if
+    no shape does.
     """
     if base.layers:
         raise UserError("model.layers: a search gives all layers the same sizes; leave changes to single layers out")
@@ -115,20 +114,20 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     count = UniformTotals(
         lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), quantum, heads.unit, seq_len
     )
-    examined = _examined(count, budget, space, heads)
-    is_left, rejected = _sifted(_faults(count, budget, space, examined))
-    meeting = examined.at(is_left)
-    is_pareto = pareto_front(np.stack([count(name, meeting) for name in space.costs], axis=1))
-    # To lexsort, the last key comes first.
-    by_size = (meeting.d_hidden, meeting.d_attention, meeting.d_model, meeting.n_blocks, meeting.n_layers)
-    order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], meeting), ~is_pareto))
-    best = order[_best_of_each(meeting.at(order), space)]
-    sizes = meeting.at(best)
-    return SearchResult(space, budget, baseline, count, len(is_left), rejected, len(order), sizes, is_pareto[best])
+    examined = _grid_sizes(count, budget, space, heads)
+    is_valid, rejected = _reject(_faults(count, budget, space, examined))
+    valid = examined.at(is_valid)
+    is_pareto = pareto_front(np.stack([count(name, valid) for name in space.costs], axis=1))
+    # np.lexsort sorts by its last key first.
+    by_size = (valid.d_hidden, valid.d_attention, valid.d_model, valid.n_blocks, valid.n_layers)
+    order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], valid), ~is_pareto))
+    best = order[_best_of_each(valid.at(order), space)]
+    sizes = valid.at(best)
+    return SearchResult(space, budget, baseline, count, len(is_valid), rejected, len(order), sizes, is_pareto[best])
 
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
-    """Return the base with these sizes. If it has an hourglass, the options of its blocks are kept."""
+    """Return the base with these sizes. An hourglass keeps the options of its blocks."""
     options = options_of(BlockOptions, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
     change = {
         "d_model": sizes.d_model,
@@ -140,36 +139,36 @@ def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Siz
     return base.model_copy(update=change)
 
 
-def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: AttentionTemplate) -> Sizes:
-    """Return, for each n_blocks, n_layers and ratio, the fitting d_model on the grid and its two neighbours.
+def _grid_sizes(count: UniformTotals, budget: float, space: SearchSpace, heads: AttentionTemplate) -> Sizes:
+    """Return the fitting d_model on the grid and its two neighbours, for each n_blocks, n_layers and pair of ratios.
 
-    Attention has whole heads, with the width that the space requests or by the rule of the heads. The hidden width uses
-    the remaining budget, or follows the ratio if the matched total does not depend on it.
+    Attention has whole heads. The hidden width uses the remaining budget, or follows the ratio if the matched total
+    does not depend on it.
     """
     grid = GRIDS[space.grid]
     quantum = math.lcm(grid.d_model, count.quantum)
     depths = range(1, DEEPEST + 1) if space.n_layers is None else space.n_layers
-    shares = space.attention_ratio or (1.0,)
-    n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio) * len(shares)
+    factors = space.attention_ratio or (1.0,)
+    n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio) * len(factors)
     if n_examined > MOST_EXAMINED:
         raise UserError(f"search: {n_examined:,} shapes are too many to examine; at most {MOST_EXAMINED:,}")
-    axes = np.meshgrid(space.n_blocks, depths, space.ratio, shares)
-    n_blocks, n_layers, ratio, share = (axis.ravel() for axis in axes)
+    axes = np.meshgrid(space.n_blocks, depths, space.ratio, factors)
+    n_blocks, n_layers, ratio, factor = (axis.ravel() for axis in axes)
     match = space.match
-    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio, lambda d_model: share * heads.width(d_model))
+    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio, lambda d_model: factor * heads.width(d_model))
     if space.n_layers is None:
-        is_near = _within(d_model / n_layers, space.aspect_limits)
-        if not is_near.any():
+        is_allowed = _within(d_model / n_layers, space.aspect_limits)
+        if not is_allowed.any():
             aspect = _span(space.aspect_limits)
             raise UserError(f"search: d_model / n_layers is {aspect} at no depth up to {DEEPEST}; give n_layers")
-        n_blocks, n_layers, ratio, share, d_model = (
-            axis[is_near] for axis in (n_blocks, n_layers, ratio, share, d_model)
+        n_blocks, n_layers, ratio, factor, d_model = (
+            axis[is_allowed] for axis in (n_blocks, n_layers, ratio, factor, d_model)
         )
     nearest = np.rint(d_model / quantum)
     d_model = np.concatenate([np.maximum(nearest + step, 1) * quantum for step in (-1, 0, 1)])
-    n_blocks, n_layers, ratio, share = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio, share))
+    n_blocks, n_layers, ratio, factor = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio, factor))
     widths: Any = d_model
-    d_attention = np.maximum(np.rint(share * heads.width(widths) / heads.unit), 1) * heads.unit
+    d_attention = np.maximum(np.rint(factor * heads.width(widths) / heads.unit), 1) * heads.unit
     d_hidden = count.d_hidden(match, budget, Sizes(n_blocks, n_layers, d_model, 0, d_attention))
     d_hidden = np.where(np.isfinite(d_hidden), d_hidden, ratio * d_model)
     d_hidden = np.maximum(np.rint(d_hidden / grid.d_hidden), 0) * grid.d_hidden
@@ -177,29 +176,29 @@ def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: At
 
 
 def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:
-    """Return a dict from fault to (n,) True where it applies, most important first."""
+    """Return fault -> bool (n,), True where it applies, the most important fault first."""
     misses = np.abs(count(space.match, examined) / budget - 1)
-    has_room = examined.d_hidden > 0
-    nearest = f"{100 * misses[has_room].min():.2g}%" if has_room.any() else "more"
+    has_ffn = examined.d_hidden > 0
+    nearest = f"{100 * misses[has_ffn].min():.2g}%" if has_ffn.any() else "more"
     tolerance = space.tolerance_or_default
     aspect = space.aspect_limits
     ratio = space.ratio_range or ANY
     faults = {
-        "leave the feed-forward nothing": ~has_room,
+        "have no room for a feed-forward": ~has_ffn,
         f"miss the budget by more than {100 * tolerance:g}% (the nearest by {nearest})": misses > tolerance,
         f"have d_model / n_layers not {_span(aspect)}": ~_within(examined.d_model / examined.n_layers, aspect),
         f"have d_hidden / d_model not {_span(ratio)}": ~_within(examined.d_hidden / examined.d_model, ratio),
     }
-    largest = {"flops": space.max_flops, "kv_bytes": space.max_kv_bytes}
-    largest["n_residual_additions"] = space.max_residual_additions
-    for name, limit in largest.items():
+    limits = {"flops": space.max_flops, "kv_bytes": space.max_kv_bytes}
+    limits["n_residual_additions"] = space.max_residual_additions
+    for name, limit in limits.items():
         if limit is not None:
             faults[f"have {name} above {limit:g}"] = count(name, examined) > limit
     return faults
 
 
-def _sifted(faults: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, int]]:
-    """Return (n,), True for shapes without a fault, and the number of shapes that each fault rejects."""
+def _reject(faults: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, int]]:
+    """Return bool (n,), True for shapes without a fault, and the number of shapes that each fault rejects."""
     has_fault = np.zeros_like(next(iter(faults.values())))
     rejected = {}
     for fault, applies in faults.items():
@@ -218,9 +217,9 @@ def _best_of_each(ranked: Sizes, space: SearchSpace) -> np.ndarray:
     if not space.per:
         return np.arange(len(ranked.d_model))
     distances = np.abs((ranked.d_hidden / ranked.d_model)[:, None] - np.array(space.ratio))
-    aims = {"n_blocks": ranked.n_blocks, "n_layers": ranked.n_layers, "ratio": distances.argmin(axis=1)}
+    keys = {"n_blocks": ranked.n_blocks, "n_layers": ranked.n_layers, "ratio": distances.argmin(axis=1)}
     order = np.argsort(distances.min(axis=1) if "ratio" in space.per else np.zeros(len(distances)), kind="stable")
-    _, first = np.unique(np.stack([aims[name] for name in space.per], axis=1)[order], axis=0, return_index=True)
+    _, first = np.unique(np.stack([keys[name] for name in space.per], axis=1)[order], axis=0, return_index=True)
     return np.sort(order[first])
 
 
@@ -233,7 +232,10 @@ def _span(limits: tuple[float, float]) -> str:
 
 
 def pareto_front(costs: np.ndarray) -> np.ndarray:
-    """costs: (n, n_costs) -> (n,), True for rows to which no other row is as low everywhere and lower somewhere."""
+    """Return bool (n,), True for rows that no other row dominates: as low in every cost, and lower in one.
+
+    costs: (n, n_costs).
+    """
     front = np.empty_like(costs)
     n_front = 0
     is_pareto = np.zeros(len(costs), dtype=bool)
