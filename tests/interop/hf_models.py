@@ -55,6 +55,7 @@ WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_atten
 
 TIED = {"tie_word_embeddings": True}
 BIASED = {**TIED, "attention_bias": True}
+UNTIED_BIASED = {"tie_word_embeddings": False, "attention_bias": True}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**SIZES, "head_dim": 10}),
@@ -90,6 +91,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", {**SIZES, "sliding_window": 7}),
     "granite": ("GraniteConfig", {**SIZES, **BIASED, **MULTIPLIERS}),
     "smollm3": ("SmolLM3Config", {**SIZES, "num_hidden_layers": 5}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            **{**SIZES, **WINDOWS, "num_hidden_layers": 3, "head_dim": 10, "query_pre_attn_scalar": 13},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": LINEAR_RULE, "sliding_attention": PLAIN_RULE},
+        },
+    ),
+    "gemma3_plain": (
+        "Gemma3TextConfig",
+        {**SIZES, "num_hidden_layers": 7, "sliding_window": 3, "rope_parameters": None, **UNTIED_BIASED},
+    ),
     "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 5}),
     "qwen3_moe": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "head_dim": 6, "num_hidden_layers": 3}),
     "qwen3_moe_unnormalised": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "norm_topk_prob": False}),
@@ -130,7 +143,7 @@ def built(kind: str, options: dict[str, Any], spread: float = 0.15, attention: s
         for key, parameter in model.named_parameters():
             is_gain = parameter.dim() == 1 and key.endswith("weight")
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-            parameter.copy_(1 + 0.2 * drawn if is_gain else spread * drawn)
+            parameter.copy_(parameter + 0.2 * drawn if is_gain else spread * drawn)
     return model.eval()
 
 

@@ -140,10 +140,10 @@ WINDOWS = {"layer_types": ["full_attention", "sliding_attention"]}
 PARTLY = {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"model_type": "rwkv"}, "model_type: got 'rwkv'; allowed: gpt2, granite, llama"),
+    ("llama", {"model_type": "rwkv"}, "model_type: got 'rwkv'; allowed: gemma3_text, gpt2, granite, llama"),
     ("llama", {"model_type": "deepseek_v3"}, "a deepseek_v3 has multi-head latent attention, which is not supported"),
     ("mistral", {"sliding_window": 0}, "sliding_window: got 0; allowed: a whole number from 1 to"),
-    ("llama", {"model_type": ["llama"]}, "model_type: got .'llama'.; allowed: gpt2"),
+    ("llama", {"model_type": ["llama"]}, "model_type: got .'llama'.; allowed: gemma3_text, gpt2"),
     ("smollm3", {"no_rope_layers": [[1]] * 5}, "no_rope_layers: got .*; allowed: a list of 0 and 1 for each layer"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: got .1.; allowed: a list of 0 and 1 for each layer"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: got 8.0; allowed: null"),

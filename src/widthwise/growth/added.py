@@ -6,6 +6,8 @@ With a zero matrix before a norm, even a tiny first optimizer step would be norm
 
 from collections.abc import Callable
 
+import torch
+
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
 from widthwise.mistakes import UserError
@@ -31,6 +33,9 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
             "wider than the one before it; grow the widths of all layers by the same factor"
         )
     is_zero = is_silent(name, model, is_added)
+    if is_zero and isinstance(owner, Norm) and owner.gain_offset:
+        silent = InitialValues(lambda _: torch.full(owner.weight.shape, -owner.gain_offset), is_free=False)
+        return TensorPlan("", (AxisMap.of(0, [-1] * len(owner.weight)),), silent)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
     # Entries that need not be 0 may have any value, unless the output is used from the start, as in the residual and
     # in the parts that a feed-forward names in `active_at_start`.
@@ -73,8 +78,8 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     output_norm = None  # the added norm through which the part writes
     for place, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)
-        if place != owner_name and isinstance(norm, Norm) and norm.is_after and is_added(f"{place}.norm.weight"):
-            output_norm = norm
+        if place != owner_name and isinstance(norm, Norm) and norm.output_norm and is_added(f"{place}.norm.weight"):
+            output_norm = norm.output_norm
             break
     if isinstance(owner, Norm) and owner.is_after:
         return owner is output_norm

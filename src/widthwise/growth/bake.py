@@ -70,7 +70,8 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     for name, parameter in parameters.items():
         # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
         scale = 1.0 if math.isclose(factors[name], 1.0, rel_tol=TOLERANCE) else factors[name]
-        tensors[name] = TensorPlan.same(name, parameter.shape, scale=scale)
+        offset = getattr(new_model.get_submodule(name.rpartition(".")[0]), "gain_offset", 0.0)
+        tensors[name] = TensorPlan.same(name, parameter.shape, scale=scale, shift=offset * (scale - 1.0))
     return GrowthPlan(config, new, Correspondence.same(config), tensors)
 
 
@@ -177,10 +178,10 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
             is_normed_after = isinstance(sublayer.norm, Norm) and sublayer.norm.is_after
             if not is_normed_after:
                 yield f"{name}.norm.weight", 1 / c
-            elif isinstance(sublayer.norm, LayerNorm):
-                yield f"{name}.norm.bias.weight", c
             for leaf, matrix in sublayer.named_modules():
-                if isinstance(matrix, Linear) and "d_model" in matrix.out_axes:
+                if isinstance(matrix, LayerNorm) and matrix.is_after:
+                    yield f"{name}.{leaf}.bias.weight", c
+                elif isinstance(matrix, Linear) and "d_model" in matrix.out_axes:
                     yield from scaled(f"{name}.{leaf}", matrix, c)
                 elif isinstance(matrix, Linear) and is_normed_after and "d_model" in matrix.in_axes:
                     yield f"{name}.{leaf}.weight", 1 / c

@@ -127,8 +127,8 @@ def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[Removab
             inner.add_experts(moe, *routed[0], update)
 
     routing = moe.w_router.register_forward_hook(route)
-    if isinstance(moe.norm, Norm) and moe.norm.is_after:
-        return [routing, moe.norm.register_forward_pre_hook(lambda _, inputs: leave(inputs[0]))]
+    if isinstance(moe.norm, Norm) and moe.norm.output_norm is not None:
+        return [routing, moe.norm.output_norm.register_forward_pre_hook(lambda _, inputs: leave(inputs[0]))]
     return [routing, moe.register_forward_hook(lambda _, inputs, outputs: leave(outputs[0]))]
 
 
@@ -199,8 +199,9 @@ def measure(
         model.recompute = _TwoPasses(every=1)
         add(model.embedding.register_forward_hook(lambda *given: given[-1].detach().requires_grad_()))
         for name, part in {**sublayers(model), "exit": model.exit}.items():
-            if isinstance(part.norm, Norm):
-                add(part.norm.register_forward_pre_hook(observing(need.normed[f"{name}.norm"].add_normed)))
+            for norm_name, norm in part.norm.named_modules(prefix=f"{name}.norm"):
+                if isinstance(norm, Norm):
+                    add(norm.register_forward_pre_hook(observing(need.normed[norm_name].add_normed)))
         for name, sublayer in sublayers(model).items():
             add(readers(sublayer)[0].register_forward_pre_hook(observing(need.read[name].add)))
             if isinstance(sublayer, MoE):

@@ -83,7 +83,7 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan:
         if cut is not None:
             return cut
     maps = _dimensions(owner, stream)
-    fresh = Mean() if isinstance(new, Norm) else FreshEntries()
+    fresh = Mean(new.gain_offset) if isinstance(new, Norm) else FreshEntries()
     n_copies, copies_differ = _copies(owner)
     return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 

@@ -137,8 +137,8 @@ def fold_gains(model: Decoder) -> None:
     sites = [(part.norm, readers(part)) for part in sublayers(model).values()]
     for norm, matrices in [*sites, (model.exit.norm, [model.head])]:
         for matrix in matrices:
-            matrix.weight.mul_(norm.weight)
-        norm.weight.fill_(1.0)
+            matrix.weight.mul_(norm.weight + norm.gain_offset)
+        norm.weight.fill_(1.0 - norm.gain_offset)
 
 
 def sublayers(model: Decoder) -> dict[str, nn.Module]:
@@ -281,5 +281,6 @@ def cut(
             weight = weight[tuple(leading)].clone(memory_format=torch.contiguous_format)
         weight = weight.view(owner.weight.shape)
         if isinstance(owner, Norm) and isinstance(before, Norm):
-            weight = weight * math.sqrt(energy_kept.get(source, 1.0) * before.norm_dim / owner.norm_dim)
+            factor = math.sqrt(energy_kept.get(source, 1.0) * before.norm_dim / owner.norm_dim)
+            weight = (weight + owner.gain_offset) * factor - owner.gain_offset
         yield f"{name}.weight", weight

@@ -94,8 +94,8 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     must_agree(f"{where}.norm_placement", old.norm_placement, new.norm_placement)
     norms = {}
     for name, reads, width in (
-        ("attention_norm", PLACEMENTS[old.norm_placement] is PLACEMENTS["pre"], "d_in"),
-        ("ffn_norm", old.ffn.norm_placement(old.norm_placement) in ("pre", "shared"), "d_model"),
+        ("attention_norm", PLACEMENTS[old.norm_placement].is_before, "d_in"),
+        ("ffn_norm", old.ffn.norm_placement(old.norm_placement) in ("pre", "shared", "both"), "d_model"),
     ):
         norm = getattr(old, name)
         must_agree(f"{where}.{name}.kind", norm.kind, getattr(new, name).kind)

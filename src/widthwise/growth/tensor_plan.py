@@ -48,14 +48,19 @@ class FreshEntries:
         return grown
 
 
+@dataclass(frozen=True)
 class Mean(FreshEntries):
     """The mean of the old entries, for the gains of a norm, which must not be 0.
 
-    1 if that mean is 0, as for the norm after a newly added sublayer.
+    A gain of 1 if that mean is 0, as for the norm after a newly added sublayer. gain_offset: constant added to the
+    entries.
     """
 
+    gain_offset: float
+
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        return Constant(float(old.detach().double().mean()) or 1.0).fill(grown, old, maps, generator)
+        gain = float((old.detach().double() + self.gain_offset).mean()) or 1.0
+        return Constant(gain - self.gain_offset).fill(grown, old, maps, generator)
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,8 @@ class TensorPlan:
     """Rule for new rows that are not free, applied after the others are filled."""
     scale: float = 1.0
     """Factor of the old entries."""
+    shift: float = 0.0
+    """Constant added to the old entries after the factor, if that is not 1."""
     zero_entries: Tensor | None = None
     """bool, viewed as the new shape: new entries that must be 0 although `maps` lets them be free."""
     n_copies: int = 1
@@ -178,7 +185,7 @@ class TensorPlan:
         old: the source, or any tensor of the model if there is none.
         fresh: replaces the plan's rule for entries that may have any value.
         """
-        grown = self._gathered(old, self.scale)
+        grown = self._gathered(old, self.scale, self.shift)
         filling = fresh if fresh is not None and self.fresh.is_free else self.fresh
         grown = filling.fill(grown, old, self.maps, generator)
         if self.derived is not None:
@@ -194,8 +201,8 @@ class TensorPlan:
                 grown = torch.where(is_kept, groups, means[:, None]).flatten(0, 1).movedim(0, dim)
         return self._cut(grown)
 
-    def _gathered(self, old: Tensor, factor: float = 1.0) -> Tensor:
-        """Move old entries, times a factor, to their new positions; new entries hold arbitrary values.
+    def _gathered(self, old: Tensor, factor: float = 1.0, shift: float = 0.0) -> Tensor:
+        """Move old entries, times a factor and shifted, to their new positions; new entries hold arbitrary values.
 
         Always return a new tensor: it is filled in place, and models or layers must not share memory.
         """
@@ -209,7 +216,7 @@ class TensorPlan:
             for dim, axis in enumerate(self.maps):
                 if not axis.is_identity:
                     grown = grown.index_select(dim, axis.index.clamp(min=0).to(old.device))
-        return grown if factor == 1.0 else (grown.double() * factor).to(old.dtype)
+        return grown if factor == 1.0 else (grown.double() * factor + shift).to(old.dtype)
 
     def _zero(self, grown: Tensor) -> Tensor:
         """Set entries that must be 0, in place."""
@@ -244,4 +251,4 @@ class TensorPlan:
         for dim, axis in enumerate(self.maps):
             if not axis.is_identity:
                 old = old.index_select(dim, axis.first_positions())
-        return old if self.scale == 1.0 else (old.double() / self.scale).to(grown.dtype)
+        return old if self.scale == 1.0 else ((old.double() - self.shift) / self.scale).to(grown.dtype)

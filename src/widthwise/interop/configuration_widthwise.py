@@ -32,7 +32,7 @@ ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise",
 HEAD_NORM_PLAN = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
 FEED_FORWARD_PLANS = {
     "swiglu": within("mlp", SWIGLU),
-    "mlp": within("mlp", {"up_proj": "colwise", "down_proj": "rowwise"}),
+    "mlp": within("mlp", SWIGLU),
     "hourglass": within("mlp.blocks.*", SWIGLU),
     "moe": within("mlp.shared", SWIGLU),
     "dynamic": within("mlp", gathered(SWIGLU)),
@@ -85,10 +85,10 @@ class WidthwiseConfig(PreTrainedConfig):
     layer_out: int | None = None
     """Number of coordinates that its feed-forward writes."""
     norm_placement: str | None = None
-    """Place of the norms: `pre`, before the sublayer, or `reordered`, on its update."""
+    """Place of the norms: `pre`, before the sublayer, `reordered`, on its update, or `both`."""
     attention_norm: dict[str, Any] | None = None
     """`kind` (rms, layer), `eps`, `norm_dim` (divisor of the sum of squares), `stat_width` (number of summed
-    coordinates) and `output_multiplier`."""
+    coordinates), `output_multiplier` and `gain_offset`, which is added to the weight."""
     ffn_norm: dict[str, Any] | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None

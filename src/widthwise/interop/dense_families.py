@@ -1,16 +1,22 @@
-"""The families of transformers with rotary positions and a SwiGLU in every layer."""
+"""The families of transformers with rotary positions and a gated feed-forward in every layer."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
+
+import torch
 
 from widthwise.interop.architecture import Fields, HFTensor, Rotation, read_rope, write_rope
 from widthwise.interop.family import RotaryDecoder
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.plain import PlainResidualConfig
-from widthwise.sizes import MOST_LAYERS
+from widthwise.sizes import MOST_LAYERS, WIDEST
+
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Names of types in config.json, except the usual float32."""
 
 
 class Llama(RotaryDecoder):
@@ -53,7 +59,7 @@ class Phi3(Windowed):
     biases = "none"
     default_eps = 1e-5
     kv_heads_by_default = True
-    further_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
+    further_keys: ClassVar = {**RotaryDecoder.further_keys, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     fused: ClassVar = {
         "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
         "self_attn.o_proj": ("attention.w_o",),
@@ -68,8 +74,8 @@ class Phi3(Windowed):
             raise UserError(f"rope_frequencies: transformers refuses these for a phi3 (rope_type {kind})")
 
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
-        for part, name in zip(("attention", "ffn"), self.norm_names):
-            yield HFTensor(f"{name}.weight", (f"{part}.norm.weight",))
+        for ours, theirs in self.norm_names.items():
+            yield HFTensor(f"{theirs}.weight", (f"{ours}.weight",))
         for name, parts in self.fused.items():
             yield HFTensor(f"{name}.weight", tuple(f"{part}.weight" for part in parts))
 
@@ -109,7 +115,10 @@ class OLMo2(RotaryDecoder):
     class_name = "Olmo2ForCausalLM"
     default_eps = 1e-5
     placement = "reordered"
-    norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
+    norm_names: ClassVar = {
+        "attention.norm": "post_attention_layernorm",
+        "ffn.norm": "post_feedforward_layernorm",
+    }
     qk_norm = "all_heads"
 
 
@@ -171,16 +180,11 @@ class SwitchedWindow(_WindowOfLayer):
         return {**written, "use_sliding_window": written["sliding_window"] is not None}
 
 
-class OLMo3(_WindowOfLayer, OLMo2):
-    """An OLMo 2 with windows in most layers, and with other rotary positions in the rest."""
+class _RotationOfWindow(_WindowOfLayer):
+    """A family whose layers with and without a window have different rotary positions."""
 
-    model_type = "olmo3"
-    class_name = "Olmo3ForCausalLM"
-    kv_heads_by_default = True
-    usual_rope_base = 5e5
-
-    def slides(self, fields: Fields, layer: int) -> bool:
-        return (layer + 1) % 4 != 0
+    usual_local_base: ClassVar[float | None] = None
+    """Default base of layers with a window; None: usual_rope_base."""
 
     def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
         is_full = self.window(fields, layer) is None
@@ -191,6 +195,8 @@ class OLMo3(_WindowOfLayer, OLMo2):
         own: dict[str, Any] = {"rope_parameters": rules.get(kind)}
         if is_full:  # rope_scaling and rope_theta, of transformers 4, are for layers without a window
             own |= {key: fields.get(key) for key in ("rope_scaling", "rope_theta")}
+        else:
+            own["rope_theta"] = fields.get("rope_local_base_freq", self.usual_local_base)
         return read_rope(Fields(own, fields.where), head_dim, self.usual_rope_base)
 
     def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -206,6 +212,69 @@ class OLMo3(_WindowOfLayer, OLMo2):
             if attention.window is None:
                 written = keys
         return {**written, "rope_parameters": rules}
+
+
+class OLMo3(_RotationOfWindow, OLMo2):
+    """An OLMo 2 with windows in most layers, and with other rotary positions in the rest."""
+
+    model_type = "olmo3"
+    class_name = "Olmo3ForCausalLM"
+    kv_heads_by_default = True
+    usual_rope_base = 5e5
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return (layer + 1) % 4 != 0
+
+
+class Gemma3(_RotationOfWindow):
+    """Norms before and after the sublayers, GEGLUs, gains stored as 1 + weight, and a scaled embedding."""
+
+    model_type = "gemma3_text"
+    class_name = "Gemma3ForCausalLM"
+    heads_divide_width = True
+    placement = "both"
+    gain_offset = 1.0
+    ties_by_default = True
+    usual_head_dim = 256
+    qk_norm = "head"
+    usual_rope_base = 1e6
+    usual_local_base = 1e4
+    norm_names: ClassVar = {
+        "attention.norm": "input_layernorm",
+        "attention.norm.post": "post_attention_layernorm",
+        "ffn.norm": "pre_feedforward_layernorm",
+        "ffn.norm.post": "post_feedforward_layernorm",
+    }
+    further_keys: ClassVar = {"hidden_activation": "gelu_pytorch_tanh"}
+    fixed: ClassVar = {
+        **further_keys,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    }
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return (layer + 1) % fields.size("sliding_window_pattern", 6) != 0
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> MLPConfig:
+        d_ff = fields.size("intermediate_size", most=WIDEST)
+        return MLPConfig(d_ff=d_ff, activation="gelu_tanh", gated=True)
+
+    def scale(self, fields: Fields, head_dim: int) -> float:
+        return fields.positive("query_pre_attn_scalar", 256) ** -0.5
+
+    def query_factor(self, attention: AttentionConfig) -> float:
+        return 1.0
+
+    def multipliers(self, fields: Fields) -> dict[str, Any]:
+        dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
+        return {"embedding_multiplier": torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()}
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        written = super().write(config, n_positions)
+        if "sliding_attention" in written["rope_parameters"]:
+            written["rope_local_base_freq"] = written["rope_parameters"]["sliding_attention"]["rope_theta"]
+        return {**written, "query_pre_attn_scalar": round(config.layers[0].attention.scale ** -2)}
 
 
 class Qwen2(SwitchedWindow):

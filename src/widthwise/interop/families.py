@@ -6,6 +6,7 @@ Where two families describe one model, such as Llama and Mistral, a model keeps 
 from collections.abc import Mapping
 
 from widthwise.interop.dense_families import (
+    Gemma3,
     Granite,
     Llama,
     Ministral,
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Family] = {
         Mistral(),
         Ministral(),
         Phi3(),
+        Gemma3(),
         Granite(),
         OLMo2(),
         OLMo3(),
@@ -46,7 +48,7 @@ FAMILIES: dict[str, Family] = {
 
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("gemma2", "gemma3_text"), "norms before and after each sublayer, and a gated GELU"),
+    "gemma2": "soft caps of scores and logits",
     "gpt_oss": "learned attention sinks",
     "llama4_text": "attention in chunks",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "multi-head latent attention"),
@@ -68,6 +70,8 @@ def family_of(config: ModelConfig) -> Family:
     windows = {layer.attention.window for layer in config.layers}
     if config.positions is not None or config.final_norm.kind == "layer":
         name = "gpt2"
+    elif config.layers[0].norm_placement == "both":
+        name = "gemma3_text"
     elif config.layers[0].norm_placement == "reordered":
         name = "olmo3" if any(windows) else "olmo2"
     elif any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):

@@ -12,8 +12,7 @@ from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, H
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
-from widthwise.model.ffn.mlp import MLPConfig
-from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig, NormKind, Placement, QKNormConfig
@@ -40,6 +39,7 @@ class Family(Architecture):
     norm_kind: ClassVar[NormKind] = "rms"
     default_eps: ClassVar[float | None] = None
     placement: ClassVar[Placement] = "pre"
+    gain_offset: ClassVar[float] = 0.0
     ties_by_default: ClassVar[bool] = False
     depth_scaled: ClassVar[bool] = False
     learns_positions: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class Family(Architecture):
         """Read the attention of a layer. norm: of the stream."""
 
     @abstractmethod
-    def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MLPConfig | MoEConfig:
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
         """Read the feed-forward of a layer."""
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
@@ -69,7 +69,8 @@ class Family(Architecture):
         for key, value in self.fixed.items():
             fields.only(key, value)
         d_model = fields.size(self.keys.d_model, most=WIDEST)
-        norm = NormConfig(kind=self.norm_kind, eps=fields.positive(self.keys.eps, self.default_eps), norm_dim=d_model)
+        eps = fields.positive(self.keys.eps, self.default_eps)
+        norm = NormConfig(kind=self.norm_kind, eps=eps, norm_dim=d_model, gain_offset=self.gain_offset)
         sizes = {"d_model": d_model, "d_in": d_model, "d_out": d_model}
         norms = {"norm_placement": self.placement, "attention_norm": norm, "ffn_norm": norm}
         return ModelConfig(
@@ -134,7 +135,7 @@ FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 
 
 class RotaryDecoder(Family):
-    """RMSNorm, rotary positions in most or all layers, and SwiGLUs or mixtures of them."""
+    """RMSNorm, rotary positions in most or all layers, and gated feed-forwards or mixtures of them."""
 
     base_prefix = "model."
     buffers = r".*rotary_emb\.inv_freq"
@@ -149,8 +150,11 @@ class RotaryDecoder(Family):
         layers="layers",
         final_norm="norm",
     )
-    norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
-    """Norms of attention and feed-forward."""
+    norm_names: ClassVar[dict[str, str]] = {
+        "attention.norm": "input_layernorm",
+        "ffn.norm": "post_attention_layernorm",
+    }
+    """Our names of the norms of a layer -> theirs."""
     fixed: ClassVar = {"hidden_act": "silu"}
     biases: ClassVar[Literal["none", "qkv", "option"]] = "option"
     """Matrices of attention with biases: none; w_q, w_k and w_v; or all four where `attention_bias` is true."""
@@ -161,14 +165,14 @@ class RotaryDecoder(Family):
     kv_heads_by_default: ClassVar[bool] = True
     """True if a missing num_key_value_heads means num_attention_heads; otherwise it is required."""
     usual_rope_base: ClassVar[float] = DEFAULT_BASE
-    further_keys: ClassVar[dict[str, Any]] = {}
+    further_keys: ClassVar[dict[str, Any]] = {"hidden_act": "silu"}
 
     def window(self, fields: Fields, layer: int) -> int | None:
         """Read the window of a layer."""
         del fields, layer
         return None
 
-    def ffn(self, fields: Fields, d_model: int, layer: int) -> SwiGLUConfig | MoEConfig:
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
         return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
 
     def scale(self, fields: Fields, head_dim: int) -> float:
@@ -205,6 +209,7 @@ class RotaryDecoder(Family):
         is_rotary = self.rotates(fields, layer)
         is_known = self.kv_heads_by_default or fields.has("num_key_value_heads")  # null: as many as heads
         has_all = self.biases == "option" and fields.flag("attention_bias", False)
+        qk_norm = QKNormConfig(eps=norm.eps, over=self.qk_norm, gain_offset=norm.gain_offset) if self.qk_norm else None
         return AttentionConfig(
             n_heads=n_heads,
             n_kv_heads=fields.size("num_key_value_heads", n_heads if is_known else None),
@@ -215,7 +220,7 @@ class RotaryDecoder(Family):
             bias=self.biases == "qkv" or has_all,
             out_bias=has_all,
             window=self.window(fields, layer),
-            qk_norm=QKNormConfig(eps=norm.eps, over=self.qk_norm) if self.qk_norm else None,
+            qk_norm=qk_norm,
         )
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -225,7 +230,6 @@ class RotaryDecoder(Family):
             **super().write(config, n_positions),
             "num_key_value_heads": attention.n_kv_heads,
             "head_dim": attention.head_dim,
-            "hidden_act": "silu",
             "max_position_embeddings": n_positions,
             **bias,
             "attention_dropout": 0.0,
@@ -236,8 +240,8 @@ class RotaryDecoder(Family):
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         attention = layer.attention
         has_bias = dict.fromkeys(("w_q", "w_k", "w_v"), attention.bias) | {"w_o": attention.out_bias}
-        for part, name in zip(("attention", "ffn"), self.norm_names):
-            yield HFTensor(f"{name}.weight", (f"{part}.norm.weight",))
+        for ours, theirs in self.norm_names.items():
+            yield HFTensor(f"{theirs}.weight", (f"{ours}.weight",))
         for ours, theirs in PROJECTIONS.items():
             yield HFTensor(f"self_attn.{theirs}.weight", (f"attention.{ours}.weight",))
             if has_bias[ours]:

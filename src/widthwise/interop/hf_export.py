@@ -51,16 +51,17 @@ class Surroundings:
 
 
 def hf_config(
-    config: ModelConfig, n_positions: int, model_type: str | None = None
+    config: ModelConfig, n_positions: int, model_type: str | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[Architecture, dict[str, Any]]:
     """Return an architecture that can express a model, and its config.json.
 
     model_type: of the architecture; `widthwise` is known to transformers after `import widthwise.hf`; default: the
-    family of transformers that `family_of` names. Most families need standard constants (`growth.bake`). Raises
-    UserError with the reason if the format cannot express the model.
+    family of transformers that `family_of` names. dtype: of the weights, to which transformers may round a constant.
+    Most families need standard constants (`growth.bake`). Raises UserError with the reason if the format cannot express
+    the model.
     """
     architecture = family_of(config) if model_type is None else ARCHITECTURES[model_type]
-    written = architecture.write(config, n_positions)
+    written = {"dtype": str(dtype).removeprefix("torch."), **architecture.write(config, n_positions)}
     fields = Fields(written, architecture.model_type)
     check_fit(config, read_config(architecture, fields), architecture.model_type)
     architecture.check_written(fields)
@@ -78,6 +79,7 @@ REASONS = {
     "eps": "it has one eps for all norms",
     "residual": "it has one stream, to which every update is added",
     "mtp": "it has no MTP heads",
+    "embedding_multiplier": "it has none, or in gemma3_text the root of d_model, rounded to the --dtype of the export",
     "window": "it has no window, or one in all layers or, in some families, in some layers",
     **dict.fromkeys(("d_in", "d_out", "d_model"), "all layers are as wide as the embedding"),
     "d_ff": "all layers have the same value",
@@ -148,15 +150,14 @@ def export_hf(
     config, model_type: as in `hf_config`; weights: by our names, tied ones once.
     """
     folder = Path(folder)
-    architecture, written = hf_config(config, surroundings.n_positions, model_type)
+    architecture, written = hf_config(config, surroundings.n_positions, model_type, dtype)
     check_free(folder)
     token_ids = {key: surroundings.token_ids.get(key) for key in TOKEN_IDS}
-    type_name = str(dtype).removeprefix("torch.")
+    type_name = written["dtype"]
     head = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "dtype": type_name,
-        "torch_dtype": type_name,  # its name before transformers 5
+        "torch_dtype": type_name,  # the name of dtype before transformers 5
     }
     written = {**head, **written, **token_ids, **surroundings.model_keys, "use_cache": True}
     settings = surroundings.settings

@@ -45,8 +45,8 @@ class Matrix(nn.Module):
 
 
 def normalised_width(placement: str, d_read: int, d_write: int) -> int:
-    """Return the number of coordinates that the norm of a sublayer covers."""
-    return {"pre": d_read, "reordered": d_write, "none": 0}[placement]
+    """Return the number of coordinates that the first norm of a sublayer covers."""
+    return {"pre": d_read, "reordered": d_write, "both": d_read, "none": 0}[placement]
 
 
 class Norm(nn.Module):
@@ -54,7 +54,8 @@ class Norm(nn.Module):
 
     `norm_dim` is the number of coordinates, except in a first or last layer that is wider than its input, and in a
     grown model. `stat_width`: number of summed coordinates, null for all. `placement`: `pre`, before the sublayer, or
-    `reordered`, on its update. `output_multiplier`: constant factor of the output.
+    `reordered`, on its update. `output_multiplier`: constant factor of the output. `gain_offset`: added to the weight.
+    `post`: the norm of the update in addition to the one before the sublayer.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Norm(nn.Module):
         norm_dim: int,
         stat_width: int | None = None,
         output_multiplier: float = 1.0,
+        gain_offset: float = 0.0,
         placement: str = "pre",
     ):
         super().__init__()
@@ -73,7 +75,9 @@ class Norm(nn.Module):
         self.stat_width = stat_width
         self.placement = placement
         self.output_multiplier = output_multiplier
-        self.weight = nn.Parameter(torch.ones(width))
+        self.gain_offset = gain_offset
+        self.post: Norm | None = None
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - gain_offset))
         self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,15 +86,18 @@ class Norm(nn.Module):
         if self.bias is not None:
             y = y - y.mean(dim=-1, keepdim=True)
         measured = y[..., : self.stat_width].square().sum(dim=-1, keepdim=True)
-        y = y * torch.rsqrt(measured / self.norm_dim + self.eps) * self.weight
+        gain = wide(self.weight) + self.gain_offset if self.gain_offset else self.weight
+        y = y * torch.rsqrt(measured / self.norm_dim + self.eps) * gain
         return ((y if self.bias is None else y + self.bias) * self.output_multiplier).to(x.dtype)
 
     def before(self, x: Tensor) -> Tensor:
         """Return the input of the sublayer from the stream."""
-        return self(x) if self.placement == "pre" else x
+        return x if self.placement == "reordered" else self(x)
 
     def after(self, update: Tensor) -> Tensor:
         """Return the update of the stream from the output of the sublayer."""
+        if self.post is not None:
+            return self.post(update)
         return self(update) if self.placement == "reordered" else update
 
 
@@ -105,9 +112,14 @@ class NoNorm(nn.Module):
 
 
 def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm | NoNorm:
-    """Build the norm of a sublayer that reads d_read coordinates and writes d_write."""
+    """Build the norms of a sublayer that reads d_read coordinates and writes d_write."""
     width = normalised_width(placement, d_read, d_write)
-    return Norm(width, **norm, placement=placement) if width else NoNorm()
+    if not width:
+        return NoNorm()
+    first = Norm(width, **norm, placement=placement)
+    if placement == "both":
+        first.post = Norm(d_write, **{**norm, "stat_width": None})
+    return first
 
 
 # The stream is (B, T, hidden_size) between all layers.
@@ -469,7 +481,7 @@ class WidthwiseAttention(nn.Module):
         if norm is None:
             return None
         width = self.head_dim if norm["over"] == "head" else n
-        return Norm(width, "rms", norm["eps"], norm[norm_dim] or width)
+        return Norm(width, "rms", norm["eps"], norm[norm_dim] or width, gain_offset=norm.get("gain_offset", 0.0))
 
     def _heads(self, x: Tensor, size: int, norm: Norm | None = None) -> Tensor:
         """Split x (B, T, n * size) into heads (B, n, T, size), after a norm if given."""
@@ -758,7 +770,7 @@ class DynamicWidth(FeedForward):
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
     "swiglu": lambda layer, ffn: FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
     "mlp": lambda layer, ffn: FeedForward(
-        layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), ffn["activation"], False, ffn["bias"]
+        layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), *map(ffn.get, ("activation", "gated", "bias"))
     ),
     "hourglass": Hourglass,
     "moe": MoE,

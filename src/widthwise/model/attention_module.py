@@ -54,4 +54,5 @@ class Attention(nn.Module):
 
 def _qk_norm(config: QKNormConfig, heads: Axes, norm_dim: int | None) -> RMSNorm:
     axes = config.axes(heads)
-    return RMSNorm(axes, config.eps, size(axes) if norm_dim is None else norm_dim)
+    norm_dim = size(axes) if norm_dim is None else norm_dim
+    return RMSNorm(axes, config.eps, norm_dim, gain_offset=config.gain_offset)

@@ -125,25 +125,45 @@ class Scale(Vector):
 
 
 class Norm(Weight):
-    """A norm over the last axis. Its weight is the gain.
+    """A norm over the last axis. Its weight is the gain, or the gain without `gain_offset`.
 
     `norm_dim`: divisor of the sum of squares. It is the size of the axis, with two exceptions: a slim first layer reads
     d_model of its w_1 coordinates, the only ones that can be non-zero, and divides by w_1; and the norms of a grown
     model keep their old divisors. `stat_width`: number of leading coordinates in the sum of squares; None: all. It
     keeps the statistics of a layer that has grown into coordinates written by other layers. `output_multiplier`:
-    constant factor of the output. `is_after`: True to normalise the output of a sublayer, False to normalise its input.
+    constant factor of the output. `gain_offset`: constant added to the weight. `is_after`: True to normalise the output
+    of a sublayer, False to normalise its input. `post`: the norm of its output in addition to the one of its input.
     """
 
     is_after = False
 
     def __init__(
-        self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, output_multiplier: float = 1.0
+        self,
+        axes: Axes,
+        eps: float,
+        norm_dim: int,
+        stat_width: int | None = None,
+        output_multiplier: float = 1.0,
+        gain_offset: float = 0.0,
     ):
-        super().__init__(axes, axes, start=1.0)
+        super().__init__(axes, axes, start=1.0 - gain_offset)
         self.eps = eps
         self.norm_dim = norm_dim
         self.stat_width = stat_width
         self.output_multiplier = output_multiplier
+        self.gain_offset = gain_offset
+        self.post: Norm | None = None
+
+    @property
+    def output_norm(self) -> "Norm | None":
+        """The norm of the output of the sublayer, if there is one."""
+        return self if self.is_after else self.post
+
+    @property
+    def gain(self) -> Tensor:
+        """The factor of the normalised coordinates, (size(axes),)."""
+        offset_weight = widened(self.weight) + self.gain_offset if self.gain_offset else self.weight
+        return self.times_multiplier(offset_weight)
 
     def before(self, x: Tensor) -> Tensor:
         """x: (B, T, d_read), the stream -> the input of the sublayer."""
@@ -152,7 +172,8 @@ class Norm(Weight):
 
     def after(self, update: Tensor) -> Tensor:
         """update: (B, T, d_write), the output of the sublayer -> the update of the stream."""
-        return self(update) if self.is_after else update
+        norm = self.output_norm
+        return update if norm is None else norm(update)
 
     def times_multiplier(self, weight: Tensor) -> Tensor:
         """Return a gain or a bias times the output multiplier."""
@@ -171,10 +192,9 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(axes)) -> the same shape, in the autocast dtype if autocast is on."""
-        gain = self.times_multiplier(self.weight)
         if self.stat_width is not None:
-            return reference_rms_norm(x, gain, self.eps, self.norm_dim, self.stat_width)
-        return rms_norm(x, gain, self.eps, self.norm_dim)
+            return reference_rms_norm(x, self.gain, self.eps, self.norm_dim, self.stat_width)
+        return rms_norm(x, self.gain, self.eps, self.norm_dim)
 
 
 class LayerNorm(Norm):
@@ -193,7 +213,7 @@ class LayerNorm(Norm):
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
-            y = centred * inverse * self.times_multiplier(self.weight) + self.times_multiplier(self.bias())
+            y = centred * inverse * self.gain + self.times_multiplier(self.bias())
         return y.to(compute_dtype(x))
 
 

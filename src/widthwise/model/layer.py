@@ -90,16 +90,18 @@ class LayerConfig(Config):
         are never read. A LayerNorm shifts zeros, and a norm of the update reads all of it: then only gains are dead.
         """
 
+        place = PLACEMENTS[self.norm_placement]
+
         def read_params(d_in: int) -> float:
             norm = self.attention.norm_cost(self.d_model, d_in, self.attention_norm_site)
             return self.attention.cost(self.d_model, d_in).params + norm.params
 
         def write_params(d_out: int) -> float:
             norm = self.ffn.norm_cost(self.d_model, d_out, self.ffn_norm_site).params
-            return norm if self.norm_placement == "reordered" else norm + self.ffn.cost(self.d_model, d_out).params
+            return norm if place.is_after else norm + self.ffn.cost(self.d_model, d_out).params
 
         n_dead = write_params(self.d_out) - write_params(self.d_out - n_unread)
-        if self.norm_placement != "pre" or self.attention_norm.kind != "layer":
+        if not place.is_before or self.attention_norm.kind != "layer":
             n_dead += read_params(self.d_in) - read_params(self.d_in - n_unwritten)
         return n_dead
 

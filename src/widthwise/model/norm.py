@@ -1,4 +1,4 @@
-"""Norms and their placement: before a sublayer, after it, or nowhere."""
+"""Norms and their placement: before a sublayer, after it, both, or nowhere."""
 
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -32,6 +32,8 @@ class NormConfig(Config):
     """Number of leading coordinates in the sum of squares; null: all. For `rms` only."""
     output_multiplier: pydantic.PositiveFloat = 1.0
     """Constant factor of the output: 1 / sqrt(l) in layer l if norms are scaled by depth."""
+    gain_offset: pydantic.NonNegativeFloat = 0.0
+    """Constant added to the weight, which starts at 1 - gain_offset: 1 if gains are stored as 1 + weight (Gemma)."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NormConfig":
@@ -61,13 +63,14 @@ class NormConfig(Config):
     def build(self, axes: Axes, is_after: bool = False) -> "Norm":
         """Build the module. is_after: True to normalise the output of a sublayer, False to normalise its input."""
         modules = resolve_name("widthwise.model.axes:NORM_MODULES")
-        norm = modules[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
+        options = self.eps, self.norm_dim, self.stat_width, self.output_multiplier, self.gain_offset
+        norm = modules[self.kind](axes, *options)
         norm.is_after = is_after
         return norm
 
 
 class Place(NamedTuple):
-    """Place of a norm around a sublayer; neither before nor after it means no norm."""
+    """Places of norms around a sublayer; neither before nor after it means no norm."""
 
     is_before: bool = False
     """f(norm(x)), the usual order."""
@@ -75,34 +78,48 @@ class Place(NamedTuple):
     """norm(f(x)): the update is normalised before it is added to the stream. Source: OLMo 2, arXiv:2501.00656."""
 
     def normalised_width(self, d_read: int, d_write: int) -> int:
-        """Return the width of the norm of a sublayer that reads d_read coordinates and writes d_write; 0 without it."""
+        """Return the width of the first norm of a sublayer, 0 without norms.
+
+        The sublayer reads d_read coordinates and writes d_write.
+        """
         if self.is_before:
             return d_read
         return d_write if self.is_after else 0
 
 
-Placement = Literal["pre", "reordered"]
-PLACEMENTS = {"pre": Place(is_before=True), "reordered": Place(is_after=True), "none": Place()}
+Placement = Literal["pre", "reordered", "both"]
+PLACEMENTS = {
+    "pre": Place(is_before=True),
+    "reordered": Place(is_after=True),
+    "both": Place(is_before=True, is_after=True),
+    "none": Place(),
+}
 
 
 @dataclass(frozen=True)
 class NormSite:
-    """Placement and config of the norm of a sublayer. The sublayer knows its widths and builds the norm."""
+    """Placement and config of the norms of a sublayer. The sublayer knows its widths and builds them.
+
+    Norms before and after it (Gemma 2, arXiv:2408.00118) have one config, and so one divisor.
+    """
 
     placement: str
     config: NormConfig
 
     def cost(self, d_read: int, d_write: int) -> Cost:
-        """Return the cost of the norm, and of the sublayer's input, which is kept for the backward pass.
+        """Return the cost of the norms, and of the sublayer's input, which is kept for the backward pass.
 
-        The sublayer reads d_read coordinates and writes d_write. Its input is the norm's output, or the stream in the
+        The sublayer reads d_read coordinates and writes d_write. Its input is a norm's output, or the stream in the
         dtype of the matrix products.
         """
         place = PLACEMENTS[self.placement]
-        if place.is_before:
-            return self.config.cost(d_read)
-        stream = Cost(activation_elements=d_read)
-        return self.config.cost(d_write, is_read=False) + stream if place.is_after else stream
+        cost = self.config.cost(d_read) if place.is_before else Cost(activation_elements=d_read)
+        return cost + self.of_update.cost(d_write, is_read=False) if place.is_after else cost
+
+    @property
+    def of_update(self) -> NormConfig:
+        """The config of the norm after the sublayer. It measures the whole update, which is 0 at new coordinates."""
+        return self.config.model_copy(update={"stat_width": None})
 
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
         """Return the norm site of a part of the sublayer. The divisor changes as much as the normalised width.
@@ -116,12 +133,15 @@ class NormSite:
         return NormSite(placement, self.config.model_copy(update={"norm_dim": norm_dim}))
 
     def build(self, d_read: int, d_write: int) -> "Norm | NoNorm":
-        """Build the norm of a sublayer that reads d_read coordinates and writes d_write."""
+        """Build the norms of a sublayer that reads d_read coordinates and writes d_write."""
         place = PLACEMENTS[self.placement]
         width = place.normalised_width(d_read, d_write)
         if not width:
             return resolve_name("widthwise.model.axes:NoNorm")()
-        return self.config.build({"d_model": width}, place.is_after)
+        norm = self.config.build({"d_model": width}, is_after=not place.is_before)
+        if place.is_before and place.is_after:
+            norm.post = self.of_update.build({"d_model": d_write}, is_after=True)
+        return norm
 
 
 class QKNormConfig(Config):
@@ -134,6 +154,8 @@ class QKNormConfig(Config):
     """Divisor of the sum of squares of a query; null: its size. A grown head keeps its old divisor."""
     k_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of the sum of squares of a key; null: its size."""
+    gain_offset: pydantic.NonNegativeFloat = 0.0
+    """Constant added to the weight, as in NormConfig."""
 
     def axes(self, heads: Axes) -> Axes:
         """Return the axes of one norm. heads: the axes of queries or keys, n_heads first."""

@@ -129,5 +129,5 @@ def _as_hourglass(layer: LayerConfig) -> dict[str, Any]:
     if not isinstance(old, CONVENTIONAL):
         raise UserError(f"--ffn: got hourglass; its first block can be a swiglu or an mlp, not a {old.kind}")
     d_hidden = (old.d_ff, *[usual.whole_hidden(layer.d_model)] * (usual.n_blocks - 1))
-    form = {"gated": False, "activation": old.activation} if isinstance(old, MLPConfig) else {}
+    form = {"gated": old.gated, "activation": old.activation} if isinstance(old, MLPConfig) else {}
     return {"ffn": HourglassConfig(n_blocks=usual.n_blocks, d_hidden=d_hidden, **form)}

@@ -71,7 +71,7 @@ def export_run(
     config = model if padding is None else padding.new
     reason = None
     try:  # before gigabytes are read
-        model_type, plan = _family(config, n_positions, origin.get("model_type"))
+        model_type, plan = _family(config, n_positions, origin.get("model_type"), DTYPES[dtype])
     except UserError as error:
         reason = str(error)
         model_type = WIDTHWISE.model_type
@@ -134,7 +134,9 @@ def export_run(
     }
 
 
-def _family(config: ModelConfig, n_positions: int, origin: str | None) -> tuple[str, GrowthPlan | None]:
+def _family(
+    config: ModelConfig, n_positions: int, origin: str | None, dtype: torch.dtype
+) -> tuple[str, GrowthPlan | None]:
     """Return a `model_type` of transformers that can express a model, and the plan that gives it standard constants.
 
     The plan is None for a model that fits as it is. origin: the `model_type` of an imported model, which is preferred.
@@ -147,9 +149,9 @@ def _family(config: ModelConfig, n_positions: int, origin: str | None) -> tuple[
     *earlier, last = attempts
     for candidate, conversion, model_type in earlier:
         with suppress(UserError):
-            return hf_config(candidate, n_positions, model_type)[0].model_type, conversion
+            return hf_config(candidate, n_positions, model_type, dtype)[0].model_type, conversion
     candidate, conversion, model_type = last
-    return hf_config(candidate, n_positions, model_type)[0].model_type, conversion
+    return hf_config(candidate, n_positions, model_type, dtype)[0].model_type, conversion
 
 
 def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:

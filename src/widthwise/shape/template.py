@@ -31,10 +31,14 @@ class NormTemplate(Config):
     """RMSNorm, or LayerNorm, which subtracts the mean and has a bias (GPT-2)."""
     eps: pydantic.PositiveFloat = 1e-5
     placement: Placement = "pre"
-    """pre: before each sublayer. reordered: after it, before the residual addition, as in OLMo 2."""
+    """pre: before each sublayer. reordered: after it, before the residual addition, as in OLMo 2. both: before and
+    after it, as in Gemma 2 and 3."""
     scaling: Literal["none", "depth"] = "none"
     """`depth`: divide the input of the sublayers of layer l, counted from 1, by sqrt(l), which makes deep layers matter
     more as the stream grows. Source: Sun et al. 2025, arXiv:2502.05795, with `init.depth_scaled: false`."""
+    gain_offset: pydantic.NonNegativeFloat = 0.0
+    """Constant added to the weights that are the gains: 1 stores gains as 1 + weight, as in Gemma, so that weight decay
+    draws them to 1."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NormTemplate":
@@ -45,7 +49,8 @@ class NormTemplate(Config):
     def over(self, width: int, layer: int | None = None) -> NormConfig:
         """Return the norm of `width` coordinates. layer: number of its layer, from 1; None: outside of layers."""
         factor = 1.0 if layer is None or self.scaling == "none" else 1 / math.sqrt(layer)
-        return NormConfig(kind=self.kind, eps=self.eps, norm_dim=width, output_multiplier=factor)
+        norm = NormConfig(kind=self.kind, eps=self.eps, norm_dim=width, gain_offset=self.gain_offset)
+        return norm.model_copy(update={"output_multiplier": factor})
 
 
 class InitTemplate(InitConfig):

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal, Self
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.cost import Cost, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.ffn.mlp import N_KEPT, Activation, MLPConfig
+from widthwise.model.ffn.mlp import Activation, MLPConfig, MLPOptions
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.kinds import must_agree, must_stay
 from widthwise.model.norm import NormSite
@@ -42,16 +42,16 @@ class BlockOptions(Config):
     """Factor of a block's update in the input of later blocks. If it equals the residual's multiplier, blocks act as
     layers without attention."""
 
+    @property
+    def is_swiglu(self) -> bool:
+        """True for blocks whose gate has a kernel that keeps less for the backward pass."""
+        return self.gated and self.activation == "silu"
+
     def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
         """Return the cost of the matrices and of the hidden activations kept for the backward pass."""
-        if not self.gated:
-            activations = Cost(activation_elements=N_KEPT[self.activation] * d_hidden)
-            return linear(d_model, d_hidden) + linear(d_hidden, d_out) + activations
-        recomputed = swiglu_cost(d_model, d_hidden, d_out)
-        if self.activation == "silu":
-            return recomputed
-        # The activated gate, if the activation keeps its argument, in addition to gate, up and product.
-        return recomputed + Cost(activation_elements=(N_KEPT[self.activation] - 1) * d_hidden)
+        if self.is_swiglu:
+            return swiglu_cost(d_model, d_hidden, d_out)
+        return MLPOptions(activation=self.activation, gated=self.gated).mlp_cost(d_model, d_hidden, d_out)
 
 
 class HourglassConfig(BlockOptions, FFNConfig):
@@ -117,7 +117,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
         if isinstance(old, CONVENTIONAL):
             if isinstance(old, MLPConfig):
                 must_agree("bias", old.bias, False)
-            must_agree("gated", isinstance(old, SwiGLUConfig), self.gated)
+            must_agree("gated", old.gated if isinstance(old, MLPConfig) else True, self.gated)
             must_agree("activation", old.activation if isinstance(old, MLPConfig) else "silu", self.activation)
             if self.share_weights and self.n_blocks > 1:
                 raise ValueError("share_weights: got True; an added block starts silent, so it needs separate matrices")

@@ -10,31 +10,18 @@ from widthwise.model.axes import Linear
 from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.hourglass import BlockOptions, HourglassConfig
 from widthwise.model.ffn.mlp import MLPConfig
-from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
+from widthwise.model.ffn.mlp_module import MLP
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
 
 
-class GLU(SwiGLU):
-    """down(activation(gate(x)) * up(x)): GEGLU, ReGLU and others, in plain torch."""
-
-    def __init__(self, activation: str, config: SwiGLUConfig, d_model: int, d_out: int, norm: NormSite):
-        super().__init__(config, d_model, d_out, norm)
-        self.activation = ACTIVATIONS[activation]
-
-    def update_of(self, read: Tensor) -> Tensor:
-        return self.norm.after(self.w_down(self.activation(self.w_gate(read)) * self.w_up(read)))
-
-
 def build_block(form: BlockOptions, d_model: int, d_hidden: int, d_out: int, norm: NormSite) -> SwiGLU | MLP:
     """Build one block of an hourglass."""
-    if not form.gated:
-        return MLP(MLPConfig(d_ff=d_hidden, activation=form.activation), d_model, d_out, norm)
-    config = SwiGLUConfig(d_ff=d_hidden)
-    if form.activation == "silu":
-        return SwiGLU(config, d_model, d_out, norm)
-    return GLU(form.activation, config, d_model, d_out, norm)
+    if form.is_swiglu:
+        return SwiGLU(SwiGLUConfig(d_ff=d_hidden), d_model, d_out, norm)
+    config = MLPConfig(d_ff=d_hidden, activation=form.activation, gated=form.gated)
+    return MLP(config, d_model, d_out, norm)
 
 
 class Hourglass(FeedForward):

@@ -1,7 +1,7 @@
-"""Feed-forward without a gate: two matrices with an activation between them, and optional biases.
+"""Feed-forward in plain torch: two matrices with an activation between them, and an optional gate and biases.
 
 Sources: Vaswani et al. 2017, arXiv:1706.03762 (relu); GPT-2, Radford et al. 2019 (gelu_tanh); So et al. 2021,
-arXiv:2109.08668 (relu2).
+arXiv:2109.08668 (relu2); Shazeer 2020, arXiv:2002.05202 (gates: GEGLU, ReGLU).
 """
 
 from collections.abc import Iterator
@@ -25,20 +25,27 @@ class MLPOptions(Config):
 
     activation: Activation = "gelu"
     """gelu_tanh is GPT-2's approximation of gelu; relu2 is the square of relu."""
+    gated: bool = False
+    """Multiply w_up(x) by the activation of w_gate(x), instead of applying it to w_up(x): GEGLU with gelu or gelu_tanh
+    (Gemma). With silu, kind swiglu computes the same and keeps less memory."""
     bias: bool = False
-    """Give both matrices a bias, which starts at 0."""
+    """Give all matrices a bias, which starts at 0."""
 
     def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
-        """Return the cost of matrices, biases and the hidden activations kept for the backward pass."""
-        biases = vector(d_ff) + vector(d_out) if self.bias else Cost()
-        activations = Cost(activation_elements=N_KEPT[self.activation] * d_ff)
-        return linear(d_model, d_ff) + linear(d_ff, d_out) + biases + activations
+        """Return the cost of matrices, biases and the hidden activations kept for the backward pass.
+
+        A gate keeps the other factor and the product in addition.
+        """
+        d_in = 2 * d_ff if self.gated else d_ff
+        biases = vector(d_in) + vector(d_out) if self.bias else Cost()
+        n_kept = N_KEPT[self.activation] + (2 if self.gated else 0)
+        return linear(d_model, d_in) + linear(d_ff, d_out) + biases + Cost(activation_elements=n_kept * d_ff)
 
 
 class MLPConfig(MLPOptions, FFNConfig):
-    """The feed-forward down(activation(up(x)))."""
+    """The feed-forward down(activation(up(x))), or with a gate down(activation(gate(x)) * up(x))."""
 
-    constant_fields = ("activation",)
+    constant_fields = ("activation", "gated")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     bakes_with_one_eps = True
     module = "widthwise.model.ffn.mlp_module:MLP"

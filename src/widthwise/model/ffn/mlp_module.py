@@ -1,4 +1,4 @@
-"""The module of a feed-forward without a gate."""
+"""The module of a feed-forward in plain torch, with or without a gate."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +31,8 @@ class MLP(FeedForward):
         super().__init__()
         self.config = config
         self.norm = norm.build(d_model, d_out)
+        if config.gated:
+            self.w_gate = Linear({"d_model": d_model}, {"d_ff": config.d_ff}, has_bias=config.bias)
         self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff}, has_bias=config.bias)
         self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out}, has_bias=config.bias)
 
@@ -39,4 +41,6 @@ class MLP(FeedForward):
 
     def update_of(self, read: Tensor) -> Tensor:
         """Return the update from the result of `norm.before`."""
-        return self.norm.after(self.w_down(ACTIVATIONS[self.config.activation](self.w_up(read))))
+        activation = ACTIVATIONS[self.config.activation]
+        hidden = activation(self.w_gate(read)) * self.w_up(read) if self.config.gated else activation(self.w_up(read))
+        return self.norm.after(self.w_down(hidden))
