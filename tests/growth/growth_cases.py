@@ -61,6 +61,13 @@ DYNAMIC = {"ffn": {"kind": "dynamic", "d_ff": 9, "start": 0.8, "mask": {"kind": 
 SLOTS = {"residual": {"kind": "hyper_connections", "slot_width": 4}}
 MANIFOLD = {"residual": {"kind": "manifold", "n_slots": 2, "n_iterations": 4}}
 REORDERED = {"norm": {"placement": "reordered"}}
+BETWEEN = {"norm": {"placement": "both", "gain_offset": 1.0}}
+GEMMA = {
+    **BETWEEN,
+    "attention": {"qk_norm": {"over": "head", "gain_offset": 1.0}},
+    "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True, "d_ff": 10},
+    "tie_embeddings": True,
+}
 QK_NORM = {"attention": {"qk_norm": {"over": "head"}, "bias": True}}
 ONE_QK_NORM = {"attention": {"qk_norm": {"over": "all_heads"}}}
 UNGATED = {"ffn": {**HOURGLASS["ffn"], "gated": False, "activation": "relu2"}}
@@ -90,6 +97,7 @@ EXPANSIONS: dict[str, tuple] = {
     "keys": ({"attention": {"bias": True}}, expansions.widen_keys, [1], 6),
     "divided_groups_under_one_norm": (merge(GQA, ONE_QK_NORM), expansions.add_heads, [0], 6, 6),
     "keys_behind_norms": (QK_NORM, expansions.widen_keys, [1], 12),
+    "keys_between_norms": (GEMMA, expansions.widen_keys, [1], 12),
     "keys_that_do_not_turn": (GPT2, expansions.widen_keys, [1], 5),
     "stream": ({}, expansions.widen_stream, 3),
     "stream_tied": ({"tie_embeddings": True}, expansions.widen_stream, 3),
@@ -101,6 +109,7 @@ EXPANSIONS: dict[str, tuple] = {
         3,
     ),
     "stream_behind_norms": (REORDERED, expansions.widen_stream, 3),
+    "stream_between_norms": (GEMMA, expansions.widen_stream, 3),
     "stream_of_narrow_layers": (NARROW, expansions.widen_stream, 3),
     "stream_of_mixtures": (MOE, expansions.widen_stream, 3),
     "stream_of_slots": (SLOTS, expansions.widen_stream, 6),
@@ -110,20 +119,25 @@ EXPANSIONS: dict[str, tuple] = {
     "stream_projected_whole": (_projected("full_projection"), expansions.widen_stream, 2),
     "narrow_layer": (NARROW, expansions.widen_layers, {1: 10}),
     "narrow_layer_behind_norms": ({**NARROW, **REORDERED}, expansions.widen_layers, {1: 10}),
+    "narrow_layer_between_norms": ({**NARROW, **BETWEEN}, expansions.widen_layers, {1: 10}),
     "narrow_layer_of_slots": ({**NARROW, **SLOTS}, expansions.widen_layers, {1: 12}),
     "layers": ({}, expansions.add_layers, [0, 4]),
     "layers_with_biases": (GPT2, expansions.add_layers, [2]),
     "layers_with_biases_behind_norms": ({**BIASED, **REORDERED}, expansions.add_layers, [1]),
     "layers_behind_norms": (REORDERED, expansions.add_layers, [1]),
+    "layers_between_norms": ({**GEMMA, **BIASED}, expansions.add_layers, [1]),
+    "units_between_norms": (GEMMA, expansions.widen_ffn, [1], 13),
     "layers_of_slots": (SLOTS, expansions.add_layers, [1]),
     "layers_of_experts": (MOE, expansions.add_layers, [1]),
     "narrow_layers": (NARROW, expansions.add_layers, [1], 1),
     "block": (HOURGLASS, expansions.add_block, 1),
     "block_behind_norms": ({**HOURGLASS, **REORDERED}, expansions.add_block, 1, 3),
+    "block_between_norms": ({**HOURGLASS, **BETWEEN}, expansions.add_block, 1, 3),
     "more_experts": (MOE, expansions.duplicate_experts, [0], 2),
     "narrower_experts": (MOE, expansions.split_experts, [0], 2),
     "shared_expert": (UNSHARED, expansions.widen_shared_expert, [0], 3),
     "shared_expert_behind_norms": ({**UNSHARED, **REORDERED}, expansions.widen_shared_expert, [0], 3),
+    "shared_expert_between_norms": ({**UNSHARED, **BETWEEN}, expansions.widen_shared_expert, [0], 3),
     "experts_of_a_dense_layer": ({}, expansions.upcycle, [1], 3, 2),
     "slots": (SLOTS, expansions.add_slots, 5),
     "copied_slots": (MANIFOLD, expansions.add_slots, 6),

@@ -59,7 +59,7 @@ def test_a_model_that_never_grew_stays_bit_by_bit():
 
 
 WIDENED = [
-    ("x", "gqa"), ("uniform", "layer_norm_moe"), ("x", "moe_reordered"), ("x", "slots_further_heads"),
+    ("x", "gqa"), ("x", "gemma3"), ("uniform", "layer_norm_moe"), ("x", "moe_reordered"), ("x", "slots_further_heads"),
     ("uniform", "2_of_6_in_turn"), ("uniform", "gpt2"),
 ]  # fmt: skip
 """Every place of a norm: before and after sublayers, on queries, in slots and groups, of further heads."""
@@ -107,6 +107,8 @@ def with_divisor(before, norm_dim):
 ONE_EPS = {
     name: VARIANTS[name] for name in ("gqa", "moe_reordered", "gpt2", "qk_norm", "qk_norm_all_heads", "released_recipe")
 } | {
+    "gemma3": VARIANTS["gemma3"],
+    "layer_norms_before_and_after": VARIANTS["layer_norms_before_and_after"],
     "tied_reordered": {**VARIANTS["reordered"], "tie_embeddings": True},
     "gpt2_untied": {**VARIANTS["gpt2"], "tie_embeddings": False},
     "layer_norm_reordered": {**VARIANTS["layer_norm_reordered"], "tie_embeddings": True},
@@ -131,7 +133,7 @@ def test_with_one_eps_the_stream_is_scaled_and_no_eps_changes(name):
     assert {layer.attention.scale for layer in plan.new.layers} == usual
 
 
-@in_turn(("one_eps", [False, True]), ("name", ["tied", "reordered", "gpt2", "biases"]))
+@in_turn(("one_eps", [False, True]), ("name", ["tied", "reordered", "gpt2", "biases", "gemma3"]))
 def test_a_model_that_grew_in_all_directions_computes_the_same(name, one_eps):
     before = decoder(variant("uniform", name))
     head_dim = 3 * before.config.layers[0].attention.head_dim

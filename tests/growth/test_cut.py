@@ -33,6 +33,8 @@ KINDS = {
     "qwen": {**cases.QK_NORM, "attention": {**cases.QK_NORM["attention"], "head_dim": 2, "kv_group_size": 2}},
     "gpt2": cases.GPT2,
     "reordered": cases.REORDERED,
+    "gemma3": cases.GEMMA,
+    "offset_gains": {"norm": {"gain_offset": 1.0}},
     "tied": {"tie_embeddings": True},
     "multiplied": {
         "embedding_multiplier": 3.0,
@@ -42,11 +44,14 @@ KINDS = {
     "one_divisor": {"norm": {"scaling": "depth"}},
     "mixture": cases.MOE,
     "mixture_reordered": {**cases.MOE, **cases.REORDERED},
+    "mixture_between_norms": {**cases.MOE, **cases.BETWEEN},
     "narrow": cases.NARROW,
 }
 NOT_TURNED = {
     "gpt2": "tie_embeddings: ",
     "reordered": "layers.0.norm_placement: ",
+    "gemma3": "tie_embeddings: ",
+    "mixture_between_norms": "layers.0.norm_placement: ",
     "tied": "tie_embeddings: ",
     "mixture_reordered": "layers.0.norm_placement: ",
     "narrow": "layers.0.d_model: got 16",

@@ -37,11 +37,14 @@ SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5, "dynamic": 
 UNMASKED, MASKED = {"mask": {"kind": "none"}}, {"mask": {"kind": "ste"}}
 BY_NETWORK = {"score": {"kind": "mlp", "d_hidden": 3}}
 GQA = {"head_dim": 2, "kv_group_size": 3, "qk_norm": {"over": "head"}}
+GEGLU = {"kind": "mlp", "d_ff": 10, "gated": True, "activation": "gelu"}
 CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hourglass": ({}, {"ffn": BLOCKS}),
     "hourglass, wider, one norm": ({}, {"ffn": {**BLOCKS, "d_hidden": 13, "norm": "shared"}}),
     "hourglass without gates": ({"ffn": SILU_MLP}, {"ffn": {**BLOCKS, "d_hidden": 13, "gated": False}}),
     "hourglass behind reordered norms": ({"norm": {"placement": "reordered"}}, {"ffn": BLOCKS}),
+    "hourglass between norms": ({"norm": {"placement": "both", "gain_offset": 1.0}}, {"ffn": BLOCKS}),
+    "hourglass with gelu": ({"ffn": GEGLU}, {"ffn": {**BLOCKS, "activation": "gelu"}}),
     "hourglass under layer norms and slots": ({"norm": {"kind": "layer"}, "residual": SLOTS}, {"ffn": BLOCKS}),
     "dynamic": ({}, {"ffn": CHOSEN}),
     "dynamic, wider, by a network": ({}, {"ffn": {**CHOSEN, "d_ff": 13, **BY_NETWORK}}),

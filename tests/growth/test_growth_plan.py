@@ -61,6 +61,8 @@ def test_new_gains_are_the_mean_but_never_zero():
     plan = TensorPlan("g", (AxisMap.appended(3, 5, zero=False),), Mean())
     assert plan.grow(torch.tensor([1.0, 2.0, 6.0]), generator()).tolist() == [1, 2, 6, 3, 3]
     assert plan.grow(torch.zeros(3), generator()).tolist() == [0, 0, 0, 1, 1]
+    plan = TensorPlan("g", (AxisMap.appended(3, 4, zero=False),), Mean(gain_offset=1.0))
+    assert plan.grow(torch.full((3,), -1.0), generator()).tolist() == [-1, -1, -1, 0]
 
 
 @pytest.mark.parametrize("fresh", [None, Constant(1e3)])
@@ -94,14 +96,18 @@ def test_parts_of_experts_are_their_columns_times_their_number():
     assert torch.equal(split.carry(old, 0.5, 0.0), new / 4)
 
 
-@pytest.mark.parametrize("placement", ["pre", "reordered"])
+@pytest.mark.parametrize("placement", ["pre", "reordered", "both"])
 def test_added_layers_are_drawn_as_those_of_an_untrained_model(placement):
     """By width and by depth, whatever the old weights are; but for what makes them silent."""
     init = {"std": 0.3, "depth_scaled": True, "width_multiplier": 2.0}
     config = shaped([16, 64, 16], d_model=16, norm={"placement": placement}, attention={"bias": True}, init=init)
     plan = plan_growth(config, *expansions.add_layers(config, [2], like=1))
     new, untrained = dict(plan.weights(with_random_weights(config, 0))), weights_of(build(plan.new, 0))
-    silent = {"pre": {"attention.w_o", "ffn.w_down"}, "reordered": {"attention.norm", "ffn.norm"}}[placement]
+    silent = {
+        "pre": {"attention.w_o", "ffn.w_down"},
+        "reordered": {"attention.norm", "ffn.norm"},
+        "both": {"attention.norm.post", "ffn.norm.post"},
+    }[placement]
     for name in [name for name in new if name.startswith("layers.2.")]:
         size, usual = (float(weights[name].square().mean().sqrt()) for weights in (new, untrained))
         is_silent = name.removeprefix("layers.2.").removesuffix(".weight") in silent

@@ -126,7 +126,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
     ],
     "a stream that cannot grow": [
         (LAYER_NORMS, lambda m: expansions.widen_layers(m, {0: 16}), "d_model: under layer norms"),
-        (merge(LAYER_NORMS, REORDERED), wider(4), "d_model: cannot grow with reordered"),
+        (merge(LAYER_NORMS, REORDERED), wider(4), "d_model: cannot grow with layer norms after"),
         ({**LAYER_NORMS, "ffn": {**HOURGLASS["ffn"], "norm": "shared"}}, wider(4), "ffn.norm: blocks without"),
         *(
             (resizing(resize, [16, 12, 16]), lambda m: expansions.widen_layers(m, {1: 16}), f"resize: got {resize}")

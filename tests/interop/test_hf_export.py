@@ -65,6 +65,7 @@ def test_what_was_imported_is_exported_bit_by_bit(tmp_path: Path, name: str, dty
         torch.testing.assert_close(hf_logits(tmp_path / "out"), hf_logits(tmp_path / "source"), rtol=0, atol=TOLERANCE)
 
 
+ROOT_OF_WIDTH = torch.tensor(24.0).sqrt().item()
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"attention": {"n_heads": 2, "bias": True}},
@@ -73,6 +74,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm": {"placement": "reordered"},
         "attention": {"n_heads": 2, "qk_norm": {"over": "all_heads"}},
         "tie_embeddings": True,
+    },
+    "gemma3_text": {
+        "norm": {"placement": "both", "gain_offset": 1.0},
+        "attention": {"head_dim": 6, "kv_group_size": 2, "qk_norm": {"over": "head", "gain_offset": 1.0}},
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
+        "tie_embeddings": True,
+        "embedding_multiplier": ROOT_OF_WIDTH,
     },
     "gpt2": {
         "norm": {"kind": "layer"},
@@ -89,6 +97,18 @@ def test_a_model_of_a_recipe_is_written_as_what_it_is(tmp_path: Path, model_type
     weights = {key: weight.detach() for key, weight in own_model(config).named_parameters()}
     assert export_hf(config, weights, tmp_path / "out", PLAIN) == model_type
     torch.testing.assert_close(hf_logits(tmp_path / "out"), own_logits(config, weights), rtol=0, atol=TOLERANCE)
+
+
+def test_a_scaled_embedding_is_rounded_to_the_type_of_the_weights(tmp_path: Path) -> None:
+    """transformers rounds sqrt(d_model) as well, so that the function depends on the type."""
+    hf_model("gemma3").to(torch.bfloat16).save_pretrained(tmp_path)
+    imported = import_hf(tmp_path)
+    assert imported.config.embedding_multiplier == torch.tensor(32.0).sqrt().bfloat16().item()
+    weights = {key: weight.float() for key, weight in imported.weights.items()}
+    torch.testing.assert_close(own_logits(imported.config, weights), hf_logits(tmp_path), rtol=0, atol=TOLERANCE)
+    hf_config(imported.config, 64, "gemma3_text", torch.bfloat16)
+    with pytest.raises(UserError, match=r"embedding_multiplier: got 5.65625; gemma3_text has 5.656.* --dtype"):
+        hf_config(imported.config, 64, "gemma3_text")
 
 
 def test_layers_without_rotary_positions_are_a_smollm3() -> None:

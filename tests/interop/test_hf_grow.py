@@ -123,6 +123,7 @@ GROWTHS: list[tuple[str, tuple[Grow, ...]]] = [
     ("llama_tied_biased", (feed_forward, half_more_head, kv_groups, layers, hidden)),
     ("qwen2", (twice_the_head, kv_groups, hidden)),
     ("olmo2_tied", (layers, kv_groups, feed_forward, hidden)),
+    ("gemma3", (layers, kv_groups, feed_forward)),
     ("olmo3", (layers, kv_groups, feed_forward, hidden)),
     ("llama_yarn", (feed_forward, twice_the_head, layers, hidden)),
     ("gpt2_scaled_by_layer", (feed_forward, hidden_with_heads)),

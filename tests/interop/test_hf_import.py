@@ -72,6 +72,8 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path, nam
         ("smollm3", {"use_sliding_window": True}),
         ("ministral", {"layer_types": None}),
         ("olmo3_plain", {"layer_types": None}),
+        ("gemma3_plain", {"layer_types": None}),
+        ("gemma3_plain", {"layer_types": None, "sliding_window_pattern": 3}),
         (
             "qwen2",
             {"num_key_value_heads": None, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
@@ -100,8 +102,10 @@ def test_transformers_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 OLD_KEYS = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}
 OLD_KEYS["rope_scaling"] |= {"original_max_position_embeddings": 20, "attention_factor": 1.2}
 
+LOCAL = {"layer_types": None, "sliding_window_pattern": 2, "rope_local_base_freq": 300.0}
 
-@pytest.mark.parametrize(("name", "changes"), [("olmo3", OLD_KEYS)])
+
+@pytest.mark.parametrize(("name", "changes"), [("olmo3", OLD_KEYS), ("gemma3", OLD_KEYS | LOCAL)])
 def test_the_keys_of_transformers_4_are_read_as_transformers_5_reads_them(
     tmp_path: Path, name: str, changes: dict[str, Any]
 ) -> None:
@@ -148,6 +152,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: got .1.; allowed: a list of 0 and 1 for each layer"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: got 8.0; allowed: null"),
     ("mixtral", {"num_local_experts": 6}, r"block_sparse_moe.gate.weight has shape \(5, 32\); must be \(6, 32\)"),
+    ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping: got 30.0; allowed: null"),
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: got True; allowed: False"),
+    ("llama", {"model_type": "gemma2"}, "a gemma2 has soft caps of scores and logits, which is not supported"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
     ("qwen2", WINDOWS, "sliding_window: got None; allowed: a whole number, because layer_types.1 is sliding_attention"),
@@ -264,7 +271,8 @@ def _change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], An
 
 @pytest.mark.hard
 @pytest.mark.parametrize(
-    "name", ["mistral_window", "ministral", "smollm3_window", "mixtral_window", "granite", "olmoe"]
+    "name",
+    ["mistral_window", "ministral", "smollm3_window", "mixtral_window", "granite", "olmoe", "gemma3", "gemma3_plain"],
 )
 def test_texts_of_different_lengths_continue_as_in_transformers(tmp_path: Path, name: str) -> None:
     """Greedy text from both caches, in a batch padded on the left, for longer than a window."""

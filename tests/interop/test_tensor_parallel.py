@@ -21,6 +21,7 @@ EVEN: dict[str, dict[str, Any]] = {
     **{key: {} for key in ("slim_grouped", "projection", "hourglass", "hourglass_shared", "moe", "dynamic", "mtp")},
     "slots": {"residual": SLOTS},
     "reordered": {"attention": GROUPED},
+    "between_norms": {},
 }
 """Those that are tried with an even number of key-value heads in all layers too, and what they have otherwise."""
 

@@ -209,7 +209,7 @@ def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
     mlp = {"kind": "mlp", "d_ff": 8, "activation": "relu", "bias": False}
     data["per_layer_config"].setdefault("1", {})["feed_forward"] = mlp
     plan = WidthwiseConfig(**data).tensor_parallel_plan()
-    columns, rows = ("q_proj", "k_proj", "v_proj", "up_proj"), ("o_proj", "down_proj")
+    columns, rows = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
     styles = dict.fromkeys(columns, "colwise") | dict.fromkeys(rows, "rowwise")
     assert {name.rpartition(".")[2]: style for name, style in plan.items()} == styles
 

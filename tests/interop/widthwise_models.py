@@ -59,6 +59,13 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "norm": {"placement": "reordered"},
             "attention": {**grouped, "qk_norm": {"over": "all_heads"}},
         },
+        "between_norms": {
+            **shaped,
+            "norm": {"placement": "both", "gain_offset": 1.0},
+            "attention": {**grouped, "qk_norm": {"over": "head", "gain_offset": 1.0}},
+            "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True, "ratio": 1.5},
+        },
+        "layer_norms_before_and_after": {**shaped, "norm": {"kind": "layer", "placement": "both"}},
         "scaled_by_depth": {**shaped, "norm": {"scaling": "depth"}},
         "layer_norm": {
             "shape": x,
@@ -69,6 +76,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         },
         "hourglass": {**shaped, **ffn("hourglass", n_blocks=3, ratio=0.6, block_multiplier=0.8)},
         "hourglass_shared": {**shaped, **ffn("hourglass", n_blocks=2, ratio=0.6, share_weights=True, norm="reordered")},
+        "hourglass_between_norms": {**shaped, **ffn("hourglass", n_blocks=2), "norm": {"placement": "both"}},
         "hourglass_gelu": {**shaped, **ffn("hourglass", n_blocks=2, activation="gelu")},
         "hourglass_ungated": {**shaped, **ffn("hourglass", n_blocks=2, **ungated)},
         "hourglass_one_norm": ffn("hourglass", n_blocks=2, norm="shared"),

@@ -40,7 +40,7 @@ def started(module: nn.Module, std: float = 1.0, noise: float = 0.0, seed: int =
 
 def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms") -> NormSite:
     """The place of a feed-forward's norm, which divides by its width."""
-    width = d_model if placement == "pre" else d_out
+    width = d_out if placement == "reordered" else d_model
     return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=width))
 
 

@@ -41,7 +41,7 @@ def norm(x: Tensor, gain: Tensor, eps: float, divisor: int, n_measured: int | No
 def normalised(module, x: Tensor) -> Tensor:
     """RMSNorm, or LayerNorm as the class of the module says."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1] if isinstance(module, LayerNorm) else x
-    y = norm(centred, module.weight, module.eps, module.norm_dim, module.stat_width)
+    y = norm(centred, module.gain_offset + module.weight, module.eps, module.norm_dim, module.stat_width)
     return (y + module.bias.weight if isinstance(module, LayerNorm) else y) * module.output_multiplier
 
 
@@ -70,13 +70,14 @@ def attention(module, x: Tensor) -> Tensor:
     c = module.config
     v_head_dim = c.v_head_dim or c.head_dim
     q, k, v = (affine(w, x) for w in (module.w_q, module.w_k, module.w_v))
+    gains = () if c.qk_norm is None else [c.qk_norm.gain_offset + m.weight for m in (module.q_norm, module.k_norm)]
     if c.qk_norm is not None and c.qk_norm.over == "all_heads":
-        q = norm(q, module.q_norm.weight, c.qk_norm.eps, c.qk_norm.q_norm_dim or q.shape[-1])
-        k = norm(k, module.k_norm.weight, c.qk_norm.eps, c.qk_norm.k_norm_dim or k.shape[-1])
+        q = norm(q, gains[0], c.qk_norm.eps, c.qk_norm.q_norm_dim or q.shape[-1])
+        k = norm(k, gains[1], c.qk_norm.eps, c.qk_norm.k_norm_dim or k.shape[-1])
     q, k, v = (list(t.split(n, dim=-1)) for t, n in ((q, c.head_dim), (k, c.head_dim), (v, v_head_dim)))
     if c.qk_norm is not None and c.qk_norm.over == "head":
-        q = [norm(t, module.q_norm.weight, c.qk_norm.eps, c.qk_norm.q_norm_dim or c.head_dim) for t in q]
-        k = [norm(t, module.k_norm.weight, c.qk_norm.eps, c.qk_norm.k_norm_dim or c.head_dim) for t in k]
+        q = [norm(t, gains[0], c.qk_norm.eps, c.qk_norm.q_norm_dim or c.head_dim) for t in q]
+        k = [norm(t, gains[1], c.qk_norm.eps, c.qk_norm.k_norm_dim or c.head_dim) for t in k]
     n = x.shape[1]
     unseen = torch.ones(n, n, dtype=torch.bool).triu(1)
     if c.window is not None:
@@ -116,7 +117,10 @@ def activated(h: Tensor, activation: str) -> Tensor:
 
 
 def mlp(module, x: Tensor) -> Tensor:
-    return affine(module.w_down, activated(affine(module.w_up, x), module.config.activation))
+    c = module.config
+    up = affine(module.w_up, x)
+    hidden = activated(affine(module.w_gate, x), c.activation) * up if c.gated else activated(up, c.activation)
+    return affine(module.w_down, hidden)
 
 
 def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
@@ -125,6 +129,8 @@ def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
             return function(module, normalised(module.norm, x))
         case "reordered":
             return normalised(module.norm, function(module, x))
+        case "both":
+            return normalised(module.norm.post, function(module, normalised(module.norm, x)))
         case "none":
             return function(module, x)
     raise AssertionError(placement)

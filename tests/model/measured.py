@@ -27,7 +27,7 @@ def part_of(name: str) -> str:
         return "norm" if inside[0] == "norm" else "residual"
     if inside[1].endswith("residual"):
         return "residual"
-    return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else inside[1]
+    return "norm" if name.replace(".post.", ".").endswith(("norm.weight", "norm.bias.weight")) else inside[1]
 
 
 def parameters_by_part(model: Decoder) -> dict[str, int]:

@@ -60,6 +60,18 @@ VARIANTS = {
         "layers": {i: {"attention": {"v_head_dim": n}} for i, n in enumerate([10, 2, 3])},
     },
     "reordered": {"norm": {"placement": "reordered"}},
+    "gemma3": {
+        "norm": {"placement": "both", "gain_offset": 1.0},
+        "attention": {"qk_norm": {"over": "head", "gain_offset": 1.0}},
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
+        "tie_embeddings": True,
+        "embedding_multiplier": 4.5,
+    },
+    "layer_norms_before_and_after": {"norm": {"kind": "layer", "placement": "both"}},
+    "hourglass_between_norms": {
+        "norm": {"placement": "both", "gain_offset": 1.0},
+        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 7},
+    },
     "tied": {"tie_embeddings": True},
     "scaled_by_depth": {"norm": {"scaling": "depth"}},
     "scaled_by_depth_hourglass": {
@@ -120,6 +132,11 @@ VARIANTS = {
         "residual": {**SLOTS, "n_slots": 11},
     },
     "slots_reordered": {"residual": SLOTS, "norm": {"placement": "reordered"}},
+    "slots_moe_between_norms": {
+        "residual": SLOTS,
+        "norm": {"placement": "both"},
+        "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "ratio": 0.5},
+    },
     "slots_hourglass": {"residual": SLOTS, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
     "slots_moe": {"residual": SLOTS, "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "ratio": 0.5}},
     "slots_dynamic": {"residual": SLOTS, "ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5}},
@@ -168,7 +185,8 @@ CASES = [*zip(cycle(("x", "zigzag", "diamond")), VARIANTS), *(("uniform", name) 
 
 _OF_EVERY_KIND = {
     "gqa", "qk_norm_with_divisors", "biases", "values_of_other_sizes_unrotated", "frequencies",
-    "layer_norm_reordered", "layer_norm_moe", "scaled_by_depth_hourglass", "released_recipe", "gpt2",
+    "gemma3", "slots_moe_between_norms", "layer_norm_reordered", "layer_norm_moe",
+    "scaled_by_depth_hourglass", "released_recipe", "gpt2",
     "hourglass_shared_weights", "moe_reordered", "dynamic", "one_layer_changed", "further_heads", "slots_tied",
     "slots_static_padded", "slots_mixed_at_both_ends", "slots_layer_norm_mlp", "slots_further_heads",
     "slots_dynamic", "wide_attention", "hourglass_ungated", "2_of_4_layer_norm", "2_of_6_in_turn",
@@ -315,7 +333,8 @@ def templates(draw) -> ModelTemplate:
         "mtp": draw(st.sampled_from([None, {"n_depths": 2}, {"n_depths": 1, "share_reduce": False}])),
         "norm": {
             "kind": draw(st.sampled_from(["rms", "layer"])),
-            "placement": draw(st.sampled_from(["pre", "reordered"])),
+            "placement": draw(st.sampled_from(["pre", "reordered", "both"])),
+            "gain_offset": draw(st.sampled_from([0.0, 1.0])),
             "eps": draw(st.sampled_from([1e-5, 1e-6])),
         },
         "positions": draw(st.sampled_from([None, {"n_positions": 14}])),

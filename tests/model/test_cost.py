@@ -96,10 +96,11 @@ def surplus(resolved: ModelConfig) -> int:
     A sublayer that keeps the front of a wider stream keeps all of it, unless it needs a copy in another type. A site
     that keeps the update finds it kept already, as the output of the norm.
     """
-    if resolved.layers[0].norm_placement == "pre":
-        return 0
-    if resolved.residual.kind == "hyper_connections":
+    placement = resolved.layers[0].norm_placement
+    if placement != "pre" and resolved.residual.kind == "hyper_connections":
         return -sum(layer.d_model + layer.d_out for layer in resolved.layers)
+    if placement != "reordered":
+        return 0
     before = zip(resolved.widths_before, resolved.layers, strict=True)
     return sum(max(0, width - layer.d_in) for width, layer in before)
 

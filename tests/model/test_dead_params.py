@@ -41,7 +41,7 @@ def test_counted_as_autograd_finds_them(widths, endpoints, resize):
     assert resolved.n_dead_params == never_moved(resolved)
 
 
-@pytest.mark.parametrize("variant", ["gqa", "biases", "layer_norm_reordered", "layer_norm_hourglass"])
+@pytest.mark.parametrize("variant", ["gqa", "biases", "layer_norm_reordered", "layer_norm_hourglass", "gemma3"])
 def test_other_components(variant):
     for shape in ("zigzag", "narrowing"):
         resolved = model(shape, **VARIANTS[variant])

@@ -42,6 +42,9 @@ OPTIONS = {
         {"activation": "relu", "d_ff": 57},
         {"bias": True, "activation": "relu2", "ratio": 2.5, "multiple_of": 8},
         {"activation": "silu", "d_ff": 7},
+        {"activation": "gelu_tanh", "gated": True, "d_ff": 57},
+        {"activation": "relu", "gated": True, "bias": True, "ratio": 1.3},
+        {"activation": "relu2", "gated": True, "d_ff": 7},
     ],
     "moe": [
         {"n_experts": 3, "top_k": 2, "ratio": 0.25},
@@ -61,6 +64,7 @@ OPTIONS = {
 NORMS_AND_SIZES = [
     *(("pre", "rms", 63, 41), ("reordered", "rms", 63, 63), ("pre", "layer", 63, 41), ("reordered", "layer", 63, 41)),
     *(("pre", "rms", 41, 1), ("reordered", "rms", 1, 1), ("pre", "layer", 41, 1)),
+    *(("both", "rms", 63, 41), ("both", "layer", 41, 41)),
 ]
 """Place and kind of the norm, d_model and d_out; a LayerNorm of one number would be 0."""
 

@@ -13,12 +13,13 @@ from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 
 D_MODEL, D_OUT = 21, 13
-PLACEMENTS = ("pre", "reordered")
+PLACEMENTS = ("pre", "reordered", "both")
 UNGATED = [(MLPConfig(d_ff=9, activation=name), {"gated": False, "activation": name}) for name in ("gelu", "relu2")]
+GATED = MLPConfig(d_ff=9, activation="gelu_tanh", gated=True), {"activation": "gelu_tanh"}
 
 
 @in_turn(
-    (("conventional", "options"), [(SwiGLUConfig(d_ff=9), {}), (SwiGLUConfig(d_ff=9), {}), *UNGATED]),
+    (("conventional", "options"), [(SwiGLUConfig(d_ff=9), {}), GATED, *UNGATED]),
     ("placement", PLACEMENTS),
     ("d_out", [D_MODEL, D_OUT]),
 )

@@ -22,6 +22,7 @@ MODELS = {
     "plain": ({"residual": {"kind": "plain", "resize": "projection"}}, set()),
     "tied": ({"tie_embeddings": True, "attention": {"qk_norm": {"over": "head"}}}, set()),
     "gpt2": (VARIANTS["gpt2"] | {"tie_embeddings": False}, {"vector", "embedding"}),
+    "gemma3": (VARIANTS["gemma3"] | {"tie_embeddings": False}, set()),
     "hourglass": (VARIANTS["hourglass"], set()),
     "moe": (VARIANTS["moe"], {"control", "experts"}),
     "dynamic_linear": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "linear"}}}, {"control", "vector"}),
@@ -37,7 +38,7 @@ MODELS = {
 ROLES = [
     (r"(embedding|positions)\.weight", "embedding"),
     (r"head\.weight", "head"),
-    (r"(.*\.)?(\w+_)?norm\.weight", "gain"),
+    (r"(.*\.)?(\w+_)?norm(\.post)?\.weight", "gain"),
     (r".*\.(attention_residual|ffn_residual|mixing|reduce)\.scale\.weight", "scale"),
     (r".*\.(static|bias|log_gain|theta)\.weight", "vector"),
     (r".*\.(dynamic|w_router|score\.\w+)\.weight", "control"),

@@ -19,6 +19,8 @@ KINDS = [
     {"kind": "rms", "norm_dim": 7, "output_multiplier": 0.3},
     {"kind": "rms", "norm_dim": 5, "stat_width": 5, "output_multiplier": 0.3},
     {"kind": "layer", "norm_dim": 7, "output_multiplier": 0.3},
+    {"kind": "rms", "norm_dim": 7, "gain_offset": 1.0},
+    {"kind": "layer", "norm_dim": 5, "output_multiplier": 0.3, "gain_offset": 0.7},
 ]
 
 

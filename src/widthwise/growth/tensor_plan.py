@@ -56,7 +56,7 @@ class Mean(FreshEntries):
     entries.
     """
 
-    gain_offset: float
+    gain_offset: float = 0.0
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
         gain = float((old.detach().double() + self.gain_offset).mean()) or 1.0

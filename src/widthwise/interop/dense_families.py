@@ -274,6 +274,7 @@ class Gemma3(_RotationOfWindow):
         written = super().write(config, n_positions)
         if "sliding_attention" in written["rope_parameters"]:
             written["rope_local_base_freq"] = written["rope_parameters"]["sliding_attention"]["rope_theta"]
+        written["sliding_window"] = written["sliding_window"] or self.usual_window  # required without windows, too
         return {**written, "query_pre_attn_scalar": round(config.layers[0].attention.scale ** -2)}
 
 

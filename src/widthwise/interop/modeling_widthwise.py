@@ -559,6 +559,12 @@ def ffn_norm(layer: Any) -> Norm | NoNorm:
     return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
 
+def plain_feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
+    """Build a feed-forward of kind `mlp`, with or without a gate."""
+    form = ffn["activation"], ffn.get("gated", False), ffn["bias"]
+    return FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), *form)
+
+
 class Hourglass(nn.Module):
     """A stack of narrow blocks, gated or not: h = h + block(h). The update is the sum of the blocks.
 
@@ -769,9 +775,7 @@ class DynamicWidth(FeedForward):
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
     "swiglu": lambda layer, ffn: FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
-    "mlp": lambda layer, ffn: FeedForward(
-        layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), *map(ffn.get, ("activation", "gated", "bias"))
-    ),
+    "mlp": plain_feed_forward,
     "hourglass": Hourglass,
     "moe": MoE,
     "dynamic": DynamicWidth,
