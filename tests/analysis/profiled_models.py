@@ -40,7 +40,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm": {"placement": "reordered"},
     },
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "bias": True}},
+    "mlp_between_norms": {
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
+        "norm": {"placement": "both", "gain_offset": 1.0},
+    },
     "hourglass": {"ffn": HOURGLASS},
+    "hourglass_between_norms": {"ffn": HOURGLASS, "norm": {"placement": "both"}},
     "hourglass_shared_weights": {"ffn": {**HOURGLASS, "share_weights": True}},
     "virtual_hourglass": {"residual": {**SLOTS, "n_slots": 6}, "ffn": {**HOURGLASS, "n_blocks": 2}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
@@ -165,7 +170,8 @@ class Trace:
         config, norm = self.model.config, self.model.exit.norm
         n = config.final_norm_width
         x = buffer[..., :n]
-        x = x / (x.square().sum(-1, keepdim=True) / norm.norm_dim + norm.eps).sqrt() * norm.weight
+        x = x / (x.square().sum(-1, keepdim=True) / norm.norm_dim + norm.eps).sqrt()
+        x = x * (norm.gain_offset + norm.weight)
         x = torch.cat((x, buffer[..., n : config.d_model]), dim=-1) if n < config.d_model else x
         return x[..., : config.d_model]
 
@@ -222,7 +228,8 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
         return [activations for activations, _ in literal_blocks(ffn, x, context)]
     stream, x = x, ffn.norm.before(x)
     if isinstance(ffn, MLP):
-        return [ACTIVATIONS[ffn.config.activation](ffn.w_up(x))]
+        activation = ACTIVATIONS[ffn.config.activation]
+        return [activation(ffn.w_gate(x)) * ffn.w_up(x) if ffn.config.gated else activation(ffn.w_up(x))]
     if isinstance(ffn, MoE):
         return [_routed(ffn, x), gated(ffn.shared, ffn.shared.norm.before(x))]
     if isinstance(ffn, DynamicWidth):

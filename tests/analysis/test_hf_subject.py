@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from hf_models import CONFIGS as OF_FAMILIES
-from hf_models import SIZES, built
+from hf_models import SIZES, WINDOWS, built
 from profiled_models import spectrum, summary, windows_of
 
 from widthwise.analysis.model_subjects import HFSubject
@@ -14,6 +14,7 @@ from widthwise.mistakes import UserError
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: OF_FAMILIES[name] for name in ("llama", "qwen2", "qwen3", "olmo2", "gpt2")},
     "mistral_with_a_window": ("MistralConfig", {**SIZES, "sliding_window": 4}),
+    "gemma3": ("Gemma3TextConfig", {**SIZES, **WINDOWS, "rope_parameters": None}),
     "gpt_neox": ("GPTNeoXConfig", {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}),
 }
 

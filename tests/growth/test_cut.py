@@ -128,7 +128,8 @@ def test_cutting_nothing_is_exact(kind: str) -> None:
     model = drawn(small_model(**KINDS[kind]))
     sizes = layer_sizes(model.config)
     assert smaller_config(model.config, sizes) == model.config
-    assert torch.equal(logits(small_from(model, sizes)), logits(model))
+    before, after = (each.state_dict() for each in (model, small_from(model, sizes)))
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
 
 def check_cut_by_need(model: Decoder, score: str, sizes: list[LayerSizes]) -> None:
@@ -198,8 +199,14 @@ def test_the_whole_stream_is_cut_where_layers_are_wider_than_it(endpoints: str) 
     assert difference(logits(small), logits(model)) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["llama", "tied", "reordered"])
-def test_a_narrow_layer_hears_as_much_as_before_and_the_rest_is_carried_past_it(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((kind, "norm") for kind in ("llama", "tied", "reordered", "offset_gains", "gemma3")),
+        ("gemma3", "norm.post"),
+    ],
+)
+def test_a_narrow_layer_hears_as_much_as_before_and_the_rest_is_carried_past_it(kind: str, name: str) -> None:
     """The first layer is whole, so that the second reads the same, in its first 8 coordinates."""
     model = drawn(small_model(**KINDS[kind]))
     sizes = layer_sizes(model.config)
@@ -208,17 +215,17 @@ def test_a_narrow_layer_hears_as_much_as_before_and_the_rest_is_carried_past_it(
     assert small.config.widths == [12, 8, 12]
     assert small.embedding.weight.shape == model.embedding.weight.shape
     measured: list[Tensor] = []
-    norm = model.layers[1].attention.norm
+    norm, cut_norm = (each.layers[1].attention.get_submodule(name) for each in (model, small))
     hook = norm.register_forward_pre_hook(lambda _, inputs: measured.append(inputs[0].detach()))
     logits(model)
     hook.remove()
     (x,) = measured
     kept = (x / x.square().mean(dim=-1, keepdim=True).sqrt())[..., :8].square().sum() / x[..., 0].numel() / 12
-    expected = norm.weight[:8] * (float(kept) * 12 / 8) ** 0.5
-    assert torch.allclose(small.layers[1].attention.norm.weight, expected, rtol=1e-9)
+    gains = [norm.gain_offset + norm.weight for norm in (norm, cut_norm)]
+    assert torch.allclose(gains[1], gains[0][:8] * (float(kept) * 12 / 8) ** 0.5, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixture", "mixture_reordered"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mixture", "mixture_reordered", "mixture_between_norms"])
 def test_taylor_is_the_slope_of_the_loss_along_each_unit(kind: str) -> None:
     """Against central differences: the loss where one hidden unit of one layer is scaled by 1 + e and 1 - e."""
     model = drawn(small_model(**KINDS[kind]))

@@ -65,6 +65,12 @@ def test_new_gains_are_the_mean_but_never_zero():
     assert plan.grow(torch.full((3,), -1.0), generator()).tolist() == [-1, -1, -1, 0]
 
 
+def test_offset_gains_are_scaled_and_scaled_back():
+    plan, weights = TensorPlan.same("g", (3,), scale=4.0, shift=3.0), torch.tensor([-1.0, 0.0, 0.5])
+    assert (1 + plan.grow(weights, generator())).tolist() == [0, 4, 6]
+    assert torch.equal(plan.shrink(plan.grow(weights, generator())), weights)
+
+
 @pytest.mark.parametrize("fresh", [None, Constant(1e3)])
 def test_turned_rows_are_as_long_as_their_originals_for_every_input(fresh):
     """Two groups of three rows become nine each; columns grow too, and a third group is drawn."""

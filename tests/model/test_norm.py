@@ -42,6 +42,13 @@ def test_a_norm_and_its_gradients_are_the_formula_with_statistics_in_fp32_under_
         placed.load_state_dict(norm.state_dict())
         expected = (norm(x), x) if placement == "pre" else (x, norm(x))
         assert all(torch.equal(a, b) for a, b in zip((placed.before(x), placed.after(x)), expected, strict=True))
+    between = NormSite("both", NormConfig(eps=0.3, **options)).build(WIDTH, WIDTH).to(torch.float64)
+    whole = built({**options, "stat_width": None})  # a norm of the update measures all of it
+    between.load_state_dict(norm.state_dict(), strict=False)
+    between.post.load_state_dict(norm.state_dict())
+    whole.load_state_dict(norm.state_dict())
+    assert torch.equal(between.before(x), norm(x))
+    assert torch.equal(between.after(x), whole(x))
     norm, x = norm.float(), x.float()
     with torch.autocast("cpu", torch.bfloat16):
         rounded = norm(x)

@@ -156,7 +156,7 @@ class ModuleNames(NamedTuple):
 
 
 MODULE_NAMES = (
-    ModuleNames("Llama, Mistral, Qwen 2 and 3, OLMo 2", "layers", "norm", "mlp.down_proj"),
+    ModuleNames("Llama, Mistral, Gemma 3, Qwen 2 and 3, OLMo 2", "layers", "norm", "mlp.down_proj"),
     ModuleNames("GPT-2", "h", "ln_f", "mlp.c_proj"),
     ModuleNames("GPT-NeoX", "layers", "final_layer_norm", "mlp.dense_4h_to_h"),
 )

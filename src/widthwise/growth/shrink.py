@@ -282,5 +282,5 @@ def cut(
         weight = weight.view(owner.weight.shape)
         if isinstance(owner, Norm) and isinstance(before, Norm):
             factor = math.sqrt(energy_kept.get(source, 1.0) * before.norm_dim / owner.norm_dim)
-            weight = (weight + owner.gain_offset) * factor - owner.gain_offset
+            weight = weight * factor + owner.gain_offset * (factor - 1.0)
         yield f"{name}.weight", weight

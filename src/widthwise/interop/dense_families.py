@@ -59,7 +59,7 @@ class Phi3(Windowed):
     biases = "none"
     default_eps = 1e-5
     kv_heads_by_default = True
-    further_keys: ClassVar = {**RotaryDecoder.further_keys, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    further_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
     fused: ClassVar = {
         "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
         "self_attn.o_proj": ("attention.w_o",),
@@ -245,9 +245,9 @@ class Gemma3(_RotationOfWindow):
         "ffn.norm": "pre_feedforward_layernorm",
         "ffn.norm.post": "post_feedforward_layernorm",
     }
-    further_keys: ClassVar = {"hidden_activation": "gelu_pytorch_tanh"}
+    activation: ClassVar = {"hidden_activation": "gelu_pytorch_tanh"}
     fixed: ClassVar = {
-        **further_keys,
+        **activation,
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,
         "use_bidirectional_attention": False,

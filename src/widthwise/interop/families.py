@@ -49,6 +49,7 @@ FAMILIES: dict[str, Family] = {
 
 REFUSED: Mapping[str, str] = {
     "gemma2": "soft caps of scores and logits",
+    "gemma3": "an image encoder",
     "gpt_oss": "learned attention sinks",
     "llama4_text": "attention in chunks",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "multi-head latent attention"),

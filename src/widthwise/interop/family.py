@@ -155,7 +155,9 @@ class RotaryDecoder(Family):
         "ffn.norm": "post_attention_layernorm",
     }
     """Our names of the norms of a layer -> theirs."""
-    fixed: ClassVar = {"hidden_act": "silu"}
+    activation: ClassVar[dict[str, str]] = {"hidden_act": "silu"}
+    """Key and name of the activation."""
+    fixed: ClassVar = activation
     biases: ClassVar[Literal["none", "qkv", "option"]] = "option"
     """Matrices of attention with biases: none; w_q, w_k and w_v; or all four where `attention_bias` is true."""
     qk_norm: ClassVar[Literal["head", "all_heads"] | None] = None
@@ -165,7 +167,7 @@ class RotaryDecoder(Family):
     kv_heads_by_default: ClassVar[bool] = True
     """True if a missing num_key_value_heads means num_attention_heads; otherwise it is required."""
     usual_rope_base: ClassVar[float] = DEFAULT_BASE
-    further_keys: ClassVar[dict[str, Any]] = {"hidden_act": "silu"}
+    further_keys: ClassVar[dict[str, Any]] = {}
 
     def window(self, fields: Fields, layer: int) -> int | None:
         """Read the window of a layer."""
@@ -230,6 +232,7 @@ class RotaryDecoder(Family):
             **super().write(config, n_positions),
             "num_key_value_heads": attention.n_kv_heads,
             "head_dim": attention.head_dim,
+            **self.activation,
             "max_position_embeddings": n_positions,
             **bias,
             "attention_dropout": 0.0,

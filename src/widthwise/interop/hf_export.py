@@ -157,7 +157,8 @@ def export_hf(
     head = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "torch_dtype": type_name,  # the name of dtype before transformers 5
+        "dtype": type_name,
+        "torch_dtype": type_name,  # its name before transformers 5
     }
     written = {**head, **written, **token_ids, **surroundings.model_keys, "use_cache": True}
     settings = surroundings.settings

@@ -172,8 +172,7 @@ class Norm(Weight):
 
     def after(self, update: Tensor) -> Tensor:
         """update: (B, T, d_write), the output of the sublayer -> the update of the stream."""
-        norm = self.output_norm
-        return update if norm is None else norm(update)
+        return update if self.output_norm is None else self.output_norm(update)
 
     def times_multiplier(self, weight: Tensor) -> Tensor:
         """Return a gain or a bias times the output multiplier."""

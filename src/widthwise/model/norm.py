@@ -114,10 +114,10 @@ class NormSite:
         """
         place = PLACEMENTS[self.placement]
         cost = self.config.cost(d_read) if place.is_before else Cost(activation_elements=d_read)
-        return cost + self.of_update.cost(d_write, is_read=False) if place.is_after else cost
+        return cost + self.update_norm.cost(d_write, is_read=False) if place.is_after else cost
 
     @property
-    def of_update(self) -> NormConfig:
+    def update_norm(self) -> NormConfig:
         """The config of the norm after the sublayer. It measures the whole update, which is 0 at new coordinates."""
         return self.config.model_copy(update={"stat_width": None})
 
@@ -140,7 +140,7 @@ class NormSite:
             return resolve_name("widthwise.model.axes:NoNorm")()
         norm = self.config.build({"d_model": width}, is_after=not place.is_before)
         if place.is_before and place.is_after:
-            norm.post = self.of_update.build({"d_model": d_write}, is_after=True)
+            norm.post = self.update_norm.build({"d_model": d_write}, is_after=True)
         return norm
 
 
