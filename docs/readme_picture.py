@@ -59,7 +59,9 @@ def differences(title: str, by_kind: dict[str, Estimate], is_dark: bool, x: int,
     figure = forest("differences", title, effects, ["nats above uniform: left of 0 is better"], n_decimals=3)
     assert figure is not None
     svg = figure.document("svg", is_dark).decode()
-    svg = re.sub(r"\bclip(\d+)", rf"clip{x + y}_\1", svg)  # the panels of a document share their ids
+    # Ids are counted over all figures of a process, and the panels of a document share them.
+    for i, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+", svg))):
+        svg = re.sub(rf"\b{name}\b", f"clip-{x + y}-{i}", svg)
     return svg.replace("<svg ", f'<svg x="{x}" y="{y}" overflow="visible" ', 1)
 
 
