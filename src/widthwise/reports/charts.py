@@ -168,6 +168,7 @@ class Figure:
         spec = self.spec(is_file=True) | {"autosize": {"type": "fit-x", "contains": "padding"}}
         size = {"labelFontSize": _FILE_FONT, "titleFontSize": _FILE_FONT}
         config = {**LOOK, "axis": LOOK["axis"] | size, "text": LOOK["text"] | {"fontSize": _FILE_FONT}}
+        config["axisX"] = LOOK["axisX"] | {"tickCount": 3}
         config["legend"] = LOOK["legend"] | {"columns": 2, "labelFontSize": _FILE_FONT, "disable": self.is_named}
         title = {"text": clean(self.title), "anchor": "start", "fontSize": _FILE_FONT, "limit": _WIDTH, "color": INK}
         text = json.dumps({**spec, "config": config, "title": title})
