@@ -33,7 +33,7 @@ LONGER, F12, F12_HALF = "found_6m_longer", "found_12m", "found_12m_half_rate"
 UNSEEN = ("persuasion.loss", "mill_on_the_floss.loss", "origin_of_species.loss", "bartleby.loss", "networkx.loss")
 E6, SWEEP, FFN, VIRTUAL = "evidence_6m", "sweep_shapes", "compare_ffn", "compare_virtual_width"
 GROWTH, RESIZING, HEADS = "compare_growth_2x", "variable_width_table_4_small", "x_heads_d64"
-PYTHON, BOOKS, AGAIN = "discovered_python", "discovered_books", ("rediscovered_python", "rediscovered_books")
+BOOKS, AGAIN = "discovered_books", ("rediscovered_python", "rediscovered_books")
 DEEP, RATES = "compare_manifold_deep_rates", ("0.002", "0.004", "0.008", "0.016", "0.032")
 NUMBER, SIZE, DEFAULT_X = "x_constant_number", "x_constant_size", "x-0.75-0.3"
 TRAINING = "train_loss"
@@ -441,8 +441,6 @@ def results() -> Iterator[str]:
     yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
     yield from (d(D32, "found"), f"[{ci(at_d48('found'))}]", ci(five_seeds()))
     yield listed(seeds_of(minus(F12, "mean")))
-    yield from (d(E6, "grown-at-0.7m"), d(E6, "grown"), d(PYTHON, "grown"), d(BOOKS, "grown"))
-    yield from (d(folder, "discovered") for folder in AGAIN)
     yield from (d(D32, "x"), d(D32, "x-head-size"), *(f"[{ci(at_d48(name))}]" for name in ("x", "x-head-size")))
     yield from (d(E6, "x"), d(E6, "x-head-size"))
     yield from (d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"), d(small, "x"))
