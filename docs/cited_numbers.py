@@ -379,7 +379,7 @@ def virtual_width() -> Iterator[str]:
         losses = [loss(DEEP, f"{name}-{rate}") for rate in RATES]
         yield row(*losses, f"{product:{form}}", d("compare_manifold_deep", name))
     largest = {name: norms["largest_ratio"] for name, norms in carries["gradient_norms"].items()}
-    bounded = max(ratio for name, ratio in largest.items() if not name.startswith("free"))
+    bounded = max(norm for name, norm in largest.items() if not name.startswith("free"))
     yield f"gradients of up to {largest['free_1_4-0.016-seed1']:.1f} times their median"
     yield f"doubly stochastic models at most {bounded:.1f} at any rate"
     yield f"learns nothing (ln 2048 = {math.log(2048):.3f})"
