@@ -1,6 +1,7 @@
 """What a deep stream of slots does to gradients: their norms at every step, and the gain of the product of all carries.
 
-widthwise sweep configs/evidence/compare_manifold_deep.yaml --seed 1 --over optimizer.lr=0.002,0.004,0.008 --out SWEEP
+The recipe has the command of SWEEP.
+
 widthwise analyze SWEEP/runs/NAME ... --out ANALYSIS
 python benchmarks/deep_carries.py SWEEP ANALYSIS --out benchmarks/results/compare_manifold_deep_rates/carries.json
 """

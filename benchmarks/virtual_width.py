@@ -50,6 +50,8 @@ TARGETS = {
     (8, 64): Target(2.0),
 }
 """(blocks of d_model, slots) -> target."""
+COMPILED = ("plain", "2_of_3", f"1_of_{N_STREAMS}", f"manifold_{N_STREAMS}", f"manifold_{N_STREAMS}_permutations")
+"""Keys of `configs` whose compiled step is timed."""
 
 
 def name(m: int, n: int) -> str:
@@ -116,15 +118,20 @@ def package_decoder(size: Size, is_manifold: bool) -> Decoder:
     return model
 
 
-def decoders(size: Size) -> dict[str, Decoder]:
-    ours = {name(m, n): build(slots_config(size, m, n), seed=0) for m, n in TARGETS}
-    every_state = build(slots_config(size, 1, N_STREAMS, state_every=1), seed=0)
+def configs(size: Size) -> dict[str, ModelConfig]:
+    """The models of this library: plain, free and doubly stochastic."""
     return {
-        "plain": build(size.model(), seed=0),
-        **ours,
-        f"{name(1, N_STREAMS)}_every_state_kept": every_state,
-        f"manifold_{N_STREAMS}": build(manifold_config(size), seed=0),
-        f"manifold_{N_STREAMS}_permutations": build(manifold_config(size, carry="permutations"), seed=0),
+        "plain": size.model(),
+        **{name(m, n): slots_config(size, m, n) for m, n in TARGETS},
+        f"{name(1, N_STREAMS)}_every_state_kept": slots_config(size, 1, N_STREAMS, state_every=1),
+        f"manifold_{N_STREAMS}": manifold_config(size),
+        f"manifold_{N_STREAMS}_permutations": manifold_config(size, carry="permutations"),
+    }
+
+
+def decoders(size: Size) -> dict[str, Decoder]:
+    return {
+        **{key: build(config, seed=0) for key, config in configs(size).items()},
         f"package_{N_STREAMS}_streams": package_decoder(size, is_manifold=False),
         f"package_{N_STREAMS}_streams_manifold": package_decoder(size, is_manifold=True),
     }
@@ -158,16 +165,9 @@ def step_over_plain(size: Size, precision: Precision, n_rounds: int) -> dict[str
 def compiled_step_over_plain(size: Size, n_rounds: int) -> dict[str, Any]:
     """A compiled step in fp32: plain, free and doubly stochastic carries."""
     tokens, targets = size.batch()
-    configs = {
-        "plain": size.model(),
-        name(2, 3): slots_config(size, 2, 3),
-        name(1, N_STREAMS): slots_config(size, 1, N_STREAMS),
-        f"manifold_{N_STREAMS}": manifold_config(size),
-        f"manifold_{N_STREAMS}_permutations": manifold_config(size, carry="permutations"),
-    }
     steps = {}
-    for key, config in configs.items():
-        model = build(config, seed=0)
+    for key in COMPILED:
+        model = build(configs(size)[key], seed=0)
         compile_layers(model)
         steps[key] = TrainingStep(model, lambda model=model: model.loss(tokens, targets).objective, "fp32")
     variants = summarise(interleave(steps, n_rounds=n_rounds), "plain")

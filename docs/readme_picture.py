@@ -13,6 +13,7 @@ from xml.sax.saxutils import escape
 
 from cited_numbers import D32, D48, E6, at_d48, minus, variant
 
+from widthwise.experiments.statistics import verdict
 from widthwise.records.estimate import Estimate
 from widthwise.reports.charts import colours
 from widthwise.reports.forest import Effect, forest
@@ -55,7 +56,7 @@ def size_of(record: str) -> str:
 
 def differences(title: str, by_kind: dict[str, Estimate], is_dark: bool, x: int, y: int) -> str:
     """Return the report's figure of differences from uniform, placed at x and y."""
-    effects = [Effect(KINDS[name], estimate, verdict_of(estimate)) for name, estimate in by_kind.items()]
+    effects = [Effect(KINDS[name], estimate, verdict(estimate)) for name, estimate in by_kind.items()]
     figure = forest("differences", title, effects, ["nats above uniform: left of 0 is better"], n_decimals=3)
     assert figure is not None
     svg = figure.document("svg", is_dark).decode()
@@ -63,14 +64,6 @@ def differences(title: str, by_kind: dict[str, Estimate], is_dark: bool, x: int,
     for i, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+", svg))):
         svg = re.sub(rf"\b{name}\b", f"clip-{x + y}-{i}", svg)
     return svg.replace("<svg ", f'<svg x="{x}" y="{y}" overflow="visible" ', 1)
-
-
-def verdict_of(difference: Estimate) -> str | None:
-    assert difference.low is not None
-    assert difference.high is not None
-    if difference.high < 0:
-        return "better"
-    return "worse" if difference.low > 0 else None
 
 
 def shapes(theme: dict[str, str]) -> Iterator[str]:

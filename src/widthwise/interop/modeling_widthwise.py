@@ -481,7 +481,7 @@ class WidthwiseAttention(nn.Module):
         if norm is None:
             return None
         width = self.head_dim if norm["over"] == "head" else n
-        return Norm(width, "rms", norm["eps"], norm[norm_dim] or width, gain_offset=norm.get("gain_offset", 0.0))
+        return Norm(width, "rms", norm["eps"], norm[norm_dim] or width, gain_offset=norm["gain_offset"])
 
     def _heads(self, x: Tensor, size: int, norm: Norm | None = None) -> Tensor:
         """Split x (B, T, n * size) into heads (B, n, T, size), after a norm if given."""
@@ -561,7 +561,7 @@ def ffn_norm(layer: Any) -> Norm | NoNorm:
 
 def plain_feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
     """Build a feed-forward of kind `mlp`, with or without a gate."""
-    form = ffn["activation"], ffn.get("gated", False), ffn["bias"]
+    form = ffn["activation"], ffn["gated"], ffn["bias"]
     return FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), *form)
 
 
