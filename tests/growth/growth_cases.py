@@ -78,10 +78,6 @@ CHOSEN = {"kind": "dynamic", "d_ff": 10, "start": 0.7, "min_fraction": 0.25}
 NARROW = {"n_layers": 3, "shape": {"kind": "explicit", "widths": [16, 8, 12]}}
 
 
-def _projected(resize: str) -> dict:
-    return {**NARROW, "residual": {"kind": "plain", "resize": resize}}
-
-
 EXPANSIONS: dict[str, tuple] = {
     "units": ({}, expansions.widen_ffn, [0, 2], 13),
     "units_with_biases": (GPT2, expansions.widen_ffn, [1], 11),
@@ -115,8 +111,6 @@ EXPANSIONS: dict[str, tuple] = {
     "stream_of_slots": (SLOTS, expansions.widen_stream, 6),
     "stream_of_wide_attention": ({"attention": {"d_attention": 20}}, expansions.widen_stream, 3),
     "stream_of_ungated_blocks": (UNGATED, expansions.widen_stream, 3),
-    "stream_projected": (_projected("projection"), expansions.widen_stream, 2),
-    "stream_projected_whole": (_projected("full_projection"), expansions.widen_stream, 2),
     "narrow_layer": (NARROW, expansions.widen_layers, {1: 10}),
     "narrow_layer_behind_norms": ({**NARROW, **REORDERED}, expansions.widen_layers, {1: 10}),
     "narrow_layer_between_norms": ({**NARROW, **BETWEEN}, expansions.widen_layers, {1: 10}),

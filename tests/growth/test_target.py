@@ -99,11 +99,6 @@ MLP = {"ffn": SILU_MLP}
 UNGATED_BLOCKS = {**BLOCKS, "d_hidden": 11, "gated": False}
 
 
-def resizing(resize: str, widths: list[int]) -> dict[str, Any]:
-    shape = {"kind": "explicit", "widths": widths, "endpoints": "slim"}
-    return {"n_layers": len(widths), "shape": shape, "residual": {"kind": "plain", "resize": resize}}
-
-
 def wider(n_more: int) -> Callable[[ModelConfig], Expansion]:
     return lambda m: expansions.widen_stream(m, n_more)
 
@@ -128,18 +123,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
         (LAYER_NORMS, lambda m: expansions.widen_layers(m, {0: 16}), "d_model: under layer norms"),
         (merge(LAYER_NORMS, REORDERED), wider(4), "d_model: cannot grow with layer norms after"),
         ({**LAYER_NORMS, "ffn": {**HOURGLASS["ffn"], "norm": "shared"}}, wider(4), "ffn.norm: blocks without"),
-        *(
-            (resizing(resize, [16, 12, 16]), lambda m: expansions.widen_layers(m, {1: 16}), f"resize: got {resize}")
-            for resize in ("zero", "projection", "full_projection")
-        ),
-        *(
-            (
-                {**resizing(resize, widths), "d_model": widths[0]},
-                lambda m: expansions.add_layers(m, [2], 0),
-                "for an added layer; with residual.resize",
-            )
-            for resize, widths in (("zero", [8, 12, 12]), ("projection", [12, 8, 8]), ("full_projection", [12, 8]))
-        ),
+        ({"residual": {"kind": "plain", "resize": "zero"}}, wider(4), "residual.resize: got zero; a stream grows only"),
     ],
     "attention": [
         ({}, {"attention": {"qk_norm": {"over": "head"}}}, "layers.0.attention.qk_norm: got"),

@@ -210,8 +210,9 @@ def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_ta
         assert_preserved(plan)
         assert_preserved(bake_plan(plan.new))
         assert expansions(plan)
-    plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN, "layers: cannot be added")
-    assert (plan is None) == (old.residual.layout is None or old.residual.always_mixes)
+    plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN, "residual.resize: ", "layers: cannot be added")
+    is_fixed = data.get("resize", "carry") != "carry"
+    assert (plan is None) == (is_fixed or old.residual.layout is None or old.residual.always_mixes)
     if plan is not None:
         assert_preserved(plan)
     llama = config("uniform", residual=data, embedding_multiplier=1.0)

@@ -10,7 +10,6 @@ import torch
 
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
-from widthwise.mistakes import UserError
 from widthwise.model.axes import LearnedPositions, Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.initial_weights import drawn, initial_std
@@ -24,14 +23,8 @@ SUBLAYERS = ("attention", "ffn")
 def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
     """Return the plan of a parameter: 0 if it silences its part, otherwise drawn.
 
-    owner: the module that holds it in the grown model. Raises UserError for a parameter that is used from the start and
-    that no value makes silent.
+    owner: the module that holds it in the grown model.
     """
-    if isinstance(owner, Linear) and name.endswith("w_widen.weight") and "d_model" in owner.out_axes:
-        raise UserError(
-            f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
-            "wider than the one before it; grow the widths of all layers by the same factor"
-        )
     is_zero = is_silent(name, model, is_added)
     if is_zero and isinstance(owner, Norm) and owner.gain_offset:
         silent = InitialValues(lambda _: torch.full(owner.weight.shape, -owner.gain_offset), is_free=False)
@@ -59,8 +52,6 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     path = name.split(".")
     owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
     owner_name, owner = list(owners.items())[-1]
-    if isinstance(owner, Linear) and "d_widened" in owner.out_axes:
-        return True  # a projected widening: it fills coordinates the old model did not have
     if isinstance(owner, LearnedPositions):
         return True
     if path[0] == "mtp" and is_added(f"mtp.{path[1]}.w_join.weight"):

@@ -28,7 +28,7 @@ from widthwise.growth.tensor_plan import (
 )
 from widthwise.mistakes import UserError
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import Control, Experts, LayerNorm, Linear, Norm, Scale, Table, Vector, Weight
+from widthwise.model.axes import Control, Experts, LayerNorm, Norm, Scale, Table, Vector, Weight
 from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.moe_module import MoE
@@ -93,9 +93,6 @@ def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
     hidden = () if owner.ffn is None else owner.ffn.hidden_axes.values()
     maps = []
     for old, new in zip(owner.old.dimensions, owner.new.dimensions, strict=True):
-        if isinstance(owner.new, Linear) and "d_widened" in new:
-            maps.append(_widened(owner, stream))
-            continue
         if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
             # A dense matrix counts as a mixture of one expert.
             dense = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
@@ -182,20 +179,6 @@ RULES: dict[str, Callable[[GrownAxis], AxisMap]] = {
     "n_positions": lambda axis: _appended(axis, zero=False),
 }
 """Axis -> rule. An axis without a rule keeps its size, unless the feed-forward names it among its `hidden_axes`."""
-
-
-def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
-    """Map the output rows of a projected widening, coordinates after the prefix: old ones stay, fresh ones are 0.
-
-    `index` counts from the start of the stream, so the end of the old prefix is subtracted.
-    """
-    ends = [weight.in_axes["d_model"] for weight in (owner.old, owner.new)]
-    sizes = [weight.out_axes["d_widened"] for weight in (owner.old, owner.new)]
-    index = stream.prefix(ends[0] + sizes[0], ends[1] + sizes[1])[ends[1] :]
-    index = torch.where(index >= 0, index - ends[0], index)
-    if (index < -1).any() or ((index >= 0) & (index >= sizes[0])).any() or int((index >= 0).sum()) != sizes[0]:
-        raise UserError(f"{owner.name}: a projected widening can grow only if adjacent layers grow by the same width")
-    return AxisMap.of(sizes[0], index, zero=True)
 
 
 def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> TensorPlan | None:

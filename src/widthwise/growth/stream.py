@@ -12,7 +12,7 @@ foreign ones. Weights that read fresh coordinates are free, and learn once somet
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -24,7 +24,7 @@ from widthwise.growth.correspondence import AxisMap, check_not_less
 from widthwise.growth.resizing import norms_of
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
-from widthwise.model.residual.interface import PrefixLayout, SlotLayout
+from widthwise.model.residual.interface import SlotLayout
 
 FRESH = -1
 FOREIGN = -2
@@ -146,15 +146,6 @@ def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, i
     if average:
         _check_average(old, pairs)
     stream = PrefixMap(frozenset(pairs), average)
-    # Foreign coordinates must stay unchanged, which only `carry` does.
-    layout = old.residual.layout
-    assert isinstance(layout, PrefixLayout)
-    widest = next((pair for pair in sorted(pairs) if (stream.prefix(*pair) == FOREIGN).any()), None)
-    if layout.resize != "carry" and widest is not None:
-        raise UserError(
-            f"residual.resize: got {layout.resize}; a layer that grows from {widest[0]} to {widest[1]} would keep "
-            "coordinates that resizing overwrites; grow all layers by the same width, or use carry"
-        )
     last = (old.final_norm_width, new.final_norm_width)
     if last[0] < old.d_model and (stream.prefix(*last) == FOREIGN).any():
         raise UserError(
@@ -199,25 +190,6 @@ def _slot_map(
         if b // slots.slot_width < a // slot_width:
             raise UserError(f"d_model: got {b} where there were {a}: fewer slots; growth takes nothing away")
     return SlotMap(slot_width, slots.slot_width, n_slots)
-
-
-def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
-    """Raise UserError if an added layer would make `resize` discard coordinates that the old model kept.
-
-    Unless resize is `carry`, narrowing and then widening loses coordinates, so along an added layer the widths must
-    rise or fall steadily. After the last layer everything is carried. sources: see `Correspondence.layers`.
-    """
-    layout = new.residual.layout
-    if not isinstance(layout, PrefixLayout) or layout.resize == "carry":
-        return
-    for j, layer in enumerate(new.layers):
-        after = new.layers[j + 1].d_in if j + 1 < new.n_layers else 0
-        path = [new.widths_before[j], layer.d_in, layer.d_model, layer.d_out, after]
-        if sources[j] is None and path not in (sorted(path), sorted(path, reverse=True)):
-            raise UserError(
-                f"layers.{j}.d_model: got {layer.d_model} for an added layer; with residual.resize {layout.resize} "
-                "it must be between the widths of its neighbours, and in the last layer at most the width before it"
-            )
 
 
 def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:

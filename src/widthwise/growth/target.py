@@ -9,14 +9,14 @@ from typing import Any
 
 from widthwise.config_io import checked_copy, mistakes_at
 from widthwise.growth.correspondence import AttentionMaps, Correspondence, frequency_places
-from widthwise.growth.stream import StreamMap, check_added, stream_map
+from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.kinds import all_must_agree, may_be_added, must_agree, must_stay
 from widthwise.model.layer import LayerConfig, MTPConfig
 from widthwise.model.norm import PLACEMENTS, NormConfig, QKNormConfig
-from widthwise.model.residual.interface import ResidualConfig
+from widthwise.model.residual.interface import PrefixLayout, ResidualConfig
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence) -> ModelConfig:
@@ -24,7 +24,6 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     _check(old, wanted)
     wanted = wanted.model_copy(update={"residual": _residual(old, wanted)})
     stream = stream_map(old, wanted, correspondence.pairs())
-    check_added(wanted, correspondence.layers)
     if wanted.residual.always_mixes and type(old.residual) is type(wanted.residual) and None in correspondence.layers:
         raise UserError(
             f"layers: cannot be added to a residual of kind {old.residual.kind}, because even a layer that writes "
@@ -52,6 +51,8 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
             raise UserError(
                 f"residual: growth does not know `{residual.kind}`; it must set `constant_fields` and `layout`"
             )
+        if isinstance(residual.layout, PrefixLayout) and residual.layout.resize != "carry":
+            raise UserError(f"residual.resize: got {residual.layout.resize}; a stream grows only with carry")
         for where, layer in model.named_layers():
             if layer.ffn.constant_fields is None:
                 raise UserError(f"{where}.ffn: growth does not know `{layer.ffn.kind}`; it must set `constant_fields`")

@@ -132,14 +132,11 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
         """Return this config with the constants of `old`. A plain residual becomes slots of the same function."""
         if not isinstance(old, HyperConnectionsConfig):
             # The old stream must equal the slots with initial coefficients.
-            layout = old.layout
             widest = max(d_model, *widths)
-            if not (isinstance(layout, PrefixLayout) and old.is_sum):
+            if not (isinstance(old.layout, PrefixLayout) and old.is_sum):
                 raise ValueError(
                     f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots"
                 )
-            if layout.resize != "carry" and len({d_model, *widths}) > 1:
-                raise ValueError(f"resize: got {layout.resize}; only carry can become slots")
             for name in ("read_init", "reduce_init"):
                 if getattr(self, name) != "first":
                     got = f"{name}: got {getattr(self, name)}"
