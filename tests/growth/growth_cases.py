@@ -345,12 +345,11 @@ class Grown:
         return dict(weights)
 
     def is_new(self) -> dict[str, Tensor]:
-        found = None
+        found: dict[str, Tensor] = {}
         for plan in self.plans:
-            found = plan.is_new(found)
-        return found or {}
-
-    def shrunk(self, weights: Mapping[str, Tensor]) -> Weights:
-        for plan in reversed(self.plans):
-            weights = plan.shrunk(weights)
-        return dict(weights)
+            now = plan.is_new()
+            for name, tensor in plan.tensors.items():
+                if tensor.source in found:
+                    now[name] |= tensor.carry(found[tensor.source].float(), 1.0, 0.0).bool()
+            found = now
+        return found

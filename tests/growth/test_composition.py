@@ -51,17 +51,13 @@ def composed(name: str, seed: int) -> Grown:
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
-def test_compositions_keep_logits_losses_gradients_and_the_way_back_and_all_that_is_new_learns(name: str) -> None:
+def test_compositions_keep_logits_losses_and_gradients_and_all_that_is_new_learns(name: str) -> None:
     """The growths follow each other without a step in between, so that learning may take three steps, not two."""
     for seed in (1, 2):
         grown = composed(name, seed)
         weights = with_random_weights(grown.config, seed)
         tokens = tokens_for(seed, batch=4)
         values = check_exact(grown.config, grown.now, weights, partial(grown.weights, seed=seed), tokens, name)
-        back = grown.shrunk(values)
-        assert set(back) == set(weights)
-        if name != "moe":  # mirrored noise
-            assert all(torch.equal(back[key], weight) for key, weight in weights.items())
         check_alive(grown.now, values, grown.is_new(), tokens, 3, name)
 
 

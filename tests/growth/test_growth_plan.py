@@ -30,14 +30,12 @@ def test_old_entries_stand_where_the_maps_say_and_new_ones_are_drawn_or_zero():
     assert torch.equal(new[[0, 2], :3], old)
     assert new[1, :3].all()
     assert not new[:, 3].any()
-    assert torch.equal(INSERTED.shrink(new), old)
     assert INSERTED.is_new().tolist() == [[False, False, False, True], [True] * 4, [False, False, False, True]]
     assert INSERTED.must_be_zero().nonzero().tolist() == [[0, 3], [1, 3], [2, 3]]
     carried = INSERTED.carry(old, factor=0.5, new=7.0)  # as moments are
     assert torch.equal(carried[[0, 2], :3], old / 2)
     assert (carried[INSERTED.is_new()] == 7.0).all()
-    short = old.bfloat16()
-    assert torch.equal(INSERTED.shrink(INSERTED.grow(short, generator())), short)
+    assert torch.equal(INSERTED.grow(old.bfloat16(), generator())[[0, 2], :3], old.bfloat16())
 
 
 def test_every_tensor_has_draws_of_its_own():
@@ -65,10 +63,9 @@ def test_new_gains_are_the_mean_but_never_zero():
     assert plan.grow(torch.full((3,), -1.0), generator()).tolist() == [-1, -1, -1, 0]
 
 
-def test_offset_gains_are_scaled_and_scaled_back():
+def test_offset_gains_are_scaled():
     plan, weights = TensorPlan.same("g", (3,), scale=4.0, shift=3.0), torch.tensor([-1.0, 0.0, 0.5])
     assert (1 + plan.grow(weights, generator())).tolist() == [0, 4, 6]
-    assert torch.equal(plan.shrink(plan.grow(weights, generator())), weights)
 
 
 @pytest.mark.parametrize("fresh", [None, Constant(1e3)])
@@ -83,7 +80,7 @@ def test_turned_rows_are_as_long_as_their_originals_for_every_input(fresh):
     for group in range(2):
         q, original = (new @ x)[9 * group : 9 * group + 9], (new @ x)[[9 * group + i for i in (1, 3, 4)]]
         torch.testing.assert_close(q.square().sum(dim=0), 3 * original.square().sum(dim=0))
-    torch.testing.assert_close(plan.shrink(new), old, rtol=0, atol=0)
+    assert torch.equal(new[rows.index >= 0, :4], old)
     assert new[18:].all()
     bias = TensorPlan("b_q", (rows,), derived=OrthogonalCopies(3, seed=5)).grow(old[:, 0], generator())
     torch.testing.assert_close(bias[:18], new[:18, 0], rtol=0, atol=1e-12)
@@ -98,7 +95,6 @@ def test_parts_of_experts_are_their_columns_times_their_number():
         for part in range(2):
             found = new.view(3, 2, 2, 2)[expert, part]
             assert torch.equal(found, 2 * old.view(3, 2, 4)[expert, :, 2 * part : 2 * part + 2])
-    assert torch.equal(split.shrink(new), old)
     assert torch.equal(split.carry(old, 0.5, 0.0), new / 4)
 
 

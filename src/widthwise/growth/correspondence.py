@@ -151,11 +151,6 @@ class AxisMap:
         """bool (n,): new entries that may have any value."""
         return (self.index < 0) & ~self.is_zero
 
-    def first_positions(self) -> Tensor:
-        """Return int64 (n_old,): the position of each old entry, or of its first copy; the inverse of `index`."""
-        positions = torch.nonzero(~self.is_new)[:, 0]
-        return positions[self.index[positions].argsort()]
-
 
 def product(maps: Sequence[AxisMap]) -> AxisMap:
     """Return the map of several axes flattened into one dimension, outermost first.

@@ -1,6 +1,6 @@
 """The plan of a growth: the old entry that each entry of every tensor comes from.
 
-It yields the grown weights, the grown optimizer state, the masks of new entries, and the old weights back.
+It yields the grown weights, the grown optimizer state, and the masks of new entries.
 """
 
 import zlib
@@ -54,14 +54,9 @@ class GrowthPlan:
             tensor_seed = zlib.crc32(f"{seed} {n_old_params} {name}".encode())
             yield name, plan.grow(old, torch.Generator().manual_seed(tensor_seed), fresh)
 
-    def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return bool by parameter: True at entries that growth added. was_new: the same of an earlier growth."""
-        before = was_new or {}
-        return {name: plan.is_new(before.get(plan.source)) for name, plan in self.tensors.items()}
-
-    def shrunk(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Recover the old weights from the grown ones, bitwise unless a tensor was scaled or mirrored."""
-        return {plan.source: plan.shrink(weights[name]) for name, plan in self.tensors.items() if plan.source}
+    def is_new(self) -> dict[str, Tensor]:
+        """Return bool by parameter: True at entries that growth added."""
+        return {name: plan.is_new() for name, plan in self.tensors.items()}
 
 
 def plan_growth(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence | None = None) -> GrowthPlan:

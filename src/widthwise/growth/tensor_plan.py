@@ -234,21 +234,11 @@ class TensorPlan:
         parts = whole.unflatten(0, (self.cut[0], -1)).unflatten(-1, (self.cut[1], -1))
         return parts.movedim(2, 1).flatten(0, 2)
 
-    def is_new(self, was_new: Tensor | None = None) -> Tensor:
-        """Return bool of the new shape: True at entries that growth added. was_new: the same of an earlier growth."""
-        is_added = torch.zeros(self.shape, dtype=torch.bool) if was_new is None else self._gathered(was_new)
-        return self._cut(filled(is_added, (axis.is_new for axis in self.maps), True))
+    def is_new(self) -> Tensor:
+        """Return bool of the new shape: True at entries that growth added."""
+        old = torch.zeros(self.shape, dtype=torch.bool)
+        return self._cut(filled(old, (axis.is_new for axis in self.maps), True))
 
     def must_be_zero(self) -> Tensor:
         """Return bool of the new shape: True at new entries that must be 0."""
         return self._cut(self._zero(torch.ones(self.shape)) == 0)
-
-    def shrink(self, grown: Tensor) -> Tensor:
-        """Recover the old tensor from the grown one, bitwise if nothing was scaled."""
-        old = grown
-        if self.cut is not None:
-            old = old.unflatten(0, (*self.cut, -1)).movedim(1, 2).flatten(2).flatten(0, 1)
-        for dim, axis in enumerate(self.maps):
-            if not axis.is_identity:
-                old = old.index_select(dim, axis.first_positions())
-        return old if self.scale == 1.0 else ((old.double() - self.shift) / self.scale).to(grown.dtype)
