@@ -25,7 +25,7 @@ def config(kind, **options):
 def initial(kind, noise=0.0, **options):
     """As it starts, but for noise."""
     parsed_config = config(kind, **options)
-    return started(SCORES[type(parsed_config)](parsed_config, D).double(), std=0.4, noise=noise)
+    return started(SCORES[kind](parsed_config, D).double(), std=0.4, noise=noise)
 
 
 def inputs():
@@ -91,7 +91,7 @@ def parsed(**options):
 
 def mask_of(training=True, d_ff=M, **options):
     config = parsed(**options).at_width(d_ff)
-    return MASKS[type(config)](config, d_ff).double().train(training)
+    return MASKS[config.kind](config, d_ff).double().train(training)
 
 
 def values(mask, width, centres=CENTRES):

@@ -85,8 +85,8 @@ class DynamicWidth(SwiGLU):
         super().__init__(SwiGLUConfig(d_ff=config.d_ff), d_model, d_out, norm)
         self.config = config
         self.execution: str = config.execution
-        self.mask = MASKS[type(config.mask)](config.mask, config.full_width)
-        self.score = SCORES[type(config.score)](config.score, d_model) if config.mask.has_width else None
+        self.mask = MASKS[config.mask.kind](config.mask, config.full_width)
+        self.score = SCORES[config.score.kind](config.score, d_model) if config.mask.has_width else None
         self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:

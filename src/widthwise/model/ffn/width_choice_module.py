@@ -16,18 +16,9 @@ from widthwise.kernels.dispatch import widened
 from widthwise.kernels.sliced_swiglu import Edge
 from widthwise.model.axes import Control, Vector
 from widthwise.model.ffn.width_choice import (
-    ConstScoreConfig,
     FeatureScoreConfig,
     GainedScoreConfig,
-    HardMaskConfig,
-    LayerNormMeanScoreConfig,
-    LinearScoreConfig,
     MLPScoreConfig,
-    NoMaskConfig,
-    RandomScoreConfig,
-    RawMeanScoreConfig,
-    SoftMaskConfig,
-    StraightThroughMaskConfig,
     TemperedMaskConfig,
     WidthMaskConfig,
     WidthScoreConfig,
@@ -72,7 +63,7 @@ class RandomScore(WidthScore):
 
 
 class LayerNormMeanScore(WidthScore):
-    def __init__(self, config: LayerNormMeanScoreConfig, d_model: int):
+    def __init__(self, config: WidthScoreConfig, d_model: int):
         super().__init__(config, d_model)
         warnings.warn(
             "ffn.score ln_mean: score has no variance, because the mean of a LayerNorm's output is 0: every token gets "
@@ -93,7 +84,7 @@ class RawMeanScore(WidthScore):
 
 
 class LinearScore(WidthScore):
-    def __init__(self, config: LinearScoreConfig, d_model: int):
+    def __init__(self, config: WidthScoreConfig, d_model: int):
         super().__init__(config, d_model)
         self.v = Control({"d_model": d_model}, {"score": 1}, start=0.0)
 
@@ -112,14 +103,15 @@ class MLPScore(WidthScore):
         return functional.linear(hidden, widened(self.v.weight))[..., 0]
 
 
-SCORES: dict[type[WidthScoreConfig], Callable[[Any, int], WidthScore]] = {
-    ConstScoreConfig: ConstScore,
-    RandomScoreConfig: RandomScore,
-    LayerNormMeanScoreConfig: LayerNormMeanScore,
-    RawMeanScoreConfig: RawMeanScore,
-    LinearScoreConfig: LinearScore,
-    MLPScoreConfig: MLPScore,
+SCORES: dict[str, Callable[[Any, int], WidthScore]] = {
+    "const": ConstScore,
+    "random": RandomScore,
+    "ln_mean": LayerNormMeanScore,
+    "raw_mean": RawMeanScore,
+    "linear": LinearScore,
+    "mlp": MLPScore,
 }
+"""Kind -> its module, built from its config and d_model."""
 
 
 def step(width: Tensor, centres: Tensor) -> Tensor:
@@ -214,9 +206,10 @@ class StraightThrough(torch.autograd.Function):
         return by_argument.sum_to_size(width.shape) / temperature, None, by_temperature
 
 
-MASKS: dict[type[WidthMaskConfig], Callable[[Any, int], WidthMask]] = {
-    HardMaskConfig: WidthMask,
-    NoMaskConfig: WidthMask,
-    SoftMaskConfig: SoftMask,
-    StraightThroughMaskConfig: StraightThroughMask,
+MASKS: dict[str, Callable[[Any, int], WidthMask]] = {
+    "hard": WidthMask,
+    "none": WidthMask,
+    "soft": SoftMask,
+    "ste": StraightThroughMask,
 }
+"""Kind -> its module, built from its config and the d_ff before any growth."""
