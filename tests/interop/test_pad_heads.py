@@ -11,7 +11,7 @@ from thinned import in_turn
 from widthwise_models import MODELS, X, check_padded, config_of, loaded, own_model, written
 
 from widthwise.config_io import parse
-from widthwise.growth.pad import pad_heads_plan
+from widthwise.growth.bake import pad_heads_plan
 from widthwise.interop.configuration_widthwise import WidthwiseConfig
 from widthwise.interop.hf_import import import_hf
 from widthwise.interop.vllm_plugin import check

@@ -7,10 +7,9 @@ order, which is the order in which a growth happens:
 2. The origin of entries: `correspondence` (layers; one axis; heads), `stream` (coordinates of the residual
    stream).
 3. `target`: the grown config: the requested sizes with the constants of the old model.
-4. `tensor_plan`: makes one grown tensor. `rules`: plans a tensor from the names of its axes. `added`: plans a
-   parameter that the old model lacks. `plan`: the plan of a whole model, its weights and optimizer state; start at
-   `plan_growth`.
+4. `tensor_plan`: makes one grown tensor. `rules`: plans a tensor from the names of its axes. `plan`: the plan of a
+   whole model, with the parameters that the old one lacks, its weights and optimizer state; start at `plan_growth`.
 5. `describe`: the growth as text. `certificate`: compares old and grown model, and estimates the gain of new weights
    that are 0.
-6. `pad`: pads all heads to one size. `bake`: gives the constants of a grown model their standard form.
+6. `bake`: other forms of the same function: standard constants, and heads of one size.
 """

@@ -1,4 +1,4 @@
-"""Standard constants for a grown model: its explicit ones are folded into its weights.
+"""Other forms of the same function for export: standard constants, and heads of one padded size.
 
 A grown model keeps the attention scale, norm divisors and rotary frequencies of the model it comes from. The standard
 forms are 1 / sqrt(head_dim), the width, and base^(-2i / head_dim); with them the model computes the same function once
@@ -7,22 +7,27 @@ some tensors are multiplied by constants. The optimizer must know these factors 
 In formats with one eps for all norms, changed gains are not enough, because gains do not scale eps. For them the whole
 stream is multiplied by one factor c: norms then see c^2 times the sum of squares over a divisor c^2 times as large, so
 that an unchanged eps keeps its relative size.
+
+Kernels need whole tiles, and tensor parallelism needs equally many heads on every device. Padding of heads is growth in
+which all new entries are 0 and stay 0. Real growth avoids that, because a product of two zeros has no gradient.
 """
 
 import math
 from collections.abc import Iterator
 
-from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.correspondence import AttentionMaps, AxisMap, Correspondence, product
 from widthwise.growth.plan import GrowthPlan
 from widthwise.growth.resizing import norms_of, with_layers, with_norms
+from widthwise.growth.target import kept_rotation
 from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.kernels.rotary import base_of
 from widthwise.mistakes import UserError
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.attention_module import Attention
-from widthwise.model.axes import LayerNorm, Linear, Norm
+from widthwise.model.axes import LayerNorm, Linear, Norm, Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.cost import size
+from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of
 from widthwise.model.norm import NormConfig
@@ -70,7 +75,8 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     for name, parameter in parameters.items():
         # Factors that cancel up to rounding are exactly 1, so that their tensors are not touched.
         scale = 1.0 if math.isclose(factors[name], 1.0, rel_tol=TOLERANCE) else factors[name]
-        offset = getattr(new_model.get_submodule(name.rpartition(".")[0]), "gain_offset", 0.0)
+        owner = new_model.get_submodule(name.rpartition(".")[0])
+        offset = owner.gain_offset if isinstance(owner, Norm) else 0.0
         tensors[name] = TensorPlan.same(name, parameter.shape, scale=scale, shift=offset * (scale - 1.0))
     return GrowthPlan(config, new, Correspondence.same(config), tensors)
 
@@ -189,3 +195,52 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
     yield "exit.norm.weight", 1 / (c * head_factor)
     if model.config.final_norm.kind == "layer":
         yield "exit.norm.bias.weight", 1 / head_factor
+
+
+KERNEL_MULTIPLE = 8
+"""Fast kernels of attention need head sizes that are multiples of this."""
+
+
+def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> GrowthPlan:
+    """Return the plan that pads all heads, including value heads, to the largest size rounded up to a multiple.
+
+    New coordinates are 0 in queries, keys and values, so that no score and no sum changes. The softmax scale and the
+    divisors of query/key norms stay, and each rotary pair keeps its frequency. Raises UserError if all heads have that
+    size already, or if multiple is not a multiple of KERNEL_MULTIPLE.
+    """
+    if multiple < 1 or multiple % KERNEL_MULTIPLE:
+        raise UserError(f"pad_heads: got {multiple}; allowed: multiples of {KERNEL_MULTIPLE}")
+    largest = max(max(layer.attention.head_dim, layer.attention.value_dim) for _, layer in model.named_layers())
+    head_dim = -(-largest // multiple) * multiple
+    new = with_layers(model, lambda _, layer: {"attention": _with_head_dim(layer.attention, head_dim)})
+    if new == model:
+        raise UserError(f"pad_heads: got {multiple}; all heads have {largest} coordinates already, so omit it")
+    padded = blueprint(new)
+    tensors = {name: TensorPlan.same(name, shape) for name, shape in parameter_shapes(model).items()}
+    for name, attention in blueprint(model).named_modules():
+        wider = padded.get_submodule(name)
+        if isinstance(attention, Attention) and isinstance(wider, Attention):
+            heads = AttentionMaps.of(attention.config, wider.config)
+            index = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
+            for leaf, weight in attention.named_modules():
+                if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
+                    maps = tuple(
+                        product([AxisMap.of(n, index.get(axis, range(n)), zero=True) for axis, n in axes.items()])
+                        for axes in weight.dimensions
+                    )
+                    source = f"{name}.{leaf}.weight"
+                    tensors[source] = TensorPlan(source, maps)
+    return GrowthPlan(model, new, Correspondence.same(model), tensors)
+
+
+def _with_head_dim(old: AttentionConfig, head_dim: int) -> AttentionConfig:
+    """Resize heads, and write out constants of the old heads that would otherwise follow from the size."""
+    if old.head_dim == old.value_dim == head_dim:
+        return old
+    norm = old.qk_norm
+    if norm is not None:
+        q_dim, k_dim = (size(norm.axes(heads)) for heads in (old.queries, old.keys))
+        dims = {"q_norm_dim": norm.q_norm_dim or q_dim, "k_norm_dim": norm.k_norm_dim or k_dim}
+        norm = norm.model_copy(update=dims)
+    sized = old.model_copy(update={"head_dim": head_dim, "v_head_dim": None, "rope_frequencies": None})
+    return sized.model_copy(update={**kept_rotation(old, sized), "qk_norm": norm})

@@ -12,8 +12,7 @@ import torch
 
 from widthwise.data.identity import IMPORTED, KEY, recorded_identity
 from widthwise.data.json_tokenizer import JsonTokenizer
-from widthwise.growth.bake import bake_plan
-from widthwise.growth.pad import pad_heads_plan
+from widthwise.growth.bake import bake_plan, pad_heads_plan
 from widthwise.growth.plan import GrowthPlan
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
