@@ -14,6 +14,7 @@ from widthwise.yaml_io import merge
 HYPER_CONNECTIONS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5}
 LARGER_HEADS = {"d_model": 18, "head_dim": 6}
 WITH_LARGER_HEADS = {"d_model": 18, "attention": {"head_dim": 6}}
+DENSE = {"kind": "swiglu", "d_ff": 10}
 RESIZED: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
     ({}, {"d_ff": 17}, {"ffn": {"d_ff": 17}}),
     ({}, {"d_model": 20, "n_heads": 5}, {"d_model": 20}),
@@ -23,6 +24,11 @@ RESIZED: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
     ({"mtp": {"n_depths": 1}}, {"d_model": 20, "n_heads": 5, "d_ff": 17}, {"d_model": 20, "ffn": {"d_ff": 17}}),
     (HOURGLASS, {"d_ff": 7, "add_layers": 2}, {"ffn": {"d_hidden": 7}, "n_layers": 5}),
     (UNSHARED, {"d_ff": 7}, {"ffn": {"d_expert": 7}}),
+    (
+        {**UNSHARED, "n_layers": 2, "layers": {0: {"ffn": DENSE}}},
+        {"add_layers": 2},
+        {"n_layers": 4, "layers": {i: {"ffn": DENSE} for i in range(3)}},
+    ),
     (DYNAMIC, {"d_ff": 13, "add_layers": 1}, {"ffn": {"d_ff": 13}, "n_layers": 4}),
     (
         {"residual": HYPER_CONNECTIONS, "mtp": {"n_depths": 1}},

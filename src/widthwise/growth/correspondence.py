@@ -61,7 +61,7 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
 
 
 Placing = tuple[int, float, float, tuple[int, ...]]
-"""Layers that would lose heads or hidden units, sum of the widenings in coordinates, unevenness of the spacing, and the
+"""Layers that would lose heads or hidden units or change their kind, sum of the widenings in coordinates, unevenness of the spacing, and the
 new position of each old layer so far."""
 
 
@@ -78,9 +78,9 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
             layer = old.layers[i - 1]
             if before is None or any(now < was for was, now in zip(layer.widths, grown.widths)):
                 continue
-            # Growth refuses a layer that would lose heads or hidden units.
+            # Growth refuses a layer that would lose heads or hidden units, and most changes of kind.
             loses = layer.attention.n_heads > grown.attention.n_heads
-            if type(layer.ffn) is type(grown.ffn) and sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths):
+            if type(layer.ffn) is not type(grown.ffn) or sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths):
                 loses = True
             widening = before[1] + grown.d_model - layer.d_model
             unevenness = before[2] + abs((j + 0.5) / n_new - (i - 0.5) / n_old)
