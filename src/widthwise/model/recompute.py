@@ -71,7 +71,7 @@ class Recompute:
         costs = list[Cost]()
         streams = list[Any]()
         n_elements = 0
-        for (i, cost), (_, stream) in zip(self._indexed_costs(model), inputs, strict=True):
+        for (i, cost), stream in zip(self._indexed_costs(model), inputs, strict=True):
             if self.is_recomputed(i):
                 streams.append(stream)
                 tensors = [leaf for leaf in tree_leaves(streams) if isinstance(leaf, Tensor)]
@@ -107,8 +107,8 @@ def activations_of(*costs: Cost) -> Cost:
     return Cost(activation_elements=total.activation_elements, activation_fp32_elements=total.activation_fp32_elements)
 
 
-def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
-    """Return the index, as passed to `run`, and the input streams of one token for each layer and MTP head.
+def _inputs(model: ModelConfig) -> list[Any]:
+    """Return the input streams of one token for each layer and MTP head.
 
     Passes a stream through the modules of the residual, because only they know the contents of a stream.
     """
@@ -116,15 +116,15 @@ def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
     d_model = model.d_model
     inputs = []
     entered = stream = residual.build_entry(d_model)(torch.empty(1, 1, residual.embedding_width(d_model)))
-    for i, (layer, d_before) in enumerate(zip(model.layers, model.widths_before, strict=True)):
-        inputs.append((i, stream))
+    for layer, d_before in zip(model.layers, model.widths_before, strict=True):
+        inputs.append(stream)
         for widths in layer.sites(d_before):
             site = residual.build(*widths)
             stream = site.write(site.read(stream)[1], torch.empty(1, 1, widths[-1]))
     if model.mtp is not None:
         slots, later = (residual.to_slots(x, d_model) for x in (stream, entered))
-        for k in range(model.mtp.n_depths):
-            inputs.append((k, (slots, later)))
+        for _ in range(model.mtp.n_depths):
+            inputs.append((slots, later))
             slots = torch.empty_like(slots)
     return inputs
 

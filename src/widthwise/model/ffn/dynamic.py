@@ -151,7 +151,6 @@ class DynamicConfig(WidthChoice, FFNConfig):
 class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
     """A dynamic-width feed-forward for a layer of any width; usually d_ff = 3 d_model."""
 
-    hidden_key = "d_ff"
     usual_ratio = 3.0
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width | None = None

@@ -141,7 +141,7 @@ class HiddenWidthTemplate(FFNTemplate):
     A subclass has a field with the name `hidden_key`: the hidden width of every layer, or None to use `ratio`.
     """
 
-    hidden_key: ClassVar[str]
+    hidden_key: ClassVar[str] = "d_ff"
     usual_ratio: ClassVar[float]
     ratio: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Hidden width over d_model, rounded to the nearest multiple of `multiple_of`. null: the usual ratio of the

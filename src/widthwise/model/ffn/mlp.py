@@ -71,7 +71,6 @@ class MLPConfig(MLPOptions, FFNConfig):
 class MLPTemplate(MLPOptions, HiddenWidthTemplate):
     """An MLP for a layer of any width; usually d_ff = 4 d_model."""
 
-    hidden_key = "d_ff"
     usual_ratio = 4.0
     kind: Literal["mlp"] = "mlp"
     d_ff: Width | None = None

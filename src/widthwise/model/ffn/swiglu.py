@@ -30,7 +30,6 @@ class SwiGLUConfig(FFNConfig):
 class SwiGLUTemplate(HiddenWidthTemplate):
     """A SwiGLU for a layer of any width; usually d_ff = 4 d_model."""
 
-    hidden_key = "d_ff"
     usual_ratio = 4.0
     kind: Literal["swiglu"] = "swiglu"
     d_ff: Width | None = None
