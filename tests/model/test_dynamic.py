@@ -17,7 +17,6 @@ from thinned import in_turn
 
 from widthwise.config_io import parse, to_data
 from widthwise.kernels.sliced_swiglu import bucket_edges
-from widthwise.mistakes import UserError
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.dynamic_module import grown_centres, old_index
@@ -56,26 +55,24 @@ def forced(fraction):
     return PassContext({}, {}, width_fraction=width_fraction)
 
 
-class TestLimits:
-    @in_turn(
-        ("mask", [*MASKS, "none"]),
-        ("n_units", [1, 13, D_FF]),
-    )
-    def test_a_forced_width_is_the_swiglu_of_the_first_units_whatever_the_mask(self, mask, n_units):
-        module, x = layer(mask=mask), random_input(D)
-        update, choices = module(x, forced(n_units / D_FF))
-        torch.testing.assert_close(update, plain(module, n_units)(x, CONTEXT)[0])
-        torch.testing.assert_close(choices["width_fraction"], torch.full((2, 5), n_units / D_FF, dtype=torch.float64))
+@in_turn(
+    ("mask", [*MASKS, "none"]),
+    ("n_units", [1, 13, D_FF]),
+)
+def test_a_forced_width_is_the_swiglu_of_the_first_units_whatever_the_mask(mask, n_units):
+    module, x = layer(mask=mask), random_input(D)
+    update, choices = module(x, forced(n_units / D_FF))
+    torch.testing.assert_close(update, plain(module, n_units)(x, CONTEXT)[0])
+    torch.testing.assert_close(choices["width_fraction"], torch.full((2, 5), n_units / D_FF, dtype=torch.float64))
 
 
-class TestGradients:
-    @pytest.mark.parametrize("mask", ["ste", "soft"])
-    def test_equal_the_formulas_also_of_a_learned_temperature(self, mask):
-        learned = {"kind": mask, "temperature": 1.8, "learn_temperature": True}
-        module, x = layer("linear", learned, placement="none", min_fraction=0.2), random_input(D).requires_grad_()
-        update, choices = module(x, CONTEXT)
-        truth = [dynamic(module, x), width_fraction(module, x)]
-        assert_same([update, choices["width_fraction"]], truth, (x, *module.parameters()))
+@pytest.mark.parametrize("mask", ["ste", "soft"])
+def test_values_and_gradients_equal_the_formulas_also_of_a_learned_temperature(mask):
+    learned = {"kind": mask, "temperature": 1.8, "learn_temperature": True}
+    module, x = layer("linear", learned, placement="none", min_fraction=0.2), random_input(D).requires_grad_()
+    update, choices = module(x, CONTEXT)
+    truth = [dynamic(module, x), width_fraction(module, x)]
+    assert_same([update, choices["width_fraction"]], truth, (x, *module.parameters()))
 
 
 class TestExecution:
@@ -222,32 +219,15 @@ GROWTHS = st.lists(st.integers(1, 90), min_size=2, max_size=4).map(lambda added:
 """Sizes of a layer that was grown once to three times."""
 
 
-def centres_of(sizes, dtype=torch.float64):
-    """The centre of every unit."""
-    return grown_centres(sizes, torch.ones((), dtype=dtype))
-
-
-class TestRanks:
-    """Of the units of a grown layer, against a merge of exact fractions."""
-
-    @given(GROWTHS)
-    def test_equals_the_exact_merge_in_which_centres_ascend_and_the_old_ones_stay_in_their_order(self, sizes):
-        centres, index = centres_of(sizes).tolist(), old_index(sizes)
-        assert index == [place for _, place in exact_units(sizes)]
-        assert len(centres) == len(index) == sizes[-1]
-        assert centres == sorted(centres)
-        assert 0 < centres[0] <= centres[-1] < sizes[0]
-        assert [place for place in index if place >= 0] == list(range(sizes[-2]))
-        assert [centre for centre, place in zip(centres, index) if place >= 0] == centres_of(sizes[:-1]).tolist()
-
-    @given(GROWTHS)
-    def test_the_first_units_keep_their_centres_to_the_bit(self, sizes):
-        for dtype in (torch.float32, torch.float64):
-            centres = centres_of(sizes, dtype)
-            assert centres.dtype == dtype
-            assert centres[places(sizes, -len(sizes))].tolist() == [i + 0.5 for i in range(sizes[0])]
-            expected = torch.tensor([float(rank * sizes[0]) for rank, _ in exact_units(sizes)], dtype=torch.float64)
-            assert torch.equal(centres, expected.to(dtype))
+@given(GROWTHS)
+def test_units_of_a_grown_layer_are_an_exact_merge_in_which_the_first_ones_keep_their_centres(sizes):
+    units = exact_units(sizes)
+    assert old_index(sizes) == [place for _, place in units]
+    for dtype in (torch.float32, torch.float64):
+        expected = torch.tensor([float(rank * sizes[0]) for rank, _ in units], dtype=torch.float64)
+        centres = grown_centres(sizes, torch.ones((), dtype=dtype))
+        assert torch.equal(centres, expected.to(dtype))
+        assert centres[places(sizes, -len(sizes))].tolist() == [i + 0.5 for i in range(sizes[0])]
 
 
 def model(score="linear", mask="ste", **more):
@@ -275,16 +255,3 @@ class TestModel:
             {name: weight for name, weight in of_model.state_dict().items() if name in plain_model.state_dict()}
         )
         torch.testing.assert_close(full.losses, plain_model.loss(tokens, targets).losses)
-
-
-@pytest.mark.parametrize(
-    ("ffn", "message"),
-    [
-        ({"score": {"kind": "const", "learn_gain": True}}, r"model: ffn\.score\.learn_gain: unknown key"),
-        ({"score": {"kind": "token"}}, r"ffn\.score\.kind: got 'token'; allowed: const, linear"),
-        ({"mask": {"kind": "nested"}}, r"ffn\.mask\.kind: got 'nested'; mask nested was removed; use `train\.nested`"),
-    ],
-)
-def test_mistakes_are_named(ffn, message):
-    with pytest.raises(UserError, match=message):
-        config("uniform", ffn={"kind": "dynamic", **ffn})

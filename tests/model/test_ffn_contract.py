@@ -6,11 +6,14 @@ from itertools import cycle
 
 import pytest
 import torch
-from comparing import CONTEXT, norm_site, random, randomised
+from boxes import refusal
+from comparing import CONTEXT, assert_same, norm_site, random, randomised
 from expansions import widen_stream
 from growth_contract import assert_preserved, assert_refused_or_preserved, planned_unless_refused, with_other_values
+from literal_decoder import feed_forward
 from measured import counted_flops, kept_per_token, on_meta
 from model_cases import D_MODEL, config
+from thinned import in_turn
 
 from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.growth.bake import bake_plan
@@ -19,7 +22,10 @@ from widthwise.growth.plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.ffn.interface import FEED_FORWARDS
+from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.kinds import kind_of, load_plugins
 
 OPTIONS = {
@@ -61,6 +67,8 @@ OPTIONS = {
         {"multiple_of": 8, "mask": {"kind": "none"}},
     ],
 }
+LITERAL = ("swiglu", "mlp", "hourglass", "moe")
+"""Kinds with a formula in literal_decoder.py. That of a dynamic width is compared in test_dynamic.py."""
 NORMS_AND_SIZES = [
     *(("pre", "rms", 63, 41), ("reordered", "rms", 63, 63), ("pre", "layer", 63, 41), ("reordered", "layer", 63, 41)),
     *(("pre", "rms", 41, 1), ("reordered", "rms", 1, 1), ("pre", "layer", 41, 1)),
@@ -121,7 +129,7 @@ class TestContract:
         kept = kept_per_token(lambda n: run(module, random_input(d_model, torch.float32, n).requires_grad_()), length=5)
         assert kept == (cost + of_norm).activation_bytes(bytes_per_element=4)
 
-    def test_each_token_alone_gets_an_update_with_gradients_everywhere_which_autocast_leaves_near(
+    def test_each_token_alone_gets_the_formulas_update_with_gradients_everywhere_which_autocast_leaves_near(
         self, template, placement, norm, d_model, d_out
     ):
         module = build(template, d_model, d_out, placement=placement, kind=norm)
@@ -129,6 +137,8 @@ class TestContract:
         update = run(module, x)
         assert update.shape == (2, 5, d_out)
         torch.testing.assert_close(update[:, 2:3], run(module, x[:, 2:3]))
+        if template.kind in LITERAL:
+            assert_same(update, feed_forward(module, template.kind, x, placement), (x, *module.parameters()))
         (update * random(2, 5, d_out, seed=3)).square().sum().backward()
         for tensor in (x, *module.parameters()):
             assert tensor.grad is not None
@@ -203,3 +213,48 @@ def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
         old = model_with(lambda d_model, ffn=ffn: ffn)
         for other in with_other_values(ffn, found, set(ffn.hidden_axes)):
             assert_refused_or_preserved(old, with_ffn(old, lambda _, other=other: other))
+
+
+GATED = MLPConfig(d_ff=9, activation="gelu_tanh", gated=True), {"activation": "gelu_tanh"}
+UNGATED = MLPConfig(d_ff=9, activation="relu2"), {"gated": False, "activation": "relu2"}
+
+
+@in_turn(
+    (("conventional", "options"), [(SwiGLUConfig(d_ff=9), {}), GATED, UNGATED]),
+    (("placement", "d_out"), [("pre", 41), ("reordered", 63), ("both", 41)]),
+)
+def test_an_hourglass_of_one_block_is_the_conventional_feed_forward_to_the_bit(conventional, options, placement, d_out):
+    site = norm_site(placement, 63, d_out)
+    truth = randomised(conventional.build(63, d_out, site).double())
+    one = HourglassConfig(n_blocks=1, d_hidden=9, **options).build(63, d_out, site).double()
+    one.load_state_dict({f"blocks.0.{name}": weight for name, weight in truth.state_dict().items()})
+    x, y = (random_input(63).requires_grad_() for _ in range(2))
+    assert_same(run(one, x), run(truth, y), (x, *one.parameters()), (y, *truth.parameters()), rtol=0, atol=0)
+
+
+HOURGLASS = {"kind": "hourglass", "n_blocks": 2}
+MOE = {"kind": "moe", "n_experts": 4, "top_k": 2}
+MISTAKES = [
+    (HOURGLASS | {"d_hidden": 5, "ratio": 0.4}, "d_hidden: conflicts with ratio or multiple_of; give the width"),
+    (HOURGLASS | {"d_hidden": [5, 3, 2]}, "d_hidden: got 3 widths for n_blocks = 2"),
+    (
+        HOURGLASS | {"d_hidden": [5, 3], "share_weights": True},
+        "share_weights: blocks of different d_hidden cannot share",
+    ),
+    (MOE | {"top_k": 5}, "top_k: got 5; must be at most n_experts = 4"),
+    (MOE | {"top_k": 0}, "top_k: got 0"),
+    (MOE | {"z_coefficient": -1}, "z_coefficient: got -1"),
+    (MOE | {"gated_shared": True}, "gated_shared: got true; needs a shared expert; give n_shared_experts"),
+    ({"kind": "dynamic", "score": {"kind": "const", "learn_gain": True}}, "score.learn_gain: unknown key"),
+    ({"kind": "dynamic", "score": {"kind": "token"}}, "score.kind: got 'token'; allowed: const, linear"),
+    (
+        {"kind": "dynamic", "mask": {"kind": "nested"}},
+        "mask.kind: got 'nested'; mask nested was removed; use `train",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ffn", "message"), MISTAKES)
+def test_mistakes_are_named(ffn, message):
+    changes = {"layers": {0: {"ffn": ffn}}} if isinstance(ffn.get("d_hidden"), list) else {"ffn": ffn}
+    assert message in refusal(config, "uniform", **changes)

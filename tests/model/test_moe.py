@@ -9,7 +9,6 @@ from literal_decoder import mixture as literal_mixture
 from model_cases import config, decoder, random_tokens
 
 from widthwise.config_io import parse
-from widthwise.mistakes import UserError
 from widthwise.model.ffn.moe import MoEConfig, MoETemplate
 from widthwise.model.norm import NormConfig, NormSite
 
@@ -54,13 +53,7 @@ def test_equals_loops_over_experts_and_tokens_with_gradients(changes):
     assert {name for name, tensor in choices.items() if tensor.requires_grad} == {"auxiliary_loss"}
     truth = [literal_mixture(module, x), 0.3 * balance + 0.07 * router_z]
     assert_same([update, choices["auxiliary_loss"]], truth, [x, *module.parameters()])
-
-
-def test_outside_training_only_the_load_is_computed():
-    module, x = mixture().eval(), inputs()
-    choices = module(x, CONTEXT)[1]
-    assert set(choices) == {"expert_load"}
-    torch.testing.assert_close(choices["expert_load"], literal_losses(module, x)[2])
+    assert module.eval()(x, CONTEXT)[1].keys() == {"expert_load"}
 
 
 def test_weights_and_losses_are_fp32_under_autocast():
@@ -82,25 +75,6 @@ def test_widths_follow_the_layer_or_are_given():
     assert widths(100, ratio=0.37, multiple_of=8, n_shared_experts=2) == (40, 80, (40, 40, 80))
     assert widths(1, ratio=0.01) == (1, 0, (1, 1))
     assert widths(100, d_expert=5, n_shared_experts=1) == (5, 5, (5, 5, 5))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_experts": 4, "top_k": 5}, "top_k: got 5; must be at most n_experts = 4"),
-        ({"n_experts": 4, "top_k": 0}, "top_k"),
-        ({"n_experts": 4, "top_k": 2, "d_expert": 3, "ratio": 0.5}, "d_expert: conflicts with ratio"),
-        ({"n_experts": 4, "top_k": 2, "z_coefficient": -1}, "z_coefficient"),
-    ],
-)
-def test_mistakes_are_named(options, message):
-    with pytest.raises(UserError, match=message):
-        parse(MoETemplate, {"kind": "moe", **options}, "model.ffn")
-
-
-def test_a_gate_needs_a_shared_expert():
-    with pytest.raises(ValueError, match="gated_shared: got true; needs a shared expert; give n_shared_experts"):
-        parse(MoETemplate, {**MIXTURE, "gated_shared": True}).at_width(32)
 
 
 def test_auxiliary_losses_join_the_objective_in_training_and_no_reported_loss():
