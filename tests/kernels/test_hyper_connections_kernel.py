@@ -7,11 +7,12 @@ import pytest
 import torch
 from comparing import random
 from measured import kept_bytes
+from slot_chains import Chain
 from thinned import every_pair, in_turn
 from torch import Tensor
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import read_slots, reference_read_slots, reference_write_slots, write_slots
+from widthwise.kernels.hyper_connections import FreeForm, read_slots, reference_read_slots
 from widthwise.kernels.hyper_connections_chunks import add_product, product
 
 SITES = [
@@ -27,54 +28,19 @@ SITES = [
 """n_read, n_slots, n_write, slot_width"""
 
 
-class Chain:
-    """Sites one after the other, whose sublayers are a sine."""
-
-    def __init__(
-        self, site=(2, 3, 2, 5), n_sites=1, tokens=(2, 3), dynamic=True, state=torch.float64, weights=torch.float64
-    ):
-        self.n_read, n_slots, n_write, slot_width = site
-        k = self.n_read + n_slots + n_write
-        self.state = random(*tokens, n_slots, slot_width, seed=0, dtype=state).requires_grad_()
-        self.tables = []
-        for i in range(1, 3 * n_sites, 3):
-            projection = random(slot_width, k, seed=i + 1, dtype=weights) / slot_width**0.5
-            static, scale = (random(n_slots, k, seed=seed, dtype=weights) for seed in (i, i + 2))
-            tables = [static, projection, scale] if dynamic else [static]
-            self.tables.append([table.requires_grad_() for table in tables])
-        self.mixes = [
-            random(self.n_read * slot_width, n_write * slot_width, seed=90 + i, dtype=weights).requires_grad_()
-            for i in range(n_sites)
-        ]
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        return [self.state, *(table for site in self.tables for table in site), *self.mixes]
-
-    def run(self, read, write, multiplier=0.7, **options) -> Tensor:
-        state = self.state
-        for (static, *dynamic), mix in zip(self.tables, self.mixes):
-            projection, scale = dynamic or (None, None)
-            x, kept = read(state, static, projection, scale, self.n_read, eps=1e-5, **options)
-            state = write(kept, torch.sin(x.to(mix.dtype) @ mix), multiplier)
-        return state
-
-    def fused(self, state_every=1) -> Tensor:
-        return self.run(read_slots, write_slots, state_every=state_every)
-
-    def reference(self) -> Tensor:
-        def read(state, static, projection, scale, n_read, eps):
-            x, coefficients = reference_read_slots(state, static, projection, scale, n_read, eps)
-            return x, (state, coefficients, n_read)
-
-        def write(kept, update, multiplier):
-            state, coefficients, n_read = kept
-            return reference_write_slots(state, update, coefficients, n_read, multiplier)
-
-        return self.run(read, write)
-
-    def gradients(self, out: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(out, self.inputs, random(*out.shape, seed=99, dtype=out.dtype)))
+def chain_of(
+    site=(2, 3, 2, 5), n_sites=1, tokens=(2, 3), dynamic=True, state=torch.float64, weights=torch.float64
+) -> Chain:
+    n_read, n_slots, n_write, slot_width = site
+    k = n_read + n_slots + n_write
+    tables, mixes = [], []
+    for i in range(1, 3 * n_sites, 3):
+        projection = random(slot_width, k, seed=i + 1, dtype=weights) / slot_width**0.5
+        static, scale = (random(n_slots, k, seed=seed, dtype=weights) for seed in (i, i + 2))
+        tables.append((static, projection, scale) if dynamic else (static, None, None))
+        mixes.append(random(n_read * slot_width, n_write * slot_width, seed=90 + i // 3, dtype=weights))
+    start = random(*tokens, n_slots, slot_width, seed=0, dtype=state)
+    return Chain(start, [FreeForm(n_read, 1e-5)] * n_sites, tables, mixes)
 
 
 def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> None:
@@ -87,9 +53,9 @@ def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: floa
 )
 def test_fused_equals_reference(site, dynamic):
     for tokens in ((2, 3), (1, 1), (2, 0)):
-        chain = Chain(site, n_sites=2, tokens=tokens, dynamic=dynamic)
+        chain = chain_of(site, n_sites=2, tokens=tokens, dynamic=dynamic)
         ours, truth = chain.fused(), chain.reference()
-        assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 1e-10)
+        chain.assert_same(ours, truth, 1e-10)
 
 
 @every_pair(
@@ -99,11 +65,11 @@ def test_fused_equals_reference(site, dynamic):
 )
 def test_any_number_of_tokens_at_a_time(site, n_bytes, dynamic, state_every, monkeypatch):
     """One token, and three, by which 10 cannot be divided; 16 slots have more coefficients than numbers."""
-    chain = Chain(site, n_sites=2, tokens=(2, 5), dynamic=dynamic)
+    chain = chain_of(site, n_sites=2, tokens=(2, 5), dynamic=dynamic)
     truth = chain.reference()
     monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
     ours = chain.fused(state_every)
-    assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 1e-10)
+    chain.assert_same(ours, truth, 1e-10)
 
 
 @in_turn(
@@ -112,14 +78,14 @@ def test_any_number_of_tokens_at_a_time(site, n_bytes, dynamic, state_every, mon
 )
 def test_a_bf16_state_is_mixed_in_fp32(dynamic, weights):
     """The one rounding is that of the result, as in the reference: one unit in the last of 8 bits apart."""
-    chain = Chain((2, 3, 2, 16), dynamic=dynamic, state=torch.bfloat16, weights=weights)
+    chain = chain_of((2, 3, 2, 16), dynamic=dynamic, state=torch.bfloat16, weights=weights)
     ours, truth = chain.fused(), chain.reference()
     assert ours.dtype == truth.dtype == torch.bfloat16
-    assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 2**-6)
+    chain.assert_same(ours, truth, 2**-6)
 
 
 def test_autocast_leaves_the_mixtures_in_fp32():
-    chain = Chain((2, 4, 2, 16), n_sites=2, state=torch.float32, weights=torch.float32)
+    chain = chain_of((2, 4, 2, 16), n_sites=2, state=torch.float32, weights=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         ours, truth = chain.fused(), chain.reference()
     with torch.autocast("cpu", torch.bfloat16):  # a backward pass under autocast is not of the products either
@@ -135,7 +101,7 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
     sine, and the weights.
     """
     for dtype in (torch.bfloat16, torch.float32):
-        chain = Chain(n_sites=7, dynamic=dynamic, state=dtype, weights=torch.float32)
+        chain = chain_of(n_sites=7, dynamic=dynamic, state=dtype, weights=torch.float32)
         ours, truth = (chain.gradients(chain.fused(every)) for every in (state_every, 1))
         assert all(torch.equal(own, other) for own, other in zip(ours, truth, strict=True))
     n_bytes = kept_bytes(lambda: chain.fused(state_every), without=chain.inputs[1:])
@@ -145,7 +111,7 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
 
 
 def test_a_read_that_nobody_writes_after():
-    chain = Chain((2, 3, 2, 5))
+    chain = chain_of((2, 3, 2, 5))
     (tables,) = chain.tables
     ours, _ = read_slots(chain.state, *tables, 2, 1e-5, 1)
     truth, _ = reference_read_slots(chain.state, *tables, 2, 1e-5)
@@ -155,12 +121,12 @@ def test_a_read_that_nobody_writes_after():
 @pytest.mark.parametrize("frozen", ["all", "first", "state"])
 def test_only_the_wanted_gradients(frozen):
     """What is frozen: all sites, so that only sublayers learn; the first sites; or the state alone."""
-    chain = Chain(n_sites=3)
+    chain = chain_of(n_sites=3)
     gone = {"all": chain.inputs[:10], "first": chain.inputs[:4], "state": chain.inputs[:1]}[frozen]
     for tensor in gone:
         tensor.requires_grad_(False)
     inputs = [tensor for tensor in chain.inputs if tensor.requires_grad]
-    ours, truth = chain.run(read_slots, write_slots, state_every=2), chain.reference()
+    ours, truth = chain.fused(state_every=2), chain.reference()
     assert_same(*(torch.autograd.grad(out.sin().sum(), inputs) for out in (ours, truth)), 1e-10)
 
 

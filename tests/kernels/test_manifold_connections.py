@@ -3,10 +3,10 @@
 import pytest
 import torch
 from comparing import random
-from torch import Tensor
+from slot_chains import Chain
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import read_form, reference_write_slots, write_slots
+from widthwise.kernels.hyper_connections import read_form
 from widthwise.kernels.manifold_connections import ManifoldForm, Permutations, Sinkhorn
 
 EPS = 1e-6
@@ -59,59 +59,37 @@ def test_a_product_over_64_layers_does_not_grow(carry):
     assert torch.linalg.matrix_norm(product, ord=2).max() <= 1 + 1e-4
 
 
-class Chain:
-    """Three sites and an exit, whose sublayers are a sine."""
-
-    def __init__(self, carry, n=3, width=5, tokens=(2, 7), dtype=torch.float64):
-        k = 2 * n + n_logits(carry, n)
-        shares = tuple(0.5 + 0.3 * i for i in range(n))
-        self.forms = [ManifoldForm(n * width + 2, 0.01, 1e-3, shares, each) for each in (carry, carry, carry, None)]
-        self.state = random(*tokens, n, width, dtype=dtype).requires_grad_()
-        self.tables = []
-        for i, form in enumerate(self.forms):
-            shape = k if form.carry is not None else n
-            tables = random(1, shape, seed=2 * i + 1, dtype=dtype), random(n * width, shape, seed=2 * i, dtype=dtype)
-            self.tables.append([table.requires_grad_() for table in tables])
-        self.inputs = [self.state, *(table for tables in self.tables for table in tables)]
-
-    def fused(self, state_every: int = 1) -> Tensor:
-        state = self.state
-        for form, tables in zip(self.forms[:-1], self.tables):
-            x, kept = read_form(state, form, tables, state_every)
-            state = write_slots(kept, torch.sin(x), 0.7)
-        return read_form(state, self.forms[-1], self.tables[-1], 1)[0]
-
-    def reference(self) -> Tensor:
-        state = self.state
-        for form, tables in zip(self.forms[:-1], self.tables):
-            x, coefficients = form.reference(state, *tables)
-            state = reference_write_slots(state, torch.sin(x), coefficients, 1, 0.7)
-        return self.forms[-1].reference(state, *self.tables[-1])[0]
-
-    def gradients(self, out: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(out, self.inputs, random(*out.shape, seed=99, dtype=out.dtype)))
+def chain_of(carry, n=3, width=5, tokens=(2, 7), dtype=torch.float64) -> Chain:
+    """Three sites and an exit."""
+    k = 2 * n + n_logits(carry, n)
+    shares = tuple(0.5 + 0.3 * i for i in range(n))
+    forms = [ManifoldForm(n * width + 2, 0.01, 1e-3, shares, each) for each in (carry, carry, carry, None)]
+    tables = [
+        (random(1, size, seed=2 * i + 1, dtype=dtype), random(n * width, size, seed=2 * i, dtype=dtype))
+        for i, size in enumerate((k, k, k, n))
+    ]
+    mixes = [random(width, width, seed=20 + i, dtype=dtype) for i in range(3)]
+    return Chain(random(*tokens, n, width, dtype=dtype), forms, tables, mixes)
 
 
 @pytest.mark.parametrize("carry", CARRIES)
 @pytest.mark.parametrize(("n_bytes", "state_every"), [(2**20, 1), (1, 2), (9000, 3)])
 def test_sites_and_exit_are_the_reference_for_any_number_of_tokens_at_a_time(carry, n_bytes, state_every, monkeypatch):
-    chain = Chain(carry)
+    chain = chain_of(carry)
     truth = chain.reference()
     monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
-    ours = chain.fused(state_every)
-    gradients = [ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)]
-    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-11)
+    chain.assert_same(chain.fused(state_every), truth, 1e-11)
 
 
 def test_states_made_again_change_no_bit_and_a_wide_state_keeps_its_coefficients():
     for width in (5, 200):
-        chain = Chain(CARRIES[0], width=width, dtype=torch.float32)
+        chain = chain_of(CARRIES[0], width=width, dtype=torch.float32)
         ours, truth = (chain.gradients(chain.fused(every)) for every in (3, 1))
         assert all(torch.equal(own, other) for own, other in zip(ours, truth, strict=True))
 
 
 def test_no_tokens_and_a_bf16_state_mixed_in_fp32():
-    chain = Chain(CARRIES[0], tokens=(2, 0))
+    chain = chain_of(CARRIES[0], tokens=(2, 0))
     assert all((gradient == 0).all() for gradient in chain.gradients(chain.fused())[1:])
     form, tables = chain.forms[0], [table.float() for table in chain.tables[0]]
     state = random(2, 7, 3, 5, dtype=torch.bfloat16)
