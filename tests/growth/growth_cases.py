@@ -1,23 +1,18 @@
 """Small models of every kind, expansions and conversions of each, random ones too, and what is measured of them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
 import expansions
 import torch
-from expansions import Expansion
 from torch import Tensor
 
 from widthwise.config_io import parse
-from widthwise.growth.certificate import decoder_of
+from widthwise.growth.certificate import certify, decoder_of
 from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.tensor_plan import FreshEntries
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
-from widthwise.model.ffn.moe import MoEConfig
-from widthwise.model.residual.manifold import ManifoldConfig
-from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
 
@@ -151,7 +146,7 @@ def planned(case: str) -> GrowthPlan:
     return plan_growth(old, *expand(old, *sizes))
 
 
-def with_random_weights(config: ModelConfig, seed: int, embedding_std: float = 0.3) -> Weights:
+def with_random_weights(config: ModelConfig, seed: int) -> Weights:
     """Weights of a model in which no gain, bias or coefficient stands where it started."""
     generator = torch.Generator().manual_seed(seed)
     model = blueprint(config)
@@ -166,7 +161,7 @@ def with_random_weights(config: ModelConfig, seed: int, embedding_std: float = 0
             start.fill_(owner.start)
         elif owner.start is not None:
             owner.start(start, generator)
-        std = embedding_std if name in ("embedding.weight", "positions.weight") else std_of_matrices
+        std = 0.3 if name in ("embedding.weight", "positions.weight") else std_of_matrices
         drawn = torch.empty(parameter.shape, dtype=torch.float64).normal_(0.0, std, generator=generator)
         weights[name] = start.double() + drawn
     return weights
@@ -181,139 +176,31 @@ def tokens_for(seed: int, batch: int = 2) -> Tensor:
     return torch.randint(VOCAB_SIZE, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(seed))
 
 
-class Measured:
-    """What a model makes of tokens (B, T + 1), all but the last of a row, and of the tokens behind them."""
-
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor):
-        model = model_of(config, weights)
-        with torch.no_grad():
-            self.logits = model.eval()(tokens[:, :-1])
-        loss = model.train().loss(tokens[:, :-1], tokens[:, 1:])
-        self.further_losses = loss.mtp_losses
-        loss.objective.backward()
-        self.gradients = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for name, parameter in model.named_parameters()
-        }
-
-
-def model_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Decoder:
-    """In training, in float64."""
-    return decoder_of(config, weights, torch.float64).train()
-
-
 def logits_of(config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     with torch.no_grad():
-        return model_of(config, weights).eval()(tokens)
+        return decoder_of(config, weights, torch.float64)(tokens)
 
 
-def unmoved(config: ModelConfig, weights: Weights, tokens: Tensor, n_steps: int) -> dict[str, Tensor]:
-    """bool, of every parameter: entries without a gradient now and after each of some steps of AdamW."""
-    model = model_of(config, weights)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    found = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()}
-    for _ in range(n_steps + 1):
-        optimizer.zero_grad()
-        model.train().loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                found[name] &= parameter.grad == 0
-        optimizer.step()
-    return found
+FIRST_CARRY = "layers.0.attention_residual.mixing."
+"""Whatever it mixes are copies of the embedding, so that it may never learn."""
 
 
-def check_exact(
-    old: ModelConfig, new: ModelConfig, weights: Weights, grow: Callable[..., Any], tokens: Tensor, what: str = ""
-) -> Weights:
-    """Logits, further losses, and the gradients of the old weights, pulled back; returns what `grow` makes of them.
+def check(plan: GrowthPlan, weights: Weights, fresh: FreshEntries | None = None, seed: int = 2) -> Weights:
+    """The growth is exact in logits and gradients, and all that is new learns but for what the shape forbids.
 
-    No gradients where auxiliary losses, which see how many experts there are, are part of the objective.
+    fresh: free entries of the weights whose logits are compared. Returns these weights.
     """
-    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    grown = dict(grow(leaves))
-    values = {name: weight.detach() for name, weight in grown.items()}
-    before, after = Measured(old, weights, tokens), Measured(new, values, tokens)
-    assert difference(before.logits, after.logits) <= 1e-12, what
-    if old.mtp is not None:
-        for losses in zip(before.further_losses, after.further_losses, strict=True):
-            assert difference(*losses) <= 1e-12, what
-    if not any(getattr(layer.ffn, "balance_coefficient", 0.0) for layer in new.layers):
-        names = [name for name, weight in grown.items() if weight.requires_grad]
-        pulled_back = torch.autograd.grad(
-            [grown[name] for name in names], list(leaves.values()), [after.gradients[name] for name in names]
-        )
-        largest = max(gradient.abs().max() for gradient in before.gradients.values())
-        for name, gradient in zip(leaves, pulled_back, strict=True):
-            assert (gradient - before.gradients[name]).abs().max() <= 1e-12 * largest, (what, name)
-    return values
-
-
-def check_alive(
-    config: ModelConfig, weights: Weights, is_new: Mapping[str, Tensor], tokens: Tensor, n_steps: int, what: str = ""
-) -> bool:
-    """So many steps move all that is new and that tokens reach. Returns whether they move any of it."""
-    never, cannot = unmoved(config, weights, tokens, n_steps), None
-    for name, entries in is_new.items():
-        if (never[name] & entries).any():
-            cannot = cannot or unreachable(config, weights, tokens)
-            assert not (never[name] & entries & ~cannot[name]).any(), (what, name)
-    return any((entries & ~never[name]).any() for name, entries in is_new.items())
-
-
-UNUSED_UNITS = ("moe", "dynamic")
-"""Feed-forwards of which a token may leave units out."""
-
-
-def unreachable(config: ModelConfig, weights: Weights, tokens: Tensor) -> dict[str, Tensor]:
-    """bool, of every parameter: entries that these tokens could not move whatever they were.
-
-    They have no gradient even where nothing is exactly 0: rows of tokens and places that do not occur, experts and
-    units that no token uses, coordinates that nobody has written or that nobody reads.
-    """
-    generator = torch.Generator().manual_seed(1)
-    noisy = {
-        name: weight + torch.empty_like(weight).normal_(0.0, 1e-6, generator=generator)
-        for name, weight in weights.items()
-    }
-    found = unmoved(config, noisy, tokens, n_steps=0)
-    has_narrow_layers = len({config.stream_width, config.d_model, *config.widths}) > 1
-    for name, entries in found.items():
-        is_table = name in ("embedding.weight", "positions.weight")
-        is_known = is_table or has_narrow_layers or _has_unused_units(config, name) or _is_heard_alike(config, name)
-        assert is_known or not entries.any(), name
-        if isinstance(config.residual, ManifoldConfig) and name.startswith("layers.0.attention_residual."):
-            entries |= True  # whatever it mixes are copies of the embedding, and its reads pass through a norm
-        if isinstance(config.residual, PlainResidualConfig):
-            entries |= _unread_rows(config, name, entries)
-    return found
-
-
-def _has_unused_units(config: ModelConfig, name: str) -> bool:
-    path = name.split(".")
-    layer = config.layers[int(path[1])] if path[0] == "layers" else config.mtp and config.mtp.layer
-    if not layer or "ffn" not in path:
-        return False
-    return layer.ffn.kind in UNUSED_UNITS or getattr(layer.ffn, "activation", "").startswith("relu")
-
-
-def _is_heard_alike(config: ModelConfig, name: str) -> bool:
-    """Whether it adds the same to all scores of a query, as a bias of keys does where nothing turns."""
-    return name.endswith("w_k.bias.weight") and any(layer.attention.rope_base is None for layer in config.layers)
-
-
-def _unread_rows(config: ModelConfig, name: str, entries: Tensor) -> Tensor:
-    """The rows of w_down that write coordinates which nothing reads after the layer: they have a gradient only through
-    the norm behind them.
-    """
-    path = name.split(".")
-    found = torch.zeros_like(entries)
-    if path[0] != "layers" or path[2] != "ffn" or "w_down" not in path:
-        return found
-    number = int(path[1])
-    ffn, later = config.layers[number].ffn, [layer.d_model for layer in config.layers[number + 1 :]]
-    n_matrices = ffn.n_experts if isinstance(ffn, MoEConfig) and "shared" not in path else 1
-    found.unflatten(0, (n_matrices, -1))[:, max(config.d_model, config.final_norm_width, *later) :] = True
-    return found
+    new = dict(plan.weights(weights, seed, fresh))
+    found = certify(plan, weights, new, seq_len=SEQ_LEN, lr=1e-3, seed=seed)
+    assert found.dtype == "float64"
+    assert found.logit_difference <= 1e-12 * found.largest_logit
+    assert found.stored_logit_difference <= 1e-12 * found.largest_logit
+    assert found.gradient_difference <= 1e-12
+    n_new = {name: int(is_new.sum()) for name, is_new in plan.is_new().items() if is_new.any()}
+    assert {name: each.n_new for name, each in found.liveness.items()} == n_new
+    dead = {name: n_dead for name, n_dead in found.dead.items() if not name.startswith(FIRST_CARRY)}
+    assert sum(dead.values()) <= plan.new.n_dead_params, dead
+    return new
 
 
 def difference(before: Tensor, after: Tensor) -> float:
@@ -322,34 +209,3 @@ def difference(before: Tensor, after: Tensor) -> float:
         return 0.0
     before, after = before.detach(), after.detach()
     return float((before - after).abs().max() / before.abs().max().clamp(min=1e-300))
-
-
-@dataclass
-class Grown:
-    """A model and the plans that were applied to it, one after the other."""
-
-    config: ModelConfig
-    plans: list[GrowthPlan] = field(default_factory=list)
-
-    @property
-    def now(self) -> ModelConfig:
-        return self.plans[-1].new if self.plans else self.config
-
-    def grow(self, expansion: Expansion) -> GrowthPlan:
-        self.plans.append(plan_growth(self.now, *expansion))
-        return self.plans[-1]
-
-    def weights(self, weights: Mapping[str, Tensor], seed: int = 0, fresh=None) -> Weights:
-        for i, plan in enumerate(self.plans):
-            weights = dict(plan.weights(weights, seed + i, fresh))
-        return dict(weights)
-
-    def is_new(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for plan in self.plans:
-            now = plan.is_new()
-            for name, tensor in plan.tensors.items():
-                if tensor.source in found:
-                    now[name] |= tensor.carry(found[tensor.source].float(), 1.0, 0.0).bool()
-            found = now
-        return found

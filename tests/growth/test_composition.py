@@ -1,7 +1,7 @@
 """Several expansions in random order: the function stays, its gradients stay, and everything new learns."""
 
 import random
-from functools import partial
+from collections.abc import Iterator
 
 import expansions as e
 import pytest
@@ -14,13 +14,14 @@ from growth_cases import (
     MOE,
     NARROW,
     SLOTS,
-    Grown,
-    check_alive,
-    check_exact,
+    Weights,
+    check,
     small_model,
-    tokens_for,
     with_random_weights,
 )
+
+from widthwise.growth import certificate
+from widthwise.growth.plan import GrowthPlan, plan_growth
 
 pytestmark = pytest.mark.usefixtures("float64")
 LAYERS_AND_UNITS = [
@@ -42,29 +43,30 @@ COMPOSITIONS = {
 """A model, and expansions that can follow each other in any order."""
 
 
-def composed(name: str, seed: int) -> Grown:
+def composed(name: str, seed: int) -> Iterator[tuple[GrowthPlan, Weights, Weights]]:
+    """Plan, old weights and grown weights of each growth."""
     base, operations = COMPOSITIONS[name]
-    grown = Grown(small_model(**base))
+    config = small_model(**base)
+    weights = with_random_weights(config, seed)
     for expand in random.Random(seed).sample(operations, len(operations)):
-        grown.grow(expand(grown.now))
-    return grown
+        plan = plan_growth(config, *expand(config))
+        grown = dict(plan.weights(weights, seed))
+        yield plan, weights, grown
+        config, weights = plan.new, grown
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
-def test_compositions_keep_logits_losses_and_gradients_and_all_that_is_new_learns(name: str) -> None:
+def test_compositions_keep_logits_and_gradients_and_all_that_is_new_learns(name: str, monkeypatch) -> None:
     """The growths follow each other without a step in between, so that learning may take three steps, not two."""
+    monkeypatch.setattr(certificate, "N_STEPS", 3)
     for seed in (1, 2):
-        grown = composed(name, seed)
-        weights = with_random_weights(grown.config, seed)
-        tokens = tokens_for(seed, batch=4)
-        values = check_exact(grown.config, grown.now, weights, partial(grown.weights, seed=seed), tokens, name)
-        check_alive(grown.now, values, grown.is_new(), tokens, 3, name)
+        for plan, weights, _ in composed(name, seed):
+            check(plan, weights, seed=seed)
 
 
 def test_growth_follows_from_the_seed_alone() -> None:
-    grown = composed("gqa", 1)
-    weights = with_random_weights(grown.config, 1)
-    first, again, other = (grown.weights(weights, seed) for seed in (1, 1, 1000))
-    assert all(torch.equal(weight, again[name]) for name, weight in first.items())
-    is_new = grown.is_new()
-    assert all(is_new[name].any() for name in first if not torch.equal(first[name], other[name]))
+    for plan, weights, grown in composed("gqa", 1):
+        again, other = (dict(plan.weights(weights, seed)) for seed in (1, 1000))
+        assert all(torch.equal(weight, again[name]) for name, weight in grown.items())
+        is_new = plan.is_new()
+        assert all(is_new[name].any() for name in grown if not torch.equal(grown[name], other[name]))
