@@ -26,7 +26,6 @@ from growth_cases import (
 )
 from growth_cases import DYNAMIC as SOFT
 
-from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.target import grown_config
 from widthwise.model.config import ModelConfig
@@ -35,17 +34,6 @@ from widthwise.yaml_io import merge
 
 def grown(config: ModelConfig, expansion) -> ModelConfig:
     return grown_config(config, *expansion)
-
-
-def test_sizes_are_those_of_the_recipe_and_constants_those_of_the_model():
-    old, wanted = small_model(), small_model(d_model=20)
-    assert wanted.final_norm.norm_dim == 20
-    new = grown_config(old, wanted, Correspondence((0, 1, 2)))
-    assert new.d_model == new.final_norm_width == 20
-    assert new.final_norm == old.final_norm
-    for before, asked, after in zip(old.layers, wanted.layers, new.layers):
-        assert (after.attention_norm, after.ffn_norm) == (before.attention_norm, before.ffn_norm)
-        assert after.attention.n_heads == asked.attention.n_heads == 5
 
 
 def test_an_attention_keeps_its_scale_and_the_divisors_of_its_norms():

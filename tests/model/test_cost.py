@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
 from measured import counted_flops, kept_in_training, on_meta, parameters_by_part
-from model_cases import KINDS, SEQ_LEN, config, decoder, templates, variant
+from model_cases import CASES, KINDS, OVER_WIDTH, SEQ_LEN, VARIANTS, config, decoder, variant
 from recipes import RECIPES, one_of_each_kind, recipe_data
+from thinned import in_turn
 
 from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.model.config import ModelConfig
@@ -44,10 +44,22 @@ def test_cost_of_every_kind_of_recipe_equals_the_built_model_at_full_size():
         check_against_torch(template.resolve(seq_len), seq_len)
 
 
-@settings(deadline=None, max_examples=25)
-@given(template=templates())
-def test_cost_equals_the_built_model_its_exits_and_its_caches(template):
-    resolved = template.resolve(SEQ_LEN)
+BLOCKS = {"kind": "hourglass", "n_blocks": 2, "d_hidden": [5, 3]}
+CHANGES = [
+    *({"residual": {"kind": "plain", "resize": resize}} for resize in ("zero", "projection", "full_projection")),
+    {"layers": {0: {"ffn": BLOCKS, "d_model": 12}, 2: {"attention": {"n_heads": 3, "n_kv_heads": 1, "head_dim": 4}}}},
+]
+"""Beside the variants: other ways to resize, and layers with sizes of their own."""
+CONFIGS = [
+    *((shape, {**VARIANTS, **OVER_WIDTH}[name]) for shape, name in CASES if not name.startswith("windows")),
+    *(("zigzag", changes) for changes in CHANGES),
+]
+"""All but those with windows, outside of which torch counts the products too."""
+
+
+@in_turn((("shape", "changes"), CONFIGS), ("endpoints", ["slim", "full"]))
+def test_cost_equals_the_built_model_its_exits_and_its_caches(shape, changes, endpoints):
+    resolved = config(shape, endpoints, **changes)
     check_against_torch(resolved, SEQ_LEN)
     exits = resolved.exit_flops(SEQ_LEN)
     assert exits[-1] == resolved.inference_cost().forward_flops(SEQ_LEN)

@@ -1,7 +1,5 @@
 """What one site of hyper-connections does to the slots of a token, as it starts and by the paper's formulas."""
 
-from itertools import cycle
-
 import torch
 from comparing import assert_same, random, started
 from literal_hyper_connections import through
@@ -57,27 +55,6 @@ def test_a_site_is_the_papers_index_formula_whatever_its_slots_are_divided_by(
     seen: list[Tensor] = []
     literal = torch.stack(through(site, list(state.unbind(-2)), lambda x: seen.append(x) or update), dim=-2)
     assert_same(connect(site, state, update), [*seen, literal], (state, update, *site.parameters()), atol=1e-11)
-
-
-@in_turn(
-    (("size", "dtype"), list(zip(SIZES, cycle([torch.float64, torch.float32, torch.bfloat16])))),
-    ("dynamic", [False, True]),
-)
-def test_a_site_starts_as_one_that_reads_the_first_slots_and_adds_block_after_block(size, dynamic, dtype):
-    """Eq. (11) and (12), to the last bit; yet it learns from the first step."""
-    m, n = size
-    site = connection(m, n, is_random=False, dynamic=dynamic).to(dtype)
-    state, update = state_and_update(site, dtype)
-    x, out = connect(site, state, update)
-    assert torch.equal(x, state[..., :m, :].flatten(-2))
-    blocks = update.unflatten(-1, (m, -1))
-    assert torch.equal(out, torch.stack([state[..., j, :] + blocks[..., j % m, :] for j in range(n)], dim=-2))
-    (x.square().sum() + out.square().sum()).backward()
-    assert (site.static.weight.grad != 0).all()
-    if dynamic:
-        assert (site.dynamic.weight == 0).all()
-        assert (site.dynamic.weight.grad != 0).all()
-        assert (site.scale.weight.grad == 0).all()  # of a factor of tanh(0)
 
 
 def test_write_inits():
