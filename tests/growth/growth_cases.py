@@ -133,7 +133,10 @@ EXPANSIONS: dict[str, tuple] = {
     "copied_slots_with_further_heads": ({**MANIFOLD, "mtp": {"n_depths": 1}}, expansions.add_slots, 4),
     "stream_of_manifold_slots": (MANIFOLD, expansions.widen_stream, 6),
     "manifold_of_a_plain_stream": ({}, expansions.to_manifold, 3),
-    "permutations_of_a_plain_stream": ({"mtp": {"n_depths": 1}}, expansions.to_manifold, 4, "permutations"),
+    "permutations_of_a_plain_stream": (
+        {"mtp": {"n_depths": 1}},
+        lambda m: expansions.to_manifold(m, 4, carry="permutations"),
+    ),
     "slots_of_a_plain_stream": (NARROW, expansions.to_slots, 4, 5),
 }
 """What is laid over the small model, the expansion, and its sizes."""

@@ -11,7 +11,6 @@ from expansions import (
     add_heads,
     add_layers,
     changed,
-    same_layers,
     widen_ffn,
     widen_keys,
     widen_stream,
@@ -20,6 +19,7 @@ from expansions import (
 from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model
 
 from widthwise.growth.bake import bake_plan
+from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.tensor_plan import Constant
 from widthwise.interop.hf_export import Surroundings, export_hf
@@ -59,7 +59,7 @@ def twice_the_experts(model: ModelConfig) -> Expansion:
         more = ffn.model_copy(update={"n_experts": 2 * ffn.n_experts, "top_k": 2 * ffn.top_k})
         return layer.model_copy(update={"ffn": more})
 
-    return changed(model, layers=tuple(map(doubled, model.layers))), same_layers(model)
+    return changed(model, layers=tuple(map(doubled, model.layers))), Correspondence.same(model)
 
 
 def layers(model: ModelConfig) -> Expansion:
@@ -73,7 +73,7 @@ def with_heads(model: ModelConfig, head_dim: int, rope_base: float | None) -> Ex
         layer.model_copy(update={"attention": layer.attention.model_copy(update={**data, "rope_base": rope_base})})
         for layer in model.layers
     ]
-    return changed(model, layers=tuple(grown)), same_layers(model)
+    return changed(model, layers=tuple(grown)), Correspondence.same(model)
 
 
 def twice_the_head(model: ModelConfig) -> Expansion:

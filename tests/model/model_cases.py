@@ -39,7 +39,6 @@ VARIANTS = {
         "attention": {**GROUPED, "window": 3},
         "layers": {1: {"attention": {"window": None}}, 3: {"attention": {"window": 5}}},
     },
-    "windows_further_heads": {"attention": {"window": 2}, "mtp": {"n_depths": 2}},
     "biases": {"attention": {"bias": True, "out_bias": True, "qk_norm": {"over": "head", "q_norm_dim": 3}}},
     "unrotated": {"attention": {"n_heads": 4, "rope_base": None}},
     "frequencies": {
@@ -95,12 +94,6 @@ VARIANTS = {
         "tie_embeddings": True,
     },
     "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
-    "hourglass_reordered": {
-        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 7, "block_multiplier": 0.22},
-        "norm": {"placement": "reordered"},
-    },
-    "hourglass_shared_norm": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "norm": "shared"}},
-    "hourglass_without_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5, "norm": "none"}},
     "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
     "moe_gated": {
@@ -112,10 +105,6 @@ VARIANTS = {
         "norm": {"placement": "reordered"},
     },
     "dynamic": {"ffn": {"kind": "dynamic", "ratio": 1.7, "mask": {"kind": "soft", "temperature": 2.0}}},
-    "dynamic_reordered": {
-        "ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5},
-        "norm": {"placement": "reordered"},
-    },
     "one_layer_changed": {"layers": {2: {"ffn": {"d_ff": 11}, "attention": {"rope_base": 100.0}}}},
     "further_heads": {"mtp": {"n_depths": 2}},
     "slots": {"residual": SLOTS},
@@ -126,18 +115,12 @@ VARIANTS = {
     "slots_mixed_at_both_ends": {
         "residual": {**SLOTS, "n_slots": 15, "embedding": "slot", "reduce": "slot", "group_norm": "layer"}
     },
-    "slots_gqa": {
-        "attention": {**GROUPED, "qk_norm": {"over": "all_heads"}},
-        "residual": {**SLOTS, "n_slots": 11},
-    },
-    "slots_reordered": {"residual": SLOTS, "norm": {"placement": "reordered"}},
     "slots_moe_between_norms": {
         "residual": SLOTS,
         "norm": {"placement": "both"},
         "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "ratio": 0.5},
     },
     "slots_hourglass": {"residual": SLOTS, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
-    "slots_moe": {"residual": SLOTS, "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "ratio": 0.5}},
     "slots_dynamic": {"residual": SLOTS, "ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5}},
     "slots_layer_norm_mlp": {
         "residual": {**SLOTS, "n_slots": 15, "embedding": "expand", "group_norm": "layer"},
@@ -148,7 +131,6 @@ VARIANTS = {
     "slots_further_heads": {"residual": {**SLOTS, "n_slots": 10}, "mtp": {"n_depths": 1, "share_reduce": False}},
     "narrow_attention": {"attention": {"n_heads": None, "head_dim": 2, "ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
     "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
-    "hourglass_gelu": {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 7, "activation": "gelu"}},
     "hourglass_ungated": {
         "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "activation": "relu2", "gated": False}
     },

@@ -51,25 +51,24 @@ def test_losses_and_gradients_are_bitwise_the_same_for_every_kind_of_model(shape
     assert_the_same(variant(shape, name), kinds=("layer",), atol=1e-14 if name == "further_heads" else 0.0)
 
 
-@pytest.mark.parametrize("name", ["reordered", "moe", "dynamic", "slots_static_padded", "slots_further_heads"])
-def test_and_with_matrix_products_in_bf16(name):
-    assert_the_same(variant("zigzag", name), dtype=torch.float32, autocast=True)
+IN_BF16 = ("reordered", "moe", "dynamic", "slots_static_padded", "slots_further_heads")
+DRAWN = {"mask": {"kind": "soft"}, "score": {"kind": "random"}}, {"mask": {"kind": "ste"}, "score": {"kind": "mlp"}}
+OTHERWISE = [
+    *((variant("zigzag", name), {"dtype": torch.float32, "autocast": True}) for name in IN_BF16),
+    *((config("x", ffn={**DYNAMIC, **options}), {}) for options in DRAWN),
+    *((variant("zigzag", name), {"of_choices": True}) for name in ("dynamic", "moe")),
+]
+
+
+@pytest.mark.parametrize(("resolved", "how"), OTHERWISE)
+def test_and_with_products_in_bf16_where_widths_are_drawn_and_of_what_layers_choose(resolved, how):
+    assert_the_same(resolved, **how)
 
 
 @pytest.mark.parametrize("name", ["moe_reordered", "slots_further_heads"])
 def test_and_in_plain_torch_but_for_the_order_of_sums(name, monkeypatch):
     monkeypatch.setenv(VARIABLE, "reference")
     assert_the_same(variant("x", name), atol=1e-13)
-
-
-@pytest.mark.parametrize(("mask", "score"), [("soft", "random"), ("ste", "mlp")])
-def test_and_where_widths_are_drawn(mask, score):
-    assert_the_same(config("x", ffn={**DYNAMIC, "mask": {"kind": mask}, "score": {"kind": score}}))
-
-
-@pytest.mark.parametrize("name", ["dynamic", "moe"])
-def test_what_layers_choose_has_the_same_gradient(name):
-    assert_the_same(variant("zigzag", name), of_choices=True)
 
 
 @in_turn(
@@ -100,38 +99,27 @@ def test_layers_and_further_heads_run_again_as_the_recipe_says(kind, expected):
     assert [ran.count(layer) for layer in layers] == expected
 
 
-def assert_counted(resolved: ModelConfig, kind: str) -> None:
+RESIDUALS = [
+    *({"kind": "plain", "resize": resize} for resize in ("carry", "zero", "projection")),
+    *({**SLOTS, "n_slots": 11, "state_every": state_every} for state_every in (1, 2, 5)),
+]
+"""Streams of several parts; and of two states a layer keeps one where the other can be made from it."""
+SECOND = ("layer_norm_moe", "hourglass", "dynamic", "gpt2", "slots_tied")
+COUNTED = [
+    *((variant(shape, name), "layer") for shape, name in KINDS if name in SOON and "heads" not in name),
+    *((variant("zigzag", name), "selective") for name in SECOND),
+    *((config("zigzag", "full", residual=residual), kind) for residual in RESIDUALS for kind in ("layer", "selective")),
+    *((config(shape, residual=RESIDUALS[i]), "layer") for i, shape in enumerate(("x", "growing", "x"))),
+]
+
+
+@pytest.mark.parametrize(("resolved", "kind"), COUNTED)
+def test_bytes_kept_are_counted_where_layers_run_again(resolved, kind):
     model, cost = decoder(resolved, dtype=torch.float32), RECOMPUTE[kind].kept(resolved)
     model.recompute = RECOMPUTE[kind]
     assert kept_in_training(model) == cost.activation_bytes(bytes_per_element=4)
     with torch.autocast("cpu", torch.bfloat16):
         assert kept_in_training(model) == cost.activation_bytes()
-
-
-@pytest.mark.parametrize(("shape", "name"), [case for case in KINDS if case[1] in SOON and "heads" not in case[1]])
-def test_bytes_kept_are_counted_where_every_layer_runs_again(shape, name):
-    assert_counted(variant(shape, name), "layer")
-
-
-@in_turn(
-    ("resize", ["carry", "zero", "projection"]),
-    ("kind", ["layer", "selective"]),
-)
-def test_and_for_streams_of_several_parts(resize, kind):
-    for shape, endpoints in (("x", "slim"), ("zigzag", "full"), ("growing", "slim")):
-        assert_counted(config(shape, endpoints, residual={"kind": "plain", "resize": resize}), kind)
-
-
-@pytest.mark.parametrize("name", ["layer_norm_moe", "hourglass", "dynamic", "gpt2", "slots_tied"])
-def test_and_where_every_second_layer_runs_again(name):
-    assert_counted(variant("zigzag", name), "selective")
-
-
-@pytest.mark.parametrize("state_every", [1, 2, 5])
-def test_and_of_two_states_a_layer_keeps_one_where_the_other_can_be_made_from_it(state_every):
-    residual = {**SLOTS, "n_slots": 11, "state_every": state_every}
-    for kind in ("layer", "selective"):
-        assert_counted(config("zigzag", residual=residual), kind)
 
 
 def test_where_no_layer_runs_again_the_count_is_that_of_the_model():
