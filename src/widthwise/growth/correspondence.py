@@ -61,8 +61,8 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
 
 
 Placing = tuple[int, float, float, tuple[int, ...]]
-"""Layers that would lose heads or hidden units or change their kind, sum of the widenings in coordinates, unevenness of the spacing, and the
-new position of each old layer so far."""
+"""Layers that would lose heads or hidden units or change their kind, sum of the widenings in coordinates, unevenness of
+the spacing, and the new position of each old layer so far."""
 
 
 def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
