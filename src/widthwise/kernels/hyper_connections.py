@@ -13,14 +13,14 @@ of the paper.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import refuse_double_backward, use_fused, widened, without_autocast
-from widthwise.kernels.hyper_connections_chunks import Chunks, Site, add_product, product, site_of
+from widthwise.kernels.hyper_connections_chunks import Chunks, Site, SiteTables, add_product, product, site_of
 
 
 def reference_read_slots(
@@ -83,7 +83,7 @@ def _blocks(x: Tensor, state: Tensor) -> Tensor:
     return x.reshape(n_tokens, x.shape[-1] // slot_width, slot_width).to(state.dtype)
 
 
-def _mixtures(table: Tensor, site: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _mixtures(table: Tensor, site: SiteTables) -> tuple[Tensor, Tensor, Tensor]:
     """Split a chunk's table (k, C, n) into read (C, n_read, n), carry (C, n, n) and write (C, n_write, n)."""
     read, carry, write = table.transpose(0, 1).split(site.sizes, dim=1)
     return read, carry, write
@@ -121,7 +121,7 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, state: Tensor, form: Any, state_every: int, *parameters: Tensor | None
+        ctx: Any, state: Tensor, form: "Form", state_every: int, *parameters: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         with without_autocast(state):
             slots = _slots(state)
@@ -262,6 +262,22 @@ def read_slots(
     return read_form(state, FreeForm(n_read, eps), (static, projection, scale), state_every)
 
 
+class Form(Protocol):
+    """A form of the coefficients, `FreeForm` or `ManifoldForm`."""
+
+    @property
+    def n_read(self) -> int: ...
+
+    @property
+    def reference(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """State and parameters -> the results of `reference_read_slots`."""
+        ...
+
+    def site(self, parameters: Sequence[Tensor | None], dtype: torch.dtype) -> SiteTables:
+        """Return the parameters in the layout of chunks."""
+        ...
+
+
 class FreeForm(NamedTuple):
     """Coefficients without a constraint. Parameters: static, projection and scale of `reference_read_slots`."""
 
@@ -279,12 +295,11 @@ class FreeForm(NamedTuple):
 
 
 def read_form(
-    state: Tensor, form: Any, parameters: Sequence[Tensor | None], state_every: int
+    state: Tensor, form: Form, parameters: Sequence[Tensor | None], state_every: int
 ) -> tuple[Tensor, ReferenceRead | FusedRead]:
     """Return the input of a sublayer, and the argument of `write_slots`, for any form of the coefficients.
 
-    form: `FreeForm`, or another class with `n_read`, `site` and `reference`; parameters: its tables, the first one not
-    None.
+    parameters: tables of the form, the first one not None.
     """
     is_recorded = any(x is not None and x.requires_grad for x in (state, parameters[0]))  # or no read is in the graph
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):

@@ -7,7 +7,7 @@ them are as fast in this layout if C is odd; otherwise rows a power of two apart
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,30 @@ class Coefficients(NamedTuple):
     """(k, C, n): twice the projected, normalised state."""
     inverse_rms: Any = None
     """(C, n): 1 / rms of each slot."""
+
+
+class SiteTables(Protocol):
+    """The parameters of one site in the layout of chunks. See `Site` for the members."""
+
+    @property
+    def chunk_factor(self) -> int:
+        """Size of its chunks, as a multiple of CHUNK_BYTES."""
+        ...
+
+    @property
+    def tables(self) -> tuple[Tensor | None, ...]: ...
+
+    @property
+    def sizes(self) -> tuple[int, int, int]: ...
+
+    @property
+    def n_kept(self) -> int: ...
+
+    def coefficients(self, chunk: Tensor, scratch: Scratch) -> Any: ...
+
+    def backward(self, chunk: Tensor, coefficients: Any, grad: Tensor, grad_chunk: Tensor, sums: Any) -> None: ...
+
+    def of_the_write(self) -> "SiteTables": ...
 
 
 class Site(NamedTuple):
@@ -126,9 +150,8 @@ class Site(NamedTuple):
 class Chunks:
     """The state of a site, an odd number of tokens at a time, with the coefficients of each chunk."""
 
-    def __init__(self, state: Tensor, site: Any, keeps: bool = False):
-        """state: (N, n, b). site: a `Site`, or another class with its methods. keeps: cache coefficients for the next
-        pass; otherwise each chunk overwrites them."""
+    def __init__(self, state: Tensor, site: SiteTables, keeps: bool = False):
+        """state: (N, n, b). keeps: cache coefficients for the next pass; otherwise each chunk overwrites them."""
         self.state = state
         self.site = site
         self.scratch = Scratch(state)
