@@ -1,4 +1,4 @@
-"""Small models of every kind, expansions and conversions of each, random ones too, and what is measured of them."""
+"""Small models of every kind, expansions of each, and what is measured of them and of models made by a plan."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from widthwise.config_io import parse
 from widthwise.growth.certificate import certify, decoder_of
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.tensor_plan import FreshEntries
-from widthwise.model.axes import Weight
+from widthwise.model import initial_weights
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.decoder import Decoder, blueprint, build
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
 
@@ -153,20 +153,11 @@ def with_random_weights(config: ModelConfig, seed: int) -> Weights:
     """Weights of a model in which no gain, bias or coefficient stands where it started."""
     generator = torch.Generator().manual_seed(seed)
     model = blueprint(config)
-    # Blocks without norms square what they read, and attention would take one token only, with a gradient of 0.
-    std_of_matrices = 0.1 if any(getattr(layer.ffn, "norm", None) == "none" for layer in config.layers) else 0.3
     weights = {}
     for name, parameter in model.named_parameters():
-        owner = model.get_submodule(name.removesuffix(".weight"))
-        assert isinstance(owner, Weight)
-        start = torch.zeros(parameter.shape, dtype=torch.float32)
-        if isinstance(owner.start, float):
-            start.fill_(owner.start)
-        elif owner.start is not None:
-            owner.start(start, generator)
-        std = 0.3 if name in ("embedding.weight", "positions.weight") else std_of_matrices
-        drawn = torch.empty(parameter.shape, dtype=torch.float64).normal_(0.0, std, generator=generator)
-        weights[name] = start.double() + drawn
+        start = initial_weights.drawn(model.get_submodule(name.removesuffix(".weight")), 0.0, generator)
+        noise = torch.empty(parameter.shape, dtype=torch.float64).normal_(0.0, 0.3, generator=generator)
+        weights[name] = start.double() + noise
     return weights
 
 
@@ -212,3 +203,43 @@ def difference(before: Tensor, after: Tensor) -> float:
         return 0.0
     before, after = before.detach(), after.detach()
     return float((before - after).abs().max() / before.abs().max().clamp(min=1e-300))
+
+
+def weights_of(model: Decoder) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def applied(plan: GrowthPlan, model: Decoder, seed: int = 3) -> Decoder:
+    new = build(plan.new, 0, dtype=model.embedding.weight.dtype)
+    new.set_weights(plan.weights(weights_of(model), seed))
+    return new
+
+
+def grown(model: Decoder, *expansions) -> Decoder:
+    """expansions: config -> (config, correspondence), applied one after the other."""
+    for expand in expansions:
+        model = applied(plan_growth(model.config, *expand(model.config)), model)
+    return model
+
+
+def state_of(model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        name: {part: value.clone() for part, value in optimizer.state[parameter].items()}
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }
+
+
+def give_state(model: Decoder, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, torch.Tensor]]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, parts in state.items():
+        optimizer.state[parameters[name]].update({part: value.clone() for part, value in parts.items()})
+
+
+def step(model: Decoder, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> float:
+    """One step on the whole of a batch of rows; the objective before it."""
+    optimizer.zero_grad()
+    objective = model.loss(tokens[:, :-1], tokens[:, 1:]).objective
+    objective.backward()
+    optimizer.step()
+    return objective.item()

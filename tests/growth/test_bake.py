@@ -5,9 +5,9 @@ import re
 
 import expansions
 import pytest
-from applied_plans import applied, give_state, grown, state_of, step
 from boxes import refusal
-from model_cases import KINDS, VARIANTS, config, decoder, random_tokens, variant
+from growth_cases import applied, give_state, grown, state_of, step
+from model_cases import KINDS, OVER_WIDTH, VARIANTS, WIDTHS, config, decoder, random_tokens, variant
 from thinned import in_turn
 
 from widthwise.config_io import parse, to_data
@@ -15,8 +15,10 @@ from widthwise.growth.bake import bake_plan
 from widthwise.growth.plan import grown_factors, grown_states
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import blueprint
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import set_lr
+from widthwise.yaml_io import merge
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -72,26 +74,17 @@ def test_a_widened_model_computes_the_same_with_norms_that_divide_by_their_width
     baked = applied(plan, model)
     assert_same_function(baked, model)
     assert plan.new != model.config
-    usual = norms(decoder(expected_sizes(model.config)))
+    changes = {**VARIANTS, **OVER_WIDTH}[name]
+    widths = [width + 20 for width in WIDTHS[shape]]
+    if "slot_width" in changes.get("residual", {}):  # 4 before
+        changes = merge(changes, {"residual": {"slot_width": 8}})
+        widths = [2 * width for width in WIDTHS[shape]]
+    usual = norms(blueprint(config(widths, d_model=40, **changes)))
     for path, norm in norms(baked).items():
-        assert norm.norm_dim == usual[path].norm_dim, path
-
-
-def expected_sizes(grown_config):
-    """The config with the divisors that its template would give."""
-    data = to_data(grown_config)
-    for layer in (*data["layers"], *([data["mtp"]["layer"]] if data["mtp"] else [])):
-        layer["attention_norm"]["norm_dim"] = layer["d_model"]
-        layer["ffn_norm"]["norm_dim"] = layer["d_out" if layer["norm_placement"] == "reordered" else "d_model"]
-        if layer["attention"]["qk_norm"]:
-            layer["attention"]["qk_norm"] |= {"q_norm_dim": None, "k_norm_dim": None}
-    data["final_norm"]["norm_dim"] = data["final_norm_width"]
-    if data["residual"]["kind"] == "hyper_connections":
-        data["residual"] |= {"slot_norm_dim": None, "group_norm_dim": None}
-    if data["mtp"]:
-        data["mtp"]["final_norm"]["norm_dim"] = data["d_model"]
-        data["mtp"]["slot_norm"]["norm_dim"] = data["residual"].get("slot_width", data["d_model"])
-    return parse(ModelConfig, data)
+        if "attention.q_" not in path and "attention.k_" not in path:
+            assert norm.norm_dim == usual[path].norm_dim, path
+        else:
+            assert norm.norm_dim == len(norm.weight), path
 
 
 def with_divisor(before, norm_dim):

@@ -3,8 +3,7 @@
 import expansions
 import pytest
 import torch
-from applied_plans import weights_of
-from growth_cases import shaped, small_model, with_random_weights
+from growth_cases import shaped, small_model, weights_of, with_random_weights
 from torch import Tensor
 
 from widthwise.growth.correspondence import AxisMap

@@ -5,8 +5,7 @@ import math
 import expansions
 import pytest
 import torch
-from applied_plans import applied, give_state, state_of, step
-from growth_cases import drawn, planned, tokens_for
+from growth_cases import applied, drawn, give_state, planned, state_of, step, tokens_for
 from model_cases import variant
 from thinned import in_turn
 
