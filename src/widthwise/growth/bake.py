@@ -136,8 +136,8 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
 
 def stream_factor(config: ModelConfig) -> float:
     """Return c; 1 if every norm already divides by its width. Raises UserError if no single c suits all norms."""
-    has_usual_divisors = all(norm.norm_dim == width for _, norm, width in norms_of(config))
-    if has_usual_divisors and config.residual.has_usual_divisors(config.d_model):
+    is_usual = all(norm.norm_dim == width for _, norm, width in norms_of(config))
+    if is_usual and config.residual.baked() == config.residual:
         return 1.0
     if not config.residual.is_sum:
         raise UserError(f"residual.kind: got {config.residual.kind}; one eps needs norms of a plain residual")

@@ -175,9 +175,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
         if self.dynamic and not old.dynamic:
             yield "residual: coefficients depend on the state, unchanged at first (conversion)"
 
-    def has_usual_divisors(self, d_model: int) -> bool:
-        return self.slot_norm_dim in (None, self.slot_width) and self.group_norm_dim in (None, d_model)
-
     def baked(self) -> "HyperConnectionsConfig":
         eps = self.eps * ((self.slot_norm_dim or self.slot_width) / self.slot_width)
         return self.model_copy(update={"slot_norm_dim": None, "group_norm_dim": None, "eps": eps})

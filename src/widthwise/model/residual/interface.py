@@ -155,10 +155,6 @@ class ResidualConfig(Config, ABC):
         """Yield a line for each expansion from `old` to this config."""
         yield from ()
 
-    def has_usual_divisors(self, d_model: int) -> bool:
-        """Return whether its norms have the divisors of a model that never grew."""
-        return True
-
     def baked(self) -> "ResidualConfig":
         """Return the config with the divisors of a model that never grew, and other constants that compensate."""
         return self
