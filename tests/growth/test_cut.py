@@ -84,31 +84,25 @@ def small_from(model: Decoder, sizes: list[LayerSizes], d_model: int | None = No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_in_another_order_compute_the_same(kind: str) -> None:
+def test_parts_in_another_order_and_a_turned_stream_compute_the_same_and_cutting_nothing_is_exact(kind: str) -> None:
+    """What cannot be turned says why, and is left alone."""
     model = drawn(small_model(**KINDS[kind]))
-    before = logits(model)
+    sizes, before = layer_sizes(model.config), logits(model)
+    assert smaller_config(model.config, sizes) == model.config
+    whole = small_from(model, sizes).state_dict()
+    assert all(torch.equal(whole[name], weight) for name, weight in model.state_dict().items())
+    if kind in NOT_TURNED:
+        assert NOT_TURNED[kind] in refusal(fold_gains, model)
+        assert all(torch.equal(whole[name], weight) for name, weight in model.state_dict().items())
+    else:
+        fold_gains(model)
+        assert difference(logits(model), before) < 1e-12
+        generator = torch.Generator().manual_seed(4)
+        reorder(model, Order(torch.linalg.qr(torch.randn(12, 12, generator=generator))[0]))
+        assert difference(logits(model), before) < 1e-12
+        assert not torch.allclose(model.embedding.weight, whole["embedding.weight"])
     reorder(model, shuffled(model.config))
     assert difference(logits(model), before) < 1e-12
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_TURNED])
-def test_a_turned_stream_computes_the_same(kind: str) -> None:
-    model = drawn(small_model(**KINDS[kind]))
-    before, embedding = logits(model), model.embedding.weight.clone()
-    fold_gains(model)
-    assert difference(logits(model), before) < 1e-12
-    generator = torch.Generator().manual_seed(4)
-    reorder(model, Order(torch.linalg.qr(torch.randn(12, 12, generator=generator))[0]))
-    assert difference(logits(model), before) < 1e-12
-    assert not torch.allclose(model.embedding.weight, embedding)
-
-
-@pytest.mark.parametrize("kind", NOT_TURNED)
-def test_what_cannot_be_turned_says_why_and_is_left_alone(kind: str) -> None:
-    model = drawn(small_model(**KINDS[kind]))
-    before = model.state_dict()
-    assert NOT_TURNED[kind] in refusal(fold_gains, model)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_the_covariance_is_diagonal_and_falls_after_turning_to_its_axes() -> None:
@@ -121,15 +115,6 @@ def test_the_covariance_is_diagonal_and_falls_after_turning_to_its_axes() -> Non
     assert difference(turned, energy.diag()) < 1e-12
     assert (energy.diff() <= 0).all()
     assert float(energy.sum()) == pytest.approx(float(before.diag().sum()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_cutting_nothing_is_exact(kind: str) -> None:
-    model = drawn(small_model(**KINDS[kind]))
-    sizes = layer_sizes(model.config)
-    assert smaller_config(model.config, sizes) == model.config
-    before, after = (each.state_dict() for each in (model, small_from(model, sizes)))
-    assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
 
 def check_cut_by_need(model: Decoder, score: str, sizes: list[LayerSizes]) -> None:
