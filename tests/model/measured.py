@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.moe_module import MoE
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
@@ -71,3 +73,23 @@ def kept_per_token(run: Callable[[int], object], length: int) -> float:
 def kept_in_training(model: Decoder, length: int = 9) -> float:
     """Bytes that autograd keeps for each token of a training pass."""
     return kept_per_token(lambda batch: model.loss(*(random_tokens(batch, length, seed=i) for i in (0, 1))), length)
+
+
+def idle_parameters(model: Decoder) -> int:
+    """Parameters of the experts that a token is not sent to."""
+    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
+    return sum(
+        matrix.weight.numel() // mixture.config.n_experts * (mixture.config.n_experts - mixture.config.top_k)
+        for mixture in mixtures
+        for matrix in (mixture.w_gate, mixture.w_up, mixture.w_down)
+    )
+
+
+def check_against_torch(resolved: ModelConfig, seq_len: int) -> None:
+    """Sizes by part, and FLOPs."""
+    model = on_meta(lambda: Decoder(resolved))
+    costs, total = resolved.costs(), resolved.cost()
+    assert {part: cost.params for part, cost in costs.items()} == parameters_by_part(model)
+    assert total.params == sum(p.numel() for p in model.parameters()) == total.active_params + idle_parameters(model)
+    tokens = torch.zeros(1, seq_len, dtype=torch.long, device="meta")
+    assert resolved.inference_cost().forward_flops(seq_len) * seq_len == counted_flops(lambda: model(tokens))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from measured import counted_flops, kept_in_training, on_meta, parameters_by_part
+from measured import check_against_torch, counted_flops, kept_in_training, on_meta
 from model_cases import CASES, KINDS, OVER_WIDTH, SEQ_LEN, VARIANTS, config, decoder, variant
 from recipes import RECIPES, one_of_each_kind, recipe_data
 from thinned import in_turn
@@ -13,27 +13,7 @@ from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.moe_module import MoE
 from widthwise.shape.template import ModelTemplate
-
-
-def idle_parameters(model: Decoder) -> int:
-    """Parameters of the experts that a token is not sent to."""
-    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
-    return sum(
-        matrix.weight.numel() // mixture.config.n_experts * (mixture.config.n_experts - mixture.config.top_k)
-        for mixture in mixtures
-        for matrix in (mixture.w_gate, mixture.w_up, mixture.w_down)
-    )
-
-
-def check_against_torch(resolved: ModelConfig, seq_len: int) -> None:
-    model = on_meta(lambda: Decoder(resolved))
-    costs, total = resolved.costs(), resolved.cost()
-    assert {part: cost.params for part, cost in costs.items()} == parameters_by_part(model)
-    assert total.params == sum(p.numel() for p in model.parameters()) == total.active_params + idle_parameters(model)
-    tokens = torch.zeros(1, seq_len, dtype=torch.long, device="meta")
-    assert resolved.inference_cost().forward_flops(seq_len) * seq_len == counted_flops(lambda: model(tokens))
 
 
 @pytest.mark.hard
