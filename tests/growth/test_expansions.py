@@ -49,6 +49,10 @@ CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dynamic": ({}, {"ffn": CHOSEN}),
     "dynamic, wider, by a network": ({}, {"ffn": {**CHOSEN, "d_ff": 13, **BY_NETWORK}}),
     "dynamic, that begins to choose": ({"ffn": CHOSEN | UNMASKED}, {"ffn": MASKED}),
+    "a higher base with the old frequencies": (
+        {},
+        {"layers": {1: {"attention": {"head_dim": 6, "v_head_dim": 4, "rope_base": 10000.0 ** (6 / 4)}}}},
+    ),
     "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
     "biases of an mlp": ({"ffn": SILU_MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
     "learned positions": ({"tie_embeddings": True}, {"positions": {"n_positions": 6}}),

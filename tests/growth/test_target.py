@@ -17,15 +17,12 @@ from growth_cases import (
     REORDERED,
     SILU_MLP,
     SLOTS,
-    difference,
-    logits_of,
     shaped,
     small_model,
-    tokens_for,
-    with_random_weights,
 )
 from growth_cases import DYNAMIC as SOFT
 
+from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.target import grown_config
 from widthwise.model.config import ModelConfig
@@ -49,12 +46,15 @@ def test_an_attention_keeps_its_scale_and_the_divisors_of_its_norms():
     assert (twice.q_norm_dim, twice.k_norm_dim) == (16, 4)
 
 
-def test_new_pairs_continue_the_old_frequencies():
+def test_new_pairs_continue_the_old_frequencies_unless_a_base_has_them():
     config = small_model(attention={"rope_base": 10000.0})
     attention = grown(config, expansions.widen_keys(config, [0], 8 - 2)).layers[0].attention
     assert attention.rope_frequencies == pytest.approx((1.0, 0.01, 0.0001), rel=1e-12)
     doubled = grown(config, expansions.widen_keys(config, [0], 8)).layers[0].attention
     assert doubled.rope_frequencies is None
+    wanted = small_model(layers={1: {"attention": {"head_dim": 6, "v_head_dim": 4, "rope_base": 10000.0 ** (6 / 4)}}})
+    taken = grown(config, (wanted, Correspondence.same(config))).layers[1].attention
+    assert (taken.rope_base, taken.rope_frequencies) == (10000.0 ** (6 / 4), None)
     one_pair = small_model(attention={"head_dim": 2})
     attention = grown(one_pair, expansions.widen_keys(one_pair, [0], 2 + 4)).layers[0].attention
     assert attention.rope is not None
@@ -69,16 +69,6 @@ def test_narrow_layers_measure_a_part_and_then_the_same_part():
     wider = grown(twice, expansions.widen_stream(twice, 3))
     assert [model.layers[1].ffn_norm.stat_width for model in (config, once, twice, wider)] == [None, 8, 8, 8]
     assert wider.layers[0].ffn_norm.stat_width is None
-
-
-@pytest.mark.usefixtures("float64")
-def test_a_higher_base_that_keeps_the_old_frequencies_is_taken():
-    config = small_model()
-    wanted = small_model(layers={1: {"attention": {"head_dim": 6, "v_head_dim": 4, "rope_base": 10000.0 ** (6 / 4)}}})
-    plan, weights, tokens = plan_growth(config, wanted), with_random_weights(config, 0), tokens_for(0)[:, :-1]
-    assert plan.new.layers[1].attention.rope_frequencies is None
-    found = logits_of(plan.new, dict(plan.weights(weights)), tokens)
-    assert difference(logits_of(config, weights, tokens), found) < 1e-12
 
 
 LAYER_NORMS = {"norm": {"kind": "layer"}}
