@@ -1,6 +1,7 @@
 """Small models of every kind, expansions of each, and what is measured of them and of models made by a plan."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import expansions
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from widthwise.config_io import parse
 from widthwise.growth.certificate import certify, decoder_of
+from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import GrowthPlan, plan_growth
-from widthwise.growth.tensor_plan import FreshEntries
+from widthwise.growth.tensor_plan import FreshEntries, filled
 from widthwise.model import initial_weights
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, build
@@ -179,12 +181,28 @@ FIRST_CARRY = "layers.0.attention_residual.mixing."
 """Whatever it mixes are copies of the embedding, so that it may never learn."""
 
 
-def check(plan: GrowthPlan, weights: Weights, fresh: FreshEntries | None = None, seed: int = 2) -> Weights:
-    """The growth is exact in logits and gradients, and all that is new learns but for what the shape forbids.
+@dataclass(frozen=True)
+class Constant(FreshEntries):
+    """One number for all free entries."""
 
-    fresh: free entries of the weights whose logits are compared. Returns these weights.
-    """
-    new = dict(plan.weights(weights, seed, fresh))
+    value: float
+
+    def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
+        return filled(grown, (axis.is_free for axis in maps), self.value)
+
+
+def with_free_entries(plan: GrowthPlan, value: float) -> GrowthPlan:
+    """The plan with that number in every free entry of tensors that the old model has."""
+    tensors = {
+        name: replace(tensor, fresh=Constant(value)) if tensor.source else tensor
+        for name, tensor in plan.tensors.items()
+    }
+    return replace(plan, tensors=tensors)
+
+
+def check(plan: GrowthPlan, weights: Weights, seed: int = 2) -> Weights:
+    """The growth is exact in logits and gradients, and all that is new learns but for what the shape forbids."""
+    new = dict(plan.weights(weights, seed))
     found = certify(plan, weights, new, seq_len=SEQ_LEN, lr=1e-3, seed=seed)
     assert found.dtype == "float64"
     assert found.logit_difference <= 1e-12 * found.largest_logit

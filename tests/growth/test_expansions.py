@@ -17,13 +17,13 @@ from growth_cases import (
     planned,
     small_model,
     tokens_for,
+    with_free_entries,
     with_random_weights,
 )
 from torch import Tensor
 
 from widthwise.growth.certificate import decoder_of
 from widthwise.growth.plan import GrowthPlan, grown_states, plan_growth
-from widthwise.growth.tensor_plan import Constant
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.config import ModelConfig
 from widthwise.yaml_io import merge
@@ -99,7 +99,7 @@ def test_an_expansion_is_exact_and_alive_and_needs_its_zeros(case):
     plan = planned(case)
     weights = with_random_weights(plan.old, 1)
     new, tokens = check(plan, weights), tokens_for(1)[:, :-1]
-    large = dict(plan.weights(weights, 2, Constant(1e3)))
+    large = dict(with_free_entries(plan, 1e3).weights(weights, 2))
     # What a layer norm makes of a mean is 0 up to rounding, and so are sums in another order, times a thousand.
     tolerance = 1e-8 if "layer_norms" in case else 1e-11
     assert difference(logits_of(plan.old, weights, tokens), logits_of(plan.new, large, tokens)) <= tolerance
@@ -109,7 +109,10 @@ def test_an_expansion_is_exact_and_alive_and_needs_its_zeros(case):
 @pytest.mark.parametrize(("base", "changes"), CONVERSIONS.values(), ids=CONVERSIONS)
 def test_a_conversion_is_exact_whatever_is_free_and_alive(base, changes):
     old = small_model(**base)
-    check(plan_growth(old, small_model(**merge(base, changes))), with_random_weights(old, seed=1), Constant(0.4))
+    plan, weights = plan_growth(old, small_model(**merge(base, changes))), with_random_weights(old, seed=1)
+    check(plan, weights)
+    free, tokens = dict(with_free_entries(plan, 0.4).weights(weights, 2)), tokens_for(1)[:, :-1]
+    assert difference(logits_of(old, weights, tokens), logits_of(plan.new, free, tokens)) <= 1e-12
 
 
 def test_an_hourglass_has_the_weights_and_the_moments_of_the_swiglu():

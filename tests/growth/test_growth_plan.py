@@ -3,12 +3,12 @@
 import expansions
 import pytest
 import torch
-from growth_cases import shaped, small_model, weights_of, with_random_weights
+from growth_cases import Constant, shaped, small_model, weights_of, with_random_weights
 from torch import Tensor
 
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import plan_growth
-from widthwise.growth.tensor_plan import Constant, Mean, OrthogonalCopies, TensorPlan
+from widthwise.growth.tensor_plan import FreshEntries, Mean, OrthogonalCopies, TensorPlan
 from widthwise.model.decoder import build
 
 
@@ -67,14 +67,14 @@ def test_offset_gains_are_scaled():
     assert (1 + plan.grow(weights, generator())).tolist() == [0, 4, 6]
 
 
-@pytest.mark.parametrize("fresh", [None, Constant(1e3)])
+@pytest.mark.parametrize("fresh", [FreshEntries(), Constant(1e3)])
 def test_turned_rows_are_as_long_as_their_originals_for_every_input(fresh):
     """Two groups of three rows become nine each; columns grow too, and a third group is drawn."""
     index = [-1, 0, -1, 1, 2, -1, -1, -1, -1]
     rows = AxisMap.of(6, [*index, *(i + 3 if i >= 0 else -1 for i in index), *[-1] * 9])
-    plan = TensorPlan("w_q", (rows, AxisMap.appended(4, 5, zero=False)), derived=OrthogonalCopies(3, seed=5))
+    plan = TensorPlan("w_q", (rows, AxisMap.appended(4, 5, zero=False)), fresh, OrthogonalCopies(3, seed=5))
     old = numbers(6, 4)
-    new = plan.grow(old, generator(), fresh)
+    new = plan.grow(old, generator())
     x = numbers(5, 7)
     for group in range(2):
         q, original = (new @ x)[9 * group : 9 * group + 9], (new @ x)[[9 * group + i for i in (1, 3, 4)]]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from widthwise.growth.plan import GrowthPlan
-from widthwise.growth.tensor_plan import Constant
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
@@ -158,7 +157,7 @@ def _pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping
             continue
         leaf = old[tensor_plan.source].clone().requires_grad_()
         # Free entries do not depend on the old weights, so any values will do.
-        grown = tensor_plan.grow(leaf, torch.Generator().manual_seed(0), Constant(0.0))
+        grown = tensor_plan.grow(leaf, torch.Generator().manual_seed(0))
         pulled[tensor_plan.source] += torch.autograd.grad(grown, leaf, gradients[name])[0]
     return pulled
 

@@ -19,7 +19,7 @@ from widthwise.growth.correspondence import AxisMap, Correspondence, align
 from widthwise.growth.rules import Owner, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
-from widthwise.growth.tensor_plan import Draw, FreshEntries, InitialValues, TensorPlan
+from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
 from widthwise.mistakes import UserError
 from widthwise.model.axes import LearnedPositions, Linear, Norm, Vector, Weight
 from widthwise.model.config import ModelConfig
@@ -41,14 +41,11 @@ class GrowthPlan:
     tensors: dict[str, TensorPlan]
     """By parameter of the grown model; tied parameters appear under their first name only."""
 
-    def weights(
-        self, weights: Mapping[str, Tensor], seed: int = 0, fresh: FreshEntries | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, weights: Mapping[str, Tensor], seed: int = 0) -> Iterator[tuple[str, Tensor]]:
         """Yield the grown weights one at a time, so that the caller decides how many are held in memory.
 
         weights: of the old model, by name; seed: of the random entries; the seed of each tensor is derived from it, so
-        that the order does not matter. fresh: replaces the plan's rule for free entries, to show that any value
-        preserves the function.
+        that the order does not matter.
         """
         n_old_params = int(self.old.cost().params)
         for name, plan in self.tensors.items():
@@ -56,7 +53,7 @@ class GrowthPlan:
             old = weights[plan.source] if plan.source else next(iter(weights.values()))
             # The seed differs between tensors, and between repeated growths of a model; torch takes 32 bits.
             tensor_seed = zlib.crc32(f"{seed} {n_old_params} {name}".encode())
-            yield name, plan.grow(old, torch.Generator().manual_seed(tensor_seed), fresh)
+            yield name, plan.grow(old, torch.Generator().manual_seed(tensor_seed))
 
     def is_new(self) -> dict[str, Tensor]:
         """Return bool by parameter: True at entries that growth added."""
@@ -153,16 +150,10 @@ def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> T
     """
     is_zero = is_silent(name, model, is_added)
     if is_zero and isinstance(owner, Norm) and owner.gain_offset:
-        silent = InitialValues(lambda _: torch.full(owner.weight.shape, -owner.gain_offset), is_free=False)
+        silent = InitialValues(lambda _: torch.full(owner.weight.shape, -owner.gain_offset))
         return TensorPlan("", (AxisMap.of(0, [-1] * len(owner.weight)),), silent)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
-    # Entries that need not be 0 may have any value, unless the output is used from the start, as in the residual and
-    # in the parts that a feed-forward names in `active_at_start`.
-    layer, _, inside = name.partition(".ffn.")
-    is_free = any(part in SUBLAYERS for part in name.split("."))
-    if inside:
-        is_free = inside.split(".")[0] not in model.get_submodule(layer).config.ffn.active_at_start  # pyright: ignore
-    return TensorPlan("", maps, InitialValues(initialiser(name, owner, model), is_free=is_free))
+    return TensorPlan("", maps, InitialValues(initialiser(name, owner, model)))
 
 
 def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:

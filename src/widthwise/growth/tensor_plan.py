@@ -27,10 +27,10 @@ def filled(tensor: Tensor, entries: Iterable[Tensor], value: float) -> Tensor:
 
 
 class FreshEntries:
-    """Normal values with the root mean square of the old entries, for the free entries of a tensor."""
+    """Normal values with the root mean square of the old entries, for the free entries of a tensor.
 
-    is_free = True
-    """True if any other values would preserve the function as well."""
+    Any other values would preserve the function as well.
+    """
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
         """Fill the free entries in place and return the tensor. grown: the new shape, with the old entries."""
@@ -60,17 +60,7 @@ class Mean(FreshEntries):
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
         gain = float((old.detach().double() + self.gain_offset).mean()) or 1.0
-        return Constant(gain - self.gain_offset).fill(grown, old, maps, generator)
-
-
-@dataclass(frozen=True)
-class Constant(FreshEntries):
-    """One number for all free entries."""
-
-    value: float
-
-    def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        return filled(grown, (axis.is_free for axis in maps), self.value)
+        return filled(grown, (axis.is_free for axis in maps), gain - self.gain_offset)
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,6 @@ class InitialValues(FreshEntries):
     """The values of an untrained model. draw: draws a tensor of the new shape."""
 
     draw: Draw
-    is_free: bool = True
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
         drawn = self.draw(generator)
@@ -179,15 +168,12 @@ class TensorPlan:
         """Shape of the grown tensor, before experts are cut."""
         return tuple(len(axis.index) for axis in self.maps)
 
-    def grow(self, old: Tensor, generator: torch.Generator, fresh: FreshEntries | None = None) -> Tensor:
+    def grow(self, old: Tensor, generator: torch.Generator) -> Tensor:
         """Return the grown tensor in the dtype of the old one. Differentiable; sums and products are in float64.
 
         old: the source, or any tensor of the model if there is none.
-        fresh: replaces the plan's rule for entries that may have any value.
         """
-        grown = self._gathered(old, self.scale, self.shift)
-        filling = fresh if fresh is not None and self.fresh.is_free else self.fresh
-        grown = filling.fill(grown, old, self.maps, generator)
+        grown = self.fresh.fill(self._gathered(old, self.scale, self.shift), old, self.maps, generator)
         if self.derived is not None:
             grown = self.derived.apply(grown, self.maps[0], root_mean_square(old), generator)
         grown = self._zero(grown)

@@ -53,7 +53,6 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     constant_fields = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
-    active_at_start = ("score", "bias", "mask")
     module = "widthwise.model.ffn.dynamic_module:DynamicWidth"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width

@@ -52,9 +52,6 @@ class FFNConfig(Config, ABC):
     hidden_axes: ClassVar[dict[str, str]] = {}
     """Field that counts hidden units -> its axis in the module's matrices. New units on that axis have free input
     weights and zero output weights. Padding rounds these fields up."""
-    active_at_start: ClassVar[tuple[str, ...]] = ()
-    """Parts of the module that have an effect as soon as they are added to an existing feed-forward, so that only their
-    usual initialisation preserves the function. The initialisation of other parts is free."""
     bakes_with_one_eps: ClassVar[bool] = False
     """True if it has at most one norm and is linear in its last matrix, so that `bake` can scale the stream by scaling
     its weights."""
