@@ -27,7 +27,7 @@ class SineConfig(FFNConfig):
 
 
 class SineTemplate(HiddenWidthTemplate):
-    hidden_key, usual_ratio = "d_ff", 4.0
+    usual_ratio = 4.0
     kind: Literal["sine"] = "sine"
     d_ff: pydantic.PositiveInt | None = None
 
