@@ -208,7 +208,7 @@ def twenty_tokens() -> Iterator[str]:
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
     others = [value for record in D48_REORDERED for value in per_seed(record, "uniform")]
-    yield f"(finally {loss(D48, 'uniform')}, in the others {listed(f'{value:.3f}' for value in others)})"
+    yield f"is {loss(D48, 'uniform')} with the two seeds, and {listed(f'{value:.3f}' for value in others)}"
     kinds = ("virtual-2-3", "x-head-size", "hourglass", "x", "found", "cut")
     for name in kinds:
         runs = f"{fmean(reordered(name)):+.3f}", ci(at_d48(name))
