@@ -208,7 +208,7 @@ def twenty_tokens() -> Iterator[str]:
     yield d(f"{D32}_growth", "grown")
     yield f"and {ratio(D32, 'cut', 'flops')} of the FLOPs** at"
     others = [value for record in D48_REORDERED for value in per_seed(record, "uniform")]
-    yield f"(finally {loss(D48, 'uniform')}, in the others {listed(f'{value:.3f}' for value in others)})"
+    yield f"is {loss(D48, 'uniform')} with the two seeds, and {listed(f'{value:.3f}' for value in others)}"
     kinds = ("virtual-2-3", "x-head-size", "hourglass", "x", "found", "cut")
     for name in kinds:
         runs = f"{fmean(reordered(name)):+.3f}", ci(at_d48(name))
@@ -504,20 +504,16 @@ def results() -> Iterator[str]:
 
 def readme() -> Iterator[str]:
     """Yield the numbers at the end of training and early in it, idea by idea."""
-    yield f"virtual width is at {ci(at_d48('virtual-2-3'))}"
-    yield f"the x with heads of one size at {ci(at_d48('x-head-size'))}"
-    yield f"the hourglass at {ci(at_d48('hourglass'))}, and the x at {ci(at_d48('x'))}"
-    yield from (
-        d(D32, "hourglass"),
-        d(E6, "hourglass"),
-        f"{ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the KV cache",
-    )
-    yield from (d(D32, "virtual-2-3"), d(E6, "virtual-2-3"))
-    yield f"{ratio(E6, 'virtual-2-3', 'activation_bytes', '.2f')} of the activation memory"
+    virtual = "virtual-2-3"
+    yield from (d(D32, "hourglass"), ci(at_d48("hourglass")), d(E6, "hourglass"))
+    yield from (d(D32, virtual), ci(at_d48(virtual)), d(E6, virtual))
+    yield from (d(D32, "x"), ci(at_d48("x")), d(HEADS, NUMBER))
+    yield from (d(D32, "x-head-size"), ci(at_d48("x-head-size")), d(E6, "x-head-size"))
     yield from (d("compare_manifold", name) for name in ("sinkhorn", "free_1_4"))
-    yield from (d(D32, "x"), d(HEADS, NUMBER), f"{ratio(D32, 'x', 'kv_bytes', '.2f')} of the KV cache")
-    yield d(E6, "x-head-size")
     yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
+    yield f"hourglass has {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the uniform model's KV cache"
+    yield f"the x {ratio(D32, 'x', 'kv_bytes', '.2f')}."
+    yield f"{ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
 
 
 CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md": results, "docs/shrink.md": shrink}
