@@ -13,8 +13,7 @@ from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
-from widthwise.runs.conversion import carry_out
-from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, carry_out, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage

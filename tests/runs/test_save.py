@@ -12,10 +12,9 @@ from widthwise.data.config import open_data
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.models import build
 from widthwise.runs.analyse import analyse
-from widthwise.runs.conversion import carry_out
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
-from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, carry_out, growth_intended, wanted_recipe
 from widthwise.runs.listing import listed_run
 from widthwise.runs.open import open_model
 from widthwise.runs.save import import_run, save_run
