@@ -120,12 +120,9 @@ class RunDir:
         self._environment_file.write({**environment, RECIPE: config_yaml})
         write_atomic(self.path / "config.yaml", config_yaml)
 
-    def check_recipe(self, config_yaml: str, begun_with: str | None = None) -> None:
-        """Raise UserError if the run was begun with another recipe.
-
-        begun_with: `config_yaml()` with the defaults of options that are newer than the run.
-        """
-        old = parse_yaml(begun_with or self.config_yaml(), "config.yaml")
+    def check_recipe(self, config_yaml: str) -> None:
+        """Raise UserError if the run was begun with another recipe."""
+        old = parse_yaml(self.config_yaml(), "config.yaml")
         changes = changes_in_words(old, parse_yaml(config_yaml, "recipe"))
         changes = [change for change in changes if not change.startswith(OF_PROCESSES)]
         if changes:

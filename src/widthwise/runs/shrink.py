@@ -49,7 +49,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.open import is_run, open_model, usual_device
 from widthwise.runs.save import Beginning, read_import, write_first
 from widthwise.runs.speed import faster_precision
-from widthwise.runs.trained import check_finite
+from widthwise.runs.trained import check_finite, check_tokens, check_vocabulary
 from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
 from widthwise.yaml_io import apply_overrides, dump_yaml
@@ -94,7 +94,9 @@ def shrink_run(
     else:
         smaller_config(config, sizes_like(config, to), to.d_model)
     data = open_data(recipe.data)
-    source.check_tokenizer(data.tokenizer)
+    if source.tokenizer is not None:
+        check_tokens(source.tokenizer, data.tokenizer, source.is_free)
+    check_vocabulary(config.vocab_size, data.tokenizer)
     boundaries = recipe.data.boundaries(data)
     train = recipe.train
     n_rows = train.sequences_per_pass
