@@ -27,7 +27,6 @@ from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluat
 from widthwise.runs.export import export_run
 from widthwise.runs.harness import run_lm_eval
 from widthwise.runs.open import HELD_OUT, open_model
-from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.train import resume
 from widthwise.yaml_io import dump_yaml
 
@@ -209,7 +208,7 @@ def test_what_transformers_runs_does_not_write_texts(folder: Path) -> None:
     from lm_eval.api.instance import Instance
 
     def asked(name: str) -> list[str]:
-        scorer = open_model(folder / name).scorer(ScoringOptions(max_length=17))
+        scorer = open_model(folder / name).scorer(EvaluationConfig(max_length=17))
         request = Instance("generate_until", {}, ("one", {"until": ["\n"], "max_gen_toks": 3}), 0)
         return ScorerLM(scorer).generate_until([request], disable_tqdm=True)
 
