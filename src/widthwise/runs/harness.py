@@ -6,11 +6,11 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import require
+from widthwise.config_io import refusing, require
 from widthwise.evaluation.local_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.mistakes import UserError
@@ -25,9 +25,45 @@ def run_lm_eval(
 ) -> tuple[dict[str, Scores], dict[str, ItemAnswers]]:
     """Return the metrics of each task and group, and the items of metrics that are means, in the order of questions.
 
-    For arguments and errors see `harness_results`.
+    tasks: names of the harness, and files of local questions (NAME.jsonl; see `evaluation.local_tasks`), which need no
+    network. num_fewshot: examples before each question; default: set by the task. limit: number of first questions of
+    each task to use.
+
+    Raises UserError if the harness is not installed, does not know a task or cannot load its data, and for two tasks
+    of the same name.
     """
-    results = harness_results(scorer, tasks, num_fewshot, limit)
+    require("lm_eval", "eval")
+    import lm_eval.evaluator
+    from datasets.exceptions import DatasetsError
+    from lm_eval.tasks import TaskManager
+
+    from widthwise.evaluation.lm_eval_model import ScorerLM
+
+    files = [task for task in tasks if task.endswith(SUFFIX)]
+    names = [task for task in tasks if not task.endswith(SUFFIX)]
+    _check_unique(tasks)
+    configs = [local_task(Path(file)) for file in files]
+    # Slow: the harness reads its list of tasks from thousands of files.
+    manager = TaskManager(include_defaults=bool(names))
+    for name in names:
+        if name not in manager.all_tasks and not Path(name).is_file():
+            matches = difflib.get_close_matches(name, manager.all_tasks, n=1)
+            hint = f"did you mean {matches[0]!r}?" if matches else "`lm_eval ls tasks` lists them"
+            raise UserError(f"tasks: got {name!r}; lm-evaluation-harness has no task of that name; {hint}")
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the bootstrap would start a process for every core
+    unavailable = f"{' '.join(tasks)}: lm-evaluation-harness cannot load the data of a task; without network access, "
+    unavailable += f"use files of questions, NAME{SUFFIX}"
+    with refusing(unavailable, ConnectionError, DatasetsError), contextlib.redirect_stdout(sys.stderr):
+        evaluated = lm_eval.evaluator.simple_evaluate(
+            model=ScorerLM(scorer),
+            tasks=[*configs, *names],
+            num_fewshot=num_fewshot,
+            limit=limit,
+            bootstrap_iters=N_RESAMPLES,
+            task_manager=manager,
+        )
+    assert evaluated is not None  # None only on other ranks
+    results: dict[str, Any] = dict(evaluated)
     metrics = metrics_of(results)
     tasks_of = results["group_subtasks"]
     items = {task: _items(samples, metrics[task]) for task, samples in results["samples"].items()}
@@ -84,49 +120,6 @@ def _is_mean(values: Sequence[Any], value: float | None) -> bool:
     return math.isclose(sum(values) / len(values), value, abs_tol=1e-9)
 
 
-def harness_results(
-    scorer: Scorer, tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None
-) -> dict[str, Any]:
-    """Run `lm_eval.simple_evaluate` and return its results, with every question and its answers under `samples`.
-
-    tasks: names of the harness, and files of local questions (NAME.jsonl; see `evaluation.local_tasks`), which need no
-    network. num_fewshot: examples before each question; default: set by the task. limit: number of first questions of
-    each task to use.
-
-    Raises UserError if the harness is not installed, does not know a task or cannot load its data, and for two tasks
-    of the same name.
-    """
-    require("lm_eval", "eval")
-    import lm_eval.evaluator
-    from lm_eval.tasks import TaskManager
-
-    from widthwise.evaluation.lm_eval_model import ScorerLM
-
-    files = [task for task in tasks if task.endswith(SUFFIX)]
-    names = [task for task in tasks if not task.endswith(SUFFIX)]
-    _check_unique(tasks)
-    configs = [local_task(Path(file)) for file in files]
-    # Slow: the harness reads its list of tasks from thousands of files.
-    manager = TaskManager(include_defaults=bool(names))
-    for name in names:
-        if name not in manager.all_tasks and not Path(name).is_file():
-            matches = difflib.get_close_matches(name, manager.all_tasks, n=1)
-            hint = f"did you mean {matches[0]!r}?" if matches else "`lm_eval ls tasks` lists them"
-            raise UserError(f"tasks: got {name!r}; lm-evaluation-harness has no task of that name; {hint}")
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the bootstrap would start a process for every core
-    with _data_errors(tasks), contextlib.redirect_stdout(sys.stderr):
-        results = lm_eval.evaluator.simple_evaluate(
-            model=ScorerLM(scorer),
-            tasks=[*configs, *names],
-            num_fewshot=num_fewshot,
-            limit=limit,
-            bootstrap_iters=N_RESAMPLES,
-            task_manager=manager,
-        )
-    assert results is not None  # None only on other ranks
-    return dict(results)
-
-
 def metrics_of(results: dict[str, Any]) -> dict[str, Scores]:
     """Return a dict from task or group to its scores."""
     metrics: dict[str, Scores] = {}
@@ -162,17 +155,3 @@ def _check_unique(tasks: Sequence[str]) -> None:
         if name in by_name:
             raise UserError(f"tasks: {by_name[name]!r} and {task!r} have the same name {name!r}; rename one of them")
         by_name[name] = task
-
-
-@contextlib.contextmanager
-def _data_errors(tasks: Sequence[str]) -> Iterator[None]:
-    """Turn the harness's errors about unavailable data into one line."""
-    from datasets.exceptions import DatasetsError
-
-    try:
-        yield
-    except (ConnectionError, DatasetsError) as error:
-        raise UserError(
-            f"{' '.join(tasks)}: lm-evaluation-harness cannot load the data of a task ({error}); "
-            f"without network access, use files of questions (NAME{SUFFIX})"
-        ) from None
