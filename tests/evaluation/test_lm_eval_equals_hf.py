@@ -16,8 +16,8 @@ from widthwise.config_io import parse
 from widthwise.data.json_tokenizer import train_bpe
 from widthwise.evaluation.local_tasks import local_task
 from widthwise.recipe.recipe import Recipe
+from widthwise.runs.evaluate import metrics_of
 from widthwise.runs.export import export_run
-from widthwise.runs.harness import metrics_of
 from widthwise.runs.open import open_model
 from widthwise.runs.scoring import EvaluationConfig
 from widthwise.runs.train import train
