@@ -15,12 +15,11 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
-from widthwise.runs.grow import GrowOptions, carry_out, growth_intended, wanted_recipe
+from widthwise.runs.grow import grow_run
 from widthwise.runs.listing import listed_run
 from widthwise.runs.open import open_model
 from widthwise.runs.save import import_run, save_run
 from widthwise.runs.train import resume
-from widthwise.runs.trained import RunCheckpoint
 
 TEXT = "A river is wider where it is slow.\n" * 40
 TOKENS = torch.arange(3, 14)[None]
@@ -54,9 +53,7 @@ def test_every_verb_works_on_it(model: Decoder, tmp_path: Path) -> None:
     assert analyse(run, text=text, n_tokens=170).models[0].name == "run"
     assert export_run(run, tmp_path / "hf")["model_type"] == "llama"
 
-    source = RunCheckpoint.of(run)
-    intention = growth_intended(source, wanted_recipe(source, None, ["model.layers.0.ffn.d_ff=131"]), GrowOptions())
-    carry_out(source, intention, tmp_path / "grown")
+    grow_run(run, tmp_path / "grown", overrides=["model.layers.0.ffn.d_ff=131"])
     before, after = (open_model(path, "cpu").model(TOKENS) for path in (run, tmp_path / "grown"))
     torch.testing.assert_close(before, after, rtol=1e-5, atol=1e-5)
 
