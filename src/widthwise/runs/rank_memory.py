@@ -58,8 +58,8 @@ class Layout:
     """Sequences of a step on one device."""
     micro_batch_size: int
     """Sequences of a forward pass."""
-    n_passes_each: int
-    """Passes over every sequence."""
+    n_passes: int
+    """Forward and backward passes of a device in a step."""
 
     @classmethod
     def of(cls, train: TrainConfig, n_devices: int) -> "Layout":
@@ -67,17 +67,14 @@ class Layout:
         if n_devices < 1:
             raise UserError(f"--devices: got {n_devices}; must be at least 1")
         batch_size = train.rows_of_process(n_devices)
-        return cls(n_devices, train.shards, batch_size, min(train.sequences_per_pass, batch_size), train.n_passes)
+        micro_batch_size = min(train.sequences_per_pass, batch_size)
+        n_passes = batch_size // micro_batch_size * train.n_passes
+        return cls(n_devices, train.shards, batch_size, micro_batch_size, n_passes)
 
     @property
     def n_replicas(self) -> int:
         """Copies of the model."""
         return self.n_devices // self.n_shards
-
-    @property
-    def n_passes(self) -> int:
-        """Forward and backward passes of a device in a step."""
-        return self.batch_size // self.micro_batch_size * self.n_passes_each
 
     @property
     def n_shards_in_node(self) -> int:
