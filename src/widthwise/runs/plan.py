@@ -66,11 +66,7 @@ class Planner:
         n_tokens = layout.batch_size * self.recipe.seq_len
         n_held = layout.n_shards * self._sharded.block_entries(layout.n_shards)
         deployment = Deployment(
-            n_devices=layout.n_devices,
-            n_shards=layout.n_shards,
-            batch_size=layout.batch_size,
-            micro_batch_size=layout.micro_batch_size,
-            n_passes=layout.n_passes,
+            **vars(layout),
             padding=n_held / self._sharded.n_params - 1,
             memory=memory,
             traffic=self._sharded.traffic(train, layout.n_devices),
