@@ -203,26 +203,17 @@ def plan(
     `widthwise plan --params 350M --device 24GB`
     """
     arguments = arguments or []
-    if arguments and not is_change(arguments[0]):
-        _plan_recipe(Path(arguments[0]), arguments[1:], variant, devices, wanted, as_json)
-    elif variant is not None:
-        raise UserError(f"--variant: got {variant!r}; needs a recipe")
-    else:
+    if not arguments or is_change(arguments[0]):
+        if variant is not None:
+            raise UserError(f"--variant: got {variant!r}; needs a recipe")
         _propose(arguments, devices, wanted, as_json)
-
-
-def _plan_recipe(
-    path: Path,
-    overrides: list[str],
-    variant: str | None,
-    devices: DeviceOptions,
-    wanted: ProposalOptions,
-    as_json: bool,
-) -> None:
+        return
     from widthwise.experiments.recipes import read_one
     from widthwise.recipe.design import is_quantity
     from widthwise.runs.plan import plan as plan_recipe
 
+    path = Path(arguments[0])
+    overrides = arguments[1:]
     if is_quantity(str(path)) and not recipe_path(str(path)).exists():
         raise UserError(f"{path}: no such recipe; for a model of this size, use --params {path}")
     device = None
@@ -238,11 +229,10 @@ def _plan_recipe(
         if value is not None:
             raise UserError(f"--{name.replace('_', '-')}: conflicts with a recipe; use one of them")
     recipe = read_one(path, overrides, variant)
-    plan = plan_recipe(recipe, devices.devices, device, devices.days)
-    show_plan(plan, as_json)
+    planned = plan_recipe(recipe, devices.devices, device, devices.days)
+    show_plan(planned, as_json)
     if not as_json:
-        options = [] if variant is None else ["--variant", variant]
-        _say_next(recipe, plan, path, overrides, options)
+        _say_next(recipe, planned, path, overrides, [] if variant is None else ["--variant", variant])
 
 
 def _propose(overrides: list[str], devices: DeviceOptions, wanted: ProposalOptions, as_json: bool) -> None:
@@ -263,14 +253,14 @@ def _propose(overrides: list[str], devices: DeviceOptions, wanted: ProposalOptio
     proposal = propose(Request(device, n_devices, devices.days, law, n_params), Family(overrides, shape, n_devices))
     if out is not None:
         write_atomic(out, dump_yaml(proposal.data))
-    plan = plan_recipe(proposal.recipe, devices.devices, device, devices.days)
+    planned = plan_recipe(proposal.recipe, devices.devices, device, devices.days)
     if as_json:
-        say_json({**plan.to_data(), "law": proposal.law, "recipe": proposal.data})
+        say_json({**planned.to_data(), "law": proposal.law, "recipe": proposal.data})
         return
     say(f"proposed: {proposal.law}")
-    show_plan(plan, as_json)
+    show_plan(planned, as_json)
     say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
-    _say_next(proposal.recipe, plan, out)
+    _say_next(proposal.recipe, planned, out)
 
 
 def _device(options: DeviceOptions) -> Device:
