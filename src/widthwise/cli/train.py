@@ -240,7 +240,7 @@ def _propose(overrides: list[str], devices: DeviceOptions, wanted: ProposalOptio
     from widthwise.recipe.design import Family, ShapeRequest, parse_quantity, shape_section
     from widthwise.runs.plan import LAW_TOKENS_PER_PARAM
     from widthwise.runs.plan import plan as plan_recipe
-    from widthwise.runs.proposal import Request, propose
+    from widthwise.runs.proposal import propose
 
     device = _device(devices)
     out = wanted.out
@@ -250,7 +250,7 @@ def _propose(overrides: list[str], devices: DeviceOptions, wanted: ProposalOptio
     n_params = None if wanted.params is None else parse_quantity(wanted.params, "--params")
     law = wanted.tokens_per_param or LAW_TOKENS_PER_PARAM
     n_devices = devices.devices[0]
-    proposal = propose(Request(device, n_devices, devices.days, law, n_params), Family(overrides, shape, n_devices))
+    proposal = propose(Family(overrides, shape, n_devices), device, n_devices, devices.days, law, n_params)
     if out is not None:
         write_atomic(out, dump_yaml(proposal.data))
     planned = plan_recipe(proposal.recipe, devices.devices, device, devices.days)
