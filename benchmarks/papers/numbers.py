@@ -22,7 +22,7 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number, finite
 from widthwise.records.scaling import LawName, ScalingLaws
-from widthwise.runs.rank_memory import Layout, ShardedModel
+from widthwise.runs.rank_memory import ShardedModel
 
 DIFFERENCE = "difference"
 DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
@@ -193,8 +193,8 @@ NORM_FLOPS = 4
 def _memory_gb(recipe: Recipe) -> float:
     """Return the peak memory of a GPU of a node in a step."""
     with warnings.catch_warnings(action="ignore"):  # a model that is only counted need not be a good one
-        sharded = ShardedModel.of(recipe)
-    return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, N_GPUS)).total_bytes / 1e9
+        sharded = ShardedModel(recipe)
+    return sharded.memory(recipe.train, N_GPUS).total_bytes / 1e9
 
 
 def _depth_connection_flops(recipe: Recipe) -> float:

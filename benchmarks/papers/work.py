@@ -37,8 +37,7 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import StoredRecord, finite
 from widthwise.records.scaling import ScalingLaws
-from widthwise.runs.analyse import N_TOKENS, analyse
-from widthwise.runs.analysed_text import held_out_text
+from widthwise.runs.analyse import N_TOKENS, analyse, held_out_text
 from widthwise.runs.environment import command_line
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.shape.template import ModelChange

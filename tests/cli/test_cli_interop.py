@@ -17,6 +17,7 @@ import yaml
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from widthwise.run_dir import RunDir
+from widthwise.runs.export import profile_words
 from widthwise.runs.open import open_model
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
@@ -237,6 +238,18 @@ def test_the_python_of_a_card_runs_as_it_stands(succeeds, recipe: Path, tmp_path
         done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("Once upon a time")
+
+
+def test_the_profile_of_the_widths_has_a_name() -> None:
+    for widths, words in (
+        ([48, 48, 48], "uniform in width"),
+        ([72, 48, 24, 24, 64], "x-shaped"),
+        ([24, 72, 72, 48], "diamond-shaped"),
+        ([24, 24, 40], "growing wider"),
+        ([40, 24], "narrowing"),
+        ([40, 24, 48, 16], "of several widths"),
+    ):
+        assert profile_words(widths).startswith(words)
 
 
 SETTINGS = {

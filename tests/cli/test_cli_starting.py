@@ -1,10 +1,13 @@
-"""What a new user meets first: `init`, bundled recipes by name, `schema`, `--version` and completion in a shell."""
+"""What a new user meets first: `init`, bundled recipes by name, `schema`, `--version`, completion in a shell, the page
+of `explore`; and Ctrl-C, which at any moment is one line and an exit code."""
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +99,44 @@ def test_a_shell_completes_verbs(tmp_path: Path) -> None:
         "shrink",
         "sweep",
     }
+
+
+def test_it_serves_until_ctrl_c_and_its_recipe_inspects_alike(recipe: Path, tmp_path: Path, answer) -> None:
+    command = [sys.executable, "-m", "widthwise", "explore", recipe, "train.steps=5", "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        url = re.match(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        query = "?shape=x&turn_width=0.5&d_model=48"
+        with urllib.request.urlopen(f"{url[0]}costs{query}", timeout=60) as reply:
+            found = json.load(reply)["inspection"]
+        with urllib.request.urlopen(f"{url[0]}recipe.yaml{query}", timeout=60) as reply:
+            (tmp_path / "explored.yaml").write_bytes(reply.read())
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert answer("inspect", tmp_path / "explored.yaml") == found
+
+
+SIGNAL_AT_IMPORT = """
+import runpy, signal, sys
+from importlib.abc import MetaPathFinder
+
+module, number = sys.argv[1:]
+
+class SignalAtImport(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            signal.raise_signal(int(number))
+
+sys.meta_path.insert(0, SignalAtImport())
+sys.argv[:] = ["widthwise", "resume", "absent"]
+runpy.run_module("widthwise", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("module", "number"), [("typer", signal.SIGINT), ("torch.nn", signal.SIGTERM)])
+def test_a_signal_during_an_import_is_one_line(module: str, number: int) -> None:
+    command = [sys.executable, "-c", SIGNAL_AT_IMPORT, module, str(number)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (128 + number, 1)
+    assert done.stderr.startswith("error: stopped by a signal")

@@ -151,13 +151,3 @@ def test_a_mistake_in_a_command_is_one_line_and_changes_nothing(group: str, worl
     for command, named in MISTAKES[group]:
         assert named in refused(*shlex.split(command))
         assert (command, files(world)) == (command, before)
-
-
-def test_files_that_hold_no_recipe(tmp_path: Path, refused) -> None:
-    path = tmp_path / "broken.yaml"
-    for text in ("", "- a\n- b\n", "model: [\n", "a: 1\na: 2\n", "3", "\t", "extends: missing.yaml", "&a [*a]"):
-        path.write_text(text)
-        refused("inspect", path)
-    path.write_bytes(bytes(range(128, 256)))
-    for named in (tmp_path, tmp_path / "absent.yaml", path):
-        assert str(named) in refused("inspect", named)

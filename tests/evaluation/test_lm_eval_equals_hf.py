@@ -16,10 +16,10 @@ from widthwise.config_io import parse
 from widthwise.data.json_tokenizer import train_bpe
 from widthwise.evaluation.local_tasks import local_task
 from widthwise.recipe.recipe import Recipe
+from widthwise.runs.evaluate import metrics_of
 from widthwise.runs.export import export_run
-from widthwise.runs.harness import metrics_of
 from widthwise.runs.open import open_model
-from widthwise.runs.scoring import ScoringOptions
+from widthwise.runs.scoring import EvaluationConfig
 from widthwise.runs.train import train
 
 pytest.importorskip("lm_eval", reason="needs the extra [eval]")
@@ -77,7 +77,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     run = trained_run(folder, MODELS[request.param])
     assert export_run(run, folder / "hf")["model_type"] == request.param
     theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=3)
-    return ScorerLM(open_model(run, "cpu").scorer(ScoringOptions(batch_size=4))), theirs
+    return ScorerLM(open_model(run, "cpu").scorer(EvaluationConfig(batch_size=4))), theirs
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tin
 from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TaskAnswers
+from widthwise.runs.evaluate import run_lm_eval
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
@@ -54,18 +54,17 @@ def test_choices_are_ranked_by_their_likelihood_and_by_that_per_character(tmp_pa
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """How it is asked, where it is installed."""
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing outside the folder of the test is written."""
     pytest.importorskip("lm_eval", reason="needs the extra [eval]")
     keep_harness_in(tmp_path, monkeypatch)
-    return import_module("widthwise.runs.harness")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_metrics_are_those_of_the_harness_for_the_same_file(form: str, tmp_path: Path, harness, float64) -> None:
+def test_metrics_are_those_of_the_harness_for_the_same_file(form: str, tmp_path: Path, harness: None, float64) -> None:
     path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])
     scorer = tiny_scorer(max_length=57)
-    theirs = harness.run_lm_eval(scorer, [str(path)])[0][form]
+    theirs = run_lm_eval(scorer, [str(path)])[0][form]
     ours = _scores(path, scorer).metrics
     shared = ours.keys() & theirs.keys()
     assert shared >= {"cloze": {"acc", "perplexity"}, "choices": {"acc", "acc_norm"}, "schema": {"acc"}}[form]

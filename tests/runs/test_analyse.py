@@ -12,11 +12,15 @@ from tiny_runs import Listener, tiny_recipe
 
 from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
-from widthwise.data.config import open_data
+from widthwise.data.config import DataConfig, open_data
+from widthwise.data.documents import Corpus, Document
+from widthwise.data.json_tokenizer import train_bpe
 from widthwise.data.loader import HeldOut
+from widthwise.data.shards import TokenFile
+from widthwise.data.tokenizer import ByteTokenizer, Tokenizer
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.reports.analysis_tables import findings
-from widthwise.runs.analyse import analyse
+from widthwise.runs.analyse import SPARE_TOKENS, analyse, cut_text, held_out_text, tokens_of_text
 from widthwise.runs.export import export_run
 from widthwise.runs.open import open_model
 
@@ -133,3 +137,41 @@ def test_mistakes_are_named(runs: Path, tmp_path: Path, monkeypatch: pytest.Monk
         (["x"], {"text": "short.txt"}, r"short.txt: holds \d+ tokens of x; must be at least seq_len \+ 1 = 18"),
     ):
         assert re.search(message, refusal(analyse, [runs / name for name in names], **options))
+
+
+TEXTS = ("naïve façade " * 7, "", "eight wide layers, one narrow\n" * 9, "never reached")
+
+
+def corpus(*texts: str) -> Corpus:
+    return Corpus("mine", lambda: (Document(str(i), text) for i, text in enumerate(texts)))
+
+
+def documents(tokens: TokenFile, tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.decode(tokens.document(i).tolist()) for i in range(tokens.n_documents)]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 97, 98, 10_000])
+def test_two_tokenizers_read_the_same_front_of_the_text(tmp_path: Path, n_tokens: int) -> None:
+    coarse, fine = train_bpe(iter(TEXTS), 270), ByteTokenizer()
+    path = tmp_path / "text.jsonl"
+    cut_text(corpus(*TEXTS), coarse, n_tokens, path)
+    own, other = tokens_of_text(path, coarse, tmp_path / "own"), tokens_of_text(path, fine, tmp_path / "other")
+    shown = documents(other, fine)
+    assert documents(own, coarse) == shown
+    assert "".join(TEXTS).startswith("".join(shown))
+    n_all = sum(len(coarse.encode(text)) + 1 for text in TEXTS)
+    assert min(n_tokens, n_all) <= own.n_tokens <= min(n_tokens + SPARE_TOKENS, n_all)
+    # Every document but the one that is cut ends with the end of text, which stands nowhere else.
+    *ended, last = [other.document(i).tolist() for i in range(other.n_documents)]
+    assert all(ids.index(fine.eos_id) == len(ids) - 1 for ids in ended)
+    assert (fine.eos_id in last) == (shown[-1] == TEXTS[len(ended)])
+    assert own.n_tokens < n_all or shown == list(TEXTS)
+
+
+def test_held_out_documents_become_the_tokens_they_were(tmp_path: Path) -> None:
+    data = open_data(DataConfig(corpus="synthetic", tokenizer="bpe-280"))
+    n_tokens = int(data.held_out.document_starts[3]) - SPARE_TOKENS
+    cut_text(held_out_text(data), data.tokenizer, n_tokens, tmp_path / "text.jsonl")
+    tokens = tokens_of_text(tmp_path / "text.jsonl", data.tokenizer, tmp_path / "own")
+    assert tokens.n_tokens >= n_tokens
+    assert tokens.tokens(0, n_tokens).tolist() == data.held_out.tokens(0, n_tokens).tolist()

@@ -1,9 +1,10 @@
-"""Runs evaluated: the held-out text as a validation sees it, other texts, tasks, what is written, and what flipped."""
+"""Runs and Hugging Face folders evaluated: the held-out text as a validation sees it, other texts, tasks."""
 
 import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,18 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import evaluation_differences
+from widthwise.evaluation.lm_eval_model import ScorerLM
+from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
+from widthwise.evaluation.scorer import Scorer
+from widthwise.interop.hf_import import WIDTHWISE, import_hf
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
-from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
-from widthwise.runs.open import HELD_OUT
+from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, run_lm_eval, save_evaluation
+from widthwise.runs.export import export_run
+from widthwise.runs.open import HELD_OUT, open_model
 from widthwise.runs.train import resume
+from widthwise.yaml_io import dump_yaml
 
 KINDS = {
     "experts and slots": (
@@ -97,9 +104,7 @@ def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path
     assert (refused.on, refused.metric, refused.value, refused.stderr) == ("questions", None, None, None)
 
 
-def test_tasks_of_the_harness_are_asked_of_it(runs: list[Path], questions: Path, tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("lm_eval")
-    keep_harness_in(tmp_path, monkeypatch)
+def test_tasks_of_the_harness_are_asked_of_it(harness: None, runs: list[Path], questions: Path) -> None:
     asked = _asked(tasks=[str(questions)], task_files=[str(questions)], limit=2)
     found, other = (evaluate_run(run, asked) for run in runs)
     ours, theirs = found.tasks["questions"].metrics, found.lm_eval["questions"]
@@ -164,3 +169,169 @@ def test_data_must_be_of_its_tokenizer_and_the_held_out_text_that_of_the_trainin
     message = "has not been trained yet; name a text with --text or --data"
     assert message in refusal(evaluate_run, run, _asked())
     assert evaluate_run(run, _asked(texts=[__file__], max_tokens=20)).texts[__file__].n_tokens == 20
+
+
+BPE = ("data.tokenizer=bpe-280", "model.vocab_size=280", "train.checkpoint_every=9")
+SHAPES = {
+    "llama": "model.shape={kind: explicit, widths: [16, 16, 16]}",
+    "widthwise": "model.shape={kind: explicit, widths: [24, 8, 24]}",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(trained) -> Path:
+    """A run and its export of each model_type."""
+    pytest.importorskip("transformers", reason="needs the extra [hf]")
+    for name, shape in SHAPES.items():
+        folder = trained(shape, *BPE, name=f"{name}-run").parent
+        assert export_run(folder / f"{name}-run", folder / name)["model_type"] == name
+    return folder
+
+
+def test_an_exported_folder_has_the_numbers_of_its_run(folder: Path, questions: Path) -> None:
+    for name in SHAPES:
+        data = str(open_data(saved_recipe(RunDir(folder / f"{name}-run")).data).path)
+        asked = {"texts": [__file__], "data": [data], "max_tokens": 400, "task_files": [str(questions)]}
+        config = parse(EvaluationConfig, {**asked, "max_length": 17})
+        evaluations = (evaluate_run(folder / each, config) for each in (f"{name}-run", name))
+        expected, found = (
+            {(on, metric): score.value for on, scores in each.scores.items() for metric, score in scores.items()}
+            for each in evaluations
+        )
+        assert {(__file__, "token_perplexity"), ("questions", "acc")} <= expected.keys()
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_transformers_runs_does_not_write_texts(folder: Path) -> None:
+    pytest.importorskip("lm_eval", reason="needs the extra [eval]")
+    from lm_eval.api.instance import Instance
+
+    def asked(name: str) -> list[str]:
+        scorer = open_model(folder / name).scorer(EvaluationConfig(max_length=17))
+        request = Instance("generate_until", {}, ("one", {"until": ["\n"], "max_gen_toks": 3}), 0)
+        return ScorerLM(scorer).generate_until([request], disable_tqdm=True)
+
+    assert asked("widthwise") == asked("widthwise-run")
+    assert refusal(asked, "llama").startswith("a llama of transformers does not write texts here, only scores them; ")
+
+
+def test_what_cannot_be_evaluated_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(folder / "llama", tmp_path / "llama")
+    said = json.loads((path / "config.json").read_text())
+    for change, options, message in (
+        ({}, {}, "llama: a Hugging Face folder has no held-out text; name a text with --text or --data"),
+        ({}, {"max_length": 65}, "max_length: got 65; the model reads no more than 17 tokens"),
+        ({"num_attention_heads": 0}, {"texts": [__file__]}, "transformers cannot load it"),
+        ({"text_config": {"_attn_implementation": "a/b"}}, {"texts": [__file__]}, "_attn_implementation: is not read"),
+        ({"model_type": WIDTHWISE.model_type}, {"texts": [__file__]}, "config.json"),
+    ):
+        (path / "config.json").write_text(json.dumps({**said, **change}))
+        assert message in refusal(evaluate_run, path, parse(EvaluationConfig, options))
+
+
+HUGE = 10**9
+FILES = {
+    "model.safetensors.index.json": [
+        ({"weight_map": {"a": "/other/place/x.safetensors"}}, "a .safetensors file of the same folder"),
+        ({"weight_map": {"a": "../x.safetensors"}}, "a .safetensors file of the same folder"),
+        ({"weight_map": {"a": "model.safetensors"}}, "holds weights in model.safetensors and in the files of"),
+    ],
+    "adapter_config.json": [({"base_model_name_or_path": "/other/place"}, "holds an adapter (adapter_config.json)")],
+    "config.json": [
+        ({"num_labels": HUGE}, "num_labels: got 1000000000; allowed"),
+        ({"text_config": {"num_local_experts": HUGE}}, "num_local_experts: got 1000000000; allowed"),
+    ],
+}
+BY_TRANSFORMERS = [
+    ({"transformers_weights": "other.safetensors"}, "transformers_weights: is not read"),
+    ({"configuration_files": ["config.4.0.0.json"]}, "configuration_files: is not read"),
+    ({"vocab_size": 2 * 10**7}, "weights; the files hold only"),
+    ({"max_position_embeddings": 2**25}, "max_position_embeddings: got 33554432"),
+]
+"""Changes of config.json that only concern transformers, as `import` reads none of this or compares every shape."""
+
+
+@pytest.mark.parametrize("reader", [import_hf, open_model])
+def test_no_file_leads_elsewhere_or_takes_all_memory(folder: Path, tmp_path: Path, reader: Any) -> None:
+    """Whoever reads the folder; nothing is left to transformers."""
+    path = shutil.copytree(folder / "llama", tmp_path / "llama")
+    config = json.loads((path / "config.json").read_text())
+    cases = FILES | ({} if reader is import_hf else {"config.json": FILES["config.json"] + BY_TRANSFORMERS})
+    for name, changes in cases.items():
+        for change, message in changes:
+            (path / name).write_text(json.dumps({**config, **change} if name == "config.json" else change))
+            assert message in refusal(reader, path)
+        (path / name).unlink()
+    (path / "config.json").write_text(json.dumps(config))
+    for name in ("generation_config.json", "model-2.safetensors"):
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to("/dev/zero")
+        assert f"{name}: is not a plain file" in refusal(reader, path)
+        (path / name).unlink()
+
+
+ROWS = [
+    {"query": "The gate", "choices": ["is open", "sings"], "gold": 0},
+    {"query": "a", "choices": ["b", "cd"], "gold": 1},
+]
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing outside the folder of the test is written."""
+    pytest.importorskip("lm_eval", reason="needs the extra [eval]")
+    keep_harness_in(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def few_tasks(harness: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The harness reads its thousands of tasks for seconds."""
+    from lm_eval import tasks
+
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "arc_easy.yaml").write_text(
+        "task: arc_easy\ndataset_path: allenai/ai2_arc\noutput_type: multiple_choice\ntest_split: test\n"
+        "doc_to_text: q\ndoc_to_choice: c\ndoc_to_target: t\n"
+    )
+    whole = tasks.TaskManager.__init__
+
+    def few(self: Any, include_path: Any = None, include_defaults: bool = True, **options: Any) -> None:
+        whole(self, include_path=include_path or folder, include_defaults=False, **options)
+
+    monkeypatch.setattr(tasks.TaskManager, "__init__", few)
+
+
+def scorer(run: Path) -> Scorer:
+    trained = open_model(run)
+    return Scorer(trained.model, trained.tokenizer, trained.recipe.seq_len)
+
+
+def test_a_group_has_the_items_of_its_tasks(finished: Path, few_tasks: None, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    for name, rows in (("one", ROWS), ("two", ROWS[:1])):
+        config = local_task(write_lines(tmp_path / f"{name}.jsonl", rows))
+        (folder / f"{name}.yaml").write_text(dump_yaml(config))
+    by_size = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
+    (folder / "inner.yaml").write_text(f"group: inner\ntask: [two]\n{by_size}\n")
+    (folder / "outer.yaml").write_text(f"group: outer\ntask: [one, inner]\n{by_size}\n")
+    metrics, found = run_lm_eval(scorer(finished), ["outer"])
+    items = {name: each.items for name, each in found.items()}
+    assert items["one"].keys() == {"acc", "acc_norm"}
+    assert items["inner"] == {"acc": items["two"]["acc"]}
+    assert items["outer"] == {"acc": items["one"]["acc"] + items["two"]["acc"]}
+    assert sum(items["outer"]["acc"]) / 3 == pytest.approx(metrics["outer"]["acc"].value)
+    _, again = run_lm_eval(scorer(finished), ["outer"], limit=1)
+    assert again["outer"].fingerprint != found["outer"].fingerprint
+    assert again["two"].fingerprint == found["two"].fingerprint
+
+
+def test_a_perplexity_is_paired_by_the_loss_of_every_answer(harness: None, finished: Path, tmp_path: Path) -> None:
+    rows = [{"context": "one two", "continuation": "three"}, {"context": "a b c", "continuation": "de"}]
+    path = write_lines(tmp_path / "cloze.jsonl", rows)
+    task = load_task(path)
+    found = run_lm_eval(scorer(finished), [str(path)])[1]["cloze"].items
+    expected = score_task(scorer(finished), encode_task(scorer(finished), task)).items
+    assert found["nats"] == pytest.approx(expected["nats"], rel=1e-5)
+    assert found["acc"] == expected["acc"]

@@ -13,8 +13,7 @@ from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
-from widthwise.runs.conversion import carry_out
-from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, grow_run, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
@@ -35,8 +34,7 @@ def source(finished: Path, tmp_path: Path) -> RunCheckpoint:
 
 
 def grown(source: RunCheckpoint, out: Path, *overrides: str, **options: Any) -> dict[str, Any]:
-    intention = growth_intended(source, wanted_recipe(source, None, overrides), GrowOptions(**options))
-    return carry_out(source, intention, out)
+    return grow_run(source.run.path, out, overrides=overrides, options=GrowOptions(**options))
 
 
 def state_json(path: Path) -> dict[str, Any]:

@@ -20,11 +20,10 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint, build
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.shards import sharded_units
-from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.cost import RankMemory
-from widthwise.runs.rank_memory import Layout, ShardedModel
+from widthwise.runs.rank_memory import ShardedModel
 from widthwise.runs.save import write_first
 from widthwise.training.growth_step import FrozenEntries
 from widthwise.training.teacher import LoadedTeacher
@@ -48,8 +47,7 @@ STEPS = [
     (6, 6, "fp32", 1, ("train.distill.weight=1", "model.d_model=32", "model.shape={kind: uniform}")),
 ]
 """Devices, shards, precision, passes of a step, changes to the recipe; some have a teacher."""
-ADAMW = AdamWConfig(lr=0.1)
-MUON = MuonConfig(lr=0.1, adamw=ADAMW)
+OPTIMIZERS = ("{kind: adamw, lr: 0.1}", "{kind: muon, lr: 0.1, adamw: {lr: 0.1}}")
 
 
 class Real(NamedTuple):
@@ -63,10 +61,8 @@ class Real(NamedTuple):
 
 def memory_of(recipe: Recipe, config: ModelConfig | None = None, n_devices: int = 1) -> RankMemory:
     """What a process is said to need, on the CPU, whose loss works in smaller chunks than a GPU's."""
-    model = ShardedModel.of(recipe, "cpu")
-    if config is not None:
-        model = ShardedModel(blueprint(config), recipe.optimizer, "cpu", recipe.data)
-    return model.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, n_devices))
+    model = None if config is None else blueprint(config)
+    return ShardedModel(recipe, "cpu", model).memory(recipe.train, n_devices)
 
 
 def taught_by(teacher: Path, *changes: str) -> Recipe:
@@ -117,8 +113,9 @@ def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_sh
 @in_turn(("n_shards", [1, 2, 3]), ("case", CASES))
 def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> None:
     n_devices = N_RANKS if n_shards == 1 else n_shards
-    model = ShardedModel(blueprint(CASES[case]), MUON if case == "muon" else ADAMW, "cpu")
-    traffic = model.traffic(Layout(n_devices, n_shards, 4, 2, 1))
+    sizes = (f"train.batch_size={4 * n_devices}", "train.micro_batch_size=2", f"train.shards={n_shards}")
+    recipe = tiny_recipe(*sizes, f"optimizer={OPTIMIZERS[case == 'muon']}")
+    traffic = ShardedModel(recipe, "cpu", blueprint(CASES[case])).traffic(recipe.train, n_devices)
     for rank in range(n_devices):
         given = Counter(real.ranks[rank][case][str(n_shards)]["n_bytes"])
         if n_shards > 1:
@@ -170,7 +167,7 @@ def test_a_taught_step_needs_nearly_the_memory_that_was_said(tmp_path: Path, nam
     assert 0.85 < live.peak_bytes / said.total_bytes < 1.05, said
 
 
-@pytest.mark.parametrize("optimizer", ["{kind: adamw, lr: 0.1}", "{kind: muon, lr: 0.1, adamw: {lr: 0.1}}"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_optimizer_keeps_what_was_said(optimizer: str) -> None:
     recipe = tiny_recipe(f"optimizer={optimizer}")
     model = blueprint(recipe.explicit_model)

@@ -1,4 +1,4 @@
-"""A model of one's own loop as a run, and what the verbs do with it."""
+"""A model of one's own loop as a run, what the verbs do with it, and a run as a model to use."""
 
 import re
 from pathlib import Path
@@ -6,21 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 from boxes import refusal
-from tiny_runs import tiny_recipe
+from tiny_runs import tiny_recipe, unfinished_copy
 
 from widthwise.data.config import open_data
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.models import build
+from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
-from widthwise.runs.conversion import carry_out
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.export import export_run
-from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.grow import grow_run
 from widthwise.runs.listing import listed_run
 from widthwise.runs.open import open_model
 from widthwise.runs.save import import_run, save_run
 from widthwise.runs.train import resume
-from widthwise.runs.trained import RunCheckpoint
 
 TEXT = "A river is wider where it is slow.\n" * 40
 TOKENS = torch.arange(3, 14)[None]
@@ -54,9 +53,7 @@ def test_every_verb_works_on_it(model: Decoder, tmp_path: Path) -> None:
     assert analyse(run, text=text, n_tokens=170).models[0].name == "run"
     assert export_run(run, tmp_path / "hf")["model_type"] == "llama"
 
-    source = RunCheckpoint.of(run)
-    intention = growth_intended(source, wanted_recipe(source, None, ["model.layers.0.ffn.d_ff=131"]), GrowOptions())
-    carry_out(source, intention, tmp_path / "grown")
+    grow_run(run, tmp_path / "grown", overrides=["model.layers.0.ffn.d_ff=131"])
     before, after = (open_model(path, "cpu").model(TOKENS) for path in (run, tmp_path / "grown"))
     torch.testing.assert_close(before, after, rtol=1e-5, atol=1e-5)
 
@@ -86,3 +83,24 @@ def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, model: De
     assert not run.exists()
     save_run(model, "bytes", run)
     assert "run" in refusal(save_run, model, "bytes", run)
+
+
+def test_model_and_tokenizer_come_from_the_run_alone(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIDTHWISE_CACHE", "/nonexistent")
+    trained = open_model(finished)
+    assert trained.step == 9
+    assert trained.tokenizer.decode(trained.tokenizer.encode("naïve\n")) == "naïve\n"
+    assert trained.tokenizer.id == RunDir(finished).environment()["data"]["tokenizer"]["id"]
+    logits = trained.model(torch.tensor([trained.tokenizer.encode("width")]))
+    assert logits.shape == (1, 5, 257)
+    assert logits.isfinite().all()
+
+
+def test_a_step_of_which_nothing_is_kept_is_refused_and_a_damaged_one_not_replaced(finished: Path, tmp_path) -> None:
+    run = unfinished_copy(finished, tmp_path / "run", 3)
+    assert refusal(open_model, run, step=6).endswith("checkpoints: step: got 6; there are checkpoints of: 1, 2, 3")
+    (run / "checkpoints/step_00000003/model.safetensors").write_bytes(b"torn")
+    found = open_model(run)
+    assert (found.step, [each.path.name for each in found.damages]) == (2, ["step_00000003"])
+    message = "checkpoint step_00000003 is damaged (model.safetensors has 4 bytes"
+    assert message in refusal(open_model, run, step=3)

@@ -13,7 +13,8 @@ from one_step import BATCH, CPU, INPUTS, TARGETS, UNCLIPPED
 from tiny_runs import resumed_alike, step_config, tiny_recipe, unfinished_copy
 from torch import Tensor
 
-from widthwise.data.loader import NO_BOUNDARIES, Boundaries
+from widthwise.data.config import open_data
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries, Loader
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.model.compiling import compile_layers
@@ -22,13 +23,11 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.objective import DistillConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.conversion import batches_from
 from widthwise.runs.open import open_model
 from widthwise.runs.plan import plan
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume, train
 from widthwise.training.objective import Objective
-from widthwise.training.observer import SilentObserver
 from widthwise.training.teacher import LoadedTeacher, Origin
 from widthwise.training.train_state import StepOutcome
 
@@ -181,7 +180,9 @@ def states_to_learn(run: Path, tokens: Tensor = BATCH) -> list[Tensor]:
 
 
 def distance_on_its_text(run: Path) -> float:
-    (batch,) = batches_from(saved_recipe(RunDir(run)), 0, 1, SilentObserver())
+    recipe = saved_recipe(RunDir(run))
+    sizes = {"seq_len": recipe.seq_len, "batch_size": recipe.train.batch_size}
+    batch = Loader(open_data(recipe.data).train, **sizes, seed=recipe.train.seed).batch(0)
     pairs = zip(states_of(run, batch), states_to_learn(run, batch), strict=True)
     return sum(float(relative_distance(*pair)) for pair in pairs)
 

@@ -15,8 +15,7 @@ from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.conversion import carry_out
-from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, carry_out, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.growth_step import FrozenEntries

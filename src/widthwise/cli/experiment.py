@@ -1,29 +1,40 @@
-"""Verbs that train many runs and compare them, `compare` and `family`; options, planned work and results that other
-verbs share."""
+"""Verbs that train many runs and compare them, `compare`, `sweep`, `search` and `family`, and scaling laws, `fit`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import PositiveInt
 
 from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds, is_change
-from widthwise.cli.progress import TrackerName, training_progress
-from widthwise.cli.terminal import say_result
+from widthwise.cli.progress import TrackerName, shown_progress, training_progress
+from widthwise.cli.terminal import progress_console, say, say_json, say_result, say_tables
 from widthwise.config_io import Config
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.records.quantities import QUANTITY
-from widthwise.reports.formats import clean, duration, shown, signed
+from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
+from widthwise.reports.formats import TIMES, clean, duration, fixed, hidden_widths, shown, si, signed
 from widthwise.reports.main_table import comparison_table
 from widthwise.reports.table import Table
 from widthwise.runs.environment import command_line
+from widthwise.shape.search_space import SearchSpace
 from widthwise.training.launch import is_silent
+from widthwise.yaml_io import recipe_name
 
 if TYPE_CHECKING:
     from widthwise.experiments.plan import Plan
 
 WORKERS = "Workers"
 WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
+SIZES = {
+    "n_\nlayers": lambda row: str(row["n_layers"]),
+    "d_\nmodel": lambda row: str(row["d_model"]),
+    "FFN\nhidden": lambda row: hidden_widths([row["d_hidden"]] * row["n_blocks"]),
+    "heads": lambda row: f"{row['n_heads']}{TIMES}{row['head_dim']}",
+    "d/L": lambda row: fixed(row["aspect"], 0),
+    "ratio": lambda row: fixed(row["ratio"], 3),
+}
+"""Title -> function that returns the cell of a candidate."""
 
 
 class TrainingOptions(Config):
@@ -102,6 +113,110 @@ def compare(
         run_and_report(plan, options.out or Path("runs") / plan.title, as_json, training, not training.worker)
 
 
+class SweepOptions(ExperimentOptions):
+    """Options that replace settings of a sweep's recipe."""
+
+    over: tuple[str, ...] = ()
+    """optimizer.lr=0.002,0.004, or a range to search: 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'."""
+
+
+class SamplerOptions(Config):
+    """A search that chooses points, instead of a grid."""
+
+    sampler: Literal["grid", "tpe", "random"] | None = None
+    """Sampler of the points; default: grid, or tpe with --trials."""
+    trials: PositiveInt | None = None
+    """Points of a search, without the baseline."""
+
+
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="Recipe with a sweep section, or any recipe with --over.")],
+    options: SweepOptions,
+    search: Annotated[SamplerOptions, "A search"],
+    training: Annotated[WorkerOptions, WORKERS],
+    overrides: Changes = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train every combination of values, or the points of a sampler, with several seeds, and rank the points.
+
+    Changes apply to the recipe, and so to every point.
+
+    The same command continues an interrupted sweep; several processes of the command, on machines that share the
+    folder, divide the runs. Failed points are recorded with the reason.
+
+    Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
+    optimizer.lr=0.002,0.004`
+    """
+    from widthwise.experiments.sweep import read_axes, read_sweep
+
+    is_grid = search.sampler == "grid"
+    chosen = {"sampler": None if is_grid else search.sampler, "n_trials": search.trials}
+    changes: dict[str, Any] = {
+        "over": read_axes(options.over),
+        "seeds": [*options.seeds],
+        "match": options.match,
+        "adjust": options.adjust,
+        "search": {key: value for key, value in chosen.items() if value is not None},
+    }
+    changes = {key: value for key, value in changes.items() if value} | ({"search": None} if is_grid else {})
+    plan = read_sweep(recipe, overrides or (), changes)
+    if options.dry_run:
+        show_workload(plan, as_json)
+        return
+    from widthwise.reports.writing import check_kind  # imports torch, which a dry run does not need
+
+    folder = options.out or Path("runs") / plan.title
+    check_kind(folder, Outcome.file_name)  # unlike a comparison, a sweep must not share the folder of a run
+    run_and_report(plan, folder, as_json, training, not training.worker)
+
+
+class SearchOptions(Config):
+    """Numbers of shapes to show, write and train."""
+
+    top: PositiveInt = 20
+    """Number of shapes to show and write."""
+    out: Path | None = None
+    """Folder for search.json and recipes that extend the base."""
+    train: PositiveInt | None = None
+    """Train this many of the first and compare them with the base, in --out."""
+    seeds: Seeds = ()
+    """Seed for --train, repeat for several; default: 1, 2 and 3."""
+
+
+def search(
+    base: Annotated[Path, typer.Argument(help="Recipe of the baseline, whose model sets the budget.")],
+    space: Annotated[SearchSpace, "What to search"],
+    options: SearchOptions,
+    training: Annotated[TrainingOptions, WORKERS],
+    overrides: Changes = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
+
+    Costs do not determine the loss: `--train 3 train.steps=500` shows which of the first three is worth its cost, and
+    `--per n_blocks,ratio --train 20` shows the loss over the ratio. Changes apply to the base and to all recipes; with
+    --train, --json prints the comparison.
+
+    Example: `widthwise search conventional_113m --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
+    """
+    from widthwise.experiments.compare import plan_of_search
+    from widthwise.recipe.design import search_recipe, write_search
+
+    result = search_recipe(base, overrides or (), space)
+    n_trained = options.train or 0
+    summary = result.summary(max(options.top, n_trained))
+    folder = options.out or Path("runs") / f"{recipe_name(base)}-search"
+    recipes = write_search(base, overrides or (), summary, folder) if options.out or n_trained else []
+    if not as_json:
+        say_tables(_search_table(summary, recipe_name(base)))
+        if recipes:
+            say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
+    elif not n_trained:
+        say_json(summary)
+    if n_trained:
+        run_and_report(plan_of_search(summary, recipes[: 1 + n_trained], options.seeds), folder, as_json, training)
+
+
 class FamilyOptions(Config):
     """The options of a family."""
 
@@ -139,6 +254,61 @@ def family(
     parents = [RunCheckpoint.of(parent) for parent in (run, *options.also)]
     plan = plan_family(parents, options.to, overrides or (), options.alone)
     run_and_report(plan, folder, as_json, training)
+
+
+class FitOptions(Config):
+    """The axes, groups, law and folder of a fit."""
+
+    x: str = "training_flops"
+    """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
+    x2: str | None = None
+    """Second variable for --law chinchilla, such as tokens with --x params."""
+    y: str = "val_loss"
+    """val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column."""
+    group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
+    """One curve for each value of this column or recipe key."""
+    baseline: str | None = None
+    """Group with which the rest are compared; default: the baseline of the comparisons."""
+    law: str | None = None
+    """power, power_irreducible or log_linear; default: the law that predicts left-out points best. Or parabola, one for
+    each compute budget of --group (isoFLOP), or chinchilla, with two variables."""
+    out: Path | None = None
+    """Folder; default: runs/fit-NAMES-Y-X."""
+
+
+def fit(
+    paths: Annotated[list[Path], typer.Argument(help="Comparisons, sweeps, runs, or your own .csv tables.")],
+    options: FitOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit the loss as a function of compute, parameters or width, with intervals, and the savings at equal loss.
+
+    Example: `widthwise fit runs/ladder_small --x training_flops --y val_loss --baseline uniform`
+    """
+    from widthwise.experiments.fitting import fit_groups
+    from widthwise.experiments.scaling_points import Axes, gather
+    from widthwise.reports.scaling import law_tables, saving_table, scaling_answer
+    from widthwise.reports.writing import check_kind, write_report
+
+    title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
+    folder = options.out or Path("runs") / f"fit-{title}-{options.y}-{options.x}"
+    check_kind(folder, "scaling.json")
+    if options.baseline and options.law in ("parabola", "chinchilla"):
+        raise UserError(f"--baseline: got {options.baseline}; --law {options.law} computes no savings over one")
+    axes = Axes(options.x, options.y, options.group_by, options.x2)
+    gathered = gather(paths, axes, options.baseline)
+    with shown_progress(progress_console()) as observer:
+        scaling = fit_groups(gathered, title, command_line(), options.law, observer)
+    files = [scaling.write(folder), *reversed(write_report([folder]))]
+    laws = [(group.name, kind, law) for group in scaling.groups for kind, law in group.fits.items()]
+    doubts = [f"{name}: {kind}: {law.reason}." for name, kind, law in laws if law.reason]
+    say_result(
+        scaling,
+        as_json,
+        [*scaling_answer(scaling), *doubts],
+        [*law_tables(scaling), saving_table(scaling)],
+        files,
+    )
 
 
 def run_and_report(
@@ -198,3 +368,32 @@ def show_workload(plan: "Plan", as_json: bool) -> None:
             cells.append("" if point["miss"] is None else f"{signed(100 * point['miss'], 3)}%")
     table = Table(clean(plan.title), header, rows, note="\n".join(notes))
     say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])
+
+
+def _search_table(summary: dict[str, Any], base: str) -> Table:
+    """Return the baseline, then the candidates of a `SearchResult.summary`, with the Pareto front marked."""
+    n_shown = len(summary["candidates"])
+    title = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%: "
+    title += f"{summary['n_found']:,} found"
+    if summary["per"]:
+        title += f", the best of each {' and '.join(summary['per'])}: {summary['n_kept']}"
+    if n_shown < summary["n_kept"]:
+        title += f", the first {n_shown}"
+    rows = []
+    for row in (summary["baseline"], *summary["candidates"]):
+        if row is summary["baseline"]:
+            cells = ["base", *[""] * len(SIZES), ""]
+        else:
+            mark = "*" if row["is_pareto"] else ""
+            cells = [mark, *(read(row) for read in SIZES.values()), f"{signed(100 * row['miss'], 2)}%"]
+        costs = [shown(row[cost.name], cost) for cost in SHAPE_COSTS]
+        share = fixed(row["attention_params"] / row["layer_params"], 2)
+        rows.append([*cells, share, *costs, str(row["n_residual_additions"])])
+    return Table(
+        title,
+        ["", *SIZES, "miss", "att.\nshare", *(cost.brief_title for cost in SHAPE_COSTS), "res.\nadds"],
+        rows,
+        note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"
+        f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",
+        n_essential=len(SIZES) + 3,
+    )

@@ -15,8 +15,7 @@ from widthwise.recipe.schedule import FlopBudget
 from widthwise.records.outcome import SIZE, Alone, Family, FamilyControl, FamilyMember, OpenPoint, Outcome, Variant
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
-from widthwise.runs.conversion import Intention, carry_out
-from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, Intention, carry_out, growth_intended, wanted_recipe
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.state import inherited
 from widthwise.yaml_io import recipe_name

@@ -14,7 +14,6 @@ from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
 from widthwise.experiments.sweep import Search
 from widthwise.mistakes import UserError
-from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant
 from widthwise.records.outcome import Study as StudyRecord
@@ -45,7 +44,7 @@ class SweepResults(Results[S]):
         reason = stop_message(previous)
         if reason is None:
             return True
-        previous.check_recipe(to_yaml(run.recipe.resolved()), to_yaml(saved_recipe(previous)))
+        previous.check_recipe(to_yaml(run.recipe.resolved()))
         self._fail(run.point, f"{run.path}: {reason}", is_final=True)
         return False
 

@@ -1,11 +1,16 @@
-"""Statistics of the activations of trained models over one text: the content of analysis.json."""
+"""Statistics of the activations of trained models over one text: the content of analysis.json.
 
+All models read the same text, each with its tokenizer.
+"""
+
+import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,14 @@ from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import mistakes_of, refusing
 from widthwise.data.config import open_data
-from widthwise.data.documents import Corpus
+from widthwise.data.documents import Corpus, Document
 from widthwise.data.loader import HeldOut, TokenisedText
+from widthwise.data.mixture import MixedData, OpenedData
+from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
-from widthwise.files import listed
+from widthwise.data.shards import TokenFile, write_tokens
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.files import listed, reading, writing
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
@@ -24,7 +33,6 @@ from widthwise.model.eval_mode import repeatable
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.run_dir import RunDir
-from widthwise.runs.analysed_text import Excerpt, excerpt, held_out_text
 from widthwise.runs.environment import command_line, shown_path
 from widthwise.runs.open import NOT_LOADED, Model, check_model, is_run, open_model
 from widthwise.runs.result import model_analyses
@@ -37,6 +45,9 @@ TOKENS_AT_ONCE = 4096
 """Tokens per forward pass, if the user does not give the number of windows."""
 N_IN_TITLE = 3
 """Largest number of models that the title names."""
+SPARE_TOKENS = 16
+TORN = "\N{REPLACEMENT CHARACTER}"
+"""The replacement character, to which a tokenizer decodes part of a character."""
 
 
 def analyse(
@@ -77,21 +88,43 @@ def analyse(
         corpus = held_out_text(open_data(saved_recipe(RunDir(first)).data, observer.preparing))
     else:
         raise UserError(f"{first}: a Hugging Face folder has no held-out text; name a text with --text")
-    models = []
-    reading = None
+    models: list[AnalysedModel] = []
+    tokens_of: dict[str, TokenFile] = {}  # by tokenizer
     with tempfile.TemporaryDirectory() as folder:
+        beginning = Path(folder) / "text.jsonl"
         for name, (path, saved, run) in checkpoints.items():
             model = open_model(path, step=saved, attention="sdpa")
-            reading = reading or _Reading.begin(Path(folder), corpus, model, n_tokens, seq_len, batch_size)
-            models.append(_analysed(name, run, model, reading.held_out(name, model), options, observer))
+            tokenizer = model.tokenizer
+            if not models:
+                seq_len = seq_len or model.seq_len
+                if n_tokens < seq_len:
+                    raise UserError(f"tokens: got {n_tokens}; must be at least one window, seq_len = {seq_len}")
+                cut_text(corpus, tokenizer, n_tokens, beginning)
+            assert seq_len is not None
+            if model.n_positions is not None and seq_len > model.n_positions:
+                raise UserError(f"seq_len: got {seq_len}; {name} was made for at most {model.n_positions} tokens")
+            if tokenizer.id not in tokens_of:
+                tokens_of[tokenizer.id] = tokens_of_text(beginning, tokenizer, Path(folder) / str(len(tokens_of)))
+            tokens = tokens_of[tokenizer.id]
+            if tokens.n_tokens <= seq_len:
+                raise UserError(
+                    f"{corpus.name}: holds {tokens.n_tokens} tokens of {name}; must be at least seq_len + 1 = "
+                    f"{seq_len + 1}"
+                )
+            # Models with the tokenizer of the first read exactly the same windows.
+            max_tokens = n_tokens if tokenizer.id == next(iter(tokens_of)) else None
+            text_windows = TokenisedText(tokens, tokenizer)
+            n_rows = batch_size or max(1, TOKENS_AT_ONCE // seq_len)
+            held_out = HeldOut(text_windows, seq_len, n_rows, max_tokens, "fp32")
+            models.append(_analysed(name, run, model, held_out, options, observer))
             del model  # before the next is loaded
-    assert reading is not None
+    assert seq_len is not None
     names = list(paths)
     return Analysis(
         title="-vs-".join(names if len(names) <= N_IN_TITLE else [names[0], f"{len(names) - 1}-others"]),
         command=command_line(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        text=AnalysedText(source=corpus.name, seq_len=reading.seq_len, n_tokens=models[0].n_tokens),
+        text=AnalysedText(source=corpus.name, seq_len=seq_len, n_tokens=models[0].n_tokens),
         thresholds=options.thresholds,
         utilisation_threshold=options.utilisation_threshold,
         models=models,
@@ -101,46 +134,6 @@ def analyse(
 def write_analysis(analysis: Analysis, folder: Path | str) -> Path:
     """Write `folder/analysis.json`. Raises UserError if it cannot be written."""
     return analysis.write(Path(folder))
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """The text and its division into windows."""
-
-    folder: Path
-    excerpt: Excerpt
-    tokenizer_id: str
-    """Tokenizer of the first model; models with the same tokenizer read exactly the same windows."""
-    n_tokens: int
-    """Number of targets with that tokenizer."""
-    seq_len: int
-    batch_size: int
-
-    @classmethod
-    def begin(
-        cls, folder: Path, corpus: Corpus, first: Model, n_tokens: int, seq_len: int | None, batch_size: int | None
-    ) -> "_Reading":
-        """Cut the text to the part that the first model reads. Raises UserError if it is shorter than one window."""
-        seq_len = seq_len or first.seq_len
-        if n_tokens < seq_len:
-            raise UserError(f"tokens: got {n_tokens}; must be at least one window, seq_len = {seq_len}")
-        cut = excerpt(corpus, first.tokenizer, n_tokens, folder / "text.jsonl")
-        batch_size = batch_size or max(1, TOKENS_AT_ONCE // seq_len)
-        return cls(folder, cut, first.tokenizer.id, n_tokens, seq_len, batch_size)
-
-    def held_out(self, name: str, model: Model) -> HeldOut:
-        """Return the text for a model. Raises UserError if its window is too short, or the text shorter than one."""
-        if model.n_positions is not None and self.seq_len > model.n_positions:
-            raise UserError(f"seq_len: got {self.seq_len}; {name} was made for at most {model.n_positions} tokens")
-        tokens = self.excerpt.tokens(model.tokenizer, Path(tempfile.mkdtemp(dir=self.folder)) / "text")
-        if tokens.n_tokens <= self.seq_len:
-            raise UserError(
-                f"{self.excerpt.source}: holds {tokens.n_tokens} tokens of {name}; "
-                f"must be at least seq_len + 1 = {self.seq_len + 1}"
-            )
-        text = TokenisedText(tokens, model.tokenizer)
-        max_tokens = self.n_tokens if model.tokenizer.id == self.tokenizer_id else None
-        return HeldOut(text, self.seq_len, self.batch_size, max_tokens, "fp32")
 
 
 def _analysed(
@@ -189,3 +182,68 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     while len({path.parts[-n_parts:] for path in resolved}) < len(resolved):
         n_parts += 1
     return {"/".join(whole.parts[-n_parts:]): path for whole, path in zip(resolved, paths)}
+
+
+def held_out_text(data: OpenedData) -> Corpus:
+    """Return the held-out documents of prepared data, decoded from their tokens.
+
+    Documents of a mixture come in the proportions of its tokens, as closely as whole documents can, and end when the
+    next source has no document left.
+    """
+    if isinstance(data, MixedData):
+        names = ", ".join(source.manifest.corpus.name for source in data.sources.values())
+        return Corpus(f"held-out documents of {names}", partial(_mixed_documents, data))
+    return Corpus(f"held-out documents of {data.manifest.corpus.name}", partial(_held_out_documents, data))
+
+
+def _held_out_documents(data: PreparedData) -> Iterator[Document]:
+    tokenizer = data.tokenizer
+    for index in range(data.held_out.n_documents):
+        ids = data.held_out.document(index).tolist()
+        yield Document(str(index), tokenizer.decode(ids[:-1] if ids[-1:] == [tokenizer.eos_id] else ids))
+
+
+def _mixed_documents(data: MixedData) -> Iterator[Document]:
+    """Yield the next document of the source with the fewest tokens over its weight."""
+    documents = {name: _held_out_documents(source) for name, source in data.sources.items()}
+    n_read = dict.fromkeys(data.sources, 0)
+    tokens_over_weight = dict.fromkeys(data.sources, Fraction(0))
+    while True:
+        name = min(n_read, key=tokens_over_weight.__getitem__)
+        document = next(documents[name], None)
+        if document is None:
+            return
+        n_read[name] += 1
+        n_tokens = int(data.sources[name].held_out.document_starts[n_read[name]])
+        tokens_over_weight[name] = Fraction(n_tokens, data.weights[name])
+        yield document
+
+
+def cut_text(text: Corpus, tokenizer: Tokenizer, n_tokens: int, path: Path) -> None:
+    """Write the beginning of a text to a file, so that it is cut once and not held in memory.
+
+    It has n_tokens tokens and SPARE_TOKENS, which allow for a last document that is cut within a word, or is the whole
+    text. Raises UserError for an empty text.
+    """
+    n_left = n_tokens = n_tokens + SPARE_TOKENS
+    with writing(path), open(path, "x", encoding="utf-8") as file:
+        for document in text:
+            ids = tokenizer.encode(document.text)
+            is_whole = len(ids) < n_left
+            shown = document.text if is_whole else tokenizer.decode(ids[:n_left]).rstrip(TORN)
+            file.write(json.dumps({"text": shown, "is_whole": is_whole}) + "\n")
+            n_left -= len(ids) + 1
+            if n_left <= 0:
+                break
+    if n_left == n_tokens:
+        raise UserError(f"{text.name}: holds no text")
+
+
+def tokens_of_text(path: Path, tokenizer: Tokenizer, prefix: Path) -> TokenFile:
+    """Tokenise the file of `cut_text` into `prefix.bin` and `prefix.idx`, with end-of-text tokens after documents."""
+    with reading(path), open(path, encoding="utf-8") as file:
+        tokens = (
+            tokenizer.encode(document["text"]) + ([tokenizer.eos_id] if document["is_whole"] else [])
+            for document in map(json.loads, file)
+        )
+        return write_tokens(prefix, tokenizer.vocab_size, tokens)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -142,15 +141,15 @@ def _family(
     Raises UserError with the reason if there is none.
     """
     plan = bake_plan(config, one_eps=True)
-    attempts = [(config, None, None), (plan.new, plan, None)]
-    if origin in FAMILIES:
-        attempts = [(config, None, origin), (plan.new, plan, origin), *attempts]
-    *earlier, last = attempts
-    for candidate, conversion, model_type in earlier:
-        with suppress(UserError):
-            return hf_config(candidate, n_positions, model_type, dtype)[0].model_type, conversion
-    candidate, conversion, model_type = last
-    return hf_config(candidate, n_positions, model_type, dtype)[0].model_type, conversion
+    reason = None
+    for model_type in (origin, None) if origin in FAMILIES else (None,):
+        for candidate, conversion in ((config, None), (plan.new, plan)):
+            try:
+                return hf_config(candidate, n_positions, model_type, dtype)[0].model_type, conversion
+            except UserError as error:
+                reason = error
+    assert reason is not None
+    raise reason
 
 
 def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:

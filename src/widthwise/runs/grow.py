@@ -1,32 +1,70 @@
-"""Growth of a run's model into the model of another recipe, or by changes to its sizes."""
+"""Growth of a run's model, to the model of another recipe or by changes to its sizes, into a run that continues from
+the same step."""
 
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter
 
 from widthwise.config_io import checked_copy, mistakes_at, to_data
+from widthwise.data.config import open_data
+from widthwise.data.identity import IMPORTED, KEY, TOKENIZER_KEY, has_seen_data
+from widthwise.data.loader import Loader
+from widthwise.files import check_free, new_folder
+from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import SAME_SIZES, GrowOptions, NewSizes
 from widthwise.growth.correspondence import align
-from widthwise.growth.describe import kept_constants
-from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
+from widthwise.growth.describe import KeptConstant, expansions, kept_constants
+from widthwise.growth.plan import GrowthPlan, grown_factors, grown_states, plan_growth, with_constants_of
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import build
+from widthwise.model.memory import allocating
 from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.larger import larger_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.schedule import FlopBudget
-from widthwise.runs.conversion import Intention, carry_out, check_can_go_on, pending
-from widthwise.runs.trained import RunCheckpoint
+from widthwise.run_dir import RunDir
+from widthwise.runs.environment import environment
+from widthwise.runs.trained import RunCheckpoint, check_finite, check_tokenizer
 from widthwise.shape.template import ModelTemplate
-from widthwise.training.observer import Observer
-from widthwise.yaml_io import apply_overrides, read_recipe
+from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.training.growth_step import adopt
+from widthwise.training.objective import carried_state
+from widthwise.training.observer import Observer, SilentObserver
+from widthwise.training.state import RunState
+from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
 """Keys that describe all layers at once; a model with explicit layers has none of them."""
 DEFAULT = GrowOptions()
+
+
+def grow_run(
+    path: Path | str,
+    out: Path | str | None,
+    to: Path | str | None = None,
+    sizes: NewSizes = SAME_SIZES,
+    overrides: Sequence[str] = (),
+    options: GrowOptions = DEFAULT,
+    step: int | None = None,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Grow the model of a run to the model of the recipe `to`, or to other sizes, as a run to resume.
+
+    out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; default:
+    the newest undamaged one. Returns the changes, with their certificate. Raises UserError if the function cannot be
+    preserved, and if `out` is not free.
+    """
+    source = RunCheckpoint.of(path, step)
+    recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
+    intention = growth_intended(source, recipe, options)
+    return intention.record() if out is None else carry_out(source, intention, out, observer)
 
 
 def wanted_recipe(
@@ -89,64 +127,67 @@ def _residual(overrides: Sequence[str], model: ModelConfig) -> dict[str, Any]:
         return to_data(template.at_widths(model.d_model, model.widths))
 
 
-def grow_run(
-    path: Path | str,
-    out: Path | str | None,
-    to: Path | str | None = None,
-    sizes: NewSizes = SAME_SIZES,
-    overrides: Sequence[str] = (),
-    options: GrowOptions = DEFAULT,
-    step: int | None = None,
-    observer: Observer | None = None,
-) -> dict[str, Any]:
-    """Grow the model of a run to the model of the recipe `to`, or to other sizes, as a run to resume.
+@dataclass(frozen=True)
+class Intention:
+    """The planned growth of a run, made before its weights are read."""
 
-    out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; default:
-    the newest undamaged one. Returns the changes, with their certificate. Raises UserError if the function cannot be
-    preserved, and if `out` is not free.
-    """
-    source = RunCheckpoint.of(path, step)
-    recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
-    intention = growth_intended(source, recipe, options)
-    return intention.record() if out is None else carry_out(source, intention, out, observer)
+    recipe: Recipe
+    """The recipe of the new run, with the new model; `carry_out` sets `scaled` of its optimizer from the plan."""
+    plan: GrowthPlan
+    options: GrowOptions
+    constants: Sequence[KeptConstant]
+    """Kept constants, in which the new model differs from its recipe."""
+    changes: Sequence[str]
+    """Changes of constants, one line each."""
+    notes: Sequence[str]
+
+    def record(self) -> dict[str, Any]:
+        """Return the growth as plain data."""
+        return {
+            "expansions": expansions(self.plan),
+            "constants": [str(constant) for constant in self.constants],
+            "changes": list(self.changes),
+            "before": model_size(self.plan.old, self.recipe.seq_len).to_data(),
+            "after": model_size(self.plan.new, self.recipe.seq_len).to_data(),
+            "notes": list(self.notes),
+        }
 
 
 def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
-    """Plan the growth of a run's model to a recipe's. Raises UserError if it is impossible."""
+    """Plan the growth of a run's model to a recipe's. Raises UserError if it is impossible.
+
+    The old entries of an earlier growth must not be frozen, because the new run would not freeze them.
+    """
+    path = source.run.path
     new_model = recipe.explicit_model
     plan = plan_growth(source.model, new_model, align(source.model, new_model, options.layers))
-    constants = tuple(kept_constants(plan, new_model))
-    changes: tuple[str, ...] = ()
+    constants = list(kept_constants(plan, new_model))
+    changes: list[str] = []
     if options.allow_change and constants:
         plan = with_constants_of(new_model, plan)
-        changes = tuple(constant.change for constant in constants)
-        constants = ()
+        changes = [constant.change for constant in constants]
+        constants = []
     if recipe.train.steps < source.step:
         raise UserError(
-            f"train.steps: got {recipe.train.steps}; must be at least {source.step}, the steps that {source.run.path} "
-            "has made"
+            f"train.steps: got {recipe.train.steps}; must be at least {source.step}, the steps that {path} has made"
         )
     for index, event in enumerate(recipe.growth):
         if event.at_step <= source.step:
-            raise UserError(
-                f"growth.{index}: at_step must be above {source.step}, the step that {source.run.path} has reached"
-            )
-    check_can_go_on(source)
-    if source.recipe.rewarmup is not None:
-        source.recipe.rewarmup.check_next(source.step, str(source.run.path))
+            raise UserError(f"growth.{index}: at_step must be above {source.step}, the step that {path} has reached")
+    source.run.check_seal(checkpoint_folder.manifest_of(source.saved).seal, source.saved.name)
+    growth = source.recipe.phase_at(source.step).growth
+    for earlier in (growth and growth.rewarmup, source.recipe.rewarmup):
+        if earlier is not None:
+            earlier.check_next(source.step, str(path))
     rewarmup = _rewarmup(source, recipe, plan, options)
     if rewarmup is not None and recipe.growth:
         rewarmup.check_next(recipe.growth[0].at_step, "growth.0")
-    return Intention(
-        checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup),
-        plan,
-        reset=options.reset,
-        seed=options.seed,
-        constants=constants,
-        changes=changes,
-        may_change=options.allow_change,
-        notes=pending(source) if recipe.growth == () else (),
-    )
+    omitted = [phase.start for phase in source.recipe.phases if phase.growth and phase.start >= source.step]
+    notes = []
+    if omitted and not recipe.growth:
+        notes = [f"left out: the growth that the run would have made after step {omitted[0]}"]
+    new_recipe = checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup)
+    return Intention(new_recipe, plan, options, constants, changes, notes)
 
 
 def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
@@ -160,3 +201,131 @@ def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: 
     if rewarmup.freeze_steps == 0:
         return rewarmup
     return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
+
+
+def carry_out(
+    source: RunCheckpoint, intention: Intention, out: Path | str, observer: Observer | None = None
+) -> dict[str, Any]:
+    """Certify the new model, then write its run directory atomically.
+
+    Returns `Intention.record` with the certificate. Raises UserError if the function is not preserved, unless the
+    options allow it, and if `out` is not free.
+    """
+    observer = observer or SilentObserver()
+    out = Path(out)
+    check_free(out)
+    old_run = source.run
+    options = intention.options
+    plan = intention.plan
+    old_params, new_params = (f"{model.cost().params:,.0f}" for model in (plan.old, plan.new))
+    optimizer = intention.recipe.optimizer.with_scaled(grown_factors(plan, source.optimizer.adamw.scaled))
+    recipe = checked_copy(intention.recipe, "recipe", optimizer=optimizer).resolved()
+    recipe.check()
+    too_large = f"{old_run.path}: a model of {new_params} parameters does not fit into memory"
+    with torch.random.fork_rng(), allocating(too_large):
+        weights, optimizer_state, state = source.load()
+        check_finite(source.saved, weights.items())
+        loader, identity, data_notes = _continued_data(old_run, source.recipe, recipe, state.loader, observer)
+        model = build(plan.new, seed=0)
+        model.set_weights(plan.weights(weights, options.seed))
+        parameters = dict(model.named_parameters())
+        certificate = certify(
+            plan, weights, parameters, seq_len=recipe.seq_len, lr=recipe.optimizer.lr, seed=options.seed
+        )
+        if not (certificate.is_preserved or options.allow_change):
+            logit_difference = max(certificate.logit_difference, certificate.stored_logit_difference)
+            raise UserError(
+                f"{old_run.path}: the grown model would not compute the same: logits differ by {logit_difference:.2g}, "
+                f"old gradients by {certificate.gradient_difference:.2g} of the largest; nothing was written"
+            )
+        optimizer = recipe.optimizer.build(model)
+        old_kind = source.recipe.optimizer.kind
+        kind_notes = []
+        if recipe.optimizer.kind == old_kind:
+            adopt(optimizer, model, grown_states(plan, optimizer_state, options.reset))
+        else:
+            kind_notes = [f"optimizer state reset: kind changed from {old_kind} to {recipe.optimizer.kind}"]
+        name = old_run.path.resolve().name
+        notes = [
+            *intention.notes,
+            *data_notes,
+            *(f"{damage}; took step {source.step} instead" for damage in source.damages),
+            f"grown from {name} after step {source.step}: {old_params} -> {new_params} parameters",
+            *kind_notes,
+        ]
+        if recipe.train.steps == source.step:
+            notes.append(
+                f"train.steps = {recipe.train.steps} is the current step: `widthwise resume` only validates and "
+                "finishes; to train, give more steps"
+            )
+        state = RunState(
+            **{
+                **state.as_data(),
+                "window_steps": recipe.train.loss_window_steps,
+                "loader": loader,
+                "width_prices": carried_state(state.width_prices, source.recipe.train, recipe.train, plan),
+                "grad_norms": [],
+                "n_skipped": 0,
+            }
+        )
+        state.notes += notes
+        growth_record = {  # between the records of the old and the new model
+            "event": "grown",
+            "source": name,
+            **source.spent._asdict(),
+            "params_before": plan.old.cost().params,
+            "params_after": plan.new.cost().params,
+        }
+        with new_folder(out) as folder:
+            run = RunDir(folder)
+            if old_run.tokenizer_folder.is_dir():
+                shutil.copytree(old_run.tokenizer_folder, run.tokenizer_folder)
+            records = [record for record in old_run.metrics() if record["step"] <= state.step]
+            run.metrics_file.append([*records, growth_record])
+            run.metrics_file.fsync()
+            run.begin(to_yaml(recipe), {**environment(), **identity})
+            snapshot = checkpoint.Snapshot.of(model, optimizer)
+            checkpoint.write(run.checkpoints, state.step, snapshot, state.as_data(), run.seal())
+            certificate.write(folder)
+    return {
+        "out": str(out),
+        "step": source.step,
+        "steps": recipe.train.steps,
+        **intention.record(),
+        "notes": notes,
+        "certificate": certificate.to_data(),
+        "lines": certificate.lines(),
+    }
+
+
+def _continued_data(
+    run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer
+) -> tuple[dict[str, int], dict[str, Any], list[str]]:
+    """Continue the data of a run at its position if the recipes agree, and restart other data from the beginning.
+
+    Returns the state of the loader, empty if it has read no data; the entries of environment.json on the data and the
+    imported model; and notes. Unchanged data are not opened. loader: the state of the run's loader. Raises UserError
+    if changed data are unavailable or have another tokenizer.
+    """
+    recorded = run.environment()
+    origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
+    if not has_seen_data(run):
+        if old.data != new.data and origin.get(TOKENIZER_KEY) is not None:
+            check_tokenizer(run, open_data(new.data, observer.preparing).tokenizer)
+        return loader, origin, []
+    settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
+    if settings[0] == settings[1]:
+        return loader, origin, []
+    data = open_data(new.data, observer.preparing)
+    check_tokenizer(run, data.tokenizer)
+    identity = {**origin, **data.identity.record()}
+    train = new.train
+    new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
+    fresh = new_loader.state_dict()
+    differing = new_loader.differing(loader)
+    if not differing:
+        return loader, identity, []
+    if differing == ["batch_size"]:
+        n_read = loader["step"] * loader["batch_size"]
+        return {**fresh, "step": -(-n_read // fresh["batch_size"])}, identity, []
+    return fresh, identity, [f"data restarted from the beginning: {', '.join(differing)} changed"]

@@ -27,7 +27,7 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import other_folder
 from widthwise.run_dir import RunDir
-from widthwise.runs.scoring import ScoringOptions
+from widthwise.runs.scoring import EvaluationConfig
 from widthwise.runs.trained import RunCheckpoint, check_known, chosen_checkpoint, tokenizer_of, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.checkpoint_folder import Damage
@@ -68,11 +68,11 @@ class Model:
             return self.recipe.seq_len
         return usual_seq_len(self.n_positions)
 
-    def precision_for(self, options: ScoringOptions) -> Precision:
+    def precision_for(self, options: EvaluationConfig) -> Precision:
         """Return the type of the matrix products."""
         return options.precision or ("fp32" if self.recipe is None else self.recipe.train.settled_precision)
 
-    def scorer(self, options: ScoringOptions) -> Scorer:
+    def scorer(self, options: EvaluationConfig) -> Scorer:
         """Return the model as a scorer of texts. Raises UserError if it reads fewer tokens than max_length."""
         model = self.model
         dtype = torch.bfloat16 if self.precision_for(options) == "bf16" else None

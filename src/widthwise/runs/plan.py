@@ -55,7 +55,7 @@ class Planner:
         """sharded: the model, if it was counted before. Raises UserError for numbers that do not divide."""
         self.recipe = recipe
         self.layout = Layout.of(recipe.train, n_devices)
-        self._sharded = sharded or ShardedModel.of(recipe)
+        self._sharded = sharded or ShardedModel(recipe)
         self._memory_of_pass: dict[tuple[ActivationCheckpointing, int], RankMemory] = {}
 
     def deployment(self, device: Device | None) -> Deployment:
@@ -66,14 +66,10 @@ class Planner:
         n_tokens = layout.batch_size * self.recipe.seq_len
         n_held = layout.n_shards * self._sharded.block_entries(layout.n_shards)
         deployment = Deployment(
-            n_devices=layout.n_devices,
-            n_shards=layout.n_shards,
-            batch_size=layout.batch_size,
-            micro_batch_size=layout.micro_batch_size,
-            n_passes=layout.n_passes,
+            **vars(layout),
             padding=n_held / self._sharded.n_params - 1,
             memory=memory,
-            traffic=self._sharded.traffic(layout, train),
+            traffic=self._sharded.traffic(train, layout.n_devices),
             training_flops=train.flops_per_token(self.recipe.final_model, self.recipe.seq_len) * n_tokens,
         )
         if device is None:
@@ -93,7 +89,7 @@ class Planner:
 
     def memory(self, train: TrainConfig) -> RankMemory:
         """Return the memory of a device for a train section with the same batch."""
-        return self._sharded.memory(train, self.recipe.seq_len, Layout.of(train, self.layout.n_devices))
+        return self._sharded.memory(train, self.layout.n_devices)
 
     def setup(self, device: Device, kind: ActivationCheckpointing) -> Setup:
         """Return the largest pass that fits with a kind of activation checkpointing, or the needs of one sequence."""
@@ -122,7 +118,7 @@ class Planner:
         work = self._work(train.activation_checkpointing)
         seconds = work * self.recipe.training_flops / self.layout.n_devices / device.flops_per_second
         if device.memory_bytes_per_second:
-            n_bytes = self._sharded.weight_traffic_bytes(Layout.of(train, self.layout.n_devices))
+            n_bytes = self._sharded.weight_traffic_bytes(train, self.layout.n_devices)
             seconds = max(seconds, train.steps * n_bytes / device.memory_bytes_per_second)
         return seconds / 3600
 
@@ -172,7 +168,7 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
     """
     for n in n_devices:
         Layout.of(recipe.train, n)
-    model = ShardedModel.of(recipe)
+    model = ShardedModel(recipe)
     tokenizer = known_tokenizer(recipe)
     return Plan(
         device=None if device is None else device.name,

@@ -28,27 +28,6 @@ LARGEST_SIZE = 512
 
 
 @dataclass(frozen=True)
-class Request:
-    """The devices, and constraints on the model."""
-
-    device: Device
-    n_devices: int
-    days: float | None
-    """None: no limit."""
-    tokens_per_param: float
-    n_params: float | None
-    """None: by the law."""
-
-    def fits(self, recipe: Recipe, kind: ActivationCheckpointing) -> bool:
-        """Return True if a pass of TOKENS_PER_PASS fits, in a step of several passes."""
-        n_sequences = max(1, TOKENS_PER_PASS // recipe.seq_len)
-        sizes = {"batch_size": 2 * n_sequences * self.n_devices, "micro_batch_size": n_sequences}
-        train = recipe.train.model_copy(update={**sizes, "activation_checkpointing": kind})
-        planner = Planner(recipe.model_copy(update={"train": train}), self.n_devices)
-        return planner.memory(train).total_bytes <= self.device.memory_bytes
-
-
-@dataclass(frozen=True)
 class Proposal:
     """A proposed recipe, with its reason."""
 
@@ -58,16 +37,31 @@ class Proposal:
     law: str
 
 
-def propose(request: Request, family: Family) -> Proposal:
-    """Return the recipe for a request.
+def propose(
+    family: Family,
+    device: Device,
+    n_devices: int,
+    days: float | None,
+    tokens_per_param: float,
+    n_params: float | None,
+) -> Proposal:
+    """Return the recipe of a family's model for some devices.
 
-    Raises UserError if the smallest model does not fit, or for days on a device of unknown speed.
+    days: of training; None: no limit. tokens_per_param: of the law. n_params: of the model; None: by the law. Raises
+    UserError if the smallest model does not fit, or for days on a device of unknown speed.
     """
-    device = request.device
     rate = device.flops_per_second
-    if not rate and request.days is not None and request.n_params is None:
+    if not rate and days is not None and n_params is None:
         raise needs_speed(device)
-    flops = rate * request.n_devices * request.days * 86400 if rate and request.days is not None else math.inf
+    flops = rate * n_devices * days * 86400 if rate and days is not None else math.inf
+
+    def fits(recipe: Recipe, kind: ActivationCheckpointing) -> bool:
+        """Return True if a pass of TOKENS_PER_PASS fits, in a step of several passes."""
+        n_sequences = max(1, TOKENS_PER_PASS // recipe.seq_len)
+        sizes = {"batch_size": 2 * n_sequences * n_devices, "micro_batch_size": n_sequences}
+        train = recipe.train.model_copy(update={**sizes, "activation_checkpointing": kind})
+        planner = Planner(recipe.model_copy(update={"train": train}), n_devices)
+        return planner.memory(train).total_bytes <= device.memory_bytes
 
     def params(size: int) -> float:
         return family.uniform(size).explicit_model.cost().params
@@ -79,41 +73,41 @@ def propose(request: Request, family: Family) -> Proposal:
         return flops / cost.training_flops(recipe.seq_len) / cost.params
 
     def is_trained(size: int) -> bool:
-        return request.tokens_per_param <= affordable(size)
+        return tokens_per_param <= affordable(size)
 
-    if request.n_params is not None:
-        low = max(1, _largest(lambda size: params(size) <= (request.n_params or 0)))
-        size = min(low, low + 1, key=lambda size: abs(params(size) - (request.n_params or 0)))
-        law = f"the size nearest to {request.n_params:,.0f} parameters"
+    if n_params is not None:
+        low = max(1, _largest(lambda size: params(size) <= (n_params or 0)))
+        size = min(low, low + 1, key=lambda size: abs(params(size) - (n_params or 0)))
+        law = f"the size nearest to {n_params:,.0f} parameters"
         is_short = not is_trained(size)
     else:
-        size = _largest(lambda size: is_trained(size) and request.fits(family.uniform(size), "layer"))
+        size = _largest(lambda size: is_trained(size) and fits(family.uniform(size), "layer"))
         if size == 0:
             raise UserError(f"--device: not even d_model = {HEAD_DIM} fits on {device.name}; give more days or memory")
         is_short = flops < math.inf and is_trained(size + 1)  # limited by memory
         law = "the largest model"
         if is_short or flops == math.inf:
             law += " that fits into the memory"
-    tokens_per_param = affordable(size) if is_short else request.tokens_per_param
-    n_tokens = tokens_per_param * params(size)
+    ratio = affordable(size) if is_short else tokens_per_param
+    n_tokens = ratio * params(size)
     kind = CHEAPEST_FIRST[-1]  # needs the least memory
     for cheaper in CHEAPEST_FIRST[:-1]:
-        if request.fits(family.uniform(size), cheaper):
+        if fits(family.uniform(size), cheaper):
             kind = cheaper
             break
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
-    pass_of = Planner(recipe, request.n_devices).setup(device, kind).micro_batch_size or 1
+    pass_of = Planner(recipe, n_devices).setup(device, kind).micro_batch_size or 1
     recipe, data = family.recipe(size, n_tokens, {"activation_checkpointing": kind, "micro_batch_size": pass_of})
     if not family.has_data and data_epochs(recipe) > MOST_EPOCHS:
         data["data"] = {"path": PATH_TO_FILL_IN, "tokenizer": data["data"]["tokenizer"]}
         recipe = parse(Recipe, data, "proposal")
-    if request.n_params is not None:
-        n_params = recipe.explicit_model.cost().params
-        law += f", {n_params:,} ({n_params / request.n_params - 1:+.1%})"
-    text = f"{law}; {tokens_per_param:.3g} tokens per parameter"
+    if n_params is not None:
+        nearest = recipe.explicit_model.cost().params
+        law += f", {nearest:,} ({nearest / n_params - 1:+.1%})"
+    text = f"{law}; {ratio:.3g} tokens per parameter"
     if is_short:
         text += ", the most that the compute allows"
-    elif tokens_per_param == LAW_TOKENS_PER_PARAM:
+    elif ratio == LAW_TOKENS_PER_PARAM:
         text += " (Hoffmann et al. 2022, arXiv:2203.15556)"
     return Proposal(recipe, data, f"{text}; d_model = {WIDTH_PER_LAYER} x layers")
 

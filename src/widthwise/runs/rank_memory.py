@@ -25,10 +25,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Self
 
 from widthwise.computing import ActivationCheckpointing
-from widthwise.data.loader import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
 from widthwise.mistakes import UserError
 from widthwise.model.axes import Linear
@@ -36,7 +34,6 @@ from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.shards import block_entries, sharded_units
-from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.optimizers import hidden_matrices
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
@@ -61,8 +58,8 @@ class Layout:
     """Sequences of a step on one device."""
     micro_batch_size: int
     """Sequences of a forward pass."""
-    n_passes_each: int
-    """Passes over every sequence."""
+    n_passes: int
+    """Forward and backward passes of a device in a step."""
 
     @classmethod
     def of(cls, train: TrainConfig, n_devices: int) -> "Layout":
@@ -70,17 +67,14 @@ class Layout:
         if n_devices < 1:
             raise UserError(f"--devices: got {n_devices}; must be at least 1")
         batch_size = train.rows_of_process(n_devices)
-        return cls(n_devices, train.shards, batch_size, min(train.sequences_per_pass, batch_size), train.n_passes)
+        micro_batch_size = min(train.sequences_per_pass, batch_size)
+        n_passes = batch_size // micro_batch_size * train.n_passes
+        return cls(n_devices, train.shards, batch_size, micro_batch_size, n_passes)
 
     @property
     def n_replicas(self) -> int:
         """Copies of the model."""
         return self.n_devices // self.n_shards
-
-    @property
-    def n_passes(self) -> int:
-        """Forward and backward passes of a device in a step."""
-        return self.batch_size // self.micro_batch_size * self.n_passes_each
 
     @property
     def n_shards_in_node(self) -> int:
@@ -94,37 +88,24 @@ class Layout:
 
 
 class ShardedModel:
-    """A model on the meta device, with its optimizer, sharded over processes."""
+    """The model of a recipe on the meta device, with its optimizer, sharded over processes."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        optimizer: Optimizer,
-        device_type: str = "cuda",
-        packing: PackingConfig = AS_ONE_DOCUMENT,
-        freezes_entries: bool = False,
-    ):
-        """device_type: cuda or cpu; the loss uses smaller chunks on a CPU. packing: the data section of a recipe.
-        freezes_entries: some steps freeze the old entries of a growth.
+    def __init__(self, recipe: Recipe, device_type: str = "cuda", model: Decoder | None = None):
+        """device_type: cuda or cpu; the loss uses smaller chunks on a CPU. model: default: the last one of the recipe,
+        which is the largest if it grows.
         """
-        self.model = model
+        self.recipe = recipe
+        self.model = model = model or blueprint(recipe.final_model)
         self._layers = list(sharded_units(model.named_layers(), model))
         self._root = self._layers.pop()
-        self._packing = packing
-        self._freezes_entries = freezes_entries
+        self._freezes_entries = recipe.freezes(recipe.phases[-1])
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
-        self._hidden_matrices = hidden_matrices(optimizer, model)
+        self._hidden_matrices = hidden_matrices(recipe.optimizer, model)
         """Parameters with one number of optimizer state per entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
         units = (*self._layers, self._root)
         self._n_cast = [sum(weight.numel() for weight in matrices.intersection(unit.parameters)) for unit in units]
         """Number of entries of each layer, and last of the root, that are cast to bf16."""
-
-    @classmethod
-    def of(cls, recipe: Recipe, device_type: str = "cuda") -> Self:
-        """Return the last model of a recipe, which is the largest if it grows."""
-        freezes_entries = recipe.freezes(recipe.phases[-1])
-        return cls(blueprint(recipe.final_model), recipe.optimizer, device_type, recipe.data, freezes_entries)
 
     @property
     def n_params(self) -> int:
@@ -134,13 +115,14 @@ class ShardedModel:
         """Return the number of entries that each process holds, including padding."""
         return sum(unit.block_entries(n_shards) for unit in (*self._layers, self._root))
 
-    def memory(self, train: TrainConfig, seq_len: int, layout: Layout) -> RankMemory:
+    def memory(self, train: TrainConfig, n_devices: int = 1) -> RankMemory:
         """Return the row with the largest sum, for the process that holds the most."""
-        return max(self.memory_table(train, seq_len, layout), key=lambda row: row.total_bytes)
+        return max(self._memory_table(train, Layout.of(train, n_devices)), key=lambda row: row.total_bytes)
 
-    def memory_table(self, train: TrainConfig, seq_len: int, layout: Layout) -> Iterator[RankMemory]:
+    def _memory_table(self, train: TrainConfig, layout: Layout) -> Iterator[RankMemory]:
         """Yield a row for each moment of a step, in order; see the top of this file."""
         config = self.model.config
+        seq_len = self.recipe.seq_len
         n_shards = layout.n_shards
         n_entries = self.block_entries(n_shards)
         head = self.model.head.weight.numel()
@@ -175,9 +157,8 @@ class ShardedModel:
         all_saved = RECOMPUTE[train.activation_checkpointing].kept(config)
         loss = max(self._loss_bytes(n_tokens, train), layer)
         yield row("loss", 0, sum(self._n_cast), all_saved, loss + packing, teacher["loss"])
-        n_gradients = (
-            head if layout.n_devices == 1 else 0
-        )  # sharded, the root's gradients count as buffers until the end
+        # Sharded, the root's gradients count as buffers until the end.
+        n_gradients = head if layout.n_devices == 1 else 0
         for i, saved in reversed(list(enumerate(self._saved_at_layers(train.activation_checkpointing)))):
             n_gradients += self._layers[i].block_entries(n_shards)
             n_cast = sum(self._n_cast[: i + 1])
@@ -240,27 +221,29 @@ class ShardedModel:
     def _hidden_entries(self, n_shards: int) -> int:
         return sum(block_entries(matrix.shape, n_shards) for matrix in self._hidden_matrices)
 
-    def weight_traffic_bytes(self, layout: Layout) -> int:
+    def weight_traffic_bytes(self, train: TrainConfig, n_devices: int) -> int:
         """Return a lower bound of the bytes that a step moves between a device and its memory, for weights alone.
 
         A pass reads the weights forward and backward and adds to the gradients; the update reads weights, gradients
         and optimizer state and writes weights and optimizer state.
         """
+        layout = Layout.of(train, n_devices)
         held = self.block_entries(layout.n_shards)
         return FP32_BYTES * (layout.n_passes * 4 * self.n_params + 7 * held - 2 * self._hidden_entries(layout.n_shards))
 
-    def traffic(self, layout: Layout, train: TrainConfig | None = None) -> StepTraffic:
-        """Return the bytes that a process sends in a step. train: may name a teacher, whose layers every pass gathers.
+    def traffic(self, train: TrainConfig, n_devices: int) -> StepTraffic:
+        """Return the bytes that a process sends in a step. Every pass gathers the layers of a teacher.
 
         In a ring of n, gathering, scattering or broadcasting B bytes sends (n - 1) / n of them from each process, and
         an all-reduce sends twice as much.
         """
+        layout = Layout.of(train, n_devices)
         n = layout.n_shards
         n_replicas = layout.n_replicas
         held = FP32_BYTES * self.block_entries(n)
         root = FP32_BYTES * self._root.block_entries(n)
-        sizes = None if train is None or train.distill is None else train.distill.sizes
-        teacher = 0 if train is None or sizes is None else number_bytes(train) * (sizes.params - sizes.root_params)
+        sizes = train.distill and train.distill.sizes
+        teacher = 0 if sizes is None else number_bytes(train) * (sizes.params - sizes.root_params)
         updates = FP32_BYTES * self._hidden_entries(n)
         whole_updates = FP32_BYTES * sum(matrix.numel() for matrix in self._hidden_matrices)
         return StepTraffic(
@@ -296,11 +279,11 @@ class ShardedModel:
         ropes = {layer.attention.rope for layer in layers}
         n_factors = sum(2 * rope.head_dim for rope in ropes if rope is not None)
         windows = {layer.attention.window for layer in layers}
-        if self._packing.mask_documents:
+        if self.recipe.data.mask_documents:
             mask_bytes = bytes_per_element * n_rows * seq_len**2 * len(windows)
         else:
             mask_bytes = seq_len**2 * sum(window is not None and window < seq_len for window in windows)
-        return mask_bytes + (FP32_BYTES * n_rows * seq_len * n_factors if self._packing.reset_positions else 0)
+        return mask_bytes + (FP32_BYTES * n_rows * seq_len * n_factors if self.recipe.data.reset_positions else 0)
 
 
 def number_bytes(train: TrainConfig) -> int:
@@ -310,4 +293,4 @@ def number_bytes(train: TrainConfig) -> int:
 
 def memory_on_cpu(recipe: Recipe) -> RankMemory:
     """Return the memory of a recipe's last model in one process on a CPU, without libraries."""
-    return ShardedModel.of(recipe, "cpu").memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+    return ShardedModel(recipe, "cpu").memory(recipe.train)

@@ -23,7 +23,7 @@ from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 from widthwise.runs.speed import faster_precision
-from widthwise.runs.trained import check_known, check_tokens, check_vocabulary, usual_seq_len
+from widthwise.runs.trained import check_known, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
@@ -191,12 +191,6 @@ class Beginning:
     """The model was not trained in a run, so another tokenizer with the same tokens is allowed."""
     origin: dict[str, Any]
     """The entry IMPORTED of environment.json, if any."""
-
-    def check_tokenizer(self, data_tokenizer: Tokenizer) -> None:
-        """Raise UserError for the tokenizer of other data if the model does not know its tokens."""
-        if self.tokenizer is not None and self.tokenizer.id != data_tokenizer.id:
-            check_tokens(self.tokenizer, data_tokenizer, self.is_free)
-        check_vocabulary(self.model.config.vocab_size, data_tokenizer)
 
 
 def read_import(

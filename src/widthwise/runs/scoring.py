@@ -1,4 +1,4 @@
-"""Options of an evaluation: scoring, texts and tasks."""
+"""Options of an evaluation: texts, tasks and scoring."""
 
 from typing import Annotated
 
@@ -23,12 +23,8 @@ def _known_device(name: str) -> str:
     return name
 
 
-TorchDevice = Annotated[str, pydantic.AfterValidator(_known_device)]
-"""A device by its name in torch, such as cpu or cuda:1."""
-
-
-class ScoringOptions(Config):
-    """Options that all evaluations share."""
+class EvaluationConfig(Config):
+    """The texts and tasks of an evaluation, and how they are scored; default: the held-out text of the run's data."""
 
     batch_size: Count = 16
     """Windows or answers per forward pass."""
@@ -36,15 +32,10 @@ class ScoringOptions(Config):
     """Longest context in tokens; default: the recipe's seq_len, for a Hugging Face folder at most 1024."""
     precision: Precision | None = None
     """Type of the matrix products; default: the recipe's, for a Hugging Face folder fp32."""
-    device: TorchDevice | None = None
+    device: Annotated[str, pydantic.AfterValidator(_known_device)] | None = None
     """cpu, cuda or cuda:1; default: cuda, if there is one."""
     no_bos: bool = False
     """Omit the beginning-of-text token that the tokenizer of an imported model puts before a text."""
-
-
-class EvaluationConfig(ScoringOptions):
-    """The texts and tasks of an evaluation; default: the held-out text of the run's data."""
-
     texts: tuple[str, ...] = ()
     """Raw text, as `data prepare` reads it: .txt .md .py .jsonl .parquet, or a folder; repeat for several. Documents
     are scored separately."""

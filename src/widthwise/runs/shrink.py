@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from widthwise.config_io import checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.identity import IMPORTED, has_seen_data
-from widthwise.data.loader import HeldOut, begun
+from widthwise.data.loader import HeldOut, Loader, begun
 from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import BUDGETS, ShrinkOptions
@@ -46,12 +46,10 @@ from widthwise.recipe.recipe import parse_recipe
 from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
-from widthwise.runs.conversion import batches_from
 from widthwise.runs.open import is_run, open_model, usual_device
 from widthwise.runs.save import Beginning, read_import, write_first
 from widthwise.runs.speed import faster_precision
-from widthwise.runs.trained import check_finite
-from widthwise.training.observer import SilentObserver
+from widthwise.runs.trained import check_finite, check_tokens, check_vocabulary
 from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
 from widthwise.yaml_io import apply_overrides, dump_yaml
@@ -96,12 +94,15 @@ def shrink_run(
     else:
         smaller_config(config, sizes_like(config, to), to.d_model)
     data = open_data(recipe.data)
-    source.check_tokenizer(data.tokenizer)
-    n_rows = recipe.train.sequences_per_pass
+    if source.tokenizer is not None:
+        check_tokens(source.tokenizer, data.tokenizer, source.is_free)
+    check_vocabulary(config.vocab_size, data.tokenizer)
     boundaries = recipe.data.boundaries(data)
-    batches = batches_from(recipe, 0, options.calibration_batches, SilentObserver())
+    train = recipe.train
+    n_rows = train.sequences_per_pass
+    loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
     bos_id = None if options.no_bos or source.tokenizer is None else source.tokenizer.bos_id
-    batches = [begun(batch, bos_id) for batch in batches]
+    batches = [begun(loader.batch(step), bos_id) for step in range(options.calibration_batches)]
     passes = [rows for batch in batches for rows in batch.split(n_rows)]
     held_out = replace(recipe.held_out(data), bos_id=bos_id)
     held_out.check()

@@ -102,7 +102,7 @@ class _Launch:
             lock.enter_context(self.run.locked())
             if not self.run.exists:
                 return False
-            self.run.check_recipe(to_yaml(recipe), to_yaml(saved_recipe(self.run)))
+            self.run.check_recipe(to_yaml(recipe))
             if self.run.result() is None and not may_resume:
                 if not is_launched():
                     raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` continues it")

@@ -37,31 +37,26 @@ def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> Non
             raise UserError(f"{path}: {message}")
 
 
-def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpoint_folder.Damage]]:
+def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[checkpoint_folder.Damage]]:
     """Return the checkpoint of a step, or by default the newest undamaged one, with the damage of newer ones.
 
     Raises UserError if the checkpoint of the step is missing or damaged, and if the run has no good checkpoint.
     """
     if step is None:
-        return newest_checkpoint(run)
-    paths = {checkpoint_folder.step_of(path): path for path in checkpoint_folder.checkpoint_paths(run.checkpoints)}
-    if step not in paths:
-        steps = ", ".join(map(str, sorted(paths))) or "none"
-        raise UserError(f"{run.checkpoints}: step: got {step}; there are checkpoints of: {steps}")
-    path = paths[step]
-    reason = checkpoint_folder.find_damage(path)
-    if reason is not None:
-        raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(path, reason)}")
-    run.check_recipe_of(checkpoint_folder.manifest_of(path).seal, path.name)
-    return path, []
-
-
-def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]]:
-    """Return the newest undamaged checkpoint of a run, and the damage of newer ones. Raises UserError without one."""
-    path, damages = checkpoint_folder.latest_valid(run.checkpoints)
-    if path is None:
-        reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
-        raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
+        path, damages = checkpoint_folder.latest_valid(run.checkpoints)
+        if path is None:
+            reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
+            raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
+    else:
+        damages = []
+        paths = {checkpoint_folder.step_of(path): path for path in checkpoint_folder.checkpoint_paths(run.checkpoints)}
+        if step not in paths:
+            steps = ", ".join(map(str, sorted(paths))) or "none"
+            raise UserError(f"{run.checkpoints}: step: got {step}; there are checkpoints of: {steps}")
+        path = paths[step]
+        reason = checkpoint_folder.find_damage(path)
+        if reason is not None:
+            raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(path, reason)}")
     run.check_recipe_of(checkpoint_folder.manifest_of(path).seal, path.name)
     return path, damages
 
@@ -73,7 +68,7 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
     """
     run = RunDir(path)
     run.config_yaml()
-    newest_checkpoint(run)
+    chosen_checkpoint(run)
     steps = []
     for saved in checkpoint_folder.checkpoint_paths(run.checkpoints):
         reason = checkpoint_folder.find_damage(saved)
@@ -105,12 +100,12 @@ def check_tokenizer(run: RunDir, data_tokenizer: Tokenizer) -> None:
         check_tokens(tokenizer_of(run), data_tokenizer, is_free=not has_seen_data(run))
 
 
-def check_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, is_free: bool = True) -> None:
+def check_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, is_free: bool) -> None:
     """Raise UserError for a tokenizer of data that differs from the model's.
 
     is_free: allow a tokenizer with the same tokens, merges and end of text.
     """
-    if is_free and tokenizer.vocabulary_id == data_tokenizer.vocabulary_id:
+    if tokenizer.id == data_tokenizer.id or (is_free and tokenizer.vocabulary_id == data_tokenizer.vocabulary_id):
         return
     allowed = tokenizer.spec
     if tokenizer.eos != data_tokenizer.eos:
