@@ -21,8 +21,7 @@ from widthwise.shape.search_space import ShapeRequest
 from widthwise.training.launch import Interrupted
 
 if TYPE_CHECKING:
-    from widthwise.explorer.answers import Answers
-    from widthwise.explorer.server import ExplorerServer
+    from widthwise.explorer.server import Answers, ExplorerServer
 
 DEFAULT_PORT = 8520
 COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", "training_flops"))]
@@ -170,7 +169,7 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
 
     Example: `widthwise explore configs/x_200m.yaml`
     """
-    from widthwise.explorer.answers import Answers
+    from widthwise.explorer.server import Answers
 
     with _server(Answers(recipe, overrides or ()), options.port) as server:
         say(f"{server.url} (Ctrl-C to stop)")

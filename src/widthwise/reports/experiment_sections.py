@@ -34,7 +34,7 @@ from widthwise.reports.main_table import (
     validated_table,
 )
 from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
-from widthwise.reports.reading import read_run
+from widthwise.reports.run import read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
 
@@ -76,7 +76,6 @@ def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
 
 
 def experiment_page(
-    kind: str,
     outcome: Outcome,
     runs: Runs,
     answer: Sequence[str],
@@ -84,12 +83,10 @@ def experiment_page(
     first: Sequence[Figure | None],
     sections: Sequence[Section | None],
     *reproduce: Part | None,
-    title: str = "Variant",
 ) -> Page:
     """Return the page of an experiment: `sections`, data and environment, and how to reproduce it.
 
-    first: figures of the first screen. reproduce: parts of the last section after the command. title: title of the
-    names in tables.
+    first: figures of the first screen. reproduce: parts of the last section after the command.
     """
     badges = []
     if len(outcome.seeds) < FEWEST_SEEDS:
@@ -101,11 +98,11 @@ def experiment_page(
         badges.append("runs shared the machine: speeds not comparable (use --jobs 1)")
     data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
     environment = tables.environment_table(outcome.environment)
-    files = {}
-    if outcome.variants:
-        files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome, title)}
+    files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome)} if outcome.variants else {}
+    folders = [f"{clean(name)}: {', '.join(run.path for run in seeds)}" for name, seeds in runs.items()]
+    described = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
     return Page(
-        kind,
+        outcome.kind,
         clean(outcome.title),
         answer,
         lead=question,
@@ -114,7 +111,16 @@ def experiment_page(
         sections=[
             *sections,
             section("Data and environment", data, environment),
-            _reproduce_section(outcome, runs, *reproduce),
+            section(
+                "How to reproduce",
+                Text(
+                    ["Run this command with the versions above. Runs of one seed read the same data in the same order."]
+                ),
+                Code(outcome.command),
+                *reproduce,
+                *(resolved(name, seeds[0]) for name, seeds in runs.items()),
+                Code("\n".join(described), "Files"),
+            ),
         ],
         made_from=f"{Outcome.file_name} of {outcome.created}",
         files=files,
@@ -245,11 +251,9 @@ def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> st
     return f"Variants, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
 
 
-def results_section(
-    outcome: Outcome, caption: str, looks: Looks, *more: Table | None, title: str = "Variant"
-) -> Section | None:
-    """Return the main tables, further texts and tasks, the tables `more`, and every seed. title: title of the names."""
-    main = main_tables(outcome, caption, looks, first=title)
+def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table | None) -> Section | None:
+    """Return the main tables, further texts and tasks, the tables `more`, and every seed."""
+    main = main_tables(outcome, caption, looks)
     return section("Results", *main, validated_table(outcome), *more, seed_table(outcome))
 
 
@@ -352,18 +356,4 @@ def cost_section(outcome: Outcome, looks: Looks) -> Section | None:
         ratio_figure(outcome, looks),
         tables.cost_table({variant.name: variant for variant in outcome.variants}).folded,
         *(tables.layer_table(variant.name, variant.cost).folded for variant in outcome.variants),
-    )
-
-
-def _reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Section | None:
-    """Return command, recipes and files. parts: shown after the command."""
-    folders = [f"{clean(name)}: {', '.join(run.path for run in seeds)}" for name, seeds in runs.items()]
-    files = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
-    return section(
-        "How to reproduce",
-        Text(["Run this command with the versions above. Runs of one seed read the same data in the same order."]),
-        Code(outcome.command),
-        *parts,
-        *(resolved(name, seeds[0]) for name, seeds in runs.items()),
-        Code("\n".join(files), "Files"),
     )

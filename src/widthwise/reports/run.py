@@ -5,9 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from widthwise.config_io import parse
 from widthwise.mistakes import UserError
+from widthwise.records.certificate import Certificate
+from widthwise.records.evaluation import Evaluation
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS
-from widthwise.records.run import ListedRun, Run, RunResult
+from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
+from widthwise.records.shrinking import Shrinking
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
@@ -15,11 +19,11 @@ from widthwise.reports.evaluations import final_table, newest_tables, parts_over
 from widthwise.reports.formats import MISSING, clean, fixed, plain, shorten, shown
 from widthwise.reports.growth import growth_answers, growth_question, growth_section
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
-from widthwise.reports.reading import progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
 from widthwise.reports.table import Table, by_row
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
+from widthwise.run_dir import RunDir
 from widthwise.runs.listing import listed_run
 
 _CURVES = (
@@ -47,6 +51,33 @@ _NORMS = {
 }
 N_SHOWN = 6
 """Number of samples of a prompt on the page, spread over the run; the file has all samples."""
+
+
+def read_run(path: Path, shown_as: str | None = None) -> Run:
+    """Read a run directory, finished or not. shown_as: path in the report. Raises UserError if it is broken."""
+    folder = RunDir(path)
+    config_yaml = folder.config_yaml()
+    result = folder.result()
+    metrics = folder.metrics()
+    # A result lists the growths during the run; the metrics list all growths, also of an unfinished run.
+    events = ("grown",) if result else ("grown", "growth")
+    growths = [
+        parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
+    ]
+    if result:
+        growths = [*result.growth, *growths]
+    return Run(
+        path=shown_as or str(path),
+        config_yaml=config_yaml,
+        environment=folder.environment(),
+        metrics=metrics,
+        result=result,
+        growths=sorted(growths, key=lambda growth: growth.step),
+        certificate=Certificate.read_if_present(folder.path),
+        shrinking=Shrinking.read_if_present(folder.path),
+        evaluations=Evaluation.read_all(folder.path),
+        samples=folder.samples_file.records(),
+    )
 
 
 def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page:
@@ -85,7 +116,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             cut,
             section(
                 "Results",
-                progress_table(listed),
+                tables.progress_table(listed),
                 _result_table(named),
                 Text(notes) if notes else None,
                 tables.data_table(named),
@@ -166,12 +197,30 @@ def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
     return named
 
 
+def reload_sentence(refresh_seconds: int | None) -> str:
+    """Return a sentence on the reloading of a page; "" if it does not reload."""
+    if refresh_seconds is None:
+        return ""
+    return f" This page reloads itself every {refresh_seconds} s until training ends."
+
+
+def _state(run: ListedRun) -> str:
+    """Return the state of a run as `It is running, at step 120 of 400.`"""
+    where = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
+    if run.state == "ready":
+        return "It has no step yet; start it with widthwise resume."
+    if run.state == "stopped":
+        return f"It has stopped{where}; continue it with widthwise resume."
+    reason = f": {clean(run.reason)}" if run.reason else ""
+    return f"It {'is running' if run.state == 'running' else 'has failed'}{where}{reason}."
+
+
 def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
     where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs in the same figures"
     if not listed:
         return f"{where}."
     if len(runs) == 1:
-        state = state_sentence(*listed.values())
+        state = _state(*listed.values())
     else:
         state = f"{len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished."
     return f"{where}. {state} Results and costs appear when training ends."

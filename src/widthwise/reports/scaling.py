@@ -25,7 +25,7 @@ from widthwise.reports.formats import (
     si,
     tick,
 )
-from widthwise.reports.page import Code, Page, Text, in_words, note, section
+from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.table import Table, csv_rows
 
 
@@ -67,7 +67,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
                 "Fitted laws",
                 *law_tables(scaling),
                 note(*notes, level=level, y=y, x=x),
-                in_words(scaling.sentence.splitlines()),
+                Text(["Summary:", *scaling.sentence.splitlines()]),
             ),
             section("Points", Table("Points", ["Group", "point", x, *x2, y, "seeds"], points, text_columns={"point"})),
             section(

@@ -29,7 +29,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
     best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
     group_styles = styles(outcome.groups)
     drawn = {point.name: group_styles[group] for group, point in best_of_group.items()}
-    return _page(folder, outcome, "sweep", sweep_answer(outcome), sweep_question(outcome), drawn, first=[])
+    return _page(folder, outcome, sweep_answer(outcome), sweep_question(outcome), drawn, first=[])
 
 
 def ladder_page(folder: Path, outcome: Outcome) -> Page:
@@ -39,14 +39,12 @@ def ladder_page(folder: Path, outcome: Outcome) -> Page:
     baseline = f"{clean(outcome.baseline_group or '')} at each of {n_sizes} sizes"
     question = experiment_sections.compared_question(groups, baseline, outcome)
     drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
-    first = [difference_figure(outcome)]
-    return _page(folder, outcome, "ladder", ladder_answer(outcome), question, drawn, first)
+    return _page(folder, outcome, ladder_answer(outcome), question, drawn, first=[difference_figure(outcome)])
 
 
 def _page(
     folder: Path,
     outcome: Outcome,
-    kind: str,
     answer: Sequence[str],
     question: str,
     drawn: Looks,
@@ -69,14 +67,13 @@ def _page(
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
     return experiment_sections.experiment_page(
-        kind,
         outcome,
         runs,
         answer,
         question,
         [*first, *(axes[:2] or [curves])],
         [
-            experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome), title="Point"),
+            experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome)),
             experiment_sections.open_points_section(outcome),
             section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
@@ -95,7 +92,6 @@ def _page(
         ],
         None if outcome.study is None else _study_table(outcome.study),
         note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
-        title="Point",
     )
 
 

@@ -1,6 +1,7 @@
-"""Tables of several reports: costs, layers, environments, and data."""
+"""Tables of several reports: costs, layers, environments, data, and the progress of runs."""
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -8,8 +9,8 @@ from widthwise.data.identity import KEY, read_identity
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import QUANTITIES, RUN_COSTS, OfModel
-from widthwise.records.run import Run, RunResult
-from widthwise.reports.formats import MISSING, clean, counted, hidden_widths, plain, shown
+from widthwise.records.run import ListedRun, Run, RunResult
+from widthwise.reports.formats import MISSING, clean, counted, duration, fixed, hidden_widths, plain, shown, si
 from widthwise.reports.table import Table, by_column
 
 
@@ -42,12 +43,8 @@ def layer_table(name: str, cost: CostSummary) -> Table:
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
     """Return machine and versions. name: name of the run, if runs differ."""
-    return settings_table(f"Machine and versions of {clean(name)}" if name else "Machine and versions", environment)
-
-
-def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
-    """Return a row for each value of a possibly nested mapping."""
-    return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(settings)}})
+    title = f"Machine and versions of {clean(name)}" if name else "Machine and versions"
+    return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(environment)}})
 
 
 def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -57,6 +54,28 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:
+    """Return a table with the last records of each run; None without runs and caption."""
+    rows = [
+        [
+            clean(name),
+            run.state,
+            (MISSING if run.step is None else f"{run.step:,}") + (f"/{run.n_steps:,}" if run.n_steps else ""),
+            fixed(run.loss, 4),
+            fixed(run.val_loss, 4),
+            si(run.tokens_per_second),
+            duration(None if run.age_seconds is None else run.age_seconds / 3600),
+            MISSING if run.n_bytes is None else f"{si(run.n_bytes)}B",
+        ]
+        for name, run in listed.items()
+    ]
+    header = ["Run", "State", "Step", "Loss", "Held-out loss", "Tokens/s", "Age", "Size"]
+    if not rows and caption is None:
+        return None
+    so_far = f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}; age: of the last record"
+    return Table(caption or so_far, header, rows, text_columns=["State"])
 
 
 def data_table(named: Mapping[str, Run]) -> Table | None:
