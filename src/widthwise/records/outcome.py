@@ -195,9 +195,9 @@ class TunedVariant(Record):
 class Tuning(Record):
     """The choice of the values of each variant before a comparison."""
 
-    sweep: str | None = None
-    """Folder of the sweep; None in records of older versions, which tuned inside the comparison."""
-    identity: str | None = None
+    sweep: str
+    """Folder of the sweep."""
+    identity: str
     """Checksum of the points of the sweep."""
     steps: float
     """Steps of a run of the sweep, as a share of the steps of a compared run."""

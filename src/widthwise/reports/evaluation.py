@@ -72,6 +72,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
         [name, _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)]
         for name, row in zip(names, table.rows)
     ]
+    caption = "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better"
     return Page(
         "evaluation",
         table.title,
@@ -81,11 +82,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
             section(
                 "Results",
                 *_difference_figures(table),
-                Table(
-                    "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better",
-                    ["Model", *_titles(table)],
-                    rows,
-                ),
+                Table(caption, ["Model", *_titles(table)], rows),
                 note("answers", tests=_tests(table)) if any(row.baseline for row in table.rows) else None,
             ),
             section(

@@ -10,7 +10,6 @@ from widthwise.records.run import PlannedRuns, Run
 from widthwise.reports import experiment_sections
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import curve_table, over_seeds
-from widthwise.reports.experiment_figures import shape_figures
 from widthwise.reports.experiment_sections import loss_figures
 from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence, shown, si
@@ -51,6 +50,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
         means = {name: over_seeds(seeds, "validation").mean for name, seeds in runs.items()}
         table = curve_table("Held-out loss by step, mean over seeds", means).folded
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
+    caption = experiment_sections.caption_of_results(outcome, results)
     return experiment_sections.experiment_page(
         outcome,
         runs,
@@ -58,16 +58,10 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
         experiment_sections.compared_question(compared, clean(outcome.baseline or ""), outcome),
         [difference_figure(outcome), *curves[:1]],
         [
-            experiment_sections.results_section(
-                outcome, experiment_sections.caption_of_results(outcome, results), looks
-            ),
+            experiment_sections.results_section(outcome, caption, looks),
             experiment_sections.open_points_section(outcome),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
-            section(
-                "Shapes at one budget",
-                note("shapes", level=percentage(outcome.confidence)),
-                *shape_figures(outcome, of_one_budget),
-            ),
+            experiment_sections.shape_section(outcome, of_one_budget),
             experiment_sections.equal_loss_section(outcome, looks),
             section("Tuning", tuning_table(outcome.tuning), note("tuning")),
             growth_section(runs, looks),
@@ -99,7 +93,7 @@ def tuning_table(tuning: Tuning | None) -> Table | None:
         at_limit = "yes" if variant.is_at_limit else MISSING
         rows.append([clean(variant.name), clean(variant.in_words), fixed(variant.val_loss, 4), at_limit])
     seeds = f"{counted(len(tuning.seeds), 'seed')} ({', '.join(map(str, tuning.seeds))})"
-    source = f"{clean(tuning.sweep or 'tuning')}: {percentage(tuning.steps)} of the steps, {seeds}"
+    source = f"{clean(tuning.sweep)}: {percentage(tuning.steps)} of the steps, {seeds}"
     header = ["Variant", "values", "held-out loss", "at an end of the grid"]
     return Table(f"Values chosen before the comparison by {source}", header, rows, text_columns={"values"})
 

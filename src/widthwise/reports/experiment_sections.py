@@ -1,6 +1,6 @@
 """Sections, sentences and curves that pages of experiments share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
@@ -12,7 +12,7 @@ from widthwise.records.run import Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
-from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure
+from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure, shape_figures
 from widthwise.reports.formats import (
     MISSING,
     clean,
@@ -25,14 +25,7 @@ from widthwise.reports.formats import (
     si,
     signed,
 )
-from widthwise.reports.main_table import (
-    csv_text,
-    latex_text,
-    main_tables,
-    settings_of,
-    shown_verdict,
-    validated_table,
-)
+from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, shown_verdict, validated_table
 from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
 from widthwise.reports.run import read_run
 from widthwise.reports.table import Table, by_row
@@ -322,6 +315,12 @@ def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> 
     title = f"Tokens to the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss"
     header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
     return Table(title, header, rows)
+
+
+def shape_section(outcome: Outcome, names: Collection[str]) -> Section | None:
+    """Return the losses over shapes of the variants `names`, which have one budget."""
+    level = percentage(outcome.confidence)
+    return section("Shapes at one budget", note("shapes", level=level), *shape_figures(outcome, names))
 
 
 def loss_figures(runs: Runs, looks: Looks, suffix: str = "", subject: str = "") -> list[Figure]:

@@ -88,8 +88,9 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     runs = [read_run(Path(path)) for path in paths]
     named = _distinct_names(runs)
     looks = styles([*named, BEFORE], baseline=BEFORE)
-    costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
+    costs = {name: result.cost for name, result in results.items()}
+    layer_tables = [tables.layer_table(name, cost).folded for name, cost in costs.items()]
     listed = {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
@@ -101,10 +102,6 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     by_head = {}
     for name, result in results.items():
         by_head[name] = {f"{i} after the next": loss for i, loss in enumerate(result.val_mtp_losses or (), start=1)}
-    costs_section = None
-    if costs:
-        layer_tables = [tables.layer_table(name, cost).folded for name, cost in costs.items()]
-        costs_section = section("Costs", tables.cost_table(results), *layer_tables)
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
@@ -133,7 +130,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
-            costs_section,
+            section("Costs", tables.cost_table(results), *layer_tables) if results else None,
             section("Environment", *_environments(named)),
             section(
                 "How to reproduce",

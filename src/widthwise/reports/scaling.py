@@ -87,13 +87,12 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
 
     Without a baseline, the sentences describe the laws.
     """
+    x = titled(scaling.x)
     y = titled(scaling.y)
     lines = []
     for saving in scaling.arrows:
         ratio = saving.ratio
-        line = (
-            f"{clean(saving.group)} needs {percent(ratio.mean)} of the {titled(scaling.x)} of {clean(saving.baseline)}"
-        )
+        line = f"{clean(saving.group)} needs {percent(ratio.mean)} of the {x} of {clean(saving.baseline)}"
         line += f" for the same {y}"
         if ratio.low is not None and ratio.high is not None:
             line += f" ({percentage(scaling.confidence)} CI {percent(ratio.low)} to {percent(ratio.high)})"

@@ -9,7 +9,6 @@ from widthwise.records.run import RunResult
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
-from widthwise.reports.experiment_figures import shape_figures
 from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
 from widthwise.reports.growth import growth_section
@@ -64,6 +63,7 @@ def _page(
     if outcome.matched not in (None, "none"):
         shapes = [point.name for point in outcome.variants if not SHAPE_KEYS.isdisjoint(point.values)]
     flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
+    compute = compute_figure(outcome, flops, flops_title, group_styles)
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
     return experiment_sections.experiment_page(
@@ -77,14 +77,8 @@ def _page(
             experiment_sections.open_points_section(outcome),
             section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
-            section(
-                "Shapes at one budget",
-                note("shapes", level=percentage(outcome.confidence)),
-                *shape_figures(outcome, shapes),
-            ),
-            section(
-                "Loss and compute", note("loss-and-compute"), compute_figure(outcome, flops, flops_title, group_styles)
-            ),
+            experiment_sections.shape_section(outcome, shapes),
+            section("Loss and compute", note("loss-and-compute"), compute),
             experiment_sections.equal_loss_section(outcome, drawn),
             growth_section(runs, looks),
             section("Loss curves", curves, note("point-curves")),
@@ -150,9 +144,8 @@ def ladder_answer(outcome: Outcome) -> list[str]:
                 size = clean(" ".join(map(str, point.values.values())))
                 sizes.append(f"{size} {with_interval(point.difference, 4)}, {shown_verdict(point)}")
         if sizes:
-            lines.append(
-                f"{clean(group)} minus {clean(outcome.baseline_group or '')} at each size: {'; '.join(sizes)}."
-            )
+            pair = f"{clean(group)} minus {clean(outcome.baseline_group or '')}"
+            lines.append(f"{pair} at each size: {'; '.join(sizes)}.")
     return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
@@ -207,7 +200,7 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, group_styles: Look
         ranked = [point.name for point in outcome.variants if point.name in names and point.name in runs]
         if ranked:
             means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
-            bundles[group or "all points"] = Bundle(means, means[ranked[0]], ranked[0])
+            bundles[group or "all points"] = Bundle(means, ranked[0])
     looks = {group or "all points": style for group, style in group_styles.items()}
     return curve_figure("points-step", "Held-out loss", bundles, looks, "step", "held-out loss", crop=True)
 
