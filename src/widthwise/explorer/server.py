@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,7 +49,7 @@ class Answers:
         self._where = str(recipe)
         self._base = read_recipe(recipe, overrides)
         self.controls = {"name": recipe_name(recipe), **controls(parse_recipe(self._base, self._where), self._where)}
-        remembered = lru_cache(N_KEPT)  # does not make requests wait for each other
+        remembered: Callable[..., Callable[..., str]] = lru_cache(N_KEPT)  # does not make requests wait for each other
         self.costs_json = remembered(lambda setting: json.dumps(self.costs(setting)))
         self.memory_json = remembered(lambda setting: json.dumps(self.memory(setting)))
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses

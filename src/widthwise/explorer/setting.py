@@ -74,7 +74,7 @@ class Setting(Config):
     def request(self, template: ModelTemplate) -> ShapeRequest:
         """Return the request for the shape of a model, as for `widthwise design`."""
         shape = template.shape
-        options = {"match": shape.match}
+        options: dict[str, Any] = {"match": shape.match}
         if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):
             options["rounding"] = shape.rounding
         options |= self._given("match", "rounding", "budget", "turn_layer", "turn_width")
