@@ -57,15 +57,7 @@ def analysis_page(whole: Analysis) -> Page:
             figures[measure.part].append(figure)
             by_measure[measure] = figure
     answers = findings(whole)
-    over_training = None
-    if runs:
-        notes = ["course", "left-out"] if left_out else ["course"]
-        over_training = section(
-            "Over training",
-            *_course_figures(whole, styles(runs, runs[0] if len(runs) > 1 else None)),
-            note(*notes, n_left_out=len(left_out)),
-            checkpoints_table(whole).folded,
-        )
+    notes = ["course", "left-out"] if left_out else ["course"]
     return Page(
         "analysis",
         whole.title,
@@ -77,7 +69,12 @@ def analysis_page(whole: Analysis) -> Page:
         first=[by_measure[measure] for measure, _ in answers if measure in by_measure],
         sections=(
             section("Means over layers", summary_table(analysis), note("means-over-layers")),
-            over_training,
+            section(
+                "Over training",
+                *_course_figures(whole, styles(runs, runs[0] if len(runs) > 1 else None)),
+                note(*notes, n_left_out=len(left_out)),
+                checkpoints_table(whole).folded if runs else None,
+            ),
             section(
                 "Feed-forward activations",
                 note("feed-forward-activations"),

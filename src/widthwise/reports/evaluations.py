@@ -305,8 +305,6 @@ def newest_tables(named: Mapping[str, Run]) -> list[Table]:
     joined = _joined(
         {name: [pair for evaluation in run.evaluations for pair in answers(evaluation)] for name, run in named.items()}
     )
-    if not joined:
-        return []
     differences: dict[tuple[str, str], list[Difference]] = {}
     for question, by_model in joined.items():
         (first, before), *further = by_model.items()

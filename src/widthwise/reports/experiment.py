@@ -45,10 +45,8 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     search = Search.read_if_present(folder)
     of_one_budget = [candidate.name for candidate in search.candidates] if search else []
     curves = experiment_sections.loss_figures(runs, looks)
-    table = None
-    if curves:
-        means = {name: over_seeds(seeds, "validation").mean for name, seeds in runs.items()}
-        table = curve_table("Held-out loss by step, mean over seeds", means).folded
+    means = {name: over_seeds(seeds, "validation").mean for name, seeds in runs.items()}
+    table = curve_table("Held-out loss by step, mean over seeds", means).folded
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
     caption = experiment_sections.caption_of_results(outcome, results)
     return experiment_sections.experiment_page(

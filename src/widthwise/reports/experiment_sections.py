@@ -250,8 +250,8 @@ def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table |
     return section("Results", *main, validated_table(outcome), *more, seed_table(outcome))
 
 
-def seed_table(outcome: Outcome) -> Table | None:
-    """Return a folded table of the held-out loss and difference of every seed; None without variants."""
+def seed_table(outcome: Outcome) -> Table:
+    """Return a folded table of the held-out loss and difference of every seed."""
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
         losses = variant.val_loss.per_seed
@@ -260,8 +260,7 @@ def seed_table(outcome: Outcome) -> Table | None:
             f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({signed(difference, 4)})")
             for seed, loss, difference in zip(outcome.seeds, losses, differences)
         }
-    table = by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells)
-    return table.folded if cells else None
+    return by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded
 
 
 def open_points_section(outcome: Outcome) -> Section | None:
@@ -270,7 +269,7 @@ def open_points_section(outcome: Outcome) -> Section | None:
     for point in outcome.open_points:
         rows.append([clean(point.name), point.state, shorten(point.reason or "", 300) or MISSING])
     title = "Points without a result"
-    return section(title, Table(title, ["Point", "State", "Reason"], rows, {"State", "Reason"})) if rows else None
+    return section(title, Table(title, ["Point", "State", "Reason"], rows, {"State", "Reason"}))
 
 
 def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
@@ -283,7 +282,7 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     compared = [variant for variant, _ in outcome.compared]
     if validations is None or baseline is None or not compared:
         return None
-    loss_tables = [table for loss in OF_HELD_OUT if (table := _equal_loss_table(loss, compared, baseline)) is not None]
+    loss_tables = [table for loss in OF_HELD_OUT if (table := _equal_loss_table(loss, compared, baseline)).rows]
     names = ["equal-loss"] if loss_tables else []
     names.append("interpolated" if validations.suffice else "too-few-validations")
     if validations.final_lr_share is not None and (loss_tables or validations.suffice):
@@ -300,8 +299,8 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     )
 
 
-def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> Table | None:
-    """Return a row of tokens and FLOPs for each variant; None if no variant has any for this loss."""
+def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> Table:
+    """Return a row of tokens and FLOPs for each variant that has them for this loss."""
     rows = []
     for variant in compared:
         if (needed := variant.at_equal_loss.get(loss)) is not None:
@@ -310,8 +309,6 @@ def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> 
             for ratio in (needed.tokens_ratio, needed.training_flops_ratio):
                 row += [fixed(ratio.mean, 3), interval(ratio, 3) or MISSING]
             rows.append(row)
-    if not rows:
-        return None
     title = f"Tokens to the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss"
     header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
     return Table(title, header, rows)

@@ -201,8 +201,7 @@ def _with_settings(table: Table, outcome: Outcome) -> Table:
 def main_tables(outcome: Outcome, caption: str, looks: "Looks") -> list[Table]:
     """Return the chosen columns in one table; by default a table of losses and a table of costs.
 
-    All default columns in one table would be wider than most windows. looks: style of each variant. Empty without
-    variants.
+    All default columns in one table would be wider than most windows. looks: style of each variant.
     """
     columns = main_columns(outcome)
     losses = columns
@@ -211,8 +210,6 @@ def main_tables(outcome: Outcome, caption: str, looks: "Looks") -> list[Table]:
         losses.sort(key=lambda quantity: quantity.name != JUDGED)  # a narrow screen shows the first columns
     costs = [quantity for quantity in columns if quantity not in losses]
     swatches = [looks[variant.name].swatch for variant in outcome.variants]
-    if not swatches:
-        return []
     tables = []
     for title, quantities in ((caption, losses), ("Costs", costs)):
         if quantities:

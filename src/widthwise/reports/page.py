@@ -82,8 +82,8 @@ class Section:
 
 
 def section(title: str, *parts: Part | None) -> Section | None:
-    """Return a section of the parts that are not None; None if these are only quiet text."""
-    shown = [part for part in parts if part is not None]
+    """Return a section without the parts that are None or a table without rows; None if only quiet text remains."""
+    shown = [part for part in parts if part is not None and not (isinstance(part, Table) and not part.rows)]
     if all(isinstance(part, Text) and part.is_quiet for part in shown):
         return None
     return Section(title, shown)

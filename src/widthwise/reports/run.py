@@ -130,7 +130,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
-            section("Costs", tables.cost_table(results), *layer_tables) if results else None,
+            section("Costs", tables.cost_table(results), *layer_tables),
             section("Environment", *_environments(named)),
             section(
                 "How to reproduce",
@@ -179,10 +179,10 @@ def _result_table(named: Mapping[str, Run]) -> Table:
     return by_row("Results", "Run", cells)
 
 
-def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table | None:
-    """Return a row for each run with losses; None without such runs."""
+def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a row for each run with losses."""
     cells = {name: {key: fixed(loss, 4) for key, loss in row.items()} for name, row in losses.items() if row}
-    return by_row(caption, "Run", cells) if cells else None
+    return by_row(caption, "Run", cells)
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:

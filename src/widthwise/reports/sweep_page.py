@@ -64,7 +64,7 @@ def _page(
         shapes = [point.name for point in outcome.variants if not SHAPE_KEYS.isdisjoint(point.values)]
     flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
     compute = compute_figure(outcome, flops, flops_title, group_styles)
-    costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
+    costs = tables.cost_table({point.name: point for point in outcome.variants}).folded
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
     return experiment_sections.experiment_page(
         outcome,
@@ -149,7 +149,7 @@ def ladder_answer(outcome: Outcome) -> list[str]:
     return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
-def _judged_table(outcome: Outcome) -> Table | None:
+def _judged_table(outcome: Outcome) -> Table:
     """Return the best point, with an interval widened for the number of points, and the mean of each group."""
     rows = []
     for judged in outcome.judged:
@@ -159,7 +159,7 @@ def _judged_table(outcome: Outcome) -> Table | None:
         rows.append([*row, percentage(judged.confidence), judged.verdict])
     header = ["Point or group", "baseline", "difference", "confidence", "verdict"]
     title = "Best point and means of groups"
-    return Table(title, header, rows, text_columns={"baseline", "verdict"}) if rows else None
+    return Table(title, header, rows, text_columns={"baseline", "verdict"})
 
 
 def _axis_note(outcome: Outcome) -> Text:

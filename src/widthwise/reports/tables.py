@@ -56,8 +56,8 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield f"{prefix}{key}", value
 
 
-def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table | None:
-    """Return a table with the last records of each run; None without runs and caption."""
+def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table:
+    """Return a table with the last records of each run."""
     rows = [
         [
             clean(name),
@@ -72,19 +72,15 @@ def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) 
         for name, run in listed.items()
     ]
     header = ["Run", "State", "Step", "Loss", "Held-out loss", "Tokens/s", "Age", "Size"]
-    if not rows and caption is None:
-        return None
     so_far = f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}; age: of the last record"
     return Table(caption or so_far, header, rows, text_columns=["State"])
 
 
-def data_table(named: Mapping[str, Run]) -> Table | None:
-    """Return one column if all runs used the same data, otherwise a column for each run; None if unknown."""
+def data_table(named: Mapping[str, Run]) -> Table:
+    """Return one column if all runs used the same data, otherwise a column for each run."""
     columns = {name: _data_of(run) for name, run in named.items()}
-    if not any(columns.values()):
-        return None
-    first, *rest = columns.values()
-    return by_column("Data", {"Value": first} if all(column == first for column in rest) else columns)
+    first = next(iter(columns.values()), {})
+    return by_column("Data", {"Value": first} if all(column == first for column in columns.values()) else columns)
 
 
 def _data_of(run: Run) -> dict[str, str]:
