@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if address.path in FILES:
             name, kind = FILES[address.path]
-            self._send(HTTPStatus.OK, kind, _text(name))
+            self._send(HTTPStatus.OK, kind, (Path(__file__).parent / name).read_text(encoding="utf-8"))
             return
         try:
             self._answer(address.path, dict(parse_qsl(address.query)))
@@ -163,17 +163,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, path: str, query: dict[str, str]) -> None:
         answers = self.server.answers
-        match path:
-            case "/controls":
-                self._send(HTTPStatus.OK, JSON, json.dumps(answers.controls))
-            case "/costs":
-                self._send(HTTPStatus.OK, JSON, answers.costs_json(_setting(query)))
-            case "/memory":
-                self._send(HTTPStatus.OK, JSON, answers.memory_json(_setting(query)))
-            case "/recipe.yaml":
-                self._send(HTTPStatus.OK, "application/yaml", answers.recipe_yaml(_setting(query)))
-            case _:
-                self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
+        of_setting = {
+            "/costs": (JSON, answers.costs_json),
+            "/memory": (JSON, answers.memory_json),
+            "/recipe.yaml": ("application/yaml", answers.recipe_yaml),
+        }
+        if path == "/controls":
+            self._send(HTTPStatus.OK, JSON, json.dumps(answers.controls))
+        elif path in of_setting:
+            kind, answer = of_setting[path]
+            self._send(HTTPStatus.OK, kind, answer(parse(Setting, query, "setting")))
+        else:
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
@@ -186,12 +187,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: the page shows errors."""
-
-
-def _setting(query: dict[str, str]) -> Setting:
-    return parse(Setting, query, "setting")
-
-
-@cache
-def _text(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from widthwise.reports.growth import growth_section
 from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.run import read_run, reload_sentence
 from widthwise.reports.shapes import width_figures
-from widthwise.reports.sweep_page import ladder_answer, ladder_page, sweep_answer, sweep_page
+from widthwise.reports.sweep_page import ladder_answer, sweep_answer, sweep_page
 from widthwise.reports.table import Table
 from widthwise.reports.tables import progress_table
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
@@ -173,7 +173,7 @@ def _family_curves(outcome: Outcome, runs: Mapping[str, Sequence[Run]], looks: L
 _KINDS = {
     "comparison": (comparison_page, comparison_answer),
     "sweep": (sweep_page, sweep_answer),
-    "ladder": (ladder_page, ladder_answer),
+    "ladder": (sweep_page, ladder_answer),
     "family": (family_page, family_answer),
 }
 """Kind of an experiment -> functions that return its page and its answer."""

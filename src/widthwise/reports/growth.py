@@ -154,9 +154,8 @@ def _lines(
 
 def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     """Return mean losses before and after; NaN if a run has none."""
-    before = np.mean([growth.before for growth in growths])
-    after = np.mean([growth.after for growth in growths])
-    return float(before), float(after)
+    before, after = np.mean([(growth.before, growth.after) for growth in growths], axis=0).tolist()
+    return before, after
 
 
 def _figures(step: int, lines: Lines, looks: Looks) -> Iterator[Figure]:

@@ -1,6 +1,6 @@
 """The pages of a sweep over recipe keys, and of a ladder, which compares groups at several sizes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from widthwise.records.estimate import NO_VERDICT
@@ -24,34 +24,23 @@ SHAPE_KEYS = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff
 
 
 def sweep_page(folder: Path, outcome: Outcome) -> Page:
-    """Return the page of a sweep, finished or not. Raises UserError if a run is broken."""
-    best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
-    group_styles = styles(outcome.groups)
-    drawn = {point.name: group_styles[group] for group, point in best_of_group.items()}
-    return _page(folder, outcome, sweep_answer(outcome), sweep_question(outcome), drawn, first=[])
-
-
-def ladder_page(folder: Path, outcome: Outcome) -> Page:
-    """Return the page of a ladder, finished or not. Raises UserError if a run is broken."""
-    groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
-    n_sizes = sum(point.group == outcome.baseline_group for point in outcome.points)
-    baseline = f"{clean(outcome.baseline_group or '')} at each of {n_sizes} sizes"
-    question = experiment_sections.compared_question(groups, baseline, outcome)
-    drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
-    return _page(folder, outcome, ladder_answer(outcome), question, drawn, first=[difference_figure(outcome)])
-
-
-def _page(
-    folder: Path,
-    outcome: Outcome,
-    answer: Sequence[str],
-    question: str,
-    drawn: Looks,
-    first: Sequence[Figure | None],
-) -> Page:
-    """Return the page of points on axes. drawn: styles of the points in figures of differences over tokens."""
+    """Return the page of a sweep or a ladder, finished or not. Raises UserError if a run is broken."""
     runs = experiment_sections.read_runs(folder, outcome)
     group_styles = styles(outcome.groups)
+    if outcome.baseline_group is None:
+        answer = sweep_answer(outcome)
+        question = sweep_question(outcome)
+        first = []
+        best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
+        drawn = {point.name: group_styles[group] for group, point in best_of_group.items()}
+    else:
+        answer = ladder_answer(outcome)
+        groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
+        n_sizes = sum(point.group == outcome.baseline_group for point in outcome.points)
+        baseline = f"{clean(outcome.baseline_group)} at each of {n_sizes} sizes"
+        question = experiment_sections.compared_question(groups, baseline, outcome)
+        first = [difference_figure(outcome)]
+        drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
     looks = {
         point.name: BASELINE_STYLE if point.name == outcome.baseline else group_styles[point.group]
         for point in outcome.variants
