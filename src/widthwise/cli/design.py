@@ -15,8 +15,8 @@ from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
 from widthwise.reports.formats import clean, fixed, shown
-from widthwise.reports.inspection import budget_lines, cost_table, layer_table
 from widthwise.reports.table import Table
+from widthwise.reports.tables import budget_lines, inspection_costs, inspection_layers
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.training.launch import Interrupted
 
@@ -109,7 +109,9 @@ def inspect(
         notes.append(f"after step {phase['step']:,}: {phase['params']:,} parameters for {compute}")
     precision = ", in the faster precision of its machine" if inspected.train.precision == "auto" else ""
     notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{precision}")
-    say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)], notes=notes)
+    say_result(
+        summary, as_json, budget_lines(summary), [inspection_layers(summary), inspection_costs(summary)], notes=notes
+    )
 
 
 def _costs_table(workload: dict[str, Any]) -> Table:
@@ -141,7 +143,7 @@ def design(
     from widthwise.recipe.design import design_recipe
 
     text, summary = design_recipe(base, request, overrides or (), out)
-    say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)])
+    say_result(summary, as_json, budget_lines(summary), [inspection_layers(summary), inspection_costs(summary)])
     if as_json:
         return
     if out is None:

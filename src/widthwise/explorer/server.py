@@ -17,8 +17,8 @@ from widthwise.recipe.design import budget_met
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.reports.formats import MISSING, duration, si
-from widthwise.reports.inspection import budget_lines, cost_table, layer_table
 from widthwise.reports.table import Table
+from widthwise.reports.tables import budget_lines, inspection_costs, inspection_layers
 from widthwise.training.launch import Interrupted
 from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
@@ -49,9 +49,9 @@ class Answers:
         self._where = str(recipe)
         self._base = read_recipe(recipe, overrides)
         self.controls = {"name": recipe_name(recipe), **controls(parse_recipe(self._base, self._where), self._where)}
-        remembered: Callable[..., Callable[..., str]] = lru_cache(N_KEPT)  # does not make requests wait for each other
-        self.costs_json = remembered(lambda setting: json.dumps(self.costs(setting)))
-        self.memory_json = remembered(lambda setting: json.dumps(self.memory(setting)))
+        # These caches do not make requests wait for each other.
+        self.costs_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.costs(setting)))
+        self.memory_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.memory(setting)))
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
 
     def recipe_yaml(self, setting: Setting) -> str:
@@ -68,8 +68,8 @@ class Answers:
         inspection = inspect_recipe(recipe)
         return {
             "inspection": inspection,
-            "costs": _cells(cost_table(inspection)),
-            "layers": _cells(layer_table(inspection)),
+            "costs": _cells(inspection_costs(inspection)),
+            "layers": _cells(inspection_layers(inspection)),
             "budget": "; ".join(budget_lines(inspection | budget_met(recipe, request))),
             "yaml": dump_yaml(data),
         }

@@ -27,7 +27,7 @@ from widthwise.reports.formats import (
 )
 from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, shown_verdict, validated_table
 from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
-from widthwise.reports.run import read_run
+from widthwise.reports.run import data_table, read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
 
@@ -89,7 +89,7 @@ def experiment_page(
         badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss, marked !")
     if any(variant.shares_machine for variant in outcome.variants):
         badges.append("runs shared the machine: speeds not comparable (use --jobs 1)")
-    data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
+    data = data_table({name: seeds[0] for name, seeds in runs.items()})
     environment = tables.environment_table(outcome.environment)
     files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome)} if outcome.variants else {}
     folders = [f"{clean(name)}: {', '.join(run.path for run in seeds)}" for name, seeds in runs.items()]

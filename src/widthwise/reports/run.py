@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import parse
+from widthwise.data.identity import KEY, read_identity
 from widthwise.mistakes import UserError
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
@@ -16,12 +17,12 @@ from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
 from widthwise.reports.evaluations import final_table, newest_tables, parts_over_training
-from widthwise.reports.formats import MISSING, clean, fixed, plain, shorten, shown
+from widthwise.reports.formats import MISSING, clean, counted, fixed, plain, shorten, shown
 from widthwise.reports.growth import growth_answers, growth_question, growth_section
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
-from widthwise.reports.table import Table, by_row
+from widthwise.reports.table import Table, by_column, by_row
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import listed_run
@@ -116,7 +117,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
                 tables.progress_table(listed),
                 _result_table(named),
                 Text(notes) if notes else None,
-                tables.data_table(named),
+                data_table(named),
                 _loss_table("Held-out loss by source of the data", by_source),
                 _loss_table("Held-out loss of the MTP heads, by the token they predict", by_head),
                 final_table(results),
@@ -177,6 +178,38 @@ def _result_table(named: Mapping[str, Run]) -> Table:
         cells[name] = {"seed": plain(result.seed), "status": clean(result.status)}
         cells[name] |= {quantity.title: shown(quantity.of_run(result), quantity) for quantity in quantities}
     return by_row("Results", "Run", cells)
+
+
+def data_table(named: Mapping[str, Run]) -> Table:
+    """Return one column if all runs used the same data, otherwise a column for each run."""
+    columns = {name: _data_of(run) for name, run in named.items()}
+    first = next(iter(columns.values()), {})
+    return by_column("Data", {"Value": first} if all(column == first for column in columns.values()) else columns)
+
+
+def _data_of(run: Run) -> dict[str, str]:
+    """Return title -> property of the data of a run. Unknown properties are omitted."""
+    column = {}
+    if run.environment.get(KEY):
+        rows = read_identity(run.environment, f"{run.path}/environment.json").rows()
+        column = {item: clean(text) for item, text in rows.items()}
+    result = run.result
+    if result is None:
+        return column
+    data = result.data
+    if data is not None:
+        column["training text"] = f"{counted(data.n_train_tokens, 'token')}, {counted(data.n_train_bytes, 'byte')}"
+    if result.tokens:
+        column["read in training"] = counted(result.tokens, "token")
+        if data is not None:
+            column["read in training"] += f", {result.tokens / data.n_train_tokens:.3g} times the training text"
+    if data is not None:
+        n_tokens = counted(data.n_held_out_tokens, "token")
+        column["held-out text"] = f"{n_tokens}, {counted(data.n_held_out_bytes, 'byte')}"
+    if result.n_val_tokens:
+        windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
+        column["read for the held-out loss"] = f"{counted(result.n_val_tokens, 'token')}: {windows}"
+    return column
 
 
 def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table:

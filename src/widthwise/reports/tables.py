@@ -1,17 +1,21 @@
-"""Tables of several reports: costs, layers, environments, data, and the progress of runs."""
+"""Tables of several reports and verbs: costs, layers, environments, the progress of runs, and inspections."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from widthwise.data.identity import KEY, read_identity
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Variant
-from widthwise.records.quantities import QUANTITIES, RUN_COSTS, OfModel
-from widthwise.records.run import ListedRun, Run, RunResult
-from widthwise.reports.formats import MISSING, clean, counted, duration, fixed, hidden_widths, plain, shown, si
+from widthwise.records.quantities import OF_MODELS, QUANTITIES, RUN_COSTS, SHAPE_COSTS, OfModel
+from widthwise.records.run import ListedRun, RunResult
+from widthwise.reports.formats import MISSING, clean, duration, fixed, hidden_widths, plain, shown, si, signed
 from widthwise.reports.table import Table, by_column
+
+SMALLEST_MISS = 0.001
+INSPECTED_SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
+LAYER_COSTS = {"forward_flops" if cost.name == "flops" else cost.name: cost for cost in SHAPE_COSTS}
+"""Key of a layer in an inspection -> quantity. Layers lack quantities of whole models."""
 
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
@@ -76,33 +80,57 @@ def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) 
     return Table(caption or so_far, header, rows, text_columns=["State"])
 
 
-def data_table(named: Mapping[str, Run]) -> Table:
-    """Return one column if all runs used the same data, otherwise a column for each run."""
-    columns = {name: _data_of(run) for name, run in named.items()}
-    first = next(iter(columns.values()), {})
-    return by_column("Data", {"Value": first} if all(column == first for column in columns.values()) else columns)
+def inspection_layers(summary: dict[str, Any]) -> Table:
+    """Return the sizes and costs of every layer of an inspection."""
+    costs = {name: quantity for name, quantity in LAYER_COSTS.items() if name in summary["layers"][0]}
+    sizes = (*INSPECTED_SIZES, "window") if "window" in summary["layers"][0] else INSPECTED_SIZES
+    rows = [
+        [
+            *(plain(row[name]) for name in sizes),
+            hidden_widths(row["hidden_widths"]),
+            *(shown(row[name], quantity) for name, quantity in costs.items()),
+        ]
+        for row in summary["layers"]
+    ]
+    header = [*sizes, "FFN hidden", *(quantity.brief_title for quantity in costs.values())]
+    return Table("layers (forward FLOPs and bf16 bytes per token)", header, rows)
 
 
-def _data_of(run: Run) -> dict[str, str]:
-    """Return title -> property of the data of a run. Unknown properties are omitted."""
-    column = {}
-    if run.environment.get(KEY):
-        rows = read_identity(run.environment, f"{run.path}/environment.json").rows()
-        column = {item: clean(text) for item, text in rows.items()}
-    result = run.result
-    if result is None:
-        return column
-    data = result.data
-    if data is not None:
-        column["training text"] = f"{counted(data.n_train_tokens, 'token')}, {counted(data.n_train_bytes, 'byte')}"
-    if result.tokens:
-        column["read in training"] = counted(result.tokens, "token")
-        if data is not None:
-            column["read in training"] += f", {result.tokens / data.n_train_tokens:.3g} times the training text"
-    if data is not None:
-        n_tokens = counted(data.n_held_out_tokens, "token")
-        column["held-out text"] = f"{n_tokens}, {counted(data.n_held_out_bytes, 'byte')}"
-    if result.n_val_tokens:
-        windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
-        column["read for the held-out loss"] = f"{counted(result.n_val_tokens, 'token')}: {windows}"
-    return column
+def inspection_costs(summary: dict[str, Any]) -> Table:
+    """Return the costs of the model and its baseline in an inspection, without rows of zeros."""
+    model = CostSummary.model_validate(summary)
+    baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
+    header = ["", f"model\n{_kind(model)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
+    rows: list[list[str]] = []
+    for quantity in OF_MODELS.values():
+        value = quantity.read(model) or 0
+        reference = (quantity.read(baseline) or 0) if baseline else 0
+        if value or reference:
+            row = [quantity.title, _exact(value)]
+            if baseline:
+                row += [_exact(reference), f"{value / reference:.4f}" if reference else "-"]
+            rows.append(row)
+    return Table("costs", header, rows)
+
+
+def _kind(cost: CostSummary) -> str:
+    """Return residual, shape and MTP heads of a model, a line each."""
+    lines = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
+    if cost.n_mtp_depths:
+        lines.append(f"mtp {cost.n_mtp_depths}")
+    return "\n".join(lines)
+
+
+def _exact(value: float) -> str:
+    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+
+
+def budget_lines(summary: dict[str, Any]) -> list[str]:
+    """Return lines on the distance of a model from its budget, and from the uniform model if above SMALLEST_MISS."""
+    budgets = {"budget": summary.get("budget"), "uniform model": summary.get("matched")}
+    lines = []
+    for name, budget in budgets.items():
+        if budget and (name == "budget" or abs(budget["miss"]) > SMALLEST_MISS):
+            miss = signed(100 * budget["miss"], 2)
+            lines.append(f"{name}: {si(budget['asked'])} {budget['match']}, missed by {miss}%")
+    return lines
