@@ -13,18 +13,7 @@ from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
 from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure, shape_figures
-from widthwise.reports.formats import (
-    MISSING,
-    clean,
-    counted,
-    fixed,
-    interval,
-    percentage,
-    sequence,
-    shorten,
-    si,
-    signed,
-)
+from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, si
 from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, shown_verdict, validated_table
 from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
 from widthwise.reports.run import data_table, read_run
@@ -208,7 +197,7 @@ def baseline_answer(outcome: Outcome) -> list[str]:
     if unclear := by_verdict.get(UNCLEAR):
         names = variant_names(unclear)
         if len(unclear) == 1 and (difference := unclear[0].difference) is not None:
-            names += f", {signed(difference.mean, 4)} nats{size_interval(difference, outcome)}"
+            names += f", {fixed(difference.mean, 4, '+')} nats{size_interval(difference, outcome)}"
         lines.append(f"No clear difference from {baseline} with {seeds}: {names}.")
     better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
     if better:
@@ -257,7 +246,7 @@ def seed_table(outcome: Outcome) -> Table:
         losses = variant.val_loss.per_seed
         differences = [*(variant.difference.per_seed if variant.difference else ()), *[None] * len(losses)]
         cells[variant.name] = {
-            f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({signed(difference, 4)})")
+            f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({fixed(difference, 4, '+')})")
             for seed, loss, difference in zip(outcome.seeds, losses, differences)
         }
     return by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded

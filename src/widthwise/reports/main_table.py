@@ -12,19 +12,7 @@ from widthwise.mistakes import UserError
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, OfModel, Quantity
-from widthwise.reports.formats import (
-    TIMES,
-    capital,
-    clean,
-    fixed,
-    interval,
-    percentage,
-    plain,
-    ratio,
-    shorten,
-    shown,
-    signed,
-)
+from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, plain, ratio, shorten, shown
 from widthwise.reports.table import Table, by_row, csv_estimate, csv_rows
 
 if TYPE_CHECKING:
@@ -237,7 +225,7 @@ def validated_table(outcome: Outcome) -> Table | None:
             row[name] = fixed(score.value.mean, 4)
             if score.difference:
                 ends = interval(score.difference, 4, True)
-                row[name] += f" ({signed(score.difference.mean, 4)}{ends and f', {ends}'})"
+                row[name] += f" ({fixed(score.difference.mean, 4, '+')}{ends and f', {ends}'})"
     caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
     return by_row(caption, "Variant", cells)
 
