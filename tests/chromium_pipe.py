@@ -89,6 +89,13 @@ class Page:
         """The JSON value of a JavaScript expression; the page's own content policy does not bind the debugger."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
+    def until(self, expression: str, value: Any = True, seconds: float = 60.0) -> None:
+        """Waits until an expression has a value: pages answer a moment later."""
+        end = time.monotonic() + seconds
+        while (found := self.evaluate(expression)) != value:
+            assert time.monotonic() < end, (expression, found)
+            time.sleep(0.02)
+
     def press(self, key: str) -> None:
         """A key by its name in JavaScript; a single letter also types itself."""
         code = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36}

@@ -36,7 +36,7 @@ MORE = (
 IMPORTED_BY = """
 import json, sys
 from widthwise.cli.main import main
-from widthwise.explorer.answers import Answers
+from widthwise.explorer.server import Answers
 from widthwise.explorer.server import ExplorerServer
 from widthwise.explorer.setting import Setting
 

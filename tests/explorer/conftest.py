@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from widthwise.explorer.answers import Answers
-from widthwise.explorer.server import ExplorerServer
+from widthwise.explorer.server import Answers, ExplorerServer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from boxes import refusal
 
 from widthwise.config_io import parse
-from widthwise.explorer.answers import Answers
+from widthwise.explorer.server import Answers
 from widthwise.explorer.setting import Setting
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import load_recipe

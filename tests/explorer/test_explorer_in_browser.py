@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
@@ -23,18 +22,9 @@ MISSED = """[...document.querySelectorAll('input, select, button, a[href], summa
 SLIDER = "document.querySelector('.pair[data-name={}] input[type=range]')"
 
 
-def _wait(page: Page, condition: str, seconds: float = 60.0) -> Any:
-    """The value of an expression as soon as it is true."""
-    end = time.monotonic() + seconds
-    while not (found := page.evaluate(condition)):
-        assert time.monotonic() < end, condition
-        time.sleep(0.05)
-    return found
-
-
 def _open(page: Page, server: ExplorerServer, query: str = "", width: int = 1280, scheme: str = "light") -> None:
     page.visit(server.url + query, width, scheme=scheme)
-    _wait(page, "(byId('costs').rows.length > 5 || !byId('error').hidden) && !isAsking")
+    page.until("(byId('costs').rows.length > 5 || !byId('error').hidden) && !isAsking")
 
 
 def _click(page: Page, element: str) -> None:
@@ -64,7 +54,7 @@ def test_dragging_a_slider_moves_widths_numbers_and_address(browser: Page, serve
     _open(browser, server)
     before = _bars(browser)
     _drag(browser, "turn_width", 0.7)
-    _wait(browser, "location.search.includes('turn_width') && !isAsking && !isStale")
+    browser.until("location.search.includes('turn_width') && !isAsking && !isStale")
     share = float(browser.evaluate("set.get('turn_width')"))
     assert 0.6 < share < 0.8
     inspection = server.answers.costs(Setting(turn_width=share))["inspection"]
@@ -95,7 +85,7 @@ def test_a_mistake_is_said_in_its_line_and_mended_by_going_back(browser: Page, s
     assert "model.shape.quantum: got 32" in browser.evaluate("byId('error').textContent")
     assert browser.evaluate("[byId('error').hidden, byId('download').hasAttribute('href')]") == [False, False]
     _click(browser, "byId('reset')")
-    _wait(browser, "byId('error').hidden && location.search === ''")
+    browser.until("byId('error').hidden && location.search === ''")
 
 
 def test_the_keyboard_reaches_every_control_and_moves_a_slider(browser: Page, server: ExplorerServer) -> None:
@@ -107,13 +97,13 @@ def test_the_keyboard_reaches_every_control_and_moves_a_slider(browser: Page, se
     assert browser.evaluate(MISSED) == []
     browser.evaluate(f"{SLIDER.format('n_layers')}.focus()")
     browser.press("ArrowRight")
-    _wait(browser, "location.search === '?n_layers=10' && !isAsking")
+    browser.until("location.search === '?n_layers=10' && !isAsking")
     assert len(_bars(browser)) == 10
 
 
 def test_memory_is_counted_one_at_a_time_and_last_for_the_last_setting(browser: Page, server: ExplorerServer) -> None:
     _open(browser, server)
-    _wait(browser, "byId('memory').rows.length > 10")
+    browser.until("byId('memory').rows.length > 10")
     browser.evaluate("""const own = fetch; var at_work = 0, most = 0; fetch = async path => {
       if (!path.startsWith("/memory")) return own(path);
       most = Math.max(most, ++at_work);
@@ -127,14 +117,14 @@ def test_memory_is_counted_one_at_a_time_and_last_for_the_last_setting(browser: 
         time.sleep(0.5)
     wanted = [row[3] for row in server.answers.memory(Setting(d_model=768))["rows"]]
     shown = "[...byId('memory').rows].slice(1).map(row => row.cells[3].textContent)"
-    _wait(browser, f"JSON.stringify({shown}) === {json.dumps(json.dumps(wanted, separators=(',', ':')))}")
+    browser.until(f"JSON.stringify({shown}) === {json.dumps(json.dumps(wanted, separators=(',', ':')))}")
     assert browser.evaluate("most") == 1
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_it_fits_the_window_and_asks_nobody_else(browser: Page, server, width: int, scheme: str) -> None:
     _open(browser, server, "?budget=150M", width, scheme)
-    _wait(browser, "byId('memory').rows.length > 10")
+    browser.until("byId('memory').rows.length > 10")
     scroll_width, inner_width = browser.evaluate(ROOM)
     assert scroll_width <= inner_width == width
     colours = {"light": "rgb(27, 29, 32)", "dark": "rgb(232, 232, 228)"}

@@ -6,7 +6,7 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import parse
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe, layer_rows, ratios
-from widthwise.reports.inspection import budget_lines
+from widthwise.reports.tables import budget_lines
 from widthwise.shape.template import ModelTemplate
 
 TEMPLATE = parse(

@@ -12,8 +12,7 @@ from page_section import change, drawn, labels, reported, rows_of, section
 
 from widthwise.records.outcome import Outcome, Tuning
 from widthwise.reports.charts import Figure, styles
-from widthwise.reports.comparison_page import tuning_table
-from widthwise.reports.experiment import answer, experiment_page
+from widthwise.reports.experiment import answer, experiment_page, tuning_table
 from widthwise.reports.experiment_sections import equal_loss_section
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.main_table import csv_text, latex_text
@@ -71,7 +70,7 @@ def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> No
 
 
 def test_table_and_answer_name_the_values_that_were_chosen(comparison: Path) -> None:
-    about = {"sweep": "runs/rates", "steps": 0.25, "seeds": [101]}
+    about = {"sweep": "runs/rates", "identity": "f", "steps": 0.25, "seeds": [101]}
     rates = {"uniform": (0.01, 3.5, False), "hourglass": (0.08, 3.25, True)}
     variants = [
         {"name": name, "chosen": {"optimizer.lr": rate}, "val_loss": loss, "is_at_limit": is_at_limit}

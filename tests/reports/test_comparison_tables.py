@@ -101,7 +101,7 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str
     assert alone == ("42.6k", f"1.040{TIMES}")
     data["points"][0]["shares_machine"] = True
     record = Outcome.model_validate(data)
-    assert cell(speed, record.variants[2], record).below == ""
+    assert cell(speed, record.variants[2], record)[1] == ""
     assert {row["tokens_per_second_ratio"] for row in csv_rows(record)} == {""}
     assert r"{*}: other processes used the machine" in latex_text(record)
     figure = ratio_figure(record, styles([v.name for v in record.variants]))

@@ -1,9 +1,7 @@
 """What a reader does with a page in a headless Chromium: point, click, drag, sort and press keys."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,15 +41,7 @@ def page(browser: Page, report: Path) -> Iterator[Page]:
 
 def opened(page: Page, report: Path) -> None:
     page.open(report, 1280)
-    until(page, "'drawn' in document.documentElement.dataset", True)
-
-
-def until(page: Page, expression: str, value: Any) -> None:
-    """Waits until an expression has a value: charts answer a moment later."""
-    end = time.monotonic() + 20
-    while (found := page.evaluate(expression)) != value:
-        assert time.monotonic() < end, (expression, found)
-        time.sleep(0.02)
+    page.until("'drawn' in document.documentElement.dataset")
 
 
 def place(page: Page, x: float, y: float) -> tuple[float, float]:
@@ -81,7 +71,7 @@ def test_pointing_at_a_line_shows_what_the_runs_recorded(page: Page, comparison:
         x, y = place(page, record["step"], record["loss"])
         for shift in (3, 0):
             page.mouse("Moved", x + shift, y)
-        until(page, f"({TIP})?.step", f"{record['step']:,}")
+        page.until(f"({TIP})?.step", f"{record['step']:,}")
         shown = page.evaluate(TIP)
         assert (shown["variant"], shown["line"]) == ("hourglass", "mean of 2")
         assert float(shown["held-out loss"]) == pytest.approx(record["loss"], abs=6e-5)
@@ -99,11 +89,11 @@ def test_a_name_in_the_legend_hides_its_lines_in_all_figures_below_and_shows_the
         assert "x" in page.evaluate(names_drawn(figure)).split(",")
     page.evaluate(f"{button}.click()")
     assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "false"
-    until(page, names_drawn("differences"), "hourglass")
-    until(page, names_drawn("validation-loss"), "hourglass,uniform")
+    page.until(names_drawn("differences"), "hourglass")
+    page.until(names_drawn("validation-loss"), "hourglass,uniform")
     page.evaluate(f"{button}.focus()")
     page.press("Enter")
-    until(page, names_drawn("validation-loss"), "hourglass,uniform,x")
+    page.until(names_drawn("validation-loss"), "hourglass,uniform,x")
 
 
 def column(page: Page, number: int) -> list[str]:
@@ -136,7 +126,7 @@ def test_the_keyboard_enlarges_moves_and_lets_go(page: Page) -> None:
         ("Escape", [low, high]),
     ):
         page.press(key)
-        until(page, f"{VIEW}.scale('x').domain()", expected)
+        page.until(f"{VIEW}.scale('x').domain()", expected)
     assert page.evaluate("document.activeElement.className") == "chart"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
@@ -147,9 +137,9 @@ def test_another_quantity_on_the_x_axis_moves_the_lines_and_shows_all_of_them(pa
     page.evaluate(f"{CURVES}.focus()")
     low, high = page.evaluate(f"{VIEW}.scale('x').domain()")
     page.press("+")
-    until(page, f"{VIEW}.scale('x').domain()[0] > {low}", True)
+    page.until(f"{VIEW}.scale('x').domain()[0] > {low}", True)
     page.evaluate(f"{menu}.value = 'tokens', {menu}.dispatchEvent(new Event('change'))")
-    until(page, f"{VIEW}.scale('x').domain()[1] > {1000 * high}", True)  # 4096 tokens a step
+    page.until(f"{VIEW}.scale('x').domain()[1] > {1000 * high}", True)  # 4096 tokens a step
     ends = page.evaluate(f"{VIEW}.scale('x').domain()")
     assert ends[0] <= 4096 * low * 1.01
     assert "tokens" in page.evaluate(f"{CURVES}.textContent")
@@ -164,7 +154,7 @@ def test_a_figure_behind_a_caption_is_drawn_when_it_is_opened(browser: Page, tmp
     opened(browser, path)
     assert browser.evaluate("document.querySelectorAll('#figure-hidden svg').length") == 0
     browser.evaluate("document.querySelector('details').open = true")
-    until(browser, "document.querySelectorAll('#figure-hidden svg').length", 1)
+    browser.until("document.querySelectorAll('#figure-hidden svg').length", 1)
     assert browser.evaluate("document.querySelector('#figure-hidden svg').getBoundingClientRect().width") > 300
     assert browser.complaints() == []
 

@@ -12,7 +12,7 @@ from fake_comparison import write_comparison
 from fake_scaling import write_scaling
 
 import widthwise
-import widthwise.reports.notebook
+import widthwise.reports.writing
 from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns
 from widthwise.records.scaling import ScalingLaws
@@ -45,9 +45,9 @@ def test_a_comparison_shows_its_answer_its_figures_and_its_numbers(comparison: P
 
 def test_a_public_name_in_a_notebook_brings_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    monkeypatch.delitem(sys.modules, "widthwise.reports.notebook")
+    monkeypatch.delitem(sys.modules, "widthwise.reports.writing")
     assert widthwise.UserError
-    assert "widthwise.reports.notebook" in sys.modules
+    assert "widthwise.reports.writing" in sys.modules
 
 
 def test_names_from_anywhere_stay_text(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from widthwise.reports import page
 from widthwise.reports.charts import COLOURS, HEAT, MUTED, Figure, Plot, styles
 from widthwise.reports.curves import Bundle, Curve, by_place, by_step, curve_figure, progress, thin
 from widthwise.reports.page import Page, section
+from widthwise.reports.run import data_table
 from widthwise.reports.shapes import width_figures
-from widthwise.reports.tables import data_table
 
 
 def run(metrics: list[dict]) -> Run:

@@ -12,7 +12,6 @@ from fake_growth import write_family, write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
 from test_evaluation_report import evaluation_table
-from test_explored_in_browser import until
 from thinned import hard_but
 
 from widthwise.records.outcome import Outcome
@@ -86,7 +85,7 @@ def check_figures(page: Page, report: Path, width: int, colour: str) -> None:
     )
     assert set(n_lines) == {1} or not (n_lines or (report.parent / "outcome.json").is_file())
     page.evaluate(UNFOLD)
-    until(page, "'drawn' in document.documentElement.dataset", True)
+    page.until("'drawn' in document.documentElement.dataset")
     n_figures = page.evaluate("document.querySelectorAll('figure').length")
     assert page.evaluate("document.querySelectorAll('.chart').length") == n_figures
     assert page.evaluate(FIGURES) == []

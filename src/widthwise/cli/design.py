@@ -15,14 +15,13 @@ from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
 from widthwise.reports.formats import clean, fixed, shown
-from widthwise.reports.inspection import budget_lines, cost_table, layer_table
 from widthwise.reports.table import Table
+from widthwise.reports.tables import budget_lines, inspection_costs, inspection_layers
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.training.launch import Interrupted
 
 if TYPE_CHECKING:
-    from widthwise.explorer.answers import Answers
-    from widthwise.explorer.server import ExplorerServer
+    from widthwise.explorer.server import Answers, ExplorerServer
 
 DEFAULT_PORT = 8520
 COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", "training_flops"))]
@@ -110,7 +109,9 @@ def inspect(
         notes.append(f"after step {phase['step']:,}: {phase['params']:,} parameters for {compute}")
     precision = ", in the faster precision of its machine" if inspected.train.precision == "auto" else ""
     notes.append(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{precision}")
-    say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)], notes=notes)
+    say_result(
+        summary, as_json, budget_lines(summary), [inspection_layers(summary), inspection_costs(summary)], notes=notes
+    )
 
 
 def _costs_table(workload: dict[str, Any]) -> Table:
@@ -142,7 +143,7 @@ def design(
     from widthwise.recipe.design import design_recipe
 
     text, summary = design_recipe(base, request, overrides or (), out)
-    say_result(summary, as_json, budget_lines(summary), [layer_table(summary), cost_table(summary)])
+    say_result(summary, as_json, budget_lines(summary), [inspection_layers(summary), inspection_costs(summary)])
     if as_json:
         return
     if out is None:
@@ -170,7 +171,7 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
 
     Example: `widthwise explore configs/x_200m.yaml`
     """
-    from widthwise.explorer.answers import Answers
+    from widthwise.explorer.server import Answers
 
     with _server(Answers(recipe, overrides or ()), options.port) as server:
         say(f"{server.url} (Ctrl-C to stop)")

@@ -142,7 +142,7 @@ def runs(
 
     Example: `widthwise runs runs/quickstart`
     """
-    from widthwise.reports.reading import progress_table
+    from widthwise.reports.tables import progress_table
     from widthwise.runs.listing import list_runs
 
     listed = list_runs(folder)

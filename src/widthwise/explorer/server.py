@@ -1,8 +1,9 @@
-"""The server of the page, for this machine only."""
+"""The server of the page, for this machine only, and its answers: costs of a setting, devices that it fits on."""
 
 import json
 import sys
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,11 +11,19 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from widthwise.config_io import parse
-from widthwise.explorer.answers import Answers
-from widthwise.explorer.setting import Setting
+from widthwise.explorer.setting import Setting, controls
 from widthwise.mistakes import UserError
+from widthwise.recipe.design import budget_met
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.reports.formats import MISSING, duration, si
+from widthwise.reports.table import Table
+from widthwise.reports.tables import budget_lines, inspection_costs, inspection_layers
 from widthwise.training.launch import Interrupted
+from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
+N_KEPT = 128
+"""Number of cached answers of each kind: a slider often returns to an earlier position."""
 ADDRESS = "127.0.0.1"
 JSON = "application/json"
 FILES = {
@@ -31,6 +40,63 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+class Answers:
+    """Answers about one recipe, which is read once. Thread-safe. Methods raise UserError for an impossible setting."""
+
+    def __init__(self, recipe: Path | str, overrides: Sequence[str] = ()):
+        self._where = str(recipe)
+        self._base = read_recipe(recipe, overrides)
+        self.controls = {"name": recipe_name(recipe), **controls(parse_recipe(self._base, self._where), self._where)}
+        # These caches do not make requests wait for each other.
+        self.costs_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.costs(setting)))
+        self.memory_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.memory(setting)))
+        self.costs(Setting())  # refuses a recipe that `inspect` refuses
+
+    def recipe_yaml(self, setting: Setting) -> str:
+        """Return a complete recipe, which extends no other."""
+        return dump_yaml(setting.applied(self._base, self._where)[0])
+
+    def recipe(self, setting: Setting) -> Recipe:
+        return parse_recipe(setting.applied(self._base, self._where)[0], self._where)
+
+    def costs(self, setting: Setting) -> dict[str, Any]:
+        """Return the inspection, as `inspect --json` prints it, its tables, and the difference from a budget."""
+        data, request = setting.applied(self._base, self._where)
+        recipe = parse_recipe(data, self._where)
+        inspection = inspect_recipe(recipe)
+        return {
+            "inspection": inspection,
+            "costs": _cells(inspection_costs(inspection)),
+            "layers": _cells(inspection_layers(inspection)),
+            "budget": "; ".join(budget_lines(inspection | budget_met(recipe, request))),
+            "yaml": dump_yaml(data),
+        }
+
+    def memory(self, setting: Setting) -> dict[str, Any]:
+        """Return the table of all devices with their largest passes, as `plan` computes them; imports torch."""
+        from widthwise.runs.plan import Planner
+        from widthwise.training.devices import WITH_MEMORY
+
+        recipe = self.recipe(setting)
+        kind = recipe.train.activation_checkpointing
+        planner = Planner(recipe)
+        rows = []
+        for device in sorted(WITH_MEMORY, key=lambda device: device.memory_bytes):
+            setup = planner.setup(device, kind)
+            row = [device.name, f"{si(device.memory_bytes)}B", MISSING, f"{si(setup.memory.total_bytes)}B", MISSING]
+            if setup.micro_batch_size is not None:
+                row[2] = str(setup.micro_batch_size)
+                row[4] = duration(setup.run_hours)
+            rows.append(row)
+        header = ["one device", "has", "largest pass", "needs", "time of the run"]
+        caption = f"training memory, activation checkpointing {kind}; a pass in sequences of {recipe.seq_len:,} tokens"
+        return _cells(Table(caption, header, rows))
+
+
+def _cells(table: Table) -> dict[str, Any]:
+    return {"caption": table.caption, "header": list(table.header), "rows": [list(row) for row in table.rows]}
 
 
 class ExplorerServer(ThreadingHTTPServer):
@@ -88,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if address.path in FILES:
             name, kind = FILES[address.path]
-            self._send(HTTPStatus.OK, kind, _text(name))
+            self._send(HTTPStatus.OK, kind, (Path(__file__).parent / name).read_text(encoding="utf-8"))
             return
         try:
             self._answer(address.path, dict(parse_qsl(address.query)))
@@ -97,17 +163,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, path: str, query: dict[str, str]) -> None:
         answers = self.server.answers
-        match path:
-            case "/controls":
-                self._send(HTTPStatus.OK, JSON, json.dumps(answers.controls))
-            case "/costs":
-                self._send(HTTPStatus.OK, JSON, answers.costs_json(_setting(query)))
-            case "/memory":
-                self._send(HTTPStatus.OK, JSON, answers.memory_json(_setting(query)))
-            case "/recipe.yaml":
-                self._send(HTTPStatus.OK, "application/yaml", answers.recipe_yaml(_setting(query)))
-            case _:
-                self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
+        of_setting = {
+            "/costs": (JSON, answers.costs_json),
+            "/memory": (JSON, answers.memory_json),
+            "/recipe.yaml": ("application/yaml", answers.recipe_yaml),
+        }
+        if path == "/controls":
+            self._send(HTTPStatus.OK, JSON, json.dumps(answers.controls))
+        elif path in of_setting:
+            kind, answer = of_setting[path]
+            self._send(HTTPStatus.OK, kind, answer(parse(Setting, query, "setting")))
+        else:
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
@@ -120,12 +187,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: the page shows errors."""
-
-
-def _setting(query: dict[str, str]) -> Setting:
-    return parse(Setting, query, "setting")
-
-
-@cache
-def _text(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")

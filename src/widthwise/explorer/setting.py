@@ -59,12 +59,12 @@ class Setting(Config):
         Raises UserError for settings that `inspect` or `design` refuses.
         """
         model = base["model"]
-        sized = {**model, **_given(d_model=self.d_model, n_layers=self.n_layers)}
+        sized = {**model, **self._given("d_model", "n_layers")}
         if self.quantum == "smallest":
             sized["shape"] = {key: value for key, value in (model.get("shape") or {}).items() if key != "quantum"}
-        if self.n_heads is not None or self.head_dim is not None or self.kv_group_size is not None:
+        if self._given("n_heads", "head_dim", "kv_group_size"):
             sized["attention"] = self._attention(model.get("attention") or {})
-        if self.ffn is not None or self.ratio is not None:
+        if self._given("ffn", "ratio"):
             sized["ffn"] = self._ffn(model.get("ffn") or {})
         data = {**base, "model": sized}
         recipe = parse_recipe(data, where)
@@ -74,24 +74,23 @@ class Setting(Config):
     def request(self, template: ModelTemplate) -> ShapeRequest:
         """Return the request for the shape of a model, as for `widthwise design`."""
         shape = template.shape
-        options = {"match": shape.match}
+        options: dict[str, Any] = {"match": shape.match}
         if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):
             options["rounding"] = shape.rounding
-        options |= _given(match=self.match, rounding=self.rounding, budget=self.budget)
-        return ShapeRequest(
-            kind=self.shape or shape.kind,
-            turn_layer=self.turn_layer,
-            turn_width=self.turn_width,
-            quantum=None if self.quantum == "smallest" else self.quantum,
-            **options,
-        )
+        options |= self._given("match", "rounding", "budget", "turn_layer", "turn_width")
+        quantum = None if self.quantum == "smallest" else self.quantum
+        return ShapeRequest(kind=self.shape or shape.kind, quantum=quantum, **options)
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        """Return those of these values that were set."""
+        return self.model_dump(include={*names}, exclude_none=True)
 
     def _attention(self, attention: dict[str, Any]) -> dict[str, Any]:
         attention = in_groups(attention)
-        heads = _given(n_heads=self.n_heads, head_dim=self.head_dim)
+        heads = self._given("n_heads", "head_dim")
         if heads:
             attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
-        return attention | heads | _given(kv_group_size=self.kv_group_size)
+        return attention | heads | self._given("kv_group_size")
 
     def _ffn(self, ffn: dict[str, Any]) -> dict[str, Any]:
         kind = ffn.get("kind", DEFAULT_FFN) if self.ffn is None else self.ffn
@@ -106,11 +105,6 @@ SOLVED: dict[str, type[SolvedShape]] = {
     kind_of(shape): shape for shape in get_args(get_args(Shape)[0]) if issubclass(shape, SolvedShape)
 }
 DEFAULT_FFN = kind_of(type(ModelTemplate.model_fields["ffn"].default))
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """Return the values that were set."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def template_of(recipe: Recipe, where: str) -> ModelTemplate:

@@ -145,16 +145,9 @@ class LayerUnits(NamedTuple):
         utilisation = sorted((finite(share) for units in maps for share in units.utilisation), reverse=True)
         densities = [mean(shares) for shares in zip(*(units.density for units in maps))]
         participation = sum(finite(units.participation) for units in maps)
-        return cls(
-            layer,
-            d_ff,
-            utilisation,
-            fmean(utilisation),
-            densities,
-            mean([units.dead_share for units in maps]),
-            participation,
-            participation / d_ff,
-        )
+        dead_share = mean([units.dead_share for units in maps])
+        density = fmean(utilisation)
+        return cls(layer, d_ff, utilisation, density, densities, dead_share, participation, participation / d_ff)
 
 
 class StreamState(Record):
@@ -288,8 +281,6 @@ class Analysis(StoredRecord):
         for model in self.models:
             if model.run is not None and model.tokens is not None:
                 by_run.setdefault(model.run, []).append(model)
-        return {
-            run: sorted(models, key=lambda model: model.tokens or 0)
-            for run, models in by_run.items()
-            if len(models) > 1
-        }
+        for models in by_run.values():
+            models.sort(key=lambda model: model.tokens or 0)
+        return {run: models for run, models in by_run.items() if len(models) > 1}

@@ -195,14 +195,28 @@ class TunedVariant(Record):
 class Tuning(Record):
     """The choice of the values of each variant before a comparison."""
 
-    sweep: str | None = None
-    """Folder of the sweep; None in records of older versions, which tuned inside the comparison."""
-    identity: str | None = None
+    sweep: str
+    """Folder of the sweep."""
+    identity: str
     """Checksum of the points of the sweep."""
     steps: float
     """Steps of a run of the sweep, as a share of the steps of a compared run."""
     seeds: Sequence[int]
     variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
+
+
+class ListedShape(Record):
+    """One shape of a search."""
+
+    name: str
+
+
+class Search(StoredRecord):
+    """The shapes that a search found at one budget; its file holds their sizes and costs too."""
+
+    file_name: ClassVar[str] = "search.json"
+
+    candidates: Sequence[ListedShape]
 
 
 class Outcome(StoredRecord):

@@ -188,14 +188,9 @@ def _at_equal_loss(depth: int) -> Iterator[Quantity]:
     loss = f"val_loss{suffix}"
     titles = {"tokens": "tokens", "training_flops": "training FLOPs"}
     for key, title in titles.items():
-        yield OfEqualLoss(
-            f"{key}_at_equal_loss{suffix}",
-            f"{title} at equal {place}loss",
-            n_decimals=3,
-            is_main=depth == 0,
-            loss=loss,
-            field=f"{key}_ratio",
-        )
+        name = f"{key}_at_equal_loss{suffix}"
+        at_equal = f"{title} at equal {place}loss"
+        yield OfEqualLoss(name, at_equal, n_decimals=3, is_main=depth == 0, loss=loss, field=f"{key}_ratio")
     for key, title in titles.items():
         to_baseline = f"{title} to the baseline's {place}loss"
         yield OfEqualLoss(f"{key}_to_baseline_loss{suffix}", to_baseline, loss=loss, field=key)

@@ -69,6 +69,11 @@ class StoredRecord(Record):
         path = folder / cls.file_name
         return parse(cls, SealedFile(path).read(), str(path)).stored_in(folder)
 
+    @classmethod
+    def read_if_present(cls, folder: Path) -> Self | None:
+        """Read the record in a folder; None without its file."""
+        return cls.read(folder) if (folder / cls.file_name).is_file() else None
+
     def write(self, folder: Path) -> Path:
         """Write the file atomically and return its path. Raises UserError on failure."""
         path = folder / self.file_name

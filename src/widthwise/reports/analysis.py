@@ -8,16 +8,8 @@ import numpy as np
 
 from widthwise.records.analysis import AnalysedModel, Analysis, LayerUnits
 from widthwise.records.record import finite
-from widthwise.reports import charts
-from widthwise.reports.analysis_tables import (
-    MEASURES,
-    OF_MODELS,
-    Measure,
-    checkpoints_table,
-    findings,
-    layer_table,
-    summary_table,
-)
+from widthwise.reports import analysis_tables, charts
+from widthwise.reports.analysis_tables import MEASURES, Measure
 from widthwise.reports.charts import Figure, Looks, Plot, styles
 from widthwise.reports.curves import Curve, curve_figure, thin
 from widthwise.reports.formats import amount, clean, fixed, sequence, shorten, si, tick, without_seed
@@ -56,16 +48,8 @@ def analysis_page(whole: Analysis) -> Page:
         if measure.title and (figure := _depth_figure(models, variants, looks, measure, threshold)) is not None:
             figures[measure.part].append(figure)
             by_measure[measure] = figure
-    answers = findings(whole)
-    over_training = None
-    if runs:
-        notes = ["course", "left-out"] if left_out else ["course"]
-        over_training = section(
-            "Over training",
-            *_course_figures(whole, styles(runs, runs[0] if len(runs) > 1 else None)),
-            note(*notes, n_left_out=len(left_out)),
-            checkpoints_table(whole).folded,
-        )
+    answers = analysis_tables.findings(whole)
+    notes = ["course", "left-out"] if left_out else ["course"]
     return Page(
         "analysis",
         whole.title,
@@ -76,8 +60,13 @@ def analysis_page(whole: Analysis) -> Page:
         ),
         first=[by_measure[measure] for measure, _ in answers if measure in by_measure],
         sections=(
-            section("Means over layers", summary_table(analysis), note("means-over-layers")),
-            over_training,
+            section("Means over layers", analysis_tables.summary_table(analysis), note("means-over-layers")),
+            section(
+                "Over training",
+                *_course_figures(whole, styles(runs, runs[0] if len(runs) > 1 else None)),
+                note(*notes, n_left_out=len(left_out)),
+                analysis_tables.checkpoints_table(whole).folded if runs else None,
+            ),
             section(
                 "Feed-forward activations",
                 note("feed-forward-activations"),
@@ -94,7 +83,7 @@ def analysis_page(whole: Analysis) -> Page:
             section("Attention sinks", note("attention-sinks", even=even, seq_len=text.seq_len), *figures["sinks"]),
             dynamic_width_section(by_name, of_models),
             virtual_width_section(by_name, of_models),
-            section("Every layer", *(layer_table(model, threshold).folded for model in whole.models)),
+            section("Every layer", *(analysis_tables.layer_table(model, threshold).folded for model in whole.models)),
             section(
                 "How to reproduce",
                 Text(["Run this command; every model reads the same text with its own tokenizer."]),
@@ -258,7 +247,7 @@ def _layer_title(layer: int, n_layers: int, models: Sequence[AnalysedModel], sho
 def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
     """Return a figure for each measure of whole models, with a line for each run over the tokens of its checkpoints."""
     figures = []
-    for measure in OF_MODELS:
+    for measure in analysis_tables.OF_MODELS:
         curves = {
             run: Curve(
                 np.array([model.tokens for model in models], dtype=float),

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import yaml
 
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
@@ -61,35 +63,7 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(finite_values)) if finite_values else np.nan
 
 
-MEASURES = (
-    Measure("units", "d_ff", "d_ff", 0),
-    Measure("units", "density", "beyond {:g}", 4, "Activations beyond {:g}", "share of the activations", "middle"),
-    Measure("units", "dead_share", "never active", 4, "Units that are never active", "share of the units", "mean"),
-    Measure("units", "participation", "participation", 1, "Effective number of units", "participation ratio"),
-    Measure(
-        *("units", "participation_share", "/ d_ff", 4, "Effective number of units over d_ff"),
-        *("participation ratio / d_ff", "middle"),
-    ),
-    Measure("stream", "width", "coordinates", 0),
-    Measure("stream", "rank", "rank", 0),
-    Measure(
-        *("stream", "entropy", "entropy / log(rank)", 4, "Matrix entropy / log(rank)"),
-        *("matrix entropy / log(rank)", "middle"),
-    ),
-    Measure(
-        *("stream", "participation", "stream participation", 2, "Participation ratio of the stream"),
-        "participation ratio",
-    ),
-    Measure(
-        *("logit_lens", "target_log_prob", "target log-prob", 4, "Log-probability of the target"),
-        *("log-probability, nats", "last"),
-    ),
-    Measure("logit_lens", "kl_to_next", "KL to next", 4, "Change to the next layer", "symmetrised KL, nats", "mean"),
-    Measure("logit_lens", "entropy", "entropy", 4, "Entropy of the prediction", "entropy, nats"),
-    Measure("sinks", "first_token_share", "first token", 4, "Attention to the first token", "share of it", "mean"),
-    Measure("sinks", "strongest_head", "strongest head"),
-    Measure("sinks", "norm_ratio", "norm ratio", 3, "Size of the first token's state", "norm / others' mean", "mean"),
-)
+MEASURES = [Measure(**row) for row in yaml.safe_load(Path(__file__).with_name("measures.yaml").read_text("utf-8"))]
 OF_MODELS = [measure for measure in MEASURES if measure.whole]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import altair as alt
 import numpy as np
 import vl_convert
+import yaml
 from markupsafe import Markup
 from scipy.optimize import isotonic_regression
 
@@ -22,7 +23,8 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.reports.formats import clean, printable, shorten
 
-_BLOCKS = re.findall(r":root \{(.*?)\}", (Path(__file__).parent / "page.css").read_text(encoding="utf-8"), re.DOTALL)
+_FOLDER = Path(__file__).parent
+_BLOCKS = re.findall(r":root \{(.*?)\}", (_FOLDER / "page.css").read_text(encoding="utf-8"), re.DOTALL)
 COLOURS: Mapping[str, tuple[str, str]] = {
     name: (light, dark)
     for (name, light), (_, dark) in zip(*(re.findall(r"--([\w-]+): (#\w{6});", block) for block in _BLOCKS))
@@ -100,24 +102,8 @@ def areas(names: Sequence[str]) -> dict[str, Style]:
     return {name: Style(SERIES[i % len(SERIES)], is_area=True) for i, name in enumerate(names)}
 
 
-LOOK: Mapping[str, Any] = {
-    "background": "transparent",
-    "font": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif',
-    "view": {"stroke": None},
-    "axis": {
-        **dict.fromkeys(("gridColor", "domainColor", "tickColor"), GRID),
-        **{"labelColor": INK, "titleColor": MUTED},
-        **{"titleFontWeight": "normal", "titleFontSize": 11.5, "labelFontSize": 11, "labelLimit": 190, "ticks": False},
-    },
-    "axisX": {"grid": False, "labelPadding": 5, "labelFlush": False, "tickCount": 5, "labelOverlap": True},
-    "axisY": {"domain": False, "labelPadding": 5, "tickCount": 6},
-    "text": {"fill": MUTED, "fontSize": 11},
-    "rule": {"stroke": INK},
-    "point": {"filled": True, "size": 62, "opacity": 1, "stroke": CARD, "strokeWidth": 0.7},
-    "line": {"strokeWidth": 1.9, "clip": True},
-    "legend": {"title": None, "orient": "top", "columns": 3, "labelColor": INK, "labelLimit": 260},
-}
-"""Vega-Lite config of every figure. Pages have custom legends, which can hide lines."""
+LOOK: Mapping[str, Any] = yaml.safe_load((_FOLDER / "look.yaml").read_text(encoding="utf-8"))
+"""Vega-Lite config of every figure."""
 MARGIN = 0.06
 """Room at each end of an axis, as a share of its range."""
 _LABEL_SHARE = 0.065

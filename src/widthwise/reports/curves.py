@@ -38,10 +38,11 @@ class Curve:
     progress: Mapping[str, "Curve"] = field(default_factory=dict)
     """Quantity, such as tokens -> its value by x. Readers of a figure choose among them for the x axis."""
 
-    def at(self, is_chosen: NDArray[np.bool_]) -> "Curve":
-        """Return the chosen points."""
-        ends = None if self.ends is None else self.ends[:, is_chosen]
-        return replace(self, x=self.x[is_chosen], y=self.y[is_chosen], ends=ends)
+    def between(self, low: float, high: float = math.inf) -> "Curve":
+        """Return the points whose x is in a range."""
+        is_inside = (low <= self.x) & (self.x <= high)
+        ends = None if self.ends is None else self.ends[:, is_inside]
+        return replace(self, x=self.x[is_inside], y=self.y[is_inside], ends=ends)
 
     def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
         """Return the points as rows of a chart. further: constant columns."""
@@ -145,21 +146,19 @@ class Bundle:
     """The curves of one variant: thin lines by name, and one strong line."""
 
     seeds: Mapping[str, Curve]
-    strong: Curve | None = None
-    """The strong line; by default the mean of the thin ones."""
-    of_strong: str = ""
-    """Name of the strong line; by default `mean of N`."""
+    strong: str | None = None
+    """Name of the curve with the strong line; by default their mean has it."""
     growths: Sequence[float] = ()
     """Steps after which the model grew."""
 
     @property
     def mean(self) -> Curve:
-        return mean_over_seeds([*self.seeds.values()]) if self.strong is None else self.strong
+        return mean_over_seeds([*self.seeds.values()]) if self.strong is None else self.seeds[self.strong]
 
     def last_third(self) -> "Bundle":
         """Return the same without the first two thirds of training."""
         end = max((curve.x[-1] for curve in self.seeds.values() if len(curve.x)), default=0.0)
-        late = {name: curve.at(curve.x >= 2 / 3 * end) for name, curve in self.seeds.items()}
+        late = {name: curve.between(2 / 3 * end) for name, curve in self.seeds.items()}
         growths = [step for step in self.growths if step >= 2 / 3 * end]
         return replace(self, seeds=late, growths=growths)
 
@@ -197,7 +196,7 @@ def curve_figure(
     """
     drawn: dict[str, Bundle] = {}
     for name, curve in curves.items():
-        bundle = curve if isinstance(curve, Bundle) else Bundle({"": curve}, curve)
+        bundle = curve if isinstance(curve, Bundle) else Bundle({"": curve}, "")
         if not all(seed.is_empty for seed in bundle.seeds.values()):
             drawn[name] = bundle
     if not drawn:
@@ -218,7 +217,7 @@ def curve_figure(
         n_seeds = len(bundle.seeds)
         if n_seeds > 1:
             thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve, axes)]
-        strong = bundle.of_strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.seeds)))
+        strong = bundle.strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.seeds)))
         rows += _rows(name, strong, means[name], axes)
         grown += [_place(step, means[name], axes) for step in bundle.growths]
     banded = [row for row in rows if "low" in row]
@@ -247,9 +246,8 @@ def curve_figure(
     if domain is not None and is_named:
         layers.append(plot.names_at(ends, domain))
     chart = charts.switched(layers, "over", axes) if is_switched else alt.layer(*layers)
-    label = charts.described(
-        f"{subject} over {x_title}. Last mean value of each line:", {name: show(value) for name, value in last.items()}
-    )
+    shown = {name: show(value) for name, value in last.items()}
+    label = charts.described(f"{subject} over {x_title}. Last mean value of each line:", shown)
     if grown:
         label += f" A model grew at {', '.join(map(si, sorted({row['x'] for row in grown})))}."
     return Figure(key, title, label, chart, styles, is_named=is_named)

@@ -1,7 +1,6 @@
 """The page of an evaluation of several models, with CSV and LaTeX tables."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from widthwise.evaluation.estimate import FEWEST_BLOCKS
 from widthwise.records.estimate import CONFIDENCE, Estimate
@@ -30,30 +29,23 @@ PARTS = ("value", "stderr", "difference", "low", "high", "p_value")
 """Fields of a cell, in the order of the columns of `table.csv`."""
 
 
-class Shown(NamedTuple):
-    """A cell as text."""
-
-    value: str
-    mark: str = ""
-    """BETTER, WORSE or ""."""
-    details: str = ""
-    """The difference to the baseline and its p."""
-
-
 def _unit(column: TableColumn) -> tuple[int, int]:
     """Return the factor and the decimals of the numbers of a column: shares are in percent."""
     return (100, 1) if column.is_share else (1, 2)
 
 
-def shown(cell: TableCell, column: TableColumn, significance: float) -> Shown:
-    """Return a cell as text: shares in percent with one decimal, losses and perplexities with two."""
+def shown(cell: TableCell, column: TableColumn, significance: float) -> tuple[str, str]:
+    """Return the value with its mark, and its difference to the baseline with p.
+
+    Shares are in percent with one decimal, losses and perplexities have two.
+    """
     scale, n_decimals = _unit(column)
     if cell.value is None:
-        return Shown(MISSING)
+        return MISSING, ""
     details = [] if cell.difference is None else [signed(scale * cell.difference, n_decimals)]
     if cell.p_value is not None:
         details.append("p < 0.0001" if cell.p_value < 1e-4 else f"p {fixed(cell.p_value, 4)}")
-    return Shown(fixed(scale * cell.value, n_decimals), _mark(cell, significance), ", ".join(details))
+    return fixed(scale * cell.value, n_decimals) + _mark(cell, significance), ", ".join(details)
 
 
 def _mark(cell: TableCell, significance: float) -> str:
@@ -62,7 +54,7 @@ def _mark(cell: TableCell, significance: float) -> str:
     return BETTER if cell.is_better else WORSE
 
 
-def _cells(row: TableRow, table: EvaluationTable) -> list[Shown]:
+def _cells(row: TableRow, table: EvaluationTable) -> list[tuple[str, str]]:
     return [shown(cell, column, table.significance) for cell, column in zip(row.cells, table.columns)]
 
 
@@ -70,7 +62,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
     """Return the page of the scores of several models on texts and tasks."""
     names = [clean(row.name) for row in table.rows]
     rows = [
-        [name, *(f"{cell.value}{cell.mark}\n{cell.details}".rstrip() for cell in _cells(row, table))]
+        [name, *("\n".join(filter(None, texts)) for texts in _cells(row, table))]
         for name, row in zip(names, table.rows)
     ]
     questions = []
@@ -80,6 +72,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
         [name, _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)]
         for name, row in zip(names, table.rows)
     ]
+    caption = "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better"
     return Page(
         "evaluation",
         table.title,
@@ -89,11 +82,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
             section(
                 "Results",
                 *_difference_figures(table),
-                Table(
-                    "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better",
-                    ["Model", *_titles(table)],
-                    rows,
-                ),
+                Table(caption, ["Model", *_titles(table)], rows),
                 note("answers", tests=_tests(table)) if any(row.baseline for row in table.rows) else None,
             ),
             section(
@@ -229,7 +218,7 @@ def latex_text(table: EvaluationTable) -> str:
     if any(row.baseline is not None for row in table.rows):
         test = f"at p < {table.significance:g} in a two-sided paired test"
         sentences.append(f"{BETTER}: better than the baseline {test}; {WORSE}: worse.")
-    rows = [[row.name, *(cell.value + cell.mark for cell in _cells(row, table))] for row in table.rows]
+    rows = [[row.name, *(value for value, _ in _cells(row, table))] for row in table.rows]
     return Table("", ["Model", *_titles(table)], rows).latex(" ".join(sentences))
 
 

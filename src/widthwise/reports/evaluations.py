@@ -34,6 +34,8 @@ NAMES = ("text or task", "metric")
 DRAWN = ("acc", "acc_norm", "bits_per_byte", "perplexity")
 """Metrics with a figure. Other metrics are functions of these and are in tables only."""
 
+FLIPS_NOTE = "gained, lost: items that only this run or only the baseline has right; p: exact test of McNemar"
+
 
 class Question(NamedTuple):
     """A text or a task with its options. Scores on equal questions share a row or a line."""
@@ -208,9 +210,7 @@ def difference_table(name: str, baseline: str, differences: Iterable[Difference]
         # If no item differs, the interval is unknown.
         row += [difference.metric, value, f"{low} to {high}" if difference.stderr else ""]
         if (flips := difference.flips) is not None:
-            definition = (
-                "gained, lost: items that only this run or only the baseline has right; p: exact test of McNemar"
-            )
+            definition = FLIPS_NOTE
             row += [f"{len(flips.gained):,}", f"{len(flips.lost):,}", fixed(flips.p_value, 3)]
     if definition:
         header += ["gained", "lost", "p"]
@@ -286,9 +286,8 @@ def tables_by_checkpoint(
     for evaluation in evaluations:
         checkpoint = (evaluation.step or 0, finite(evaluation.tokens))
         checkpoints[evaluation.run, evaluation.step] = checkpoint
-        scored += [
-            (Question(on), names[evaluation.run], checkpoint, scores) for on, scores in evaluation.scores.items()
-        ]
+        name = names[evaluation.run]
+        scored += [(Question(on), name, checkpoint, scores) for on, scores in evaluation.scores.items()]
     for pair in differences:
         by_question: dict[str, dict[str, Score]] = {}
         for difference in pair.differences:
@@ -306,8 +305,6 @@ def newest_tables(named: Mapping[str, Run]) -> list[Table]:
     joined = _joined(
         {name: [pair for evaluation in run.evaluations for pair in answers(evaluation)] for name, run in named.items()}
     )
-    if not joined:
-        return []
     differences: dict[tuple[str, str], list[Difference]] = {}
     for question, by_model in joined.items():
         (first, before), *further = by_model.items()

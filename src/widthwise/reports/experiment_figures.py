@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
+from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES
@@ -124,18 +125,6 @@ def point_figure(
     return Figure(key, title, label, alt.layer(*layers), looks)
 
 
-class Stack(NamedTuple):
-    """A model of equal layers, with its loss."""
-
-    name: str
-    n_blocks: int
-    n_layers: int
-    d_model: int
-    d_hidden: int
-    loss: Estimate
-    """With a baseline, the baseline's loss plus the difference, which has a narrower interval."""
-
-
 def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     """Return figures 3 and 4 of the hourglass paper, arXiv:2602.06471, for the variants `names`, which have one budget.
 
@@ -145,17 +134,25 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     baseline = outcome.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean
     level = None if baseline is None or zero is None else (baseline.name, zero)
-    variants = [variant for variant in outcome.variants if variant is not baseline and variant.name in names]
-    stacks = [stack for variant in variants if (stack := _stack(variant, zero)) is not None]
-    stacks.sort(key=lambda stack: -finite(stack.loss.mean))
-    lowest = {(stack.n_blocks, stack.n_layers): stack for stack in stacks}.values()
+    stacks: list[tuple[CostSummary, Point]] = []
+    for variant in outcome.variants:
+        cost = variant.cost
+        loss = variant.val_loss
+        if zero is not None and variant.difference is not None:  # has a narrower interval than the loss
+            loss = shifted(variant.difference, zero)
+        is_drawn = variant is not baseline and variant.name in names and loss.mean is not None
+        if is_drawn and _has_equal_layers(cost):
+            stacks.append((cost, Point(f"K = {len(cost.hidden_widths[0])}", variant.name, 0.0, loss)))
+    stacks.sort(key=lambda stack: -finite(stack[1].loss.mean))
+    lowest = {(point.series, len(cost.widths)): point for cost, point in stacks}.values()
     by_ratio: list[Point] = []
     by_aspect: list[Point] = []
-    for stack in stacks:
-        point = Point(f"K = {stack.n_blocks}", stack.name, stack.d_hidden / stack.d_model, stack.loss)
-        by_ratio.append(point._replace(line=f"L = {stack.n_layers}"))
-        by_aspect.append(point._replace(x=stack.d_model / stack.n_layers, line="" if stack in lowest else None))
-    looks = styles([f"K = {k}" for k in sorted({stack.n_blocks for stack in stacks})])
+    for cost, point in stacks:
+        n_layers = len(cost.widths)
+        by_ratio.append(point._replace(x=cost.hidden_widths[0][0] / cost.widths[0], line=f"L = {n_layers}"))
+        by_aspect.append(point._replace(x=cost.widths[0] / n_layers, line="" if point in lowest else None))
+    n_blocks = sorted({len(cost.hidden_widths[0]) for cost, _ in stacks})
+    looks = styles([f"K = {n}" for n in n_blocks])
     figures = []
     for key, axis, points in (
         ("shape-ratio", "d_hidden / d_model", by_ratio),
@@ -168,23 +165,14 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     return figures
 
 
-def _stack(variant: Variant, zero: float | None) -> Stack | None:
-    """Return a model of equal layers; None if layers or blocks differ, if it has experts, or without a loss.
-
-    zero: the baseline's loss.
-    """
-    cost = variant.cost
-    loss = variant.val_loss
-    if zero is not None and variant.difference is not None:
-        loss = shifted(variant.difference, zero)
+def _has_equal_layers(cost: CostSummary) -> bool:
+    """Return whether all layers and all their blocks have the same width, and a token uses all parameters."""
     hidden = {width for widths in cost.hidden_widths for width in widths}
     n_blocks = {len(widths) for widths in cost.hidden_widths}
-    if not cost.is_uniform or len(hidden) != 1 or len(n_blocks) != 1 or loss.mean is None:
-        return None
     n_in_use = cost.params["total"] - cost.params.get("mtp", 0)
-    if cost.params.get("active", n_in_use) < n_in_use:  # experts: a token uses only some parameters
-        return None
-    return Stack(variant.name, n_blocks.pop(), len(cost.widths), cost.widths[0], hidden.pop(), loss)
+    if cost.params.get("active", n_in_use) < n_in_use:  # experts
+        return False
+    return cost.is_uniform and len(hidden) == 1 and len(n_blocks) == 1
 
 
 def shifted(estimate: Estimate, by: float) -> Estimate:

@@ -1,6 +1,6 @@
 """Sections, sentences and curves that pages of experiments share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
@@ -12,29 +12,11 @@ from widthwise.records.run import Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
-from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure
-from widthwise.reports.formats import (
-    MISSING,
-    clean,
-    counted,
-    fixed,
-    interval,
-    percentage,
-    sequence,
-    shorten,
-    si,
-    signed,
-)
-from widthwise.reports.main_table import (
-    csv_text,
-    latex_text,
-    main_tables,
-    settings_of,
-    shown_verdict,
-    validated_table,
-)
+from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure, shape_figures
+from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, si
+from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, shown_verdict, validated_table
 from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
-from widthwise.reports.reading import read_run
+from widthwise.reports.run import data_table, read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
 
@@ -76,7 +58,6 @@ def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
 
 
 def experiment_page(
-    kind: str,
     outcome: Outcome,
     runs: Runs,
     answer: Sequence[str],
@@ -84,12 +65,10 @@ def experiment_page(
     first: Sequence[Figure | None],
     sections: Sequence[Section | None],
     *reproduce: Part | None,
-    title: str = "Variant",
 ) -> Page:
     """Return the page of an experiment: `sections`, data and environment, and how to reproduce it.
 
-    first: figures of the first screen. reproduce: parts of the last section after the command. title: title of the
-    names in tables.
+    first: figures of the first screen. reproduce: parts of the last section after the command.
     """
     badges = []
     if len(outcome.seeds) < FEWEST_SEEDS:
@@ -99,13 +78,13 @@ def experiment_page(
         badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss, marked !")
     if any(variant.shares_machine for variant in outcome.variants):
         badges.append("runs shared the machine: speeds not comparable (use --jobs 1)")
-    data = tables.data_table({name: seeds[0] for name, seeds in runs.items()})
+    data = data_table({name: seeds[0] for name, seeds in runs.items()})
     environment = tables.environment_table(outcome.environment)
-    files = {}
-    if outcome.variants:
-        files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome, title)}
+    files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome)} if outcome.variants else {}
+    folders = [f"{clean(name)}: {', '.join(run.path for run in seeds)}" for name, seeds in runs.items()]
+    described = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
     return Page(
-        kind,
+        outcome.kind,
         clean(outcome.title),
         answer,
         lead=question,
@@ -114,7 +93,16 @@ def experiment_page(
         sections=[
             *sections,
             section("Data and environment", data, environment),
-            _reproduce_section(outcome, runs, *reproduce),
+            section(
+                "How to reproduce",
+                Text(
+                    ["Run this command with the versions above. Runs of one seed read the same data in the same order."]
+                ),
+                Code(outcome.command),
+                *reproduce,
+                *(resolved(name, seeds[0]) for name, seeds in runs.items()),
+                Code("\n".join(described), "Files"),
+            ),
         ],
         made_from=f"{Outcome.file_name} of {outcome.created}",
         files=files,
@@ -209,7 +197,7 @@ def baseline_answer(outcome: Outcome) -> list[str]:
     if unclear := by_verdict.get(UNCLEAR):
         names = variant_names(unclear)
         if len(unclear) == 1 and (difference := unclear[0].difference) is not None:
-            names += f", {signed(difference.mean, 4)} nats{size_interval(difference, outcome)}"
+            names += f", {fixed(difference.mean, 4, '+')} nats{size_interval(difference, outcome)}"
         lines.append(f"No clear difference from {baseline} with {seeds}: {names}.")
     better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
     if better:
@@ -245,26 +233,23 @@ def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> st
     return f"Variants, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
 
 
-def results_section(
-    outcome: Outcome, caption: str, looks: Looks, *more: Table | None, title: str = "Variant"
-) -> Section | None:
-    """Return the main tables, further texts and tasks, the tables `more`, and every seed. title: title of the names."""
-    main = main_tables(outcome, caption, looks, first=title)
+def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table | None) -> Section | None:
+    """Return the main tables, further texts and tasks, the tables `more`, and every seed."""
+    main = main_tables(outcome, caption, looks)
     return section("Results", *main, validated_table(outcome), *more, seed_table(outcome))
 
 
-def seed_table(outcome: Outcome) -> Table | None:
-    """Return a folded table of the held-out loss and difference of every seed; None without variants."""
+def seed_table(outcome: Outcome) -> Table:
+    """Return a folded table of the held-out loss and difference of every seed."""
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
         losses = variant.val_loss.per_seed
         differences = [*(variant.difference.per_seed if variant.difference else ()), *[None] * len(losses)]
         cells[variant.name] = {
-            f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({signed(difference, 4)})")
+            f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({fixed(difference, 4, '+')})")
             for seed, loss, difference in zip(outcome.seeds, losses, differences)
         }
-    table = by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells)
-    return table.folded if cells else None
+    return by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded
 
 
 def open_points_section(outcome: Outcome) -> Section | None:
@@ -273,7 +258,7 @@ def open_points_section(outcome: Outcome) -> Section | None:
     for point in outcome.open_points:
         rows.append([clean(point.name), point.state, shorten(point.reason or "", 300) or MISSING])
     title = "Points without a result"
-    return section(title, Table(title, ["Point", "State", "Reason"], rows, {"State", "Reason"})) if rows else None
+    return section(title, Table(title, ["Point", "State", "Reason"], rows, {"State", "Reason"}))
 
 
 def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
@@ -286,7 +271,7 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     compared = [variant for variant, _ in outcome.compared]
     if validations is None or baseline is None or not compared:
         return None
-    loss_tables = [table for loss in OF_HELD_OUT if (table := _equal_loss_table(loss, compared, baseline)) is not None]
+    loss_tables = [table for loss in OF_HELD_OUT if (table := _equal_loss_table(loss, compared, baseline)).rows]
     names = ["equal-loss"] if loss_tables else []
     names.append("interpolated" if validations.suffice else "too-few-validations")
     if validations.final_lr_share is not None and (loss_tables or validations.suffice):
@@ -303,8 +288,8 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     )
 
 
-def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> Table | None:
-    """Return a row of tokens and FLOPs for each variant; None if no variant has any for this loss."""
+def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> Table:
+    """Return a row of tokens and FLOPs for each variant that has them for this loss."""
     rows = []
     for variant in compared:
         if (needed := variant.at_equal_loss.get(loss)) is not None:
@@ -313,11 +298,15 @@ def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> 
             for ratio in (needed.tokens_ratio, needed.training_flops_ratio):
                 row += [fixed(ratio.mean, 3), interval(ratio, 3) or MISSING]
             rows.append(row)
-    if not rows:
-        return None
     title = f"Tokens to the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss"
     header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
     return Table(title, header, rows)
+
+
+def shape_section(outcome: Outcome, names: Collection[str]) -> Section | None:
+    """Return the losses over shapes of the variants `names`, which have one budget."""
+    level = percentage(outcome.confidence)
+    return section("Shapes at one budget", note("shapes", level=level), *shape_figures(outcome, names))
 
 
 def loss_figures(runs: Runs, looks: Looks, suffix: str = "", subject: str = "") -> list[Figure]:
@@ -352,18 +341,4 @@ def cost_section(outcome: Outcome, looks: Looks) -> Section | None:
         ratio_figure(outcome, looks),
         tables.cost_table({variant.name: variant for variant in outcome.variants}).folded,
         *(tables.layer_table(variant.name, variant.cost).folded for variant in outcome.variants),
-    )
-
-
-def _reproduce_section(outcome: Outcome, runs: Runs, *parts: Part | None) -> Section | None:
-    """Return command, recipes and files. parts: shown after the command."""
-    folders = [f"{clean(name)}: {', '.join(run.path for run in seeds)}" for name, seeds in runs.items()]
-    files = [f"{Outcome.file_name}: every number of this page", "table.csv, table.tex: the results table", *folders]
-    return section(
-        "How to reproduce",
-        Text(["Run this command with the versions above. Runs of one seed read the same data in the same order."]),
-        Code(outcome.command),
-        *parts,
-        *(resolved(name, seeds[0]) for name, seeds in runs.items()),
-        Code("\n".join(files), "Files"),
     )

@@ -89,9 +89,8 @@ def forest(
         layers.append(heads.encode(x="end:Q", y=up, color=mark_colour, shape=shape))
     layers.append(charts.chart(means).mark_point(size=95).encode(x=across, y=up, tooltip=tip, color=mark_colour))
     layers.append(charts.beside(means, up, "numbers", dy=-6))
-    label = charts.described(
-        f"{caption}:", {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
-    )
+    numbers = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
+    label = charts.described(f"{caption}:", numbers)
     return Figure(key, caption, label, alt.layer(*layers), height=40 + _ROW * len(effects))
 
 

@@ -127,22 +127,16 @@ def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
     return Table(caption, [*header, "largest change"], rows, text_columns={"event"})
 
 
-class _Line(NamedTuple):
-    """A variant near a growth."""
-
-    name: str
-    bundle: Bundle
-    """Training loss by step."""
-    losses: tuple[float, float] | None
-    """Mean held-out losses before and after; None if the variant did not grow at this step."""
+Lines = dict[str, tuple[Bundle, tuple[float, float] | None]]
+"""Variant near a growth -> training loss, and mean held-out losses before and after; None if it did not grow then."""
 
 
 def _lines(
     step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
-) -> list[_Line]:
+) -> Lines:
     """Return the variants that grew at a step, and those of the size before it that never grow."""
     sizes = {growth.record.params_before for at_step in growths.values() for growth in at_step.get(step, ())}
-    lines = []
+    lines: Lines = {}
     for name, seeds in runs.items():
         grown = growths[name].get(step, [])
         cost = seeds[0].cost
@@ -151,53 +145,52 @@ def _lines(
         curves = dict(over_seeds(seeds, "train").seeds)
         reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves.values()))
         for seed, curve in curves.items():
-            is_near = np.abs(curve.x - step) <= reach
-            curves[seed] = Curve(curve.x[is_near], curve.y[is_near])
+            curves[seed] = replace(curve.between(step - reach, step + reach), progress={})
         # The recipe and `grow` can both grow a run here: keep one kind of event.
         first = [growth for growth in grown if growth.record.event == grown[0].record.event]
-        lines.append(_Line(name, Bundle(curves), mean_losses(first) if first else None))
+        lines[name] = (Bundle(curves), mean_losses(first) if first else None)
     return lines
 
 
 def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     """Return mean losses before and after; NaN if a run has none."""
-    before = np.mean([growth.before for growth in growths])
-    after = np.mean([growth.after for growth in growths])
-    return float(before), float(after)
+    before, after = np.mean([(growth.before, growth.after) for growth in growths], axis=0).tolist()
+    return before, after
 
 
-def _figures(step: int, lines: Sequence[_Line], looks: Looks) -> Iterator[Figure]:
+def _figures(step: int, lines: Lines, looks: Looks) -> Iterator[Figure]:
     """Yield a figure of losses and, if a variant with the same seeds never grew, one of losses minus its."""
     title = f"Loss across the growth after step {step:,}"
     yield from _figure(f"growth-{step}", title, step, lines, looks, "training loss; squares: held out")
-    stayed = next((line for line in lines if line.losses is None), None)
-    paired = [line for line in lines if stayed and [*line.bundle.seeds] == [*stayed.bundle.seeds]]
-    if stayed is None or len(paired) == 1:
+    stayed = next((name for name, (_, losses) in lines.items() if losses is None), None)
+    if stayed is None:
         return
-    diffs = []
-    for line_name, bundle, losses in paired:
+    stayed_curves = lines[stayed][0].seeds
+    diffs: Lines = {}
+    for name, (bundle, losses) in lines.items():
+        if [*bundle.seeds] != [*stayed_curves]:
+            continue
         seeds: dict[str, Curve] = {}
         for seed, curve in bundle.seeds.items():
-            stayed_curve = stayed.bundle.seeds[seed]
+            stayed_curve = stayed_curves[seed]
             steps = np.intersect1d(curve.x, stayed_curve.x)
-            seeds[seed] = Curve(
-                steps, curve.y[np.isin(curve.x, steps)] - stayed_curve.y[np.isin(stayed_curve.x, steps)]
-            )
+            losses_of_stayed = stayed_curve.y[np.isin(stayed_curve.x, steps)]
+            seeds[seed] = Curve(steps, curve.y[np.isin(curve.x, steps)] - losses_of_stayed)
         # Before the growth, both models are the same and have the same held-out loss.
         change = losses and (0.0, losses[1] - losses[0])
-        diffs.append(_Line(line_name, Bundle(seeds), change))
-    name = shorten(stayed.name, 22)
-    title = f"Loss minus the loss of {name}"
-    yield from _figure(f"growth-{step}-above", title, step, diffs, looks, f"minus the loss of {name}")
+        diffs[name] = (Bundle(seeds), change)
+    if len(diffs) > 1:
+        of_stayed = f"minus the loss of {shorten(stayed, 22)}"
+        yield from _figure(f"growth-{step}-above", f"Loss {of_stayed}", step, diffs, looks, of_stayed)
 
 
-def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Looks, y_title: str) -> Iterator[Figure]:
+def _figure(key: str, title: str, step: int, lines: Lines, looks: Looks, y_title: str) -> Iterator[Figure]:
     """Yield the curves with squares for held-out losses; nothing if no curve has a value near the growth."""
-    curves = {line.name: line.bundle for line in lines}
+    curves = {name: bundle for name, (bundle, _) in lines.items()}
     figure = curve_figure(key, title, curves, looks, "step", y_title, growths=[step + 0.5])
     if figure is None:
         return
-    grown = [(name, losses) for name, _, losses in lines if losses is not None]
+    grown = [(name, losses) for name, (_, losses) in lines.items() if losses is not None]
     chart = figure.chart
     assert isinstance(chart, alt.LayerChart)
     for i, (moment, channel, fill) in enumerate((("before", "stroke", CARD), ("after", "fill", alt.Undefined))):
@@ -208,12 +201,8 @@ def _figure(key: str, title: str, step: int, lines: Sequence[_Line], looks: Look
         ]
         if squares:
             marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, fill=fill)
-            axes = {
-                "x": "x:Q",
-                "y": "y:Q",
-                "tooltip": charts.tips(name="|variant", line="", x=",.0f|step", y=".4f"),
-            }
-            chart += marks.encode(**axes, **charts.coloured(figure.legend, channel))
+            tip = charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")
+            chart += marks.encode(x="x:Q", y="y:Q", tooltip=tip, **charts.coloured(figure.legend, channel))
     shown = [f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in grown]
     label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: "
     yield replace(figure, label=f"{label}{'; '.join(shown)}.", chart=chart)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -12,19 +12,7 @@ from widthwise.mistakes import UserError
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, OfModel, Quantity
-from widthwise.reports.formats import (
-    TIMES,
-    capital,
-    clean,
-    fixed,
-    interval,
-    percentage,
-    plain,
-    ratio,
-    shorten,
-    shown,
-    signed,
-)
+from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, plain, ratio, shorten, shown
 from widthwise.reports.table import Table, by_row, csv_estimate, csv_rows
 
 if TYPE_CHECKING:
@@ -58,64 +46,53 @@ _OF_POINTS = ("val_loss", "difference", "params", "training_flops", "kv_bytes")
 """Columns of a sweep on a terminal, with one line for each point."""
 
 
-class Cell(NamedTuple):
-    """The mean of a quantity as text, and below it the interval or the ratio to the baseline, or ""."""
+def cell(quantity: Quantity, variant: Variant, outcome: Outcome, is_brief: bool = False) -> tuple[str, str]:
+    """Return the mean of a quantity, and the text below it: the interval, the ratio to the baseline, or "".
 
-    value: str
-    below: str = ""
-
-
-def cell(quantity: Quantity, variant: Variant, outcome: Outcome, is_brief: bool = False) -> Cell:
-    """Return a cell. is_brief: for the narrow columns of a terminal, with intervals of three decimals."""
+    is_brief: for the narrow columns of a terminal, with intervals of three decimals.
+    """
     estimate = quantity.of_variant(variant)
     if estimate is None:
-        return Cell(shown(None, quantity))
+        return shown(None, quantity), ""
     value = shown(estimate.mean, quantity)
     if quantity.name == SPEED and variant.shares_machine:
         value += "*"
     if quantity.has_ratio:
         baseline = outcome.baseline_of(variant)
         if baseline is None or baseline.name == variant.name:
-            return Cell(value)
-        if is_brief:
-            times = ratio(quantity.ratio(variant, baseline), sign="")
-            return Cell(value, times and f"({times})")
-        return Cell(value, ratio(quantity.ratio(variant, baseline)))
+            return value, ""
+        times = ratio(quantity.ratio(variant, baseline), sign="" if is_brief else TIMES)
+        return value, f"({times})" if is_brief and times else times
     if quantity.n_decimals is None:
-        return Cell(value)
+        return value, ""
     ends = interval(estimate, 3 if is_brief else quantity.n_decimals, quantity.is_signed)
-    return Cell(value, ends.replace(" to ", "…") if is_brief else ends)
+    return value, ends.replace(" to ", "…") if is_brief else ends
 
 
 def _table(
-    outcome: Outcome,
-    caption: str,
-    columns: Sequence[Quantity],
-    titles: Sequence[str],
-    first: str = "Variant",
-    verdict: str = "Verdict",
-    is_brief: bool = False,
-    is_one_line: bool = False,
+    outcome: Outcome, caption: str, columns: Sequence[Quantity], titles: Sequence[str], is_brief: bool = False
 ) -> Table:
     """Return a row for each variant, with the verdict after the difference.
 
-    first, verdict: titles of these columns. is_one_line: cells have one line; intervals of losses are omitted.
+    is_brief: for a terminal. Points on axes then have one line, without intervals of losses.
     """
+    first = "point" if outcome.axes else "variant"
+    verdict = "verdict"
+    if not is_brief:
+        first = capital(first)
+        verdict = capital(verdict)
+    is_one_line = is_brief and bool(outcome.axes)
     header = [first]
     rows = [[marked(variant)] for variant in outcome.variants]
     for column, title in zip(columns, titles):
-        header.append(title)
+        header += [title, verdict] if column.name == JUDGED else [title]
         for row, variant in zip(rows, outcome.variants):
             value, below = cell(column, variant, outcome, is_brief)
             if below and not is_one_line:
                 value += f"\n{below}"
             elif below and (column.has_ratio or column.name == JUDGED):
                 value += f" ({below.strip('()')})"
-            row.append(value)
-        if column.name == JUDGED:
-            header.append(verdict)
-            for row, variant in zip(rows, outcome.variants):
-                row.append(shown_verdict(variant))
+            row += [value, shown_verdict(variant)] if column.name == JUDGED else [value]
     return Table(caption, header, rows, text_columns={verdict})
 
 
@@ -209,11 +186,10 @@ def _with_settings(table: Table, outcome: Outcome) -> Table:
     return replace(table, header=[*table.header, DIFFERS], rows=rows, text_columns={*table.text_columns, DIFFERS})
 
 
-def main_tables(outcome: Outcome, caption: str, looks: "Looks", first: str = "Variant") -> list[Table]:
+def main_tables(outcome: Outcome, caption: str, looks: "Looks") -> list[Table]:
     """Return the chosen columns in one table; by default a table of losses and a table of costs.
 
-    All default columns in one table would be wider than most windows. looks: style of each variant. first: title of
-    the names. Empty without variants.
+    All default columns in one table would be wider than most windows. looks: style of each variant.
     """
     columns = main_columns(outcome)
     losses = columns
@@ -222,13 +198,11 @@ def main_tables(outcome: Outcome, caption: str, looks: "Looks", first: str = "Va
         losses.sort(key=lambda quantity: quantity.name != JUDGED)  # a narrow screen shows the first columns
     costs = [quantity for quantity in columns if quantity not in losses]
     swatches = [looks[variant.name].swatch for variant in outcome.variants]
-    if not swatches:
-        return []
     tables = []
     for title, quantities in ((caption, losses), ("Costs", costs)):
         if quantities:
             titles = [capital(quantity.title) for quantity in quantities]
-            tables.append(replace(_table(outcome, title, quantities, titles, first=first), swatches=swatches))
+            tables.append(replace(_table(outcome, title, quantities, titles), swatches=swatches))
     if tables:
         tables[0] = _with_settings(tables[0], outcome)
         tables[-1] = replace(tables[-1], notes=[*notes(outcome), *doubts(outcome)])
@@ -251,45 +225,34 @@ def validated_table(outcome: Outcome) -> Table | None:
             row[name] = fixed(score.value.mean, 4)
             if score.difference:
                 ends = interval(score.difference, 4, True)
-                row[name] += f" ({signed(score.difference.mean, 4)}{ends and f', {ends}'})"
+                row[name] += f" ({fixed(score.difference.mean, 4, '+')}{ends and f', {ends}'})"
     caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
     return by_row(caption, "Variant", cells)
 
 
 def comparison_table(outcome: Outcome) -> Table:
-    """Return the table for a terminal: values with their interval or their ratio to the baseline."""
-    if outcome.axes:
-        return _table_of_points(outcome)
-    columns = [quantity for quantity in main_columns(outcome) if quantity.name in _ON_TERMINALS]
-    titles = [quantity.brief_title for quantity in columns]
-    table = _table(outcome, clean(outcome.title), columns, titles, "variant", "verdict", is_brief=True)
-    baseline = shorten(outcome.baseline_words or "", 30)
-    below = f"below: {percentage(outcome.confidence)} interval, (ratio to {baseline})"
-    units = {"FLOPs": "FLOPs: forward, per token", "KV B": "KV B: bytes per token"}
-    return _on_terminal(table, outcome, {"variant": below}, units)
+    """Return the table for a terminal: values with their interval or their ratio to the baseline.
 
-
-def _table_of_points(outcome: Outcome) -> Table:
-    """Return a line for each point, unfinished points last."""
-    columns = [QUANTITY[name] for name in _OF_POINTS if _is_known(QUANTITY[name], outcome)]
-    titles = [quantity.brief_title for quantity in columns]
-    table = _table(outcome, clean(outcome.title), columns, titles, "point", "verdict", is_brief=True, is_one_line=True)
+    Points of a sweep have one line each. Unfinished points come last.
+    """
     level = percentage(outcome.confidence)
-    explanation = ""
-    if outcome.baseline_words:
-        baseline = shorten(outcome.baseline_words, 30)
-        explanation = f"in parentheses: {level} interval of the difference, ratio to {baseline}"
-    return _on_terminal(table, outcome, {"point": explanation})
-
-
-def _on_terminal(table: Table, outcome: Outcome, *column_notes: Mapping[str, str]) -> Table:
-    """Return the table with short names, rows for unfinished points, and notes on columns."""
+    baseline = shorten(outcome.baseline_words or "", 30)
+    if outcome.axes:
+        first = "point"
+        columns = [QUANTITY[name] for name in _OF_POINTS if _is_known(QUANTITY[name], outcome)]
+        below = f"in parentheses: {level} interval of the difference, ratio to {baseline}" if baseline else ""
+        lines = [{first: below}]
+    else:
+        first = "variant"
+        columns = [quantity for quantity in main_columns(outcome) if quantity.name in _ON_TERMINALS]
+        units = {"FLOPs": "FLOPs: forward, per token", "KV B": "KV B: bytes per token"}
+        lines = [{first: f"below: {level} interval, (ratio to {baseline})"}, units]
+    table = _table(outcome, clean(outcome.title), columns, [column.brief_title for column in columns], is_brief=True)
     rows = [[shorten(name, 36), *row] for name, *row in table.rows]
     rows += [[clean(point.name), point.state] for point in outcome.open_points]
-    lines = list(column_notes)
     if any(variant.shares_machine for variant in outcome.variants):
         lines.append({"tok/s": SHARED_NOTE})
-    lines += [{table.header[0]: doubt} for doubt in doubts(outcome)]
+    lines += [{first: doubt} for doubt in doubts(outcome)]
     n_essential = 1 + list(table.header).index("verdict") if "verdict" in table.header else None
     return replace(table, rows=rows, column_notes=lines, n_essential=n_essential)
 
@@ -320,8 +283,8 @@ def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -
     return row
 
 
-def latex_text(outcome: Outcome, first: str = "Variant") -> str:
-    """Return the table for a paper. first: title of the names."""
+def latex_text(outcome: Outcome) -> str:
+    """Return the table for a paper."""
     columns = main_columns(outcome)
     titles = [capital(quantity.title) for quantity in columns]
     if outcome.columns is None:
@@ -337,4 +300,4 @@ def latex_text(outcome: Outcome, first: str = "Variant") -> str:
     if any(variant.shares_machine for variant in outcome.variants):
         caption += f" {SHARED_NOTE}."
     caption += "".join(f" {doubt}" for doubt in doubts(outcome))
-    return _with_settings(_table(outcome, "", columns, titles, first=first), outcome).latex(caption)
+    return _with_settings(_table(outcome, "", columns, titles), outcome).latex(caption)

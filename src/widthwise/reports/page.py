@@ -19,9 +19,12 @@ from markupsafe import Markup
 
 from widthwise.files import write_atomic
 from widthwise.records.run import Run
-from widthwise.reports.charts import LOOK, Figure, FileKind, vega_library
+from widthwise.reports.charts import LOOK, Figure, FileKind, colours, vega_library
 from widthwise.reports.formats import clean, printable
 from widthwise.reports.table import Table
+
+N_TABLES = 2
+"""Number of tables in a notebook; for a comparison these are losses and costs."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,6 @@ class Folded:
 
     caption: str
     parts: Sequence["Text | Table | Figure"]
-
-    @property
-    def groups(self) -> Iterator[tuple[str, list["Part"]]]:
-        return _groups(self.parts)
 
 
 Part = Text | Code | Folded | Table | Figure
@@ -81,22 +80,13 @@ class Section:
     def anchor(self) -> str:
         return re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
-    @property
-    def groups(self) -> Iterator[tuple[str, list[Part]]]:
-        return _groups(self.parts)
-
 
 def section(title: str, *parts: Part | None) -> Section | None:
-    """Return a section of the parts that are not None; None if these are only quiet text."""
-    shown = [part for part in parts if part is not None]
+    """Return a section without the parts that are None or a table without rows; None if only quiet text remains."""
+    shown = [part for part in parts if part is not None and not (isinstance(part, Table) and not part.rows)]
     if all(isinstance(part, Text) and part.is_quiet for part in shown):
         return None
     return Section(title, shown)
-
-
-def in_words(sentences: Iterable[str]) -> Text:
-    """Return the sentences of a record, which repeat numbers of tables."""
-    return Text(["Summary:", *sentences])
 
 
 def note(*names: str, **values: object) -> Text:
@@ -160,6 +150,14 @@ class Page:
         scripts = [_SCRIPT, *([vega()] if self.figures else [])]
         return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
 
+    def notebook_html(self) -> str:
+        """Return the answer, the first figures as images, and the main tables, without scripts."""
+        figures = [part for part in self.first if isinstance(part, Figure)]
+        parts = [part for section in self.sections if section is not None for part in section.parts]
+        tables = [part for part in parts if isinstance(part, Table) and not part.is_folded][:N_TABLES]
+        template = _ENVIRONMENT.get_template("notebook.html")
+        return template.render(page=self, figures=figures, tables=tables, colours=colours(is_dark=False))
+
     def write(self, out: Path, figures: FileKind | None = None) -> list[Path]:
         """Write `report.html`, the files next to it, and with `figures` each figure as a file of that kind.
 
@@ -177,10 +175,6 @@ class Page:
 def vega() -> str:
     """Return Vega as one script."""
     return vega_library().javascript_bundle()
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def as_json(value: object) -> Markup:
@@ -202,7 +196,9 @@ _ENVIRONMENT.globals |= {"look": LOOK, "style": Markup((_FOLDER / "page.css").re
 _ENVIRONMENT.filters |= {
     "clean": clean,
     "json": as_json,
-    "hash": _hash,
+    "hash": lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    "groups": _groups,
     "raw": Markup,
+    "picture": lambda figure: base64.b64encode(figure.document("svg")).decode(),
     "legend": lambda figures: {clean(n): style.swatch for figure in figures for n, style in figure.legend.items()},
 }

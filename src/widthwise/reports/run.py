@@ -5,21 +5,26 @@ from pathlib import Path
 
 import numpy as np
 
+from widthwise.config_io import parse
+from widthwise.data.identity import KEY, read_identity
 from widthwise.mistakes import UserError
+from widthwise.records.certificate import Certificate
+from widthwise.records.evaluation import Evaluation
 from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS
-from widthwise.records.run import ListedRun, Run, RunResult
+from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
+from widthwise.records.shrinking import Shrinking
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
 from widthwise.reports.evaluations import final_table, newest_tables, parts_over_training
-from widthwise.reports.formats import MISSING, clean, fixed, plain, shorten, shown
+from widthwise.reports.formats import MISSING, clean, counted, fixed, plain, shorten, shown
 from widthwise.reports.growth import growth_answers, growth_question, growth_section
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
-from widthwise.reports.reading import progress_table, read_run, reload_sentence, state_sentence
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
-from widthwise.reports.table import Table, by_row
+from widthwise.reports.table import Table, by_column, by_row
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
+from widthwise.run_dir import RunDir
 from widthwise.runs.listing import listed_run
 
 _CURVES = (
@@ -49,6 +54,33 @@ N_SHOWN = 6
 """Number of samples of a prompt on the page, spread over the run; the file has all samples."""
 
 
+def read_run(path: Path, shown_as: str | None = None) -> Run:
+    """Read a run directory, finished or not. shown_as: path in the report. Raises UserError if it is broken."""
+    folder = RunDir(path)
+    config_yaml = folder.config_yaml()
+    result = folder.result()
+    metrics = folder.metrics()
+    # A result lists the growths during the run; the metrics list all growths, also of an unfinished run.
+    events = ("grown",) if result else ("grown", "growth")
+    growths = [
+        parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
+    ]
+    if result:
+        growths = [*result.growth, *growths]
+    return Run(
+        path=shown_as or str(path),
+        config_yaml=config_yaml,
+        environment=folder.environment(),
+        metrics=metrics,
+        result=result,
+        growths=sorted(growths, key=lambda growth: growth.step),
+        certificate=Certificate.read_if_present(folder.path),
+        shrinking=Shrinking.read_if_present(folder.path),
+        evaluations=Evaluation.read_all(folder.path),
+        samples=folder.samples_file.records(),
+    )
+
+
 def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page:
     """Return the page of runs. Raises UserError if a run is broken.
 
@@ -57,8 +89,9 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     runs = [read_run(Path(path)) for path in paths]
     named = _distinct_names(runs)
     looks = styles([*named, BEFORE], baseline=BEFORE)
-    costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
+    costs = {name: result.cost for name, result in results.items()}
+    layer_tables = [tables.layer_table(name, cost).folded for name, cost in costs.items()]
     listed = {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
@@ -70,10 +103,6 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     by_head = {}
     for name, result in results.items():
         by_head[name] = {f"{i} after the next": loss for i, loss in enumerate(result.val_mtp_losses or (), start=1)}
-    costs_section = None
-    if costs:
-        layer_tables = [tables.layer_table(name, cost).folded for name, cost in costs.items()]
-        costs_section = section("Costs", tables.cost_table(results), *layer_tables)
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
@@ -85,10 +114,10 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             cut,
             section(
                 "Results",
-                progress_table(listed),
+                tables.progress_table(listed),
                 _result_table(named),
                 Text(notes) if notes else None,
-                tables.data_table(named),
+                data_table(named),
                 _loss_table("Held-out loss by source of the data", by_source),
                 _loss_table("Held-out loss of the MTP heads, by the token they predict", by_head),
                 final_table(results),
@@ -102,7 +131,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
-            costs_section,
+            section("Costs", tables.cost_table(results), *layer_tables),
             section("Environment", *_environments(named)),
             section(
                 "How to reproduce",
@@ -151,10 +180,42 @@ def _result_table(named: Mapping[str, Run]) -> Table:
     return by_row("Results", "Run", cells)
 
 
-def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table | None:
-    """Return a row for each run with losses; None without such runs."""
+def data_table(named: Mapping[str, Run]) -> Table:
+    """Return one column if all runs used the same data, otherwise a column for each run."""
+    columns = {name: _data_of(run) for name, run in named.items()}
+    first = next(iter(columns.values()), {})
+    return by_column("Data", {"Value": first} if all(column == first for column in columns.values()) else columns)
+
+
+def _data_of(run: Run) -> dict[str, str]:
+    """Return title -> property of the data of a run. Unknown properties are omitted."""
+    column = {}
+    if run.environment.get(KEY):
+        rows = read_identity(run.environment, f"{run.path}/environment.json").rows()
+        column = {item: clean(text) for item, text in rows.items()}
+    result = run.result
+    if result is None:
+        return column
+    data = result.data
+    if data is not None:
+        column["training text"] = f"{counted(data.n_train_tokens, 'token')}, {counted(data.n_train_bytes, 'byte')}"
+    if result.tokens:
+        column["read in training"] = counted(result.tokens, "token")
+        if data is not None:
+            column["read in training"] += f", {result.tokens / data.n_train_tokens:.3g} times the training text"
+    if data is not None:
+        n_tokens = counted(data.n_held_out_tokens, "token")
+        column["held-out text"] = f"{n_tokens}, {counted(data.n_held_out_bytes, 'byte')}"
+    if result.n_val_tokens:
+        windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
+        column["read for the held-out loss"] = f"{counted(result.n_val_tokens, 'token')}: {windows}"
+    return column
+
+
+def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a row for each run with losses."""
     cells = {name: {key: fixed(loss, 4) for key, loss in row.items()} for name, row in losses.items() if row}
-    return by_row(caption, "Run", cells) if cells else None
+    return by_row(caption, "Run", cells)
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
@@ -166,12 +227,30 @@ def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
     return named
 
 
+def reload_sentence(refresh_seconds: int | None) -> str:
+    """Return a sentence on the reloading of a page; "" if it does not reload."""
+    if refresh_seconds is None:
+        return ""
+    return f" This page reloads itself every {refresh_seconds} s until training ends."
+
+
+def _state(run: ListedRun) -> str:
+    """Return the state of a run as `It is running, at step 120 of 400.`"""
+    where = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
+    if run.state == "ready":
+        return "It has no step yet; start it with widthwise resume."
+    if run.state == "stopped":
+        return f"It has stopped{where}; continue it with widthwise resume."
+    reason = f": {clean(run.reason)}" if run.reason else ""
+    return f"It {'is running' if run.state == 'running' else 'has failed'}{where}{reason}."
+
+
 def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
     where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs in the same figures"
     if not listed:
         return f"{where}."
     if len(runs) == 1:
-        state = state_sentence(*listed.values())
+        state = _state(*listed.values())
     else:
         state = f"{len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished."
     return f"{where}. {state} Results and costs appear when training ends."

@@ -25,7 +25,7 @@ from widthwise.reports.formats import (
     si,
     tick,
 )
-from widthwise.reports.page import Code, Page, Text, in_words, note, section
+from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.table import Table, csv_rows
 
 
@@ -67,7 +67,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
                 "Fitted laws",
                 *law_tables(scaling),
                 note(*notes, level=level, y=y, x=x),
-                in_words(scaling.sentence.splitlines()),
+                Text(["Summary:", *scaling.sentence.splitlines()]),
             ),
             section("Points", Table("Points", ["Group", "point", x, *x2, y, "seeds"], points, text_columns={"point"})),
             section(
@@ -87,13 +87,12 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
 
     Without a baseline, the sentences describe the laws.
     """
+    x = titled(scaling.x)
     y = titled(scaling.y)
     lines = []
     for saving in scaling.arrows:
         ratio = saving.ratio
-        line = (
-            f"{clean(saving.group)} needs {percent(ratio.mean)} of the {titled(scaling.x)} of {clean(saving.baseline)}"
-        )
+        line = f"{clean(saving.group)} needs {percent(ratio.mean)} of the {x} of {clean(saving.baseline)}"
         line += f" for the same {y}"
         if ratio.low is not None and ratio.high is not None:
             line += f" ({percentage(scaling.confidence)} CI {percent(ratio.low)} to {percent(ratio.high)})"

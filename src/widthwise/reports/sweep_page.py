@@ -1,6 +1,6 @@
 """The pages of a sweep over recipe keys, and of a ladder, which compares groups at several sizes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from widthwise.records.estimate import NO_VERDICT
@@ -9,7 +9,6 @@ from widthwise.records.run import RunResult
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
-from widthwise.reports.experiment_figures import shape_figures
 from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
 from widthwise.reports.growth import growth_section
@@ -25,36 +24,23 @@ SHAPE_KEYS = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff
 
 
 def sweep_page(folder: Path, outcome: Outcome) -> Page:
-    """Return the page of a sweep, finished or not. Raises UserError if a run is broken."""
-    best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
-    group_styles = styles(outcome.groups)
-    drawn = {point.name: group_styles[group] for group, point in best_of_group.items()}
-    return _page(folder, outcome, "sweep", sweep_answer(outcome), sweep_question(outcome), drawn, first=[])
-
-
-def ladder_page(folder: Path, outcome: Outcome) -> Page:
-    """Return the page of a ladder, finished or not. Raises UserError if a run is broken."""
-    groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
-    n_sizes = sum(point.group == outcome.baseline_group for point in outcome.points)
-    baseline = f"{clean(outcome.baseline_group or '')} at each of {n_sizes} sizes"
-    question = experiment_sections.compared_question(groups, baseline, outcome)
-    drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
-    first = [difference_figure(outcome)]
-    return _page(folder, outcome, "ladder", ladder_answer(outcome), question, drawn, first)
-
-
-def _page(
-    folder: Path,
-    outcome: Outcome,
-    kind: str,
-    answer: Sequence[str],
-    question: str,
-    drawn: Looks,
-    first: Sequence[Figure | None],
-) -> Page:
-    """Return the page of points on axes. drawn: styles of the points in figures of differences over tokens."""
+    """Return the page of a sweep or a ladder, finished or not. Raises UserError if a run is broken."""
     runs = experiment_sections.read_runs(folder, outcome)
     group_styles = styles(outcome.groups)
+    if outcome.baseline_group is None:
+        answer = sweep_answer(outcome)
+        question = sweep_question(outcome)
+        first = []
+        best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
+        drawn = {point.name: group_styles[group] for group, point in best_of_group.items()}
+    else:
+        answer = ladder_answer(outcome)
+        groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
+        n_sizes = sum(point.group == outcome.baseline_group for point in outcome.points)
+        baseline = f"{clean(outcome.baseline_group)} at each of {n_sizes} sizes"
+        question = experiment_sections.compared_question(groups, baseline, outcome)
+        first = [difference_figure(outcome)]
+        drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
     looks = {
         point.name: BASELINE_STYLE if point.name == outcome.baseline else group_styles[point.group]
         for point in outcome.variants
@@ -66,28 +52,22 @@ def _page(
     if outcome.matched not in (None, "none"):
         shapes = [point.name for point in outcome.variants if not SHAPE_KEYS.isdisjoint(point.values)]
     flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
-    costs = tables.cost_table({point.name: point for point in outcome.variants}).folded if outcome.variants else None
+    compute = compute_figure(outcome, flops, flops_title, group_styles)
+    costs = tables.cost_table({point.name: point for point in outcome.variants}).folded
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
     return experiment_sections.experiment_page(
-        kind,
         outcome,
         runs,
         answer,
         question,
         [*first, *(axes[:2] or [curves])],
         [
-            experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome), title="Point"),
+            experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome)),
             experiment_sections.open_points_section(outcome),
             section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
             section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
-            section(
-                "Shapes at one budget",
-                note("shapes", level=percentage(outcome.confidence)),
-                *shape_figures(outcome, shapes),
-            ),
-            section(
-                "Loss and compute", note("loss-and-compute"), compute_figure(outcome, flops, flops_title, group_styles)
-            ),
+            experiment_sections.shape_section(outcome, shapes),
+            section("Loss and compute", note("loss-and-compute"), compute),
             experiment_sections.equal_loss_section(outcome, drawn),
             growth_section(runs, looks),
             section("Loss curves", curves, note("point-curves")),
@@ -95,7 +75,6 @@ def _page(
         ],
         None if outcome.study is None else _study_table(outcome.study),
         note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
-        title="Point",
     )
 
 
@@ -154,13 +133,12 @@ def ladder_answer(outcome: Outcome) -> list[str]:
                 size = clean(" ".join(map(str, point.values.values())))
                 sizes.append(f"{size} {with_interval(point.difference, 4)}, {shown_verdict(point)}")
         if sizes:
-            lines.append(
-                f"{clean(group)} minus {clean(outcome.baseline_group or '')} at each size: {'; '.join(sizes)}."
-            )
+            pair = f"{clean(group)} minus {clean(outcome.baseline_group or '')}"
+            lines.append(f"{pair} at each size: {'; '.join(sizes)}.")
     return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
-def _judged_table(outcome: Outcome) -> Table | None:
+def _judged_table(outcome: Outcome) -> Table:
     """Return the best point, with an interval widened for the number of points, and the mean of each group."""
     rows = []
     for judged in outcome.judged:
@@ -170,7 +148,7 @@ def _judged_table(outcome: Outcome) -> Table | None:
         rows.append([*row, percentage(judged.confidence), judged.verdict])
     header = ["Point or group", "baseline", "difference", "confidence", "verdict"]
     title = "Best point and means of groups"
-    return Table(title, header, rows, text_columns={"baseline", "verdict"}) if rows else None
+    return Table(title, header, rows, text_columns={"baseline", "verdict"})
 
 
 def _axis_note(outcome: Outcome) -> Text:
@@ -211,7 +189,7 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, group_styles: Look
         ranked = [point.name for point in outcome.variants if point.name in names and point.name in runs]
         if ranked:
             means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
-            bundles[group or "all points"] = Bundle(means, means[ranked[0]], ranked[0])
+            bundles[group or "all points"] = Bundle(means, ranked[0])
     looks = {group or "all points": style for group, style in group_styles.items()}
     return curve_figure("points-step", "Held-out loss", bundles, looks, "step", "held-out loss", crop=True)
 

@@ -1,16 +1,21 @@
-"""Tables of several reports: costs, layers, environments, and data."""
+"""Tables of several reports and verbs: costs, layers, environments, the progress of runs, and inspections."""
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from widthwise.data.identity import KEY, read_identity
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Variant
-from widthwise.records.quantities import QUANTITIES, RUN_COSTS, OfModel
-from widthwise.records.run import Run, RunResult
-from widthwise.reports.formats import MISSING, clean, counted, hidden_widths, plain, shown
+from widthwise.records.quantities import OF_MODELS, QUANTITIES, RUN_COSTS, SHAPE_COSTS, OfModel
+from widthwise.records.run import ListedRun, RunResult
+from widthwise.reports.formats import MISSING, clean, duration, fixed, hidden_widths, plain, shown, si, signed
 from widthwise.reports.table import Table, by_column
+
+SMALLEST_MISS = 0.001
+INSPECTED_SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
+LAYER_COSTS = {"forward_flops" if cost.name == "flops" else cost.name: cost for cost in SHAPE_COSTS}
+"""Key of a layer in an inspection -> quantity. Layers lack quantities of whole models."""
 
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
@@ -42,12 +47,8 @@ def layer_table(name: str, cost: CostSummary) -> Table:
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
     """Return machine and versions. name: name of the run, if runs differ."""
-    return settings_table(f"Machine and versions of {clean(name)}" if name else "Machine and versions", environment)
-
-
-def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
-    """Return a row for each value of a possibly nested mapping."""
-    return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(settings)}})
+    title = f"Machine and versions of {clean(name)}" if name else "Machine and versions"
+    return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(environment)}})
 
 
 def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -59,35 +60,77 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield f"{prefix}{key}", value
 
 
-def data_table(named: Mapping[str, Run]) -> Table | None:
-    """Return one column if all runs used the same data, otherwise a column for each run; None if unknown."""
-    columns = {name: _data_of(run) for name, run in named.items()}
-    if not any(columns.values()):
-        return None
-    first, *rest = columns.values()
-    return by_column("Data", {"Value": first} if all(column == first for column in rest) else columns)
+def progress_table(listed: Mapping[str, ListedRun], caption: str | None = None) -> Table:
+    """Return a table with the last records of each run."""
+    rows = [
+        [
+            clean(name),
+            run.state,
+            (MISSING if run.step is None else f"{run.step:,}") + (f"/{run.n_steps:,}" if run.n_steps else ""),
+            fixed(run.loss, 4),
+            fixed(run.val_loss, 4),
+            si(run.tokens_per_second),
+            duration(None if run.age_seconds is None else run.age_seconds / 3600),
+            MISSING if run.n_bytes is None else f"{si(run.n_bytes)}B",
+        ]
+        for name, run in listed.items()
+    ]
+    header = ["Run", "State", "Step", "Loss", "Held-out loss", "Tokens/s", "Age", "Size"]
+    so_far = f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}; age: of the last record"
+    return Table(caption or so_far, header, rows, text_columns=["State"])
 
 
-def _data_of(run: Run) -> dict[str, str]:
-    """Return title -> property of the data of a run. Unknown properties are omitted."""
-    column = {}
-    if run.environment.get(KEY):
-        rows = read_identity(run.environment, f"{run.path}/environment.json").rows()
-        column = {item: clean(text) for item, text in rows.items()}
-    result = run.result
-    if result is None:
-        return column
-    data = result.data
-    if data is not None:
-        column["training text"] = f"{counted(data.n_train_tokens, 'token')}, {counted(data.n_train_bytes, 'byte')}"
-    if result.tokens:
-        column["read in training"] = counted(result.tokens, "token")
-        if data is not None:
-            column["read in training"] += f", {result.tokens / data.n_train_tokens:.3g} times the training text"
-    if data is not None:
-        n_tokens = counted(data.n_held_out_tokens, "token")
-        column["held-out text"] = f"{n_tokens}, {counted(data.n_held_out_bytes, 'byte')}"
-    if result.n_val_tokens:
-        windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
-        column["read for the held-out loss"] = f"{counted(result.n_val_tokens, 'token')}: {windows}"
-    return column
+def inspection_layers(summary: dict[str, Any]) -> Table:
+    """Return the sizes and costs of every layer of an inspection."""
+    costs = {name: quantity for name, quantity in LAYER_COSTS.items() if name in summary["layers"][0]}
+    sizes = (*INSPECTED_SIZES, "window") if "window" in summary["layers"][0] else INSPECTED_SIZES
+    rows = [
+        [
+            *(plain(row[name]) for name in sizes),
+            hidden_widths(row["hidden_widths"]),
+            *(shown(row[name], quantity) for name, quantity in costs.items()),
+        ]
+        for row in summary["layers"]
+    ]
+    header = [*sizes, "FFN hidden", *(quantity.brief_title for quantity in costs.values())]
+    return Table("layers (forward FLOPs and bf16 bytes per token)", header, rows)
+
+
+def inspection_costs(summary: dict[str, Any]) -> Table:
+    """Return the costs of the model and its baseline in an inspection, without rows of zeros."""
+    model = CostSummary.model_validate(summary)
+    baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
+    header = ["", f"model\n{_kind(model)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
+    rows: list[list[str]] = []
+    for quantity in OF_MODELS.values():
+        value = quantity.read(model) or 0
+        reference = (quantity.read(baseline) or 0) if baseline else 0
+        if value or reference:
+            row = [quantity.title, _exact(value)]
+            if baseline:
+                row += [_exact(reference), f"{value / reference:.4f}" if reference else "-"]
+            rows.append(row)
+    return Table("costs", header, rows)
+
+
+def _kind(cost: CostSummary) -> str:
+    """Return residual, shape and MTP heads of a model, a line each."""
+    lines = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
+    if cost.n_mtp_depths:
+        lines.append(f"mtp {cost.n_mtp_depths}")
+    return "\n".join(lines)
+
+
+def _exact(value: float) -> str:
+    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+
+
+def budget_lines(summary: dict[str, Any]) -> list[str]:
+    """Return lines on the distance of a model from its budget, and from the uniform model if above SMALLEST_MISS."""
+    budgets = {"budget": summary.get("budget"), "uniform model": summary.get("matched")}
+    lines = []
+    for name, budget in budgets.items():
+        if budget and (name == "budget" or abs(budget["miss"]) > SMALLEST_MISS):
+            miss = signed(100 * budget["miss"], 2)
+            lines.append(f"{name}: {si(budget['asked'])} {budget['match']}, missed by {miss}%")
+    return lines

@@ -1,4 +1,4 @@
-"""Reports of folders: a page, and tables for spreadsheets and papers."""
+"""Reports of folders: a page, tables for spreadsheets and papers, and the view of a record in a notebook."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,12 +8,14 @@ from widthwise.mistakes import UserError
 from widthwise.records.analysis import Analysis
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
+from widthwise.records.record import StoredRecord, register_notebook_view
+from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports.analysis import analysis_page
 from widthwise.reports.charts import FileKind
 from widthwise.reports.effects import Effects, are_comparisons, read_effects
 from widthwise.reports.evaluation import evaluation_page
-from widthwise.reports.experiment import ExperimentOnDisk, experiment_page
+from widthwise.reports.experiment import experiment_page, is_unfinished, live_page
 from widthwise.reports.main_table import with_columns
 from widthwise.reports.page import Page
 from widthwise.reports.run import runs_page
@@ -62,7 +64,8 @@ def write_effects(
     if figures is not None or columns is not None:
         raise UserError("report: several comparisons have one table; pass --figures or --columns with a single one")
     effects = read_effects(folders)
-    file = _common_folder(out, f"{len(folders)} comparisons", "table.csv") / "table.csv"
+    file = _common_folder(out, f"{len(folders)} comparisons") / "table.csv"
+    check_kind(file.parent, file.name)
     write_atomic(file, effects.csv_text())
     return effects, file
 
@@ -78,55 +81,51 @@ def check_kind(folder: Path, name: str) -> None:
 
 def is_at_work(paths: Sequence[Path]) -> bool:
     """Return whether a run or an experiment is unfinished, so that its page will change."""
-    for path in paths:
-        run = RunDir(path)
-        if ExperimentOnDisk.read(path).is_unfinished or (run.exists and not run.has_result):
-            return True
-    return False
+    return any(is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths)
 
 
 def _page(paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None, refresh_seconds: int | None) -> Page:
+    if len(paths) == 1 and columns is None and is_unfinished(paths[0]):
+        return live_page(paths[0], refresh_seconds)
     names = {path: name for path in paths for name in PAGES if (path / name).is_file()}
-    if len(paths) == 1:
-        return _page_of_one(paths[0], names.get(paths[0]), columns, refresh_seconds)
     for path in paths:
-        if path not in names and ExperimentOnDisk.read(path).is_unfinished:
+        if len(paths) > 1 and path not in names and is_unfinished(path):
             raise UserError(f"{path}: has not finished; pass it alone, or wait until it has finished")
-        _check_described(path, names.get(path))
+        if path not in names and not RunDir(path).exists:
+            allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
+            raise UserError(f"{path}: is not {allowed}")
     if columns is not None:
-        raise UserError(f"--columns: needs one folder with {Outcome.file_name}")
+        if len(paths) > 1 or names.get(paths[0]) != Outcome.file_name:
+            raise UserError(f"--columns: needs one folder with {Outcome.file_name}")
+        return experiment_page(paths[0], with_columns(Outcome.read(paths[0]), columns))
+    if names and len(paths) == 1:
+        return PAGES[names[paths[0]]](paths[0])
     if names:
         name = next((name for name in names.values() if name != Outcome.file_name), Outcome.file_name)
         raise UserError(
             f"report: got {len(paths)} paths, one with {name}; pass that one alone, or only runs, or only comparisons"
         )
-    _common_folder(out, f"{len(paths)} runs")
+    if len(paths) > 1:
+        _common_folder(out, f"{len(paths)} runs")
     return runs_page(paths, refresh_seconds)
 
 
-def _page_of_one(path: Path, name: str | None, columns: Sequence[str] | None, refresh_seconds: int | None) -> Page:
-    experiment = ExperimentOnDisk.read(path)
-    if columns is None and experiment.is_unfinished:
-        return experiment.live_page(refresh_seconds)
-    _check_described(path, name)
-    if name == Outcome.file_name and experiment.outcome is not None:
-        return experiment_page(path, with_columns(experiment.outcome, columns))
-    if columns is not None:
-        raise UserError(f"--columns: needs one folder with {Outcome.file_name}")
-    return runs_page([path], refresh_seconds) if name is None else PAGES[name](path)
-
-
-def _check_described(path: Path, name: str | None) -> None:
-    """Raise UserError for a folder without a run and without a file of PAGES."""
-    if name is None and not RunDir(path).exists:
-        allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
-        raise UserError(f"{path}: is not {allowed}")
-
-
-def _common_folder(out: Path | None, described: str, name: str | None = None) -> Path:
-    """Return the folder of a common report. Raises UserError if it is None. name: file that is written into it."""
+def _common_folder(out: Path | None, described: str) -> Path:
+    """Return the folder of a common report. Raises UserError if it is None."""
     if out is None:
         raise UserError(f"report: got {described}; pass the folder of their common report with --out")
-    if name is not None:
-        check_kind(out, name)
     return out
+
+
+def notebook_html(record: StoredRecord, folder: Path) -> str | None:
+    """Return the first screen of the page of a record for a notebook; None if it has no page.
+
+    folder: folder of the record. Raises UserError if the folder or a run on the page is missing or broken.
+    """
+    if isinstance(record, RunResult):
+        return runs_page([folder]).notebook_html()
+    page = PAGES.get(record.file_name)
+    return None if page is None else page(folder).notebook_html()
+
+
+register_notebook_view(notebook_html)
