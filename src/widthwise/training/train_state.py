@@ -27,7 +27,7 @@ from widthwise.training.growth_step import FrozenEntries, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
-from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
+from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, choice_record
 from widthwise.training.teacher import LoadedTeacher
 
 
@@ -42,8 +42,8 @@ class StepOutcome:
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
     """Choices of the layers in the same pass, averaged over the batch."""
-    mtp_losses: MTPLosses
-    """Losses of the MTP heads in the same pass."""
+    mtp_losses: Tensor
+    """Mean losses of the MTP heads in the same pass, over the positions of each, float64 (n_depths,)."""
     n_skipped: int = 0
     """0 if the step updated the weights, otherwise the number of consecutive steps without an update."""
     norms: Tensor | None = None
@@ -154,7 +154,8 @@ class TrainState:
 
         Called by all processes that share the model, between two steps.
         """
-        return {**outcome.mtp_losses.record(), **choice_record(self.model, outcome.choices), **self.objective.record()}
+        mtp_losses = {"mtp_losses": outcome.mtp_losses.tolist()} if len(outcome.mtp_losses) else {}
+        return {**mtp_losses, **choice_record(self.model, outcome.choices), **self.objective.record()}
 
     def set_progress(self, step: int) -> None:
         """Set the progress of training in the model, from 0 to 1."""
@@ -202,7 +203,7 @@ class TrainState:
         ):
             batch = batch.to(self.device)
             self.optimizer.zero_grad(set_to_none=True)
-            loss, choices, mtp_losses = self.objective.backward(self.model, batch, boundaries, processes)
+            loss, choices, mtp_sums = self.objective.backward(self.model, batch, boundaries, processes)
             if watch is not None:
                 watch.before_update()
             grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
@@ -210,11 +211,10 @@ class TrainState:
             if n_skipped == 0:
                 with nullcontext() if self._frozen is None else self._frozen.applied(step):
                     self.optimizer.step()
-            sums = iter(processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums]))
-            mean_loss = next(sums) / (batch[:, 1:].numel() * processes.world_size)
-            choices.reduced(processes.world_size, sums)
-            mtp_losses.reduced(processes.world_size, sums)
+            loss, *choice_sums, mtp_sums = processes.all_reduce_sum([loss, *choices.sums, mtp_sums])
+            mean_loss = loss / (batch[:, 1:].numel() * processes.world_size)
+            choices.reduced(processes.world_size, choice_sums)
             if n_skipped == 0:
                 self.objective.end_step(choices)
             norms = None if watch is None else watch.measured(processes)
-            return StepOutcome(mean_loss, grad_norm, choices, mtp_losses, n_skipped, norms)
+            return StepOutcome(mean_loss, grad_norm, choices, mtp_sums[0] / mtp_sums[1], n_skipped, norms)
