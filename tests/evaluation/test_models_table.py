@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.evaluation.differences import all_differences, baselines_of
+from widthwise.evaluation.differences import all_differences, baselines_of, models_table
 from widthwise.evaluation.estimate import SampleEstimate
-from widthwise.evaluation.models_table import models_table
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import Evaluation
 

@@ -15,12 +15,11 @@ from widthwise.data.documents import (
     scan,
     train_texts,
 )
-from widthwise.data.encode import SplitShards, encode
+from widthwise.data.encode import SplitShards, encode, encode_with_workers
 from widthwise.data.json_tokenizer import check_spec, open_tokenizer
 from widthwise.data.manifest import CorpusRecord
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
 from widthwise.data.readers import open_source
-from widthwise.data.workers import encode_with_workers
 from widthwise.mistakes import UserError
 
 

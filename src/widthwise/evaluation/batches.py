@@ -6,6 +6,7 @@ holds for examples before several questions.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +26,6 @@ TOLERANCE = 1e-3
 """Largest difference between a model's logits and its head's, relative to the largest logit, for a plain head."""
 
 
-class Positions(NamedTuple):
-    """The learned positions of a model."""
-
-    n_positions: int
-    """Length of the longest text, in tokens."""
-
-
 class HFModel(nn.Module):
     """A causal language model of transformers with the interface of a Decoder: hidden states, then logits of some.
 
@@ -40,11 +34,11 @@ class HFModel(nn.Module):
     """
 
     def __init__(self, model: Any, n_positions: int | None):
-        """model: a `PreTrainedModel` for causal language modelling."""
+        """model: a `PreTrainedModel` for causal language modelling; n_positions: its longest text, in tokens."""
         super().__init__()
         self.model = model
         self.config = model.config.get_text_config()
-        self.positions = None if n_positions is None else Positions(n_positions)
+        self.positions = None if n_positions is None else SimpleNamespace(n_positions=n_positions)
         tokens = torch.arange(2, device=self.embedding.weight.device)[None]
         with torch.no_grad():
             expected = model(tokens, use_cache=False).logits
