@@ -22,8 +22,8 @@ import numpy as np
 
 from widthwise.config_io import mistakes_of
 from widthwise.data.documents import Document, Entry, Scan
+from widthwise.data.identity import SplitRecord, Splits
 from widthwise.data.json_tokenizer import restore_tokenizer
-from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import ShardWriter, durable, name_lines, names_path, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import writing

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from widthwise.config_io import refusing, require
 from widthwise.data.documents import Counter, ProgressCallback
-from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
+from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
 from widthwise.files import (
     MAX_JSON_BYTES,
     FileRecord,
