@@ -253,8 +253,10 @@ def adopt(
             if len(parts) == 1:
                 for path_of in (bin_path, idx_path):
                     _bring(path_of(parts[0].prefix), path_of(folder / name), progress)
-            else:
-                _join(parts, folder / name, opened.vocab_size)
+                continue
+            with ShardWriter(folder / name, token_dtype(opened.vocab_size)) as writer:
+                for tokens, lengths in (part for file in parts for part in file.parts(CHECKED_TOKENS_AT_ONCE)):
+                    writer.add(tokens.astype(writer.dtype), lengths)
         opened.save(folder)
         records = record_files(folder, progress)
         checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
@@ -282,15 +284,6 @@ def _token_files(path: Path) -> list[TokenFile]:
 def _inodes(files: list[TokenFile]) -> set[tuple[int, int]]:
     stats = [bin_path(file.prefix).stat() for file in files]
     return {(stat.st_dev, stat.st_ino) for stat in stats}
-
-
-def _join(files: list[TokenFile], prefix: Path, vocab_size: int) -> None:
-    """Write the documents of checked token files into one file."""
-    dtype = token_dtype(vocab_size)
-    with ShardWriter(prefix, dtype) as writer:
-        for file in files:
-            for tokens, lengths in file.parts(CHECKED_TOKENS_AT_ONCE):
-                writer.add(tokens.astype(dtype), lengths)
 
 
 def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
