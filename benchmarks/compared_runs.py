@@ -11,9 +11,8 @@ from torch import Tensor
 from widthwise.config_io import differences
 from widthwise.files import read_json
 from widthwise.run_dir import RunDir
-from widthwise.training.checkpoint_folder import MANIFEST, checkpoint_paths
+from widthwise.training.checkpoint_folder import MANIFEST, SavedTensors, checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
-from widthwise.training.saved_tensors import SavedTensors
 
 NAMED = ("name", "notes")
 """Entries of a result that name the folder and the processes."""

@@ -20,8 +20,7 @@ from papers.questions import TEXT, write_questions
 from papers.record import Demonstration
 from widthwise.config_io import Config
 from widthwise.data.config import open_data
-from widthwise.evaluation.differences import all_differences
-from widthwise.evaluation.models_table import models_table
+from widthwise.evaluation.differences import all_differences, models_table
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.plan import Plan, run_path
 from widthwise.experiments.recipes import read_all

@@ -4,7 +4,7 @@ import os
 
 from widthwise.data import corpus as corpus_module
 from widthwise.data.corpus import files_below, named_corpus
-from widthwise.data.documents import HeldOutFraction, scan
+from widthwise.data.prepare import HeldOutFraction, scan
 
 
 def test_installed_python_is_the_standard_library_with_tests_and_packages_and_keeps_bytes(tmp_path, monkeypatch):

@@ -7,16 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_folders import corpus_of
 
-from widthwise.data.documents import HeldOutFraction, HeldOutSources, scan, train_texts
+from widthwise.data.documents import Corpus
+from widthwise.data.prepare import Division, HeldOutFraction, HeldOutSources, scan
 from widthwise.mistakes import UserError
 
 few = settings(max_examples=40)
 texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
 
 
+def texts_of(split: str, division: Division, corpus: Corpus) -> list[str]:
+    return [document.text for document, entry in division.entries(corpus) if entry.split == split]
+
+
 def held_out_texts(texts: list[str], held_out: float) -> list[str]:
-    entries = HeldOutFraction(held_out).entries(corpus_of("test", texts))
-    return [document.text for document, entry in entries if entry.split == "held_out"]
+    return texts_of("held_out", HeldOutFraction(held_out), corpus_of("test", texts))
 
 
 @few
@@ -24,8 +28,8 @@ def held_out_texts(texts: list[str], held_out: float) -> list[str]:
 def test_neither_order_nor_a_larger_fraction_takes_a_document_out_of_the_held_out_split(texts, rng, small, large):
     found = held_out_texts(texts, small)
     assert {*held_out_texts(rng.sample(texts, len(texts)), small)} == {*found} <= {*held_out_texts(texts, large)}
-    training = train_texts(HeldOutFraction(small).entries(corpus_of("test", texts)))
-    assert list(training) == [text for text in texts if text not in found]
+    training = texts_of("train", HeldOutFraction(small), corpus_of("test", texts))
+    assert training == [text for text in texts if text not in found]
 
 
 def test_held_out_share_is_the_fraction():
@@ -65,7 +69,7 @@ def test_held_out_sources_come_first_and_documents_equal_to_theirs_are_left_out_
         *((name, "held_out") for name in ("a/0", "a/1", "b/0", "b/1", "b/2")),
         *(("books/0", "train"), ("books/1", None), ("books/2", "train"), ("books/3", None), ("books/4", None)),
     ]
-    assert list(train_texts(division.entries(BOOKS))) == ["one", "three"]
+    assert texts_of("train", division, BOOKS) == ["one", "three"]
     found = scan(division.entries(BOOKS))
     assert (found.n_documents, found.n_held_out, found.n_left_out) == (7, 5, 3)
     assert found.n_bytes == sum(map(len, ("two", "kept", "kept", "", "far", "one", "three")))

@@ -94,7 +94,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     """Return the numbers of the processes that encode for this one."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return [child for child, command in commands.items() if b"widthwise.data.workers" in command]
+    return [child for child, command in commands.items() if b"widthwise.data.encode" in command]
 
 
 def is_alive(process: int) -> bool:

@@ -13,9 +13,9 @@ from source_folders import check_same_bytes, corpus_of, in_manifest
 
 from widthwise.data import encode
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import Corpus, Document, HeldOutFraction
+from widthwise.data.documents import Corpus, Document
 from widthwise.data.json_tokenizer import MAX_TRAINING_BYTES, train_bpe
-from widthwise.data.prepare import prepare
+from widthwise.data.prepare import HeldOutFraction, prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.mistakes import UserError
 

@@ -17,7 +17,7 @@ from widthwise.data.json_tokenizer import train_bpe
 from widthwise.data.tokenizer import ByteTokenizer
 from widthwise.evaluation import batches as batching
 from widthwise.evaluation import scorer as scoring
-from widthwise.evaluation.batches import Row, WholeRows, batches
+from widthwise.evaluation.batches import Row, batches
 from widthwise.evaluation.scorer import LOGITS_AT_ONCE, Scorer, encode_pairs, windows
 from widthwise.mistakes import UserError
 
@@ -121,7 +121,7 @@ def test_a_pass_keeps_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == [[0, 1], [2, 3], [4, 5]]
     monkeypatch.setattr(batching, "CACHE_BYTES", n_bytes)
     (alone,) = batches(model, rows, 6)
-    assert isinstance(alone, WholeRows)
+    assert [group.n_shared for group in alone.groups] == [0]
 
 
 @settings(deadline=None)  # the first call imports the harness

@@ -192,17 +192,17 @@ def killed_after(n_steps: int, seconds: float) -> None:
 @fault
 def full_disk(step: int) -> None:
     """The tensors of that step's checkpoint do not fit on this process's disk."""
-    from widthwise.training import saved_tensors
+    from widthwise.training import checkpoint_folder
 
     def fail(tensors: Any, path: Path) -> None:
         if f"{step:08d}" in str(path):
             raise OSError(28, "No space left on device")
 
-    before_each(saved_tensors, "save_file", fail)
+    before_each(checkpoint_folder, "save_file", fail)
 
 
 def slow_disk() -> None:
     """Writing the tensors of a checkpoint takes as long as several steps."""
-    from widthwise.training import saved_tensors
+    from widthwise.training import checkpoint_folder
 
-    before_each(saved_tensors, "save_file", lambda *_: time.sleep(0.3))
+    before_each(checkpoint_folder, "save_file", lambda *_: time.sleep(0.3))

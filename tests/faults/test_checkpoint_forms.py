@@ -13,8 +13,15 @@ from typer.testing import CliRunner
 from widthwise.cli.main import app
 from widthwise.files import FileRecord, write_atomic
 from widthwise.runs.train import train_or_resume
-from widthwise.training.checkpoint_folder import MANIFEST, RNG, STATE, checkpoint_paths, find_damage, manifest_of
-from widthwise.training.saved_tensors import SavedTensors
+from widthwise.training.checkpoint_folder import (
+    MANIFEST,
+    RNG,
+    STATE,
+    SavedTensors,
+    checkpoint_paths,
+    find_damage,
+    manifest_of,
+)
 
 pytestmark = pytest.mark.hard
 

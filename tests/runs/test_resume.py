@@ -21,7 +21,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train, train_or_resume
-from widthwise.training import checkpoint_folder, saved_tensors
+from widthwise.training import checkpoint_folder
 from widthwise.training.launch import Interrupted
 from widthwise.yaml_io import to_yaml
 
@@ -203,7 +203,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 
 def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkeypatch):
-    save_file = saved_tensors.save_file
+    save_file = checkpoint_folder.save_file
 
     def fail_at_step_5(tensors, path):
         if ".step_00000005" in str(path):
@@ -211,7 +211,7 @@ def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkey
         save_file(tensors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saved_tensors, "save_file", fail_at_step_5)
+        patch.setattr(checkpoint_folder, "save_file", fail_at_step_5)
         assert "No space left on device" in refusal(train, tiny_recipe(), tmp_path / "run")
     resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(finished)

@@ -129,7 +129,7 @@ def test_weights_that_are_no_numbers_are_named(parent: Path, tmp_path: Path) -> 
 def test_a_run_that_cannot_be_written_whole_is_not_there(parent: Path, tmp_path: Path, monkeypatch) -> None:
     out, full = tmp_path / "out", "No space left on device (os error 28)"
     for place, error in (
-        ("widthwise.training.saved_tensors.save_file", SafetensorError(full)),
+        ("widthwise.training.checkpoint_folder.save_file", SafetensorError(full)),
         ("widthwise.runs.shrink.dump_yaml", OSError(full)),
     ):
         with monkeypatch.context() as patched:

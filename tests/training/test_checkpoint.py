@@ -15,7 +15,7 @@ from tiny_runs import tiny_recipe
 
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
-from widthwise.training import checkpoint, checkpoint_folder, saved_tensors
+from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.checkpoint_folder import Retention, prune
 from widthwise.training.state import RunState
 
@@ -194,7 +194,7 @@ def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(
         fsync_file(path)
 
     monkeypatch.setattr(checkpoint, "fsync_file", fail_for_one)
-    monkeypatch.setattr(saved_tensors, "fsync_file", fail_for_one)
+    monkeypatch.setattr(checkpoint_folder, "fsync_file", fail_for_one)
     assert "step_00000004: cannot be written (No space left on device)" in refusal(saved, tmp_path, 4)
     assert list(tmp_path.iterdir()) == [good]
     assert checkpoint_folder.latest_valid(tmp_path) == (good, [])

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from boxes import refusal
+from one_step import INPUTS, TARGETS, step
 from tiny_runs import tiny_recipe
 from torch.nn.functional import cross_entropy
 
@@ -14,22 +15,15 @@ from widthwise.model.decoder import build
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
-from widthwise.training.step_statistics import MTPLosses
 from widthwise.training.validation import validate
 
 MTP = "model.mtp={n_depths: 2, coefficient: 0.5, final_coefficient: 0.1}"
 
 
-def test_means_weigh_every_asked_position_alike():
-    losses, generator = MTPLosses(), torch.Generator().manual_seed(2)
-    assert losses.means() == []
-    assert losses.record() == {}
-    passes = [[torch.rand(rows, 5 - k, generator=generator) for k in (1, 2)] for rows in (3, 1)]
-    for found in passes:
-        losses.add(found)
-    expected = [torch.cat([found[k] for found in passes]).double().mean().item() for k in (0, 1)]
-    assert losses.means() == pytest.approx(expected, rel=1e-12)
-    assert losses.record() == {"mtp_losses": losses.means()}
+def test_step_reports_the_mean_of_each_depth_over_all_positions_that_it_was_asked(float64):
+    model = build(tiny_recipe(MTP).explicit_model, seed=1, dtype=torch.float64)
+    expected = torch.stack([losses.mean() for losses in model.loss(INPUTS, TARGETS).mtp_losses])
+    torch.testing.assert_close(step(model, 4).mtp_losses, expected, rtol=1e-12, atol=0)
 
 
 def test_validation_reports_each_depth_over_what_it_was_asked(float64):

@@ -4,6 +4,7 @@ The sources of a site are the embedding and the outputs of all earlier sublayers
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -156,25 +157,20 @@ class _SiteMeter:
     _name: str
     _n_read: int
     _n_slots: int
-    _coefficients: Moments = field(default_factory=Moments)
-    _reach: Moments = field(default_factory=Moments)
-    _spectra: Moments = field(default_factory=Moments)
-    _distance: Moments = field(default_factory=Moments)
-    _identity_distance: Moments = field(default_factory=Moments)
-    _entropy: Moments = field(default_factory=Moments)
+    _moments: dict[str, Moments] = field(default_factory=lambda: defaultdict(Moments))
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
         """Add coefficients (..., n_slots, n_coefficients), and update `depth` by this site."""
         coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
-        self._coefficients.add(coefficients)
+        self._moments["coefficients"].add(coefficients)
         read, deviation, write = self._parts(coefficients)
-        self._reach.add(torch.stack([reach(weights) for weights in depth.of_read(read)], dim=-1))
+        self._moments["reach"].add(torch.stack([reach(weights) for weights in depth.of_read(read)], dim=-1))
         depth.pass_site(deviation, multiplier * write)
         carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
-        self._distance.add(gate_distance(torch.cat((carry, write), dim=-1)))
-        self._identity_distance.add(torch.linalg.matrix_norm(deviation) / math.sqrt(self._n_slots))
-        self._entropy.add(carry_entropy(carry))
-        self._spectra.add(spectra(sampled(carry), sampled(depth.of_embedding)))
+        self._moments["gate_distance"].add(gate_distance(torch.cat((carry, write), dim=-1)))
+        self._moments["identity_distance"].add(torch.linalg.matrix_norm(deviation) / math.sqrt(self._n_slots))
+        self._moments["carry_entropy"].add(carry_entropy(carry))
+        self._moments["spectra"].add(spectra(sampled(carry), sampled(depth.of_embedding)))
 
     def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
         """Split into read, carry (minus the identity) and write."""
@@ -182,24 +178,23 @@ class _SiteMeter:
 
     def summary(self) -> SiteSlots:
         """Return the record of the site. `sd` is over tokens, with one number per slot."""
-        mean = self._coefficients.mean.cpu()
+        means = {name: moments.mean for name, moments in self._moments.items()}
+        mean = means["coefficients"].cpu()
         read, deviation, write = self._parts(mean)
         carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)
-        variances = self._parts(self._coefficients.variance.cpu())
-        reaches = self._reach.mean.tolist()
+        variances = self._parts(self._moments["coefficients"].variance.cpu())
+        reaches = means["reach"].tolist()
         share = window_share(reaches, self._n_slots)
-        radius, norm, product_radius, product_norm = _rounded(self._spectra.mean)
+        radius, norm, product_radius, product_norm = _rounded(means["spectra"])
         sds = (_rounded(variance.mean(dim=-1).sqrt()) for variance in variances)
         return SiteSlots(
             name=self._name,
-            reach=_rounded(self._reach.mean),
-            reach_sd=_rounded(self._reach.variance.sqrt()),
+            reach=_rounded(means["reach"]),
+            reach_sd=_rounded(self._moments["reach"].variance.sqrt()),
             mean_distance=mean_distance(reaches),
             plain_distance=(len(reaches) + 1) / (2 * SITES_PER_LAYER),
             window_share=None if share is None else round(share, N_DECIMALS),
-            gate_distance=_rounded(self._distance.mean),
-            identity_distance=_rounded(self._identity_distance.mean),
-            carry_entropy=_rounded(self._entropy.mean),
+            **{name: _rounded(means[name]) for name in ("gate_distance", "identity_distance", "carry_entropy")},
             spectrum=CarrySpectrum(radius=radius, norm=norm, product_radius=product_radius, product_norm=product_norm),
             read=_rounded(read),
             carry=_rounded(carry),

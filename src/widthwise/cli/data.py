@@ -18,7 +18,7 @@ from widthwise.reports.formats import clean, fixed
 from widthwise.reports.table import Table
 
 if TYPE_CHECKING:
-    from widthwise.data.manifest import Manifest
+    from widthwise.data.identity import Manifest
 
 FEW_TOKENS = 1000
 """Fewer held-out tokens measure a loss too roughly."""

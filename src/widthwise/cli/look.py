@@ -70,8 +70,7 @@ def eval_(
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
     _check_models(runs)
-    from widthwise.evaluation.differences import all_differences, baselines_of
-    from widthwise.evaluation.models_table import models_table
+    from widthwise.evaluation.differences import all_differences, baselines_of, models_table
     from widthwise.reports.evaluation import answer
     from widthwise.reports.evaluations import evaluation_tables, tables_by_checkpoint
     from widthwise.reports.writing import check_kind, write_report

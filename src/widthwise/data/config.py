@@ -14,10 +14,10 @@ from pydantic import AfterValidator, Discriminator, Tag
 
 from widthwise.config_io import Config
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import HeldOutFraction, ProgressCallback, ignore_progress, scan
+from widthwise.data.documents import ProgressCallback, ignore_progress
+from widthwise.data.identity import FORMAT_VERSION, MANIFEST
 from widthwise.data.json_tokenizer import check_spec
 from widthwise.data.loader import PackingConfig
-from widthwise.data.manifest import FORMAT_VERSION, MANIFEST
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import cache_folder, check_url, is_url
@@ -76,7 +76,11 @@ class OneSource(Config):
                         origin = "prepared with held_out_from"
                     raise UserError(f"{where}.{key}: got {given!r}, but {self.path} was {origin}")
             return data
-        from widthwise.data.prepare import prepare  # slow to import, and not needed to read a recipe
+        from widthwise.data.prepare import (  # slow to import, and not needed to read a recipe
+            HeldOutFraction,
+            prepare,
+            scan,
+        )
 
         assert self.corpus is not None
         assert self.tokenizer is not None

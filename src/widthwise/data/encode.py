@@ -1,18 +1,29 @@
-"""Encoding of documents into the token shards of both splits."""
+"""Encoding of documents into the token shards of both splits, also with several processes of this machine.
+
+The main process can be any script, and its workers end when it ends.
+"""
 
 import hashlib
+import os
+import subprocess
+import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 
 from widthwise.config_io import mistakes_of
 from widthwise.data.documents import Document, Entry, Scan
-from widthwise.data.manifest import SplitRecord, Splits
+from widthwise.data.identity import SplitRecord, Splits
+from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.shards import ShardWriter, durable, name_lines, names_path, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import writing
@@ -68,6 +79,73 @@ def batches_of(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple
             batch = []
             n_bytes = 0
     yield batch
+
+
+def encode_with_workers(
+    entries: Iterable[tuple[Document, Entry]], spec: str, file: Path, n_workers: int
+) -> Generator[EncodedBatch]:
+    """Encode documents as `encode` does, in order, with `n_workers` processes.
+
+    spec, file: the saved tokenizer. Raises UserError as `encode`, and if a worker dies.
+    """
+    idle: SimpleQueue[Connection] = SimpleQueue()
+    running: deque[Future[EncodedBatch]] = deque()
+
+    def run(batch: list[tuple[Document, Entry]]) -> EncodedBatch:
+        connection = idle.get()
+        try:
+            connection.send(batch)
+            encoded = connection.recv()
+        except (EOFError, OSError):
+            raise UserError("workers: one of them died; use fewer if memory is short") from None
+        finally:
+            idle.put(connection)
+        if isinstance(encoded, UserError):
+            raise encoded
+        return encoded
+
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(n_workers))
+        for _ in range(n_workers):
+            idle.put(_start_worker(spec, file, stack))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for batch in batches_of(entries):
+            running.append(pool.submit(run, batch))
+            if len(running) > 2 * n_workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _start_worker(spec: str, file: Path, stack: ExitStack) -> Connection:
+    """Start a process that ends with the stack, and return the connection to it."""
+    connection, of_worker = Pipe()
+    # -P: a file of the working folder must not take the place of a library.
+    command = [sys.executable, "-P", "-c", f"from {__name__} import work; work()"]
+    command += [spec, str(file), str(of_worker.fileno())]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
+    with of_worker:
+        worker = subprocess.Popen(command, env=environment, pass_fds=[of_worker.fileno()], start_new_session=True)
+    stack.enter_context(worker)
+    stack.callback(worker.kill)  # before the stack waits for it, so that no thread waits for its answer
+    return connection
+
+
+def work() -> None:
+    """Encode batches until the process that sends them ends. Its arguments: spec, file and connection."""
+    spec, file, handle = sys.argv[1:]
+    tokenizer = restore_tokenizer(spec, Path(file))
+    connection = Connection(int(handle))
+    while True:
+        try:
+            batch = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            encoded = encode_batch(batch, tokenizer)
+        except UserError as error:
+            encoded = error
+        connection.send(encoded)
 
 
 class SplitShards:

@@ -1,6 +1,6 @@
 """A prepared corpus on disk: atomic writing, opening and checking of its folder, and adoption of Megatron-LM shards.
 
-The folder holds token files, their tokenizer, and a manifest with checksums of both (manifest.py).
+The folder holds token files, their tokenizer, and a manifest with checksums of both (identity.py).
 """
 
 import hashlib
@@ -14,9 +14,7 @@ import numpy as np
 
 from widthwise.config_io import refusing, to_data
 from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
-from widthwise.data.identity import CorpusIdentity, FolderIdentity, TokenizerIdentity
-from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
-from widthwise.data.manifest import (
+from widthwise.data.identity import (
     FORMAT_VERSION,
     MANIFEST,
     CorpusRecord,
@@ -27,9 +25,9 @@ from widthwise.data.manifest import (
     TokenizerRecord,
     parse_manifest,
 )
+from widthwise.data.json_tokenizer import open_tokenizer, restore_tokenizer
 from widthwise.data.remote import fetched, is_url
 from widthwise.data.shards import (
-    ENDING,
     ShardWriter,
     TokenFile,
     bin_path,
@@ -61,6 +59,7 @@ class PreparedData:
                 )
         self.train = self._open_split("train", manifest.splits.train)
         self.held_out = self._open_split("held_out", manifest.splits.held_out)
+        self.identity = manifest.identity
 
     @classmethod
     def open(cls, path: Path | str, progress: ProgressCallback = ignore_progress) -> "PreparedData":
@@ -98,18 +97,6 @@ class PreparedData:
         if tokenizer.id != record.id:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
-
-    @property
-    def identity(self) -> FolderIdentity:
-        """Identity of the data, from the manifest, without the names of documents."""
-        tokenizer = self.manifest.tokenizer
-        corpus = self.manifest.corpus
-        files = sorted(self.manifest.files.items())
-        return FolderIdentity(
-            tokenizer=TokenizerIdentity(spec=tokenizer.spec, id=tokenizer.id),
-            corpus=CorpusIdentity(name=corpus.name, fingerprint=corpus.fingerprint),
-            files={name: record.sha256 for name, record in files if not name.endswith(ENDING)},
-        )
 
     @property
     def folders(self) -> "list[PreparedData]":
@@ -266,8 +253,10 @@ def adopt(
             if len(parts) == 1:
                 for path_of in (bin_path, idx_path):
                     _bring(path_of(parts[0].prefix), path_of(folder / name), progress)
-            else:
-                _join(parts, folder / name, opened.vocab_size)
+                continue
+            with ShardWriter(folder / name, token_dtype(opened.vocab_size)) as writer:
+                for tokens, lengths in (part for file in parts for part in file.parts(CHECKED_TOKENS_AT_ONCE)):
+                    writer.add(tokens.astype(writer.dtype), lengths)
         opened.save(folder)
         records = record_files(folder, progress)
         checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
@@ -295,15 +284,6 @@ def _token_files(path: Path) -> list[TokenFile]:
 def _inodes(files: list[TokenFile]) -> set[tuple[int, int]]:
     stats = [bin_path(file.prefix).stat() for file in files]
     return {(stat.st_dev, stat.st_ino) for stat in stats}
-
-
-def _join(files: list[TokenFile], prefix: Path, vocab_size: int) -> None:
-    """Write the documents of checked token files into one file."""
-    dtype = token_dtype(vocab_size)
-    with ShardWriter(prefix, dtype) as writer:
-        for file in files:
-            for tokens, lengths in file.parts(CHECKED_TOKENS_AT_ONCE):
-                writer.add(tokens.astype(dtype), lengths)
 
 
 def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:

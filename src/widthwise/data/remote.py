@@ -4,15 +4,13 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from widthwise.config_io import refusing, require
 from widthwise.data.documents import Counter, ProgressCallback
-from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
+from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
 from widthwise.files import (
     MAX_JSON_BYTES,
     FileRecord,
@@ -111,7 +109,17 @@ def _fetch_files(remote: "_Remote", manifest: Manifest, folder: Path, progress: 
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                remote.copy(name, partial, record, done.add)
+                n_bytes = 0
+                with open(partial, "wb") as copy:
+                    for part in remote.parts(name):
+                        copy.write(part)
+                        done.add(len(part))
+                        n_bytes += len(part)
+                        if n_bytes > record.n_bytes:
+                            break
+                if FileRecord.of(partial) != record:
+                    raise UserError(f"{remote.url}/{name}: differs from its manifest; it is damaged or changed")
+                fsync_file(partial)
                 partial.replace(target)
                 fsync_folder(target.parent)
             finally:
@@ -129,39 +137,19 @@ class _Remote:
 
     def read_text(self, name: str) -> str:
         """Return a small file. Raises UserError if it cannot be read or is longer than MAX_JSON_BYTES."""
-        with self._open(name) as file:
-            content = file.read(MAX_JSON_BYTES + 1)
-        if len(content) > MAX_JSON_BYTES:
-            raise UserError(f"{self.url}/{name}: is longer than {MAX_JSON_BYTES:,} bytes")
+        content = bytearray()
+        for part in self.parts(name):
+            content += part
+            if len(content) > MAX_JSON_BYTES:
+                raise UserError(f"{self.url}/{name}: is longer than {MAX_JSON_BYTES:,} bytes")
         try:
             return content.decode()
         except UnicodeDecodeError:
             raise UserError(f"{self.url}/{name}: is not UTF-8 text") from None
 
-    def copy(self, name: str, target: Path, record: FileRecord, has_read: Callable[[int], object]) -> None:
-        """Copy a file. Raises UserError if it differs from the record, and OSError for errors of `target`."""
-        digest = hashlib.sha256()
-        n_bytes = 0
-        with open(target, "wb") as copy:
-            for part in self._parts(name):
-                n_bytes += len(part)
-                if n_bytes > record.n_bytes:
-                    break
-                digest.update(part)
-                copy.write(part)
-                has_read(len(part))
-            copy.flush()
-            fsync_file(target)
-        if (n_bytes, digest.hexdigest()) != (record.n_bytes, record.sha256):
-            raise UserError(f"{self.url}/{name}: differs from its manifest; it is damaged or changed")
-
-    def _parts(self, name: str) -> Iterator[bytes]:
-        with self._open(name) as file:
-            while part := file.read(FETCHED_BYTES_AT_ONCE):
-                yield part
-
-    @contextmanager
-    def _open(self, name: str) -> Iterator[Any]:
+    def parts(self, name: str) -> Iterator[bytes]:
+        """Yield a file in parts. Raises UserError if it cannot be read."""
         path = f"{self._root}/{name}"
         with refusing(f"{self.url}/{name}: cannot be fetched", Exception), self._files.open(path, "rb") as file:
-            yield file
+            while part := file.read(FETCHED_BYTES_AT_ONCE):
+                yield part

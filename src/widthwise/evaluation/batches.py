@@ -6,6 +6,7 @@ holds for examples before several questions.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +26,6 @@ TOLERANCE = 1e-3
 """Largest difference between a model's logits and its head's, relative to the largest logit, for a plain head."""
 
 
-class Positions(NamedTuple):
-    """The learned positions of a model."""
-
-    n_positions: int
-    """Length of the longest text, in tokens."""
-
-
 class HFModel(nn.Module):
     """A causal language model of transformers with the interface of a Decoder: hidden states, then logits of some.
 
@@ -40,11 +34,11 @@ class HFModel(nn.Module):
     """
 
     def __init__(self, model: Any, n_positions: int | None):
-        """model: a `PreTrainedModel` for causal language modelling."""
+        """model: a `PreTrainedModel` for causal language modelling; n_positions: its longest text, in tokens."""
         super().__init__()
         self.model = model
         self.config = model.config.get_text_config()
-        self.positions = None if n_positions is None else Positions(n_positions)
+        self.positions = None if n_positions is None else SimpleNamespace(n_positions=n_positions)
         tokens = torch.arange(2, device=self.embedding.weight.device)[None]
         with torch.no_grad():
             expected = model(tokens, use_cache=False).logits
@@ -83,7 +77,7 @@ class Row(NamedTuple):
         return self.n_read - self.n_predicted
 
 
-def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "Iterator[WholeRows | SharedBeginnings]":
+def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "Iterator[Batch]":
     """Yield batches of at most batch_size rows, each row in one batch; models of transformers share no beginnings.
 
     The longest come first, so that a lack of memory shows at once and a batch holds texts of similar lengths.
@@ -95,75 +89,64 @@ def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "
         if n_saved >= LEAST_SAVED * sum(rows[i].n_read for i in group.rows):
             shared.append(group)
     alone = sorted(set(range(len(rows))).difference(*(group.rows for group in shared)), key=lambda i: -rows[i].n_read)
-    yield from (WholeRows(alone[start : start + batch_size]) for start in range(0, len(alone), batch_size))
-    part: list[_Group] = []
+    yield from (Batch([Group(alone[start : start + batch_size], 0)]) for start in range(0, len(alone), batch_size))
+    part: list[Group] = []
     for group in sorted(shared, key=lambda group: -group.n_shared):
         n_rows = sum(len(member.rows) for member in (*part, group))
         longest = max(rows[i].n_read for member in (*part, group) for i in member.rows)
         if part and (n_rows > batch_size or n_rows * longest > most_tokens):
-            yield SharedBeginnings(part)
+            yield Batch(part)
             part = []
         part.append(group)
     if part:
-        yield SharedBeginnings(part)
+        yield Batch(part)
+
+
+@dataclass
+class Group:
+    """Rows that begin with the same tokens; in a batch of whole rows, all of them."""
+
+    rows: list[int]
+    n_shared: int
+    """Number of first tokens that all rows share and that are read once; 0 for whole rows."""
 
 
 @dataclass(frozen=True)
-class WholeRows:
-    """Rows that are read from their beginnings."""
+class Batch:
+    """Whole rows in one group, or groups of rows whose beginnings are read once per group."""
 
-    rows: Sequence[int]
-    """Row numbers, in the order of the hidden states."""
+    groups: Sequence[Group]
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Row numbers, in the order of the hidden states."""
+        return [i for group in self.groups for i in group.rows]
 
     def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
         """Return the states that predict the last tokens, (n, d_model), row after row. rows: of all batches.
 
-        Padding is on the right, where no prediction attends to it.
+        Beginnings are padded on the left, rests and whole rows on the right, where no prediction attends to it.
         """
-        members = [rows[i] for i in self.rows]
-        inputs, _ = _pad_right([row.tokens[:-1] for row in members], device)
-        hidden = model.hidden(inputs)
-        return torch.cat([states[row.n_before : row.n_read] for states, row in zip(hidden, members)])
-
-
-@dataclass
-class _Group:
-    """Adjacent rows that begin with the same tokens."""
-
-    rows: list[int]
-    n_shared: int
-    """Number of first tokens that all rows share."""
-
-
-@dataclass(frozen=True)
-class SharedBeginnings:
-    """Groups of rows whose beginnings are read once per group."""
-
-    groups: Sequence[_Group]
-
-    @property
-    def rows(self) -> Sequence[int]:
-        return [i for group in self.groups for i in group.rows]
-
-    def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """Return as `WholeRows.hidden`, from a pass over the beginnings, padded left, and one over the rests."""
-        assert isinstance(model, Decoder)
-        beginnings = [rows[group.rows[0]].tokens[: group.n_shared] for group in self.groups]
         rests = [rows[i].tokens[group.n_shared : -1] for group in self.groups for i in group.rows]
-        tokens, is_real = pad_left(beginnings, device)
-        cache = model.new_cache(len(beginnings), tokens.shape[1])
-        model.stream(tokens, cache, _unless_equal(beginnings, is_real))
         following, is_real = _pad_right(rests, device)
-        counts = torch.tensor([len(group.rows) for group in self.groups], device=device)
-        repeated = cache.repeated(counts, cache.length + following.shape[1])
-        hidden = model.hidden(following, repeated, _unless_equal(rests, is_real))
+        if self.groups[0].n_shared:
+            assert isinstance(model, Decoder)
+            beginnings = [rows[group.rows[0]].tokens[: group.n_shared] for group in self.groups]
+            tokens, is_real_beginning = pad_left(beginnings, device)
+            cache = model.new_cache(len(beginnings), tokens.shape[1])
+            model.stream(tokens, cache, _unless_equal(beginnings, is_real_beginning))
+            counts = torch.tensor([len(group.rows) for group in self.groups], device=device)
+            repeated = cache.repeated(counts, cache.length + following.shape[1])
+            hidden = model.hidden(following, repeated, _unless_equal(rests, is_real))
+        else:
+            hidden = model.hidden(following)
         counted = [states[: len(rest)][-rows[i].n_predicted :] for states, rest, i in zip(hidden, rests, self.rows)]
         return torch.cat(counted)
 
 
-def _groups(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[_Group]:
+def _groups(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[Group]:
     """Group adjacent rows that share enough tokens, at most most_rows with about most_tokens in all."""
-    groups: list[_Group] = []
+    groups: list[Group] = []
     for i, row in enumerate(rows):
         n_rows = min(most_rows, most_tokens // row.n_read)
         last = groups[-1] if groups and len(groups[-1].rows) < n_rows else None
@@ -172,7 +155,7 @@ def _groups(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[_Grou
             last.rows.append(i)
             last.n_shared = n_shared
         else:
-            groups.append(_Group([i], row.n_before))
+            groups.append(Group([i], row.n_before))
     return groups
 
 

@@ -8,7 +8,6 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,35 +23,31 @@ if two models read the same text, also with different tokenizers or contexts."""
 COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
 
 
-@dataclass(frozen=True)
-class _ScoredDocument:
-    """A document and the nats of each of its tokens."""
+Blocks = tuple[str, np.ndarray]
+"""The text of a document, and the sums over its blocks, see `_blocks`."""
 
-    text: str
-    n_bytes: int
-    """Bytes of the original text, estimated if unknown."""
-    token_bytes: np.ndarray
-    """Bytes of the decoded tokens."""
-    nats: np.ndarray
 
-    def blocks(self) -> np.ndarray:
-        """Return (5, n_blocks): nats, then COUNTED. Tokens, characters and words count in the block of their start."""
-        n_blocks = max(1, math.ceil(self.n_bytes / BLOCK_BYTES))
-        data = np.frombuffer(self.text.encode(), np.uint8)
-        character_starts = np.flatnonzero((data & 0xC0) != 0x80)
-        breaks = [0] if self.text else []  # as many words as `re.split` gives, which counts the ends
-        breaks += [int(character_starts[match.start()]) for match in re.finditer(r"\s+", self.text)]
-        token_starts = np.cumsum(self.token_bytes) - self.token_bytes
-        token_starts = token_starts * (self.n_bytes / max(1, self.token_bytes.sum()))
-        sizes = np.full(n_blocks, BLOCK_BYTES)
-        sizes[-1] = self.n_bytes - BLOCK_BYTES * (n_blocks - 1)
+def _blocks(text: str, n_bytes: int, token_bytes: np.ndarray, nats: np.ndarray) -> np.ndarray:
+    """Return (5, n_blocks): nats, then COUNTED. Tokens, characters and words count in the block of their start.
 
-        def summed(starts: Sequence[int] | np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-            index = np.minimum(np.asarray(starts, dtype=np.int64) // BLOCK_BYTES, n_blocks - 1)
-            return np.bincount(index, weights, minlength=n_blocks)
+    n_bytes: of the original text, estimated if unknown; token_bytes, nats: of each of its decoded tokens, (n_tokens,).
+    """
+    n_blocks = max(1, math.ceil(n_bytes / BLOCK_BYTES))
+    data = np.frombuffer(text.encode(), np.uint8)
+    character_starts = np.flatnonzero((data & 0xC0) != 0x80)
+    breaks = [0] if text else []  # as many words as `re.split` gives, which counts the ends
+    breaks += [int(character_starts[match.start()]) for match in re.finditer(r"\s+", text)]
+    token_starts = np.cumsum(token_bytes) - token_bytes
+    token_starts = token_starts * (n_bytes / max(1, token_bytes.sum()))
+    sizes = np.full(n_blocks, BLOCK_BYTES)
+    sizes[-1] = n_bytes - BLOCK_BYTES * (n_blocks - 1)
 
-        counts = summed(token_starts), sizes, summed(character_starts), summed(breaks)
-        return np.stack([summed(token_starts, self.nats), *counts]).astype(np.float64)
+    def summed(starts: Sequence[int] | np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        index = np.minimum(np.asarray(starts, dtype=np.int64) // BLOCK_BYTES, n_blocks - 1)
+        return np.bincount(index, weights, minlength=n_blocks)
+
+    counts = summed(token_starts), sizes, summed(character_starts), summed(breaks)
+    return np.stack([summed(token_starts, nats), *counts]).astype(np.float64)
 
 
 def score_documents(
@@ -80,8 +75,8 @@ def score_documents(
         if room <= 0:
             break
     losses = scorer.rolling([ids for *_, ids in inputs], stride)
-    scored = (_ScoredDocument(text, n_bytes, lengths[ids], nats) for (text, n_bytes, ids), nats in zip(inputs, losses))
-    return _summed(scored, where)
+    blocks = ((text, _blocks(text, n_bytes, lengths[ids], nats)) for (text, n_bytes, ids), nats in zip(inputs, losses))
+    return _summed(blocks, where)
 
 
 def score_stream(
@@ -101,9 +96,7 @@ def score_stream(
     return _summed(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)
 
 
-def _documents(
-    scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_token_byte: float
-) -> Iterator[_ScoredDocument]:
+def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_token_byte: float) -> Iterator[Blocks]:
     """Cut a stream after its end-of-text tokens."""
     lengths = scorer.tokenizer.token_byte_lengths()
     ends = np.flatnonzero(tokens == scorer.tokenizer.eos_id) + 1
@@ -114,16 +107,16 @@ def _documents(
             n_bytes_before = n_bytes
             n_bytes = round(n_token_bytes * bytes_per_token_byte)  # of the total, so that errors do not add up
             text = scorer.tokenizer.decode(ids.tolist())
-            yield _ScoredDocument(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
+            yield text, _blocks(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
 
 
-def _summed(documents: Iterable[_ScoredDocument], where: str) -> TextAnswers:
+def _summed(documents: Iterable[Blocks], where: str) -> TextAnswers:
     """Return the metrics of a text; each block is one observation."""
     parts = []
     digest = hashlib.sha256()
-    for document in documents:
-        parts.append(document.blocks())
-        digest.update(hashlib.sha256(document.text.encode()).digest())
+    for text, blocks in documents:
+        parts.append(blocks)
+        digest.update(hashlib.sha256(text.encode()).digest())
     if not parts:
         raise UserError(f"{where}: holds no token to predict")
     nats, *counts = np.concatenate(parts, axis=1)

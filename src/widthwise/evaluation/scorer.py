@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.batches import HFModel, Row, SharedBeginnings, WholeRows, batches
+from widthwise.evaluation.batches import Batch, HFModel, Row, batches
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
@@ -134,9 +134,7 @@ class Scorer:
             tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]  # replaces the first token of a full row
         return Row(tokens, n_predicted)
 
-    def _score(
-        self, batch: WholeRows | SharedBeginnings, rows: Sequence[Row], device: torch.device
-    ) -> Iterator[TokenScores]:
+    def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> Iterator[TokenScores]:
         """Return the scores of the rows of the batch. rows: of all batches."""
         members = [rows[index] for index in batch.rows]
         targets = torch.tensor([token for tokens, n in members for token in tokens[-n:]], device=device)

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widthwise.evaluation.differences import paired_answers
+from widthwise.evaluation.differences import is_share, paired_answers
 from widthwise.evaluation.estimate import FEWEST_BLOCKS
-from widthwise.evaluation.models_table import is_share
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.evaluation import (

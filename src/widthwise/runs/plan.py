@@ -13,7 +13,7 @@ import torch
 from widthwise.computing import ActivationCheckpointing
 from widthwise.data.config import DataConfig
 from widthwise.data.corpus import named_corpus
-from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
+from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
 from widthwise.data.prepared import is_prepared
 from widthwise.data.remote import is_url
 from widthwise.data.shards import token_dtype

@@ -3,7 +3,7 @@
 checkpoints/step_00000100/
     model.safetensors       weights by parameter name, fp32; at step 0 of a cut model in bf16 if it was stored so
     optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon PARAMETER.momentum_buffer
-                            of n processes that share a model, n files each instead (training/saved_tensors.py)
+                            of n processes that share a model, n files each instead (training/checkpoint_folder.py)
     rng.safetensors         states of torch's generators
     state.json              the state of the run (training/state.py)
     manifest.json           size and sha256 of the files above, and the seal of the run, written last
@@ -39,14 +39,16 @@ from widthwise.training.checkpoint_folder import (
     RNG,
     STATE,
     CheckpointManifest,
+    SavedTensors,
     checkpoint_paths,
+    file_name,
     manifest_of,
     name_of,
     partial_of,
     step_of,
+    write_tensors,
 )
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.saved_tensors import SavedTensors, file_name, write_tensors
 from widthwise.training.state import RunState
 
 

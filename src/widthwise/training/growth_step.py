@@ -3,11 +3,12 @@
 Tensors are carried over one at a time: no process that shares a model holds more than one of them whole.
 """
 
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from widthwise.model.shards import held, held_rows, is_shared, whole, with_rows
 from widthwise.recipe.growth_events import Growth, Phase, Rewarmup
 from widthwise.recipe.recipe import Recipe
 
-Value = TypeVar("Value")
 ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 
 
@@ -34,24 +34,15 @@ def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_see
     adopt(optimizer, model, grown_states(growth.plan, state_by_name(*old), growth.event.reset))
 
 
-@dataclass(eq=False)
-class _Gathered(Mapping[str, Value]):
+class _Gathered(UserDict[str, Any]):
     """Entries by name, which `[]` gathers whole onto the CPU."""
 
-    entries: Mapping[str, Any]
-    gather: Callable[[Any], Value]
+    def __init__(self, entries: Mapping[str, Any], gather: Callable[[Any], Any]):
+        super().__init__(entries)
+        self._gather = gather
 
-    def __getitem__(self, name: str) -> Value:
-        return self.gather(self.entries[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    def __getitem__(self, name: str) -> Any:
+        return self._gather(self.data[name])
 
 
 def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> Mapping[str, dict[str, Tensor]]:

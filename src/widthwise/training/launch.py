@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from widthwise.mistakes import RunFailed
@@ -45,14 +44,6 @@ class Interrupted(Exception):
     def exit_code(self) -> int:
         """130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1, as shells count."""
         return 128 + self.signal_number
-
-
-def stopped_by(signal_number: int, run: Path, step: int, n_steps: int) -> Interrupted:
-    """Return the exception that ends a run after saving a step's checkpoint."""
-    return Interrupted(
-        f"{run}: stopped at step {step} of {n_steps}, with a checkpoint; `widthwise resume {run}` continues it",
-        signal_number,
-    )
 
 
 @contextmanager

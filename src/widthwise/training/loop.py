@@ -8,11 +8,12 @@ import torch
 
 from widthwise.data.loader import Loader
 from widthwise.data.mixture import OpenedData
+from widthwise.mistakes import RunDiverged
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint
 from widthwise.training.checkpoint_folder import Damage, Retention, latest_valid, manifest_of, prune, step_of
-from widthwise.training.launch import SignalWatch, stopped_by
+from widthwise.training.launch import Interrupted, SignalWatch
 from widthwise.training.metrics import MetricsLogger
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
@@ -81,8 +82,7 @@ class TrainingLoop:
             self.loader.load_state_dict(self.state.loader)
         else:  # a run that begins with a checkpoint has read no data yet
             self.loader.step = 0
-        train_state.objective.load_state(self.state.width_prices)
-        train_state.gate.load(self.state)
+        train_state.load(self.state)
 
     def note(self, text: str) -> None:
         """Show a text to the user, once per run, and keep it for the result."""
@@ -119,9 +119,9 @@ class TrainingLoop:
                 self._stop(spike)
             if received:
                 self._saver.wait()
-                raise self.processes.on_every_rank(
-                    stopped_by(received, self.run.path, self.state.step, self.config.steps)
-                )
+                stopped = f"stopped at step {self.state.step} of {self.config.steps}, with a checkpoint"
+                message = f"{self.run.path}: {stopped}; `widthwise resume {self.run.path}` continues it"
+                raise self.processes.on_every_rank(Interrupted(message, received))
             self._validate_if_due()
 
     def _announce_first_step(self) -> None:
@@ -177,8 +177,12 @@ class TrainingLoop:
     def _stop(self, spike: Diverged) -> NoReturn:
         """Raise RunFailed after the last checkpoint is written."""
         self._saver.wait()
-        failure = spike.failure(self.run.path, self.config.steps, self.train_state.lr(spike.step), self._saved_step)
-        message = str(failure).removeprefix(f"{self.run.path}: ")
+        kept = f"the checkpoint of step {self._saved_step} is kept" if self._saved_step else "there is no checkpoint"
+        message = (
+            f"stopped at step {spike.step} of {self.config.steps}: {spike.reason}; the learning rate was "
+            f"{self.train_state.lr(spike.step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; {kept}"
+        )
+        failure = RunDiverged(f"{self.run.path}: {message}", spike.step)
         self.metrics_logger.write(spike.step, "stopped", reason=spike.reason, message=message)
         raise self.processes.on_every_rank(failure) from None
 
@@ -190,8 +194,7 @@ class TrainingLoop:
         if self.state.unlogged_losses:
             checked_loss(self.config, self.state)
         self.state.loader = self.loader.state_dict()
-        self.state.width_prices = self.train_state.objective.state()
-        self.train_state.gate.save_to(self.state)
+        self.train_state.save_to(self.state)
         self.state.wall_seconds = self.wall_seconds
         folder, seal = self.processes.on_rank_zero(self._sealed)
         step = self.state.step

@@ -17,7 +17,7 @@ from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_
 from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.processes import Processes
-from widthwise.training.step_statistics import ChoiceMeans, MTPLosses
+from widthwise.training.step_statistics import ChoiceMeans
 from widthwise.training.teacher import LoadedTeacher
 
 
@@ -43,7 +43,7 @@ class Objective:
 
     def backward(
         self, model: Decoder, batch: Tensor, boundaries: Boundaries, processes: Processes
-    ) -> tuple[Tensor, ChoiceMeans, MTPLosses]:
+    ) -> tuple[Tensor, ChoiceMeans, Tensor]:
         """Add the gradient of the mean objective over a batch to the parameters of a model.
 
         The gradient does not depend on `train.micro_batch_size` or the number of processes, except for rounding and
@@ -51,12 +51,12 @@ class Objective:
         width budget.
 
         batch: the rows of this process, integers (B, seq_len + 1).
-        Returns the sum of the language-model losses in float64, the choices and the losses of the MTP heads, of the
-        first pass on this process.
+        Returns, of the first pass on this process, the sum of the language-model losses in float64, the choices, and
+        for the MTP heads the sums of their losses and their numbers of positions, float64 (2, n_depths).
         """
         loss = torch.zeros((), dtype=torch.float64, device=batch.device)
         choices = ChoiceMeans()
-        mtp_losses = MTPLosses()
+        mtp_sums = loss.new_zeros(2, len(model.depths))
         parts = batch.split(self._config.sequences_per_pass)
         passes = self.draw_passes()
         for part, rows in enumerate(parts, start=1):
@@ -81,8 +81,10 @@ class Objective:
                 if index == 0:
                     loss += forward.losses.sum(dtype=torch.float64)
                     choices.add(forward.choices, len(rows))
-                    mtp_losses.add(forward.mtp_losses)
-        return loss, choices, mtp_losses
+                    for depth, mtp_losses in enumerate(forward.mtp_losses):
+                        mtp_sums[0, depth] += mtp_losses.sum(dtype=torch.float64)
+                        mtp_sums[1, depth] += mtp_losses.numel()
+        return loss, choices, mtp_sums
 
     def draw_passes(self) -> Sequence[float | None]:
         """Draw the width fraction of each pass of the next step from torch's generator; None lets tokens choose."""

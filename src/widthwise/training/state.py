@@ -6,12 +6,11 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import pydantic
 
-from widthwise.mistakes import RunDiverged, UserError
+from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 
@@ -90,18 +89,9 @@ class Diverged(Exception):
         self.step = step
         self.reason = reason
 
-    def failure(self, run: Path, n_steps: int, lr: float, saved_step: int) -> RunDiverged:
-        """Return the error that stops the run. saved_step: step of its last checkpoint, or 0."""
-        checkpoint = f"the checkpoint of step {saved_step} is kept" if saved_step else "there is no checkpoint"
-        message = (
-            f"{run}: stopped at step {self.step} of {n_steps}: {self.reason}; the learning rate was {lr:.4g}, try a "
-            f"lower optimizer.lr or more schedule.warmup_steps; {checkpoint}"
-        )
-        return RunDiverged(message, self.step)
-
 
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
-    """Raise Diverged if a run must stop after a step. n_skipped: see `train_state.Gate`."""
+    """Raise Diverged if a run must stop after a step. n_skipped: see `train_state.StepOutcome`."""
     if n_skipped > config.on_spike.max_skipped:
         reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with "
     elif n_skipped or (math.isfinite(loss) and math.isfinite(grad_norm)):

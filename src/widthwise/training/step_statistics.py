@@ -1,7 +1,7 @@
-"""Statistics of a step for its record: choices and MTP losses averaged over passes, and norms of the layers."""
+"""Statistics of a step for its record: choices averaged over passes, and norms of the layers."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -35,9 +35,10 @@ class ChoiceMeans:
         """The sums of all layers, one after the other."""
         return [value for sums in self._sums for value in sums.values()]
 
-    def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
-        """Become the means over several processes. sums: begins with `sums`, summed over the processes."""
-        self._sums = [{name: next(sums) for name in layer} for layer in self._sums]
+    def reduced(self, n_processes: int, sums: Iterable[Tensor]) -> None:
+        """Become the means over several processes. sums: `sums`, summed over the processes."""
+        remaining = iter(sums)
+        self._sums = [{name: next(remaining) for name in layer} for layer in self._sums]
         self._n_sequences *= n_processes
 
     def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
@@ -90,37 +91,6 @@ def dead_scores(record: dict[str, Any]) -> list[str]:
         for number, norm in enumerate(record.get("score_grad_norm", []), start=1)
         if norm == 0
     ]
-
-
-class MTPLosses:
-    """Mean losses of the depths over forward passes. They stay on the device until read."""
-
-    def __init__(self) -> None:
-        self.sums: list[Tensor] = []
-        """The sum of each depth."""
-        self._counts: list[int] = []
-
-    def add(self, losses: Sequence[Tensor]) -> None:
-        """Add a pass; see `model.decoder.Loss.mtp_losses`."""
-        if not self.sums:
-            self.sums = [torch.zeros((), dtype=torch.float64, device=loss.device) for loss in losses]
-            self._counts = [0] * len(losses)
-        for k, loss in enumerate(losses):
-            self.sums[k] = self.sums[k] + loss.sum(dtype=torch.float64)
-            self._counts[k] += loss.numel()
-
-    def reduced(self, n_processes: int, sums: Iterator[Tensor]) -> None:
-        """Become the losses over several processes. sums: begins with `sums`, summed over the processes."""
-        self.sums = [next(sums) for _ in self.sums]
-        self._counts = [n * n_processes for n in self._counts]
-
-    def means(self) -> list[float]:
-        """Return the nats per token of each depth over its positions; empty without MTP heads."""
-        return [float(total) / count for total, count in zip(self.sums, self._counts)]
-
-    def record(self) -> dict[str, list[float]]:
-        """Return the entry of a record; empty without MTP heads."""
-        return {"mtp_losses": self.means()} if self.sums else {}
 
 
 KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")

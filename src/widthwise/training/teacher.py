@@ -18,9 +18,9 @@ from widthwise.model.decoder import allocate, blueprint
 from widthwise.model.eval_mode import evaluating
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.training import checkpoint
+from widthwise.training.checkpoint_folder import MODEL, latest_valid, step_of, write_tensors
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.saved_tensors import write_tensors
 
 TEACHER_KEY = "teacher_step"
 """Key in `environment.json` of the step of the teacher's checkpoint; absent in a cut model before its training."""
@@ -84,12 +84,12 @@ class LoadedTeacher:
         assert recipe.train.distill is not None
         self._config = recipe.train.distill
         source = RunDir(self._config.teacher)
-        path, damages = checkpoint_folder.latest_valid(source.checkpoints, processes)
+        path, damages = latest_valid(source.checkpoints, processes)
         if path is None:
             reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
             error = UserError(f"train.distill.teacher: {source.checkpoints}: no checkpoint to load ({reasons})")
             raise processes.on_every_rank(error)
-        self.step = checkpoint_folder.step_of(path)
+        self.step = step_of(path)
         processes.all_gather(lambda: self._load(recipe, source, path, run, processes))
 
     def _load(self, recipe: Recipe, source: RunDir, path: Path, run: RunDir | None, processes: Processes) -> None:
@@ -119,7 +119,7 @@ class LoadedTeacher:
                 f"{where}: {ORIGIN}: does not fit a teacher of {config.n_layers} layers and "
                 f"{config.n_coordinates} coordinates; restore the file, or set train.distill.layers=none"
             )
-        with checkpoint.opened(path, checkpoint_folder.MODEL) as saved:
+        with checkpoint.opened(path, MODEL) as saved:
             rows = saved.rows("embedding.weight", slice(0, len(origin.first_rows)))
         if not torch.equal(rows, origin.first_rows):
             raise UserError(f"{where} was not cut out of {path}, so their states do not correspond; must be none")

@@ -126,20 +126,16 @@ def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
 
     Entries of lists are numbered from 1, like layers. Nulls are omitted, because trackers cannot plot them.
     """
+
+    def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
+        if isinstance(value, Mapping | list):
+            for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value, start=1):
+                yield from flat(f"{path}/{key}", entry)
+        elif value is not None:
+            yield path, value
+
     entries = {key: value for key, value in record.items() if key not in ("step", "event")}
     return dict(flat(record["event"], entries))
-
-
-def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
-    """Yield the path and value of every number and text in plain data."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from flat(f"{path}/{key}", entry)
-    elif isinstance(value, list):
-        for number, entry in enumerate(value, start=1):
-            yield from flat(f"{path}/{number}", entry)
-    elif value is not None:
-        yield path, value
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from widthwise.model.shards import put, whole
 from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
-from widthwise.recipe.train_section import SpikePolicy, StopAtSpike, TrainConfig
+from widthwise.recipe.train_section import StopAtSpike, TrainConfig
 from widthwise.training.growth_step import FrozenEntries, grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
-from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, MTPLosses, choice_record
+from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, choice_record
 from widthwise.training.teacher import LoadedTeacher
 
 
@@ -42,49 +42,12 @@ class StepOutcome:
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
     """Choices of the layers in the same pass, averaged over the batch."""
-    mtp_losses: MTPLosses
-    """Losses of the MTP heads in the same pass."""
+    mtp_losses: Tensor
+    """Mean losses of the MTP heads in the same pass, over the positions of each, float64 (n_depths,)."""
     n_skipped: int = 0
     """0 if the step updated the weights, otherwise the number of consecutive steps without an update."""
     norms: Tensor | None = None
     """Norms of each layer, if due; see `LayerWatch.measured`."""
-
-
-class Gate:
-    """Decides whether a step updates the weights, identically on every rank."""
-
-    def __init__(self, policy: SpikePolicy, processes: Processes):
-        self._policy = policy
-        self._processes = processes
-        self._norms: deque[float] = deque(maxlen=policy.window_steps)
-        self._n_skipped = 0
-
-    def n_skipped(self, grad_norm: Tensor) -> int:
-        """Return 0 if the step updates the weights, and k for the k-th consecutive step without an update.
-
-        Waits for the device unless the policy is `stop`. grad_norm: of all processes, before clipping.
-        """
-        if isinstance(self._policy, StopAtSpike):
-            return 0
-        local_norm = grad_norm.item()
-        (norm,) = self._processes.all_reduce_max(local_norm if math.isfinite(local_norm) else math.inf)
-        if self._policy.admits(norm, self._norms):
-            self._norms.append(norm)
-            self._n_skipped = 0
-        else:
-            self._n_skipped += 1
-        return self._n_skipped
-
-    def save_to(self, state: RunState) -> None:
-        """Save the state that later decisions depend on."""
-        state.grad_norms = list(self._norms)
-        state.n_skipped = self._n_skipped
-
-    def load(self, state: RunState) -> None:
-        """Restore the state of `save_to`."""
-        self._norms.clear()
-        self._norms.extend(state.grad_norms)
-        self._n_skipped = state.n_skipped
 
 
 def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:
@@ -123,7 +86,10 @@ class TrainState:
         self.device = processes.device
         self.objective = Objective(self._config, model.config, self.device, teacher)
         self._frozen = FrozenEntries.of(recipe, phase, model)
-        self.gate = Gate(self._config.on_spike, processes)
+        self._norms: deque[float] = deque(maxlen=self._config.on_spike.window_steps)
+        """Gradient norms of the last updates."""
+        self._n_skipped = 0
+        """Number of consecutive steps without an update."""
         self.flops_per_token = self._config.flops_per_token(model.config, recipe.seq_len)
         """Training FLOPs, with every pass of a step."""
 
@@ -154,7 +120,20 @@ class TrainState:
 
         Called by all processes that share the model, between two steps.
         """
-        return {**outcome.mtp_losses.record(), **choice_record(self.model, outcome.choices), **self.objective.record()}
+        mtp_losses = {"mtp_losses": outcome.mtp_losses.tolist()} if len(outcome.mtp_losses) else {}
+        return {**mtp_losses, **choice_record(self.model, outcome.choices), **self.objective.record()}
+
+    def save_to(self, state: RunState) -> None:
+        """Save the state that later steps depend on, beyond model and optimizer."""
+        state.width_prices = self.objective.state()
+        state.grad_norms = list(self._norms)
+        state.n_skipped = self._n_skipped
+
+    def load(self, state: RunState) -> None:
+        """Restore the state of `save_to`. Raises UserError for a state of another objective."""
+        self.objective.load_state(state.width_prices)
+        self._norms.extend(state.grad_norms)
+        self._n_skipped = state.n_skipped
 
     def set_progress(self, step: int) -> None:
         """Set the progress of training in the model, from 0 to 1."""
@@ -181,7 +160,7 @@ class TrainState:
         return model if self._processes.is_rank_zero else None
 
     def train_step(self, step: int, batch: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> StepOutcome:
-        """Update the weights by the gradient of the mean objective over a batch, if the gate admits it.
+        """Update the weights by the gradient of the mean objective over a batch, unless the policy on spikes skips it.
 
         batch: the rows of this process, integers (B, seq_len + 1); B is the same on all processes. Raises UserError if
         the forward passes do not fit into memory.
@@ -202,19 +181,36 @@ class TrainState:
         ):
             batch = batch.to(self.device)
             self.optimizer.zero_grad(set_to_none=True)
-            loss, choices, mtp_losses = self.objective.backward(self.model, batch, boundaries, processes)
+            loss, choices, mtp_sums = self.objective.backward(self.model, batch, boundaries, processes)
             if watch is not None:
                 watch.before_update()
             grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
-            n_skipped = self.gate.n_skipped(grad_norm)
+            n_skipped = self._count_skipped(grad_norm)
             if n_skipped == 0:
                 with nullcontext() if self._frozen is None else self._frozen.applied(step):
                     self.optimizer.step()
-            sums = iter(processes.all_reduce_sum([loss, *choices.sums, *mtp_losses.sums]))
-            mean_loss = next(sums) / (batch[:, 1:].numel() * processes.world_size)
-            choices.reduced(processes.world_size, sums)
-            mtp_losses.reduced(processes.world_size, sums)
+            loss, *choice_sums, mtp_sums = processes.all_reduce_sum([loss, *choices.sums, mtp_sums])
+            mean_loss = loss / (batch[:, 1:].numel() * processes.world_size)
+            choices.reduced(processes.world_size, choice_sums)
             if n_skipped == 0:
                 self.objective.end_step(choices)
             norms = None if watch is None else watch.measured(processes)
-            return StepOutcome(mean_loss, grad_norm, choices, mtp_losses, n_skipped, norms)
+            return StepOutcome(mean_loss, grad_norm, choices, mtp_sums[0] / mtp_sums[1], n_skipped, norms)
+
+    def _count_skipped(self, grad_norm: Tensor) -> int:
+        """Return 0 if the step updates the weights, and k for the k-th consecutive step without an update.
+
+        All ranks decide alike. Waits for the device unless the policy is `stop`. grad_norm: of all processes, before
+        clipping.
+        """
+        policy = self._config.on_spike
+        if isinstance(policy, StopAtSpike):
+            return 0
+        local_norm = grad_norm.item()
+        (norm,) = self._processes.all_reduce_max(local_norm if math.isfinite(local_norm) else math.inf)
+        if policy.admits(norm, self._norms):
+            self._norms.append(norm)
+            self._n_skipped = 0
+        else:
+            self._n_skipped += 1
+        return self._n_skipped

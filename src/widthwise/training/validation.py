@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from widthwise.analysis.dynamic_width import WidthMeter
-from widthwise.computing import Precision
 from widthwise.config_io import mistakes_of
 from widthwise.data.documents import Counter, Document, ignore_progress
 from widthwise.data.loader import HeldOut, TokenisedText, unended
@@ -269,10 +268,8 @@ class Sampler:
     def __init__(self, config: SampleConfig, held_out: HeldOut, model: Decoder):
         """held_out: gives tokenizer and precision. Raises UserError if texts do not fit into the model."""
         self._config = config
-        self._tokenizer = held_out.data.tokenizer
-        self._precision: Precision = held_out.precision
-        self._prompts = [*map(self._tokenizer.encode_prompt, config.prompts)]
-        self._sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+        self._held_out = held_out
+        self._prompts = [*map(held_out.data.tokenizer.encode_prompt, config.prompts)]
         with mistakes_of("train.sample"):
             check_prompts(model, self._prompts, config.n_tokens)
 
@@ -282,9 +279,10 @@ class Sampler:
         Every process generates all n_tokens: if one stopped early, the others would wait for it.
         """
         config = self._config
-        tokenizer = self._tokenizer
-        with evaluating(model) as device, uncompiled(model), autocast(device, self._precision):
-            tokens = stream_tokens(model, self._prompts, config.n_tokens, self._sampling, config.seed)
+        tokenizer = self._held_out.data.tokenizer
+        sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+        with evaluating(model) as device, uncompiled(model), autocast(device, self._held_out.precision):
+            tokens = stream_tokens(model, self._prompts, config.n_tokens, sampling, config.seed)
             rows = torch.stack(list(tokens), dim=1).tolist()
         reshard(model)
         answers = [takewhile(lambda token: token not in tokenizer.end_ids, row) for row in rows]
