@@ -26,7 +26,7 @@ from widthwise.experiments.matching import (
     without_null,
     without_unused,
 )
-from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
+from widthwise.experiments.plan import MOST_POINTS, Point, Sweep, check_name
 from widthwise.experiments.rates import with_values
 from widthwise.experiments.rungs import RUNG, RungsConfig, rung_points
 from widthwise.mistakes import REMOVED, UserError
@@ -292,8 +292,9 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), options: Mapping[str, 
     about = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
     if config.rungs:
         changes = {name: group.change for name, group in config.groups.items()}
-        return Ladder(
+        return Sweep(
             **about,
+            kind="ladder",
             points=rung_points(config, changes, config.matching, data),
             axes={group: {RUNG: list(config.rungs)} for group in changes},
             baseline_group=next(iter(changes)),

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
 from widthwise.experiments.jobs import Run
 from widthwise.experiments.outcome import load_result, windows
-from widthwise.experiments.plan import Ladder, Point, Sweep
+from widthwise.experiments.plan import Point, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
@@ -94,7 +94,12 @@ class SweepResults(Results[S]):
             n_failed=n_failed,
             n_repeated=n_ended - len(finished) - n_failed,
         )
-        return self._record(**self._judgement(points), axes=dict(self.plan.axes), study=study)
+        judged = list[Judged]()
+        if self.plan.baseline_group is None:  # of a ladder, no size is selected as the best
+            points = self._with_wide_verdicts(points)
+            judged = list(self._judged(points))
+        about = {"baseline_group": self.plan.baseline_group, "axes": dict(self.plan.axes), "study": study}
+        return self._record(points, judged=judged, **about)
 
     def _drawn(self) -> list[PointStatus]:
         """Return the points that a study has drawn. "#" begins the name of a point without a name."""
@@ -114,9 +119,6 @@ class SweepResults(Results[S]):
         elif any(run.is_in_use for run in runs):
             state = "running"
         return PointStatus(point.name, point.group, dict(point.values), state, reason)
-
-    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
-        return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
 
     def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
         """Return the points with verdicts from intervals widened for their number, as for the best point."""
@@ -167,13 +169,6 @@ class SweepResults(Results[S]):
         difference = paired_mean(mean - windows(self._trained[rival].results), confidence)
         judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
         return Judged(name=title, beside=rival, n_points=n_points, **judged)
-
-
-class LadderResults(SweepResults[Ladder]):
-    """The results of a ladder, of which no size is selected as the best."""
-
-    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
-        return {"points": points, "baseline_group": self.plan.baseline_group}
 
 
 class SearchResults(SweepResults[Search]):
