@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 from tiny_sweeps import RECIPE, hourglass_sizes, recipe_file
 
-from widthwise.experiments.axes import Range
 from widthwise.experiments.plan import ALLOWED_IN_NAMES, Point, Sweep
 from widthwise.experiments.sweep import read_axes, read_sweep
+from widthwise.experiments.sweep_section import Range
 from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.yaml_io import read_recipe, to_yaml

@@ -251,27 +251,6 @@ def adjusted(
     return recipe, Adjustment(tuple(changes), match, miss)
 
 
-def comparable(
-    name: str,
-    recipe: Recipe,
-    group: str,
-    baseline: tuple[str, Recipe],
-    match: MatchConfig,
-    section: str,
-    aspect: float | None = None,
-) -> tuple[Recipe, Adjustment | None]:
-    """Return a point of a section, `adjusted` to its baseline if `match` adjusts its group.
-
-    baseline: name and recipe. Raises UserError if the point cannot be trained, or compared with the baseline.
-    """
-    adjustment = None
-    if parts := match.parts_of(group):
-        recipe, adjustment = adjusted(name, recipe, baseline[1], match.quantity, parts, aspect)
-    check_trainable(recipe, name)
-    check_matched({name: recipe}, *baseline, match.quantity, f"resize it, or set match: none under {section}")
-    return recipe, adjustment
-
-
 def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
     """Return the recipe with the number of one part changed to the value nearest to the budget, and the change."""
     knob = Knob.of(_template(recipe), part, recipe.seq_len)
