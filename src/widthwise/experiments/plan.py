@@ -183,8 +183,6 @@ class Sweep(Plan):
     kind: Kind = "sweep"
     sampler: str = "grid"
     """The sampler that draws the points, or `grid`."""
-    storage: ClassVar[str] = ""
-    """File of the study that draws the points."""
     axes: Mapping[str, Mapping[str, Any]]
     """Group -> recipe key -> its values, or a range as a mapping."""
     baseline_group: str | None = None

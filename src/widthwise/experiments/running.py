@@ -12,7 +12,7 @@ import torch
 from widthwise.experiments.family import FamilyPlan, FamilyResults
 from widthwise.experiments.jobs import Jobs, ProcessGroup
 from widthwise.experiments.plan import Comparison, Plan, Sweep, run_path
-from widthwise.experiments.results import PRECISION_FILE, ComparisonResults, Results
+from widthwise.experiments.results import PRECISION_FILE, Results
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import Search
 from widthwise.experiments.sweep_results import SearchResults, SweepResults
@@ -28,7 +28,7 @@ from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer, SilentObserver
 
 RESULTS: dict[type[Plan], type[Results[Any]]] = {
-    Comparison: ComparisonResults,
+    Comparison: Results,
     Sweep: SweepResults,
     Search: SearchResults,
     FamilyPlan: FamilyResults,

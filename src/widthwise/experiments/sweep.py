@@ -189,7 +189,6 @@ def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Poin
 class Search(Sweep):
     """A sweep whose points, except the baseline, are drawn by a sampler when it runs."""
 
-    storage = STUDY_FILE
     space: SweepSpace
 
     @property

@@ -12,7 +12,7 @@ from widthwise.experiments.plan import Point, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
-from widthwise.experiments.sweep import Search
+from widthwise.experiments.sweep import STUDY_FILE, Search
 from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.estimate import CONFIDENCE
@@ -87,7 +87,7 @@ class SweepResults(Results[S]):
                 points.append(OpenPoint(**vars(point)))
         n_failed = sum(point.state == "failed" for point in points)
         study = StudyRecord(
-            storage=self.plan.storage,
+            storage="" if self.plan.sampler == "grid" else STUDY_FILE,
             sampler=self.plan.sampler,
             n_points=self.plan.n_points,
             n_finished=len(finished),
@@ -153,15 +153,12 @@ class SweepResults(Results[S]):
         if baseline is None:
             yield self._difference(best, [best], rival, 2, CONFIDENCE)
         yield self._difference(best, [best], rival, len(ranked), wide)
-        for group in self._averaged_groups:
+        # The sampler of a search has selected the points of a group.
+        averaged = self.plan.axes if baseline is not None and self.plan.sampler == "grid" else ()
+        for group in filter(None, averaged):
             names = [point.name for point in ranked if point.group == group]
             if len(names) > 1:
                 yield self._difference(group, names, rival, len(names), CONFIDENCE)
-
-    @property
-    def _averaged_groups(self) -> list[str]:
-        """Groups whose mean is compared with the baseline; empty without a baseline."""
-        return [group for group in self.plan.axes if group and self.plan.baseline]
 
     def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
         """Return the mean of points minus a rival. n_points: number of points that were compared or averaged."""
@@ -205,8 +202,3 @@ class SearchResults(SweepResults[Search]):
 
     def _drawn(self) -> list[PointStatus]:
         return self._study.drawn()
-
-    @property
-    def _averaged_groups(self) -> list[str]:
-        """Empty, because the sampler has selected the points."""
-        return []
