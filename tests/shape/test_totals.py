@@ -96,7 +96,7 @@ def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
     config = build(sizes)
     from_torch = measured(config)
     assert {name: count(name, sizes) for name in from_torch} == from_torch
-    for name, value in totals(config, T)._asdict().items():
+    for name, value in totals(config, T).items():
         assert count(name, sizes) == pytest.approx(value, rel=1e-12), name
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import checked_copy, parse, to_data
-from widthwise.experiments.compare import read_plan
+from widthwise.experiments.compare import read_plan, with_values
 from widthwise.experiments.matching import (
     Adjustment,
     MatchConfig,
@@ -21,7 +21,6 @@ from widthwise.experiments.matching import (
     match_with_options,
 )
 from widthwise.experiments.plan import Point, Sweep
-from widthwise.experiments.rates import with_values
 from widthwise.experiments.sweep_section import ASPECT, Range, SweepConfig, name_part, point_name
 from widthwise.mistakes import REMOVED, UserError
 from widthwise.model.config import cost_summary
