@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -73,7 +73,7 @@ class ProcessGroup:
         if self._processes.is_rank_zero:
             return self._processes.on_rank_zero(work)
         with watch_signals() as watch:
-            while isinstance(order := self._processes.on_rank_zero(_only_on_rank_zero), _Order):
+            while isinstance(order := self._processes.on_rank_zero(lambda: None), _Order):
                 if self._signal(watch.received) or order.run is None:
                     continue
                 try:
@@ -106,10 +106,6 @@ class ProcessGroup:
     def _signal(self, received: int | None) -> int:
         """Return the signal that any process received while it waited for an order; 0 if none."""
         return int(self._processes.all_reduce_max(received or 0)[0])
-
-
-def _only_on_rank_zero() -> NoReturn:
-    raise AssertionError("only the first process decides")
 
 
 Task = Callable[[Observer], object]

@@ -95,14 +95,9 @@ class Plan(ABC):
         return len(self.points)
 
     @property
-    def adjustments(self) -> dict[str, Adjustment]:
-        """Adjusted point -> its changes."""
-        return {name: point.adjustment for name, point in self.points.items() if point.adjustment is not None}
-
-    @property
     def adjustment_lines(self) -> list[str]:
         """A line for each adjusted point: its changes and its miss."""
-        return [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
+        return [f"{name}: {point.adjustment}" for name, point in self.points.items() if point.adjustment is not None]
 
     @property
     def in_words(self) -> str:

@@ -122,17 +122,17 @@ class SweepResults(Results[S]):
 
     def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
         """Return the points with verdicts from intervals widened for their number, as for the best point."""
-        compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
-        if self.plan.baseline is None or not compared:
+        baseline = self.plan.baseline
+        if baseline is None:
             return list(points)
-        wide = 1 - (1 - CONFIDENCE) / len(compared)
+        compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
+        wide = 1 - (1 - CONFIDENCE) / max(len(compared), 1)
         judged = list[Variant | OpenPoint]()
         for point in points:
             if point.name in compared:
-                difference = self._difference(point.name, [point.name], self.plan.baseline, len(compared), wide)
-                judged.append(point.with_changes(verdict=difference.verdict))
-            else:
-                judged.append(point)
+                difference = self._difference(point.name, [point.name], baseline, len(compared), wide)
+                point = point.with_changes(verdict=difference.verdict)
+            judged.append(point)
         return judged
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
