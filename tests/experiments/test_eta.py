@@ -29,20 +29,18 @@ class Experiment:
     def __init__(self, folder: Path, clock: Any):
         self.clock = clock
         self.heard = Heard()
-        runs = []
-        for name, steps in STEPS.items():
-            recipe: Any = SimpleNamespace(
-                training_flops=steps * FLOPS_PER_STEP[name[0]], train=SimpleNamespace(steps=steps)
-            )
-            runs.append(Run(folder / name, recipe, name))
+        recipes: dict[str, Any] = {
+            name: SimpleNamespace(training_flops=steps * FLOPS_PER_STEP[name[0]], train=SimpleNamespace(steps=steps))
+            for name, steps in STEPS.items()
+        }
+        runs = [Run(folder / name, recipe, name) for name, recipe in recipes.items()]
         self.schedule = Schedule(runs, self.heard, RunPolicy())
 
     def train(self, *steps_and_seconds: tuple[int, float], start: int = 0) -> list[float]:
         """Train the next run up to these steps, and return the time left after each."""
         run = self.schedule.next()
-        assert run is not None
         observer = self.schedule.observer_of(run, self.heard)
-        observer.starting(run.name, start, run.recipe.train.steps)
+        observer.starting(run.name, start, STEPS[run.name])
         for step, seconds in steps_and_seconds:
             self.clock.seconds += seconds
             observer.record({"event": "train", "step": step})
