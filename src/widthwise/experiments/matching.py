@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeGuard, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pydantic
 from pydantic import Discriminator, Tag
@@ -165,21 +165,18 @@ MatchSection = Annotated[
 
 def without_null(changes: Any) -> Any:
     """Return named changes without null ones. With null, a recipe drops a name of the recipe that it extends."""
-    return {name: change for name, change in changes.items() if change is not None} if _is_dict(changes) else changes
+    if not isinstance(changes, dict):
+        return changes
+    return {name: change for name, change in changes.items() if change is not None}
 
 
 def without_unused(section: Any, key: str) -> Any:
     """Return a section without the adjustments of names that are null under `key`. section: data, perhaps not valid."""
-    if not _is_dict(section) or not _is_dict(section.get(key)) or not _is_dict(match := section.get("match")):
-        return section
-    if not _is_dict(adjust := match.get("adjust")):
-        return section
-    used = {name: part for name, part in adjust.items() if section[key].get(name, {}) is not None}
-    return section | {"match": match | {"adjust": used}}
-
-
-def _is_dict(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
+    match section:
+        case {"match": {"adjust": dict(adjust), **options}} if isinstance(section.get(key), dict):
+            used = {name: part for name, part in adjust.items() if section[key].get(name, {}) is not None}
+            return section | {"match": options | {"adjust": used}}
+    return section
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
