@@ -76,12 +76,8 @@ class Range(Config):
         if self._is_whole:
             return trial.suggest_int(name, int(self.low), int(self.high), step=self.step or 1, log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
-        return min(max(rounded(value), float(self.low)), float(self.high))
-
-
-def rounded(value: float) -> float:
-    """Return the value rounded to SIGNIFICANT_DIGITS."""
-    return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else value
+        rounded = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        return min(max(rounded, float(self.low)), float(self.high))
 
 
 def _checked_axis(data: Any) -> Any:
