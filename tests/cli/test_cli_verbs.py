@@ -181,7 +181,7 @@ def test_a_dry_run_of_a_comparison_shows_the_work_and_does_none(compared: str, s
     out, error = succeeds("compare", compared, "--out", "out", "--dry-run")
     assert error == ""
     plan = read_plan(compared)
-    adjustment = plan.adjustments["narrow"]
+    adjustment = plan.points["narrow"].adjustment
     _, narrow, same = (next(line for line in out.splitlines() if line.startswith(name)) for name in plan.recipes)
     assert narrow.endswith(f"{100 * abs(adjustment.miss):.3f}%")
     assert same.endswith("0.000%")

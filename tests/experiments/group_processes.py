@@ -11,8 +11,9 @@ from typing import NoReturn
 from tiny_runs import tiny_recipe
 
 from widthwise.cli.signals import stop_by_exception
-from widthwise.experiments.jobs import ProcessGroup, process_group
+from widthwise.experiments.jobs import ProcessGroup
 from widthwise.mistakes import UserError
+from widthwise.runs.train import launched_processes
 from widthwise.training.launch import Interrupted
 
 
@@ -39,7 +40,8 @@ def outcome(work: Callable[[], object]) -> object:
 if __name__ == "__main__":
     stop_by_exception()
     found: dict[str, object] = {}
-    with process_group(tiny_recipe()) as together:
+    with launched_processes(tiny_recipe().train) as processes:
+        together = ProcessGroup(processes)
         for work in (value, mistake):
             found[work.__name__] = outcome(partial(together.do, work))
         if os.environ["RANK"] == "1":  # the signal comes while this process waits for the first

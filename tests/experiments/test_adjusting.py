@@ -48,13 +48,13 @@ def read(tmp_path: Path, model: dict, adjust: str, quantity: str = "params") -> 
 
 
 def only_change(plan: Comparison, name: str = "other") -> Change:
-    (change,) = plan.adjustments[name].changes
+    (change,) = plan.points[name].adjustment.changes
     return change
 
 
 def assert_nearest(plan: Comparison, adjust: str) -> None:
     """The miss is the real one, and one step more or less is no nearer."""
-    base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
+    base, other, found = plan.recipes["base"], plan.recipes["other"], plan.points["other"].adjustment
     assert found.miss == matched_ratio(other, base, plan.match) - 1
     assert abs(found.miss) <= LARGEST_MISMATCH
     knob = Knob.of(other.model, adjust, other.seq_len)
@@ -97,7 +97,7 @@ def test_the_width_keeps_whole_heads_and_slots(tmp_path: Path) -> None:
 
 def test_a_shape_is_changed_as_little_as_the_budget_allows(tmp_path: Path) -> None:
     plan = read(tmp_path, merge(X, {"shape": {"match": "flops"}}), "shape")
-    base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
+    base, other, found = plan.recipes["base"], plan.recipes["other"], plan.points["other"].adjustment
     assert only_change(plan).key == "model.shape.bottleneck_width"
     assert found.miss == matched_ratio(other, base, "params") - 1
     assert abs(found.miss) <= TOLERANCE
@@ -113,7 +113,7 @@ def test_a_number_between_two_steps_stays_where_no_step_is_nearer(tmp_path: Path
     """Down to whole units it is the same model, whichever side of the budget that lies on."""
     for n_layers in (4, 5):
         hourglass = {"n_layers": n_layers, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.5}}
-        nearest = read(tmp_path, hourglass, "ffn").adjustments["other"]
+        nearest = read(tmp_path, hourglass, "ffn").points["other"].adjustment
         assert (nearest.miss < 0) == (n_layers == 4)
         between = nearest.changes[0].after + 1e-4
         change = only_change(read(tmp_path, merge(hourglass, {"ffn": {"ratio": between}}), "ffn"))
@@ -126,14 +126,12 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
     assert only_change(plan, "small").after == 240
     layers = plan.recipes["narrow"].resolved().model.layers
     assert {layer.ffn.d_ff for layer in layers} == {round(only_change(plan, "narrow").after * 200)}
-    assert {name: only_change(plan, name).key for name in plan.adjustments} == {
-        "small": "model.d_model",
-        "narrow": "model.ffn.ratio",
-    }
+    assert [only_change(plan, name).key for name in ("small", "narrow")] == ["model.d_model", "model.ffn.ratio"]
+    assert plan.points["same"].adjustment is None
     with pytest.raises(UserError, match=r"^wide: params is 1\.\d+ of base's"):
         read_all(tmp_path, match, small={"d_model": 150}, narrow={"d_model": 200}, wide={"d_model": 250})
     off = read_plan([tmp_path / "tiny.yaml"], match="none")
-    assert (off.match, off.adjustments) == ("none", {})
+    assert (off.match, off.adjustment_lines) == ("none", [])
     assert off.recipes["narrow"].model.ffn == off.recipes["base"].model.ffn
 
 

@@ -14,12 +14,13 @@ from tiny_runs import tiny_recipe, without_measurements
 from tiny_sweeps import Heard, recipe_file
 
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.jobs import Jobs, Run, process_group
+from widthwise.experiments.jobs import Jobs, ProcessGroup, Run
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import RunPolicy, Schedule, train_all
 from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir, RunFailed
+from widthwise.runs.train import launched_processes
 from widthwise.training.observer import Observer, SilentObserver
 
 COMPARE = {"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {"model": {"d_model": 24}}}}
@@ -62,8 +63,9 @@ class Task(Run):
 def do_all(*names: str, mark: Path = Path(), observer: Observer | None = None) -> None:
     recipe = tiny_recipe()
     tasks = [Task(mark.parent / "nothing" / name, recipe, name, mark=mark) for name in names]
-    with process_group(recipe) as group:
-        train_all(Schedule(tasks, observer or SilentObserver(), RunPolicy()), group, Jobs(2, 1), "comparison")
+    with launched_processes(recipe.train) as processes:
+        schedule = Schedule(tasks, observer or SilentObserver(), RunPolicy())
+        train_all(schedule, ProcessGroup(processes), Jobs(2, 1), "comparison")
 
 
 def crash(mark: Path, observer: Observer) -> None:

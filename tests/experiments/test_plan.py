@@ -94,9 +94,9 @@ def test_a_feed_forward_is_adjusted_where_nothing_is_said_and_it_must_be(tmp_pat
     near = {"model": {"ffn": {"ratio": 4.04}}}
     path = comparison(tmp_path, variants={"uniform": {}, "near": near, "wider": WIDER})
     plan = read_plan([path])
-    assert set(plan.adjustments) == {"wider"}
-    assert [change.key for change in plan.adjustments["wider"].changes] == ["model.ffn.ratio"]
-    assert abs(plan.adjustments["wider"].miss) < 0.002
+    assert [name for name, point in plan.points.items() if point.adjustment is not None] == ["wider"]
+    assert [change.key for change in plan.points["wider"].adjustment.changes] == ["model.ffn.ratio"]
+    assert abs(plan.points["wider"].adjustment.miss) < 0.002
     assert plan.recipes == read_plan([path], match="params", adjust="ffn").recipes | {"near": plan.recipes["near"]}
     deep = {"model": {"n_layers": 40}}
     with pytest.raises(UserError, match=r"^deep: params is 6\.\d+ of uniform's, and"):

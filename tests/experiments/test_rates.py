@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boxes import refusal
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.experiments.compare import read_plan
@@ -114,41 +115,39 @@ def test_a_sweep_that_is_no_fair_choice_is_refused(rates: Path, tmp_path: Path, 
         comparison(tmp_path, *overrides, rates_from=rates, **compare)
 
 
-def grids(plain: Any, slow: Any) -> dict[str, Any]:
-    return {"plain": {"optimizer.lr": plain}, "slow": {"optimizer.lr": slow}}
+def refusal_of(rates: Path, tmp_path: Path, **changes: Any) -> str:
+    """Return why the comparison cannot use a changed record of the sweep."""
+    folder = tmp_path / "rates"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "runs").symlink_to(rates / "runs")
+    SealedFile(folder / Outcome.file_name).write(SealedFile(rates / Outcome.file_name).read() | changes)
+    return refusal(comparison, tmp_path, rates_from=folder)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"axes": grids(RATES, RATES[:2])}, "slow has other values than plain; the grid must be the same for all"),
-        ({"axes": grids(*[{"low": 0.1, "high": 1.0}] * 2)}, r"optimizer\.lr is searched in a range; must be a grid"),
-        ({"axes": {name: {"model.d_model": [1]} for name in VARIANTS}}, r"varies model\.d_model; must be a key of"),
+def test_records_of_an_unfinished_sweep_or_with_another_grid_are_refused(rates: Path, tmp_path: Path) -> None:
+    def grids(key: str, plain: Any, slow: Any) -> dict[str, Any]:
+        return {"plain": {key: plain}, "slow": {key: slow}}
+
+    unfinished = SealedFile(rates / Outcome.file_name).read()["study"] | {"n_finished": 0}
+    for changes, message in (
+        ({"axes": grids("optimizer.lr", RATES, RATES[:2])}, "slow has other values than plain; the grid must be the"),
+        (
+            {"axes": grids("optimizer.lr", *[{"low": 0.1, "high": 1.0}] * 2)},
+            "optimizer.lr is searched in a range; must",
+        ),
+        ({"axes": grids("model.d_model", [1], [1])}, "varies model.d_model; must be a key of"),
         ({"axes": {}}, "holds a comparison; must be a finished sweep"),
-    ],
-)
-def test_records_with_another_grid_are_refused(rates: Path, tmp_path: Path, changes, message) -> None:
-    data = SealedFile(rates / Outcome.file_name).read()
-    folder = tmp_path / "rates"
-    folder.mkdir()
-    SealedFile(folder / Outcome.file_name).write(data | changes)
-    with pytest.raises(UserError, match=message):
-        comparison(tmp_path, rates_from=folder)
+        ({"study": unfinished}, "holds an unfinished sweep"),
+    ):
+        assert message in refusal_of(rates, tmp_path, **changes)
 
 
-def test_a_sweep_that_has_not_finished_or_of_which_all_runs_diverged_is_refused(rates: Path, tmp_path: Path) -> None:
-    data = SealedFile(rates / Outcome.file_name).read()
-    folder = tmp_path / "rates"
-    folder.mkdir()
-    SealedFile(folder / Outcome.file_name).write(data | {"study": data["study"] | {"n_finished": 0}})
-    with pytest.raises(UserError, match="holds an unfinished sweep"):
-        comparison(tmp_path, rates_from=folder)
-    (folder / "runs").symlink_to(rates / "runs")
-    diverged = [each for each in data["points"] if each["state"] == "failed" or each["group"] == "slow"]
-    SealedFile(folder / Outcome.file_name).write(data | {"points": diverged})
-    with pytest.raises(UserError, match="all runs of plain diverged; sweep other values"):
-        comparison(tmp_path, rates_from=folder)
-    broken = [{"name": "plain-0.1", "state": "failed", "group": "plain", "values": {}, "reason": "the disk is full"}]
-    SealedFile(folder / Outcome.file_name).write(data | {"points": data["points"] + broken})
-    with pytest.raises(UserError, match=r"plain-0\.1 failed: the disk is full; repeat the sweep"):
-        comparison(tmp_path, rates_from=folder)
+def test_a_sweep_of_which_all_runs_of_a_variant_diverged_or_one_failed_is_refused(rates: Path, tmp_path: Path) -> None:
+    points = SealedFile(rates / Outcome.file_name).read()["points"]
+    diverged = [each for each in points if each["state"] == "failed" or each["group"] == "slow"]
+    message = refusal_of(rates, tmp_path, points=diverged)
+    assert "all runs of plain diverged; sweep other values" in message
+    broken = {"name": "plain-0.1", "state": "failed", "group": "plain", "values": {}, "reason": "the disk is full"}
+    message = refusal_of(rates, tmp_path, points=[*points, broken])
+    assert "plain-0.1 failed: the disk is full; repeat the sweep" in message

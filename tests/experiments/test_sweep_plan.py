@@ -1,6 +1,7 @@
 """Which points a sweep has, what they are called, and which sweeps are refused."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -8,9 +9,10 @@ from unittest.mock import Mock
 import pytest
 from tiny_sweeps import RECIPE, hourglass_sizes, recipe_file
 
-from widthwise.experiments.axes import Range
 from widthwise.experiments.plan import ALLOWED_IN_NAMES, Point, Sweep
-from widthwise.experiments.sweep import read_axes, read_sweep
+from widthwise.experiments.study import Study
+from widthwise.experiments.sweep import Search, read_axes, read_sweep
+from widthwise.experiments.sweep_section import Range
 from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.yaml_io import read_recipe, to_yaml
@@ -203,3 +205,24 @@ def test_mistakes_of_solved_sizes_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=named):
             solved(tmp_path, over, **sweep)
+
+
+def search_of(folder: Path, title: str, highest: float = 0.1) -> Search:
+    section = {
+        "over": {"optimizer.lr": {"low": 0.001, "high": highest, "log": True}},
+        "seeds": [4],
+        "search": {"sampler": "tpe", "n_trials": 3},
+    }
+    plan = read_sweep(recipe_file(folder, section))
+    assert isinstance(plan, Search)
+    return replace(plan, title=title)
+
+
+def test_a_study_continues_under_another_name_of_the_recipe_and_refuses_another_search(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    point = Study(search_of(tmp_path, "search"), folder).take()
+    assert point is not None
+    (continued,) = Study(search_of(tmp_path, "renamed"), folder).drawn()
+    assert (continued.name, continued.values, continued.state) == (point.name, point.values, "running")
+    with pytest.raises(UserError, match=r"study.log: is the study of another search; choose another folder with --out"):
+        Study(search_of(tmp_path, "renamed", highest=0.2), folder)

@@ -48,7 +48,7 @@ def test_a_written_recipe_is_the_shape_that_was_found(model, space, tmp_path) ->
     assert load_recipe(paths[0]) == load_recipe(tmp_path / "base.yaml")
     for path, row in zip(paths[1:], summary["candidates"]):
         recipe = load_recipe(path)
-        counted = totals(recipe.explicit_model, recipe.seq_len)._asdict()
+        counted = totals(recipe.explicit_model, recipe.seq_len)
         assert path.stem == row["name"]
         assert {name: row[name] for name in counted} == counted
         sizes = Sizes(*(row[name] for name in Sizes._fields))

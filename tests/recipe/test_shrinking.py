@@ -197,20 +197,25 @@ def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: tuple[LayerS
         assert ffn.at_width(size.d_model).hidden_widths == (size.n_hidden,)
 
 
+def check_recipe_of_cut(d_model: int, head_dim: int, changes: list[dict[str, int]], match: str) -> ModelConfig:
+    """Return the model of the recipe of a cut after checking that it costs what the uniform model costs."""
+    template = {"vocab_size": 19, "d_model": d_model, "n_layers": 4, "attention": {"head_dim": head_dim}}
+    recipe = parse_recipe({**to_data(tiny_recipe()), "model": template, "seq_len": SEQ_LEN}, "recipe").resolved()
+    model = recipe.explicit_model
+    sizes = [size._replace(**change) for size, change in zip(layer_sizes(model), changes, strict=True)]
+    data = recipe_of_cut(recipe, model, curve_of_cut(model, smaller_config(model, sizes)), match)
+    found = parse_recipe(data, "recipe").explicit_model
+    costs = [QUANTITIES[match](each.inference_cost(), SEQ_LEN) for each in (model, found)]
+    assert costs[1] == pytest.approx(costs[0], rel=0.01)
+    return found
+
+
 @pytest.mark.parametrize("match", ["params", "flops", "kv_bytes"])
 def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportions(match: str) -> None:
     """A width of hundreds of channels, so that rounding to whole heads moves the cost by less than a hundredth."""
-    model = {"vocab_size": 19, "d_model": 384, "n_layers": 4, "attention": {"head_dim": 2}}
-    recipe = parse_recipe({**to_data(tiny_recipe()), "model": model, "seq_len": SEQ_LEN}, "recipe").resolved()
-    model = recipe.explicit_model
-    (whole, *_) = layer_sizes(model)
-    sizes = [
-        whole._replace(d_model=384 // n, n_kv_heads=192 // m, n_hidden=128 * m) for n, m in ((1, 2), (3, 3), (2, 6))
-    ]
-    curve = curve_of_cut(model, smaller_config(model, [*sizes, whole]))
-    found = parse_recipe(recipe_of_cut(recipe, model, curve, match), "recipe").explicit_model
-    whole_cost, own_cost = (QUANTITIES[match](each.inference_cost(), SEQ_LEN) for each in (model, found))
-    assert own_cost == pytest.approx(whole_cost, rel=0.01)
+    cuts = ((1, 2), (3, 3), (2, 6))
+    changes = [{"d_model": 384 // n, "n_kv_heads": 192 // m, "n_hidden": 128 * m} for n, m in cuts]
+    found = check_recipe_of_cut(384, 2, [*changes, {}], match)
     ratios = [layer.d_model / found.layers[0].d_model for layer in found.layers]
     assert ratios == pytest.approx([1, 1 / 3, 1 / 2, 1], rel=0.02)
 
@@ -218,18 +223,7 @@ def test_the_recipe_of_a_cut_costs_what_the_uniform_model_costs_in_its_proportio
 @pytest.mark.parametrize("match", ["params", "flops"])
 @pytest.mark.parametrize("d_model", [36, 60])
 def test_the_recipe_of_a_small_cut_meets_its_budget_though_heads_are_whole(match: str, d_model: int) -> None:
-    attention = {"head_dim": 12}
-    model = {"vocab_size": 19, "d_model": d_model, "n_layers": 4, "attention": attention}
-    recipe = parse_recipe({**to_data(tiny_recipe()), "model": model, "seq_len": SEQ_LEN}, "recipe").resolved()
-    model = recipe.explicit_model
-    (whole, *_) = layer_sizes(model)
-    sizes = [whole._replace(n_kv_heads=1), whole._replace(d_model=17), whole._replace(n_hidden=31), whole]
-    data = recipe_of_cut(recipe, model, curve_of_cut(model, smaller_config(model, sizes)), match)
-    own, whole_cost = (
-        QUANTITIES[match](each.inference_cost(), SEQ_LEN)
-        for each in (parse_recipe(data, "recipe").explicit_model, model)
-    )
-    assert own == pytest.approx(whole_cost, rel=0.01)
+    check_recipe_of_cut(d_model, 12, [{"n_kv_heads": 1}, {"d_model": 17}, {"n_hidden": 31}, {}], match)
 
 
 def test_a_curve_needs_a_uniform_model_that_was_cut() -> None:

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from thinned import in_turn
 
 from widthwise.config_io import parse
@@ -13,7 +11,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
-from widthwise.shape.profile import apportioned, shares
+from widthwise.shape.profile import shares
 from widthwise.shape.template import ModelTemplate
 
 GROUPED = {"head_dim": 2, "kv_group_size": 2, "bias": True, "qk_norm": {"over": "all_heads"}}
@@ -42,16 +40,6 @@ def resolved(shape: dict, **changes) -> ModelConfig:
 )
 def test_profiles_of_the_literature(points, is_framed, expected):
     np.testing.assert_allclose(shares(points, 5, is_framed), expected, rtol=1e-13)
-
-
-@given(
-    points=st.lists(st.floats(0.2, 4), min_size=2, max_size=6), n_layers=st.integers(3, 40), n_each=st.integers(30, 999)
-)
-def test_whole_numbers_keep_the_sum_and_stay_within_one_of_the_profile(points, n_layers, n_each):
-    sizes = shares(points, n_layers, False)
-    counts = apportioned(n_each, sizes, "heads")
-    assert sum(counts) == n_each * n_layers
-    assert np.abs(np.array(counts) - n_each * sizes).max() < 1 + 1e-6
 
 
 def test_heads_and_hidden_units_move_and_heads_keep_their_size():

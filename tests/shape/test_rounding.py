@@ -54,12 +54,6 @@ def test_balanced_rounding_meets_the_papers_budgets(name):
     assert balanced[config["turn_layer"] - 1] == nearest[config["turn_layer"] - 1]  # a multiple of 32 as it is
 
 
-def test_nearest_is_kept_where_it_meets_the_budget():
-    cost, _, widths = solved_x(1600, 24, 17, 0.3)
-    budget = cost.total(round_nearest(widths, 2))
-    assert round_balanced(widths, 2, cost, budget).tolist() == round_nearest(widths, 2).tolist()
-
-
 def best_of_every_choice(widths, quantum, cost, budget):
     """(whether the budget is met within TOLERANCE, summed distance or miss) of the best choice, by enumeration of those
     whose ends are equal and that are nowhere wider than what the first layer writes, or the embedding."""

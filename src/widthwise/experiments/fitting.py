@@ -72,7 +72,7 @@ class Fit:
         """Return the parameters with their intervals, the quality of the fit, and, for a law of one variable, the
         confidence band of the curve at N_BAND values of x over the points."""
         law = self.law
-        x = law.variables(self.group)
+        x = self.group.x
         y = self.group.y
         mean_square = np.square(y - law.y(self.parameters, x)).mean()
         values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
@@ -115,7 +115,7 @@ def _u_shape(group: CurveGroup) -> str | None:
 
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     """Fit a law that has no objection to the group. seed: of the resampling."""
-    x = law.variables(group)
+    x = group.x
     y = group.y
     n_runs = np.array(group.layout)
     scale = law.residual_scale

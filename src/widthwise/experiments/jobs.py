@@ -8,12 +8,11 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -23,7 +22,7 @@ from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
 from widthwise.runs.rank_memory import memory_on_cpu
-from widthwise.runs.train import launched_processes, resume, train_or_resume
+from widthwise.runs.train import resume, train_or_resume
 from widthwise.training.launch import Interrupted, RankLocalError, is_launched, watch_signals
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
@@ -61,19 +60,12 @@ class _Order:
     """The run to train; None only shows that the first process is alive."""
 
 
-@contextmanager
-def process_group(recipe: Recipe) -> Iterator["ProcessGroup"]:
-    """Join the processes that were started together. recipe: any recipe of the experiment."""
-    with launched_processes(recipe.train) as processes:
-        yield ProcessGroup(processes, DataCache())
-
-
 class ProcessGroup:
     """The processes that train each run together; the first decides which runs are trained."""
 
-    def __init__(self, processes: Processes, data_cache: DataCache):
+    def __init__(self, processes: Processes):
         self._processes = processes
-        self.data_cache = data_cache
+        self.data_cache = DataCache()
 
     def do(self, work: Callable[[], T]) -> T:
         """Run `work` in the first process; the other processes join each run that it trains. All get its value or
@@ -81,7 +73,7 @@ class ProcessGroup:
         if self._processes.is_rank_zero:
             return self._processes.on_rank_zero(work)
         with watch_signals() as watch:
-            while isinstance(order := self._processes.on_rank_zero(_only_on_rank_zero), _Order):
+            while isinstance(order := self._processes.on_rank_zero(lambda: None), _Order):
                 if self._signal(watch.received) or order.run is None:
                     continue
                 try:
@@ -114,10 +106,6 @@ class ProcessGroup:
     def _signal(self, received: int | None) -> int:
         """Return the signal that any process received while it waited for an order; 0 if none."""
         return int(self._processes.all_reduce_max(received or 0)[0])
-
-
-def _only_on_rank_zero() -> NoReturn:
-    raise AssertionError("only the first process decides")
 
 
 Task = Callable[[Observer], object]
@@ -187,7 +175,7 @@ class JobProcess:
         self.observer = observer
         self._index = index
         self._jobs = jobs
-        self._showing: ExitStack | None = None
+        self._task_observer: Observer | None = None
         self._start()
 
     def _start(self) -> None:
@@ -197,13 +185,12 @@ class JobProcess:
         self._process.start()
         child_connection.close()
 
-    def begin(self, task: Task, showing: AbstractContextManager[Observer]) -> None:
-        """Begin a task. showing: context of its observer, closed when the task ends."""
+    def begin(self, task: Task, observer: Observer) -> None:
+        """Begin a task, which reports to the observer."""
         if not self._process.is_alive():
             self._connection.close()
             self._start()
-        self._showing = ExitStack()
-        self._task_observer = self._showing.enter_context(showing)
+        self._task_observer = observer
         self._connection.send(task)
 
     @staticmethod
@@ -217,12 +204,12 @@ class JobProcess:
         try:
             name, arguments = self._connection.recv()
         except (EOFError, ConnectionError):
-            self._close()
+            self._task_observer = None
             self._process.join()
             code = self._process.exitcode
             return True, RunFailed(f"a training process ended with code {code}; the runs can be resumed")
         if name is None:
-            self._close()
+            self._task_observer = None
             return True, arguments
         getattr(self._task_observer, name)(*arguments)
         return False, None
@@ -234,16 +221,10 @@ class JobProcess:
 
     def end(self) -> None:
         """End the process, by a kill if it is at work."""
-        if self._showing is not None:
-            self._close()
+        if self._task_observer is not None:
             self._process.kill()
         self._connection.close()
         self._process.join()
-
-    def _close(self) -> None:
-        if self._showing is not None:
-            self._showing.close()
-        self._showing = None
 
 
 def _work(connection: Connection, index: int, n_threads: int | None) -> None:
@@ -258,18 +239,15 @@ def _work(connection: Connection, index: int, n_threads: int | None) -> None:
     with suppress(EOFError, ConnectionError):  # the first process has ended, or was killed
         while True:
             task = connection.recv()
+            error = None
             with watch_signals():  # a signal before the task handles signals is sent again
-                connection.send((None, _error_of(partial(task, _Sender(connection)))))
-
-
-def _error_of(task: Callable[[], object]) -> BaseException | None:
-    try:
-        task()
-    except (UserError, RunFailed, Interrupted, OSError) as error:
-        return error
-    except BaseException:
-        return RunFailed(f"a training process failed: {traceback.format_exc()}")
-    return None
+                try:
+                    task(_Sender(connection))
+                except (UserError, RunFailed, Interrupted, OSError) as known:
+                    error = known
+                except BaseException:
+                    error = RunFailed(f"a training process failed: {traceback.format_exc()}")
+                connection.send((None, error))
 
 
 class _Sender:

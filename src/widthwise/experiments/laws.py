@@ -68,13 +68,9 @@ class Law(ABC):
         """One more than the number of symbols, so that a degree of freedom remains."""
         return len(self.symbols) + 1
 
-    def variables(self, group: "CurveGroup") -> np.ndarray:
-        """Return x of all points, (n_points,), or x and x2, (n_points, 2)."""
-        return group.x
-
     def objection(self, group: "CurveGroup") -> str | None:
         """Return why the law cannot be fitted to a group; None if it can."""
-        n_different = len(np.unique(self.variables(group), axis=0))
+        n_different = len(np.unique(group.x, axis=0))
         if n_different >= self.fewest_points:
             return None
         return f"needs points at {self.fewest_points} or more different x, and {group.name} has {n_different}"
@@ -260,12 +256,9 @@ class ChinchillaLaw(Law):
     residual_scale = np.log
     from_residual_scale = np.exp
 
-    def variables(self, group: "CurveGroup") -> np.ndarray:
-        return group.variables
-
     def objection(self, group: "CurveGroup") -> str | None:
-        x = group.variables
-        is_varied = np.ptp(x, axis=0).all() and abs(np.corrcoef(np.log(x).T)[0, 1]) <= LARGEST_CORRELATION
+        is_varied = np.ptp(group.x, axis=0).all()
+        is_varied = is_varied and abs(np.corrcoef(np.log(group.x).T)[0, 1]) <= LARGEST_CORRELATION
         problem = None if is_varied else f"needs x and x2 that vary separately in {group.name}"
         return super().objection(group) or problem
 

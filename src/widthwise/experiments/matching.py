@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeGuard, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pydantic
 from pydantic import Discriminator, Tag
@@ -16,7 +16,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect
 from widthwise.shape.kinds import Match
-from widthwise.shape.template import ModelTemplate
+from widthwise.shape.template import ModelSection, ModelTemplate
 
 Matched = Literal[Match, "training_flops", "none"]
 """Quantity that recipes can be required to match. training_flops: the compute of the whole run, so that the numbers of
@@ -65,7 +65,11 @@ def check_matched(
         unfair += _differences(name, recipe, baseline_name, baseline, shared)
         ratio = matched_ratio(recipe, baseline, match)
         if abs(ratio - 1) > tolerance:
-            missed.append(f"{name}: {match} is {ratio:.4f} of {baseline_name}'s{_steps_to_match(recipe, ratio, match)}")
+            missed.append(f"{name}: {match} is {ratio:.4f} of {baseline_name}'s")
+            if match == "training_flops":
+                per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
+                n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
+                missed[-1] += f" (train.steps: {n_steps} would match)"
     errors = [*refused]
     if unfair:
         errors.append(f"{'; '.join(unfair)}; not comparable")
@@ -96,14 +100,6 @@ def matched_quantity(recipe: Recipe, match: Matched) -> float:
     if match == "training_flops":
         return recipe.training_flops
     return OF_MODELS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
-
-
-def _steps_to_match(recipe: Recipe, ratio: float, match: Matched) -> str:
-    if match != "training_flops":
-        return ""
-    per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
-    n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
-    return f" (train.steps: {n_steps} would match)"
 
 
 def _in_turn(parts: Any) -> Any:
@@ -169,21 +165,18 @@ MatchSection = Annotated[
 
 def without_null(changes: Any) -> Any:
     """Return named changes without null ones. With null, a recipe drops a name of the recipe that it extends."""
-    return {name: change for name, change in changes.items() if change is not None} if _is_dict(changes) else changes
+    if not isinstance(changes, dict):
+        return changes
+    return {name: change for name, change in changes.items() if change is not None}
 
 
 def without_unused(section: Any, key: str) -> Any:
     """Return a section without the adjustments of names that are null under `key`. section: data, perhaps not valid."""
-    if not _is_dict(section) or not _is_dict(section.get(key)) or not _is_dict(match := section.get("match")):
-        return section
-    if not _is_dict(adjust := match.get("adjust")):
-        return section
-    used = {name: part for name, part in adjust.items() if section[key].get(name, {}) is not None}
-    return section | {"match": match | {"adjust": used}}
-
-
-def _is_dict(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
+    match section:
+        case {"match": {"adjust": dict(adjust), **options}} if isinstance(section.get(key), dict):
+            used = {name: part for name, part in adjust.items() if section[key].get(name, {}) is not None}
+            return section | {"match": options | {"adjust": used}}
+    return section
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
@@ -236,12 +229,16 @@ def adjusted(
     with mistakes_of(name):
         budget = matched_quantity(baseline, match)
         if aspect is not None:
-            recipe, change = _at_depth(recipe, budget, match, aspect)
-            changes.append(change)
+            template = _template(recipe)
+            if not aspect > 0:
+                raise UserError(f"aspect: got {aspect!r}; d_model / n_layers must be above 0")
+            n_layers = depth_at_aspect(template, aspect, lambda model: _miss(recipe, model, budget, match))
+            changes.append(Change("model.n_layers", template.n_layers, n_layers))
+            recipe = recipe.model_copy(update={"model": checked_copy(template, "model", n_layers=n_layers)})
         for part in parts:
             recipe, change = _nearest(recipe, budget, match, part)
             changes.append(change)
-        miss = matched_quantity(recipe, match) / budget - 1
+        miss = _miss(recipe, recipe.model, budget, match)
     if abs(miss) > LARGEST_MISMATCH:
         last = changes[-1]
         raise UserError(
@@ -251,61 +248,28 @@ def adjusted(
     return recipe, Adjustment(tuple(changes), match, miss)
 
 
-def comparable(
-    name: str,
-    recipe: Recipe,
-    group: str,
-    baseline: tuple[str, Recipe],
-    match: MatchConfig,
-    section: str,
-    aspect: float | None = None,
-) -> tuple[Recipe, Adjustment | None]:
-    """Return a point of a section, `adjusted` to its baseline if `match` adjusts its group.
-
-    baseline: name and recipe. Raises UserError if the point cannot be trained, or compared with the baseline.
-    """
-    adjustment = None
-    if parts := match.parts_of(group):
-        recipe, adjustment = adjusted(name, recipe, baseline[1], match.quantity, parts, aspect)
-    check_trainable(recipe, name)
-    check_matched({name: recipe}, *baseline, match.quantity, f"resize it, or set match: none under {section}")
-    return recipe, adjustment
-
-
 def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
     """Return the recipe with the number of one part changed to the value nearest to the budget, and the change."""
     knob = Knob.of(_template(recipe), part, recipe.seq_len)
 
-    def sized(n_steps: int) -> Recipe:
-        return recipe.model_copy(update={"model": knob.at(n_steps)})
-
     def miss(n_steps: int) -> float:
-        return matched_quantity(sized(n_steps), match) / budget - 1
+        return _miss(recipe, knob.at(n_steps), budget, match)
 
     try:
-        unchanged_miss = abs(matched_quantity(recipe, match) / budget - 1)
+        unchanged_miss = abs(_miss(recipe, recipe.model, budget, match))
     except UserError:  # for example a width that is no multiple of its heads
         unchanged_miss = math.inf
     nearest = knob.nearest(miss) if unchanged_miss else knob.start
     value = knob.adjustable.value
     if abs(miss(nearest)) < unchanged_miss:
-        return sized(nearest), Change(knob.path, value, knob.value(nearest))
+        changed = recipe.model_copy(update={"model": knob.at(nearest)})
+        return changed, Change(knob.path, value, knob.value(nearest))
     return recipe, Change(knob.path, value, value)  # may be between two steps
 
 
-def _at_depth(recipe: Recipe, budget: float, match: Matched, aspect: float) -> tuple[Recipe, Change]:
-    """Return the recipe with the depth for which d_model = aspect * n_layers is nearest to the budget, and the
-    change."""
-    template = _template(recipe)
-    if not aspect > 0:
-        raise UserError(f"aspect: got {aspect!r}; d_model / n_layers must be above 0")
-
-    def miss(model: ModelTemplate) -> float:
-        return matched_quantity(recipe.model_copy(update={"model": model}), match) / budget - 1
-
-    n_layers = depth_at_aspect(template, aspect, miss)
-    model = checked_copy(template, "model", n_layers=n_layers)
-    return recipe.model_copy(update={"model": model}), Change("model.n_layers", template.n_layers, n_layers)
+def _miss(recipe: Recipe, model: ModelSection, budget: float, match: Matched) -> float:
+    """Return the relative distance of a recipe with this model from a budget."""
+    return matched_quantity(recipe.model_copy(update={"model": model}), match) / budget - 1
 
 
 def _template(recipe: Recipe) -> ModelTemplate:

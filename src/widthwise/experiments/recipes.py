@@ -10,7 +10,8 @@ from widthwise.config_io import check_one_of
 from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
 from widthwise.experiments.matching import check_trainable
 from widthwise.experiments.plan import Plan
-from widthwise.experiments.sweep import SweepConfig, SweepGroup, read_sweep
+from widthwise.experiments.sweep import read_sweep
+from widthwise.experiments.sweep_section import SweepConfig, SweepGroup
 from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, describes_several, load_recipe
 from widthwise.yaml_io import read_recipe

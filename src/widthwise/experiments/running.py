@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from widthwise.experiments.family import FamilyPlan, FamilyResults
-from widthwise.experiments.jobs import Jobs, ProcessGroup, process_group
-from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
-from widthwise.experiments.results import PRECISION_FILE, ComparisonResults, Results
+from widthwise.experiments.jobs import Jobs, ProcessGroup
+from widthwise.experiments.plan import Comparison, Plan, Sweep, run_path
+from widthwise.experiments.results import PRECISION_FILE, Results
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import Search
-from widthwise.experiments.sweep_results import LadderResults, SearchResults, SweepResults
+from widthwise.experiments.sweep_results import SearchResults, SweepResults
 from widthwise.files import missing_folders, remove_unused
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
@@ -23,13 +23,13 @@ from widthwise.records.run import PlannedRuns
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line
 from widthwise.runs.speed import chosen_precision, step_seconds
+from widthwise.runs.train import launched_processes
 from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer, SilentObserver
 
 RESULTS: dict[type[Plan], type[Results[Any]]] = {
-    Comparison: ComparisonResults,
+    Comparison: Results,
     Sweep: SweepResults,
-    Ladder: LadderResults,
     Search: SearchResults,
     FamilyPlan: FamilyResults,
 }
@@ -66,7 +66,8 @@ def run_experiment(
     results = RESULTS[type(plan)](plan, folder, command or command_line(), observer or SilentObserver())
     new_folders = missing_folders(folder)
     try:
-        with process_group(plan.reference) as group:
+        with launched_processes(plan.reference.train) as processes:
+            group = ProcessGroup(processes)
             return group.do(partial(_train, results, group, jobs or Jobs(), waits))
     finally:
         remove_unused(new_folders, {PlannedRuns.file_name, PRECISION_FILE})

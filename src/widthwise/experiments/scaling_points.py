@@ -67,12 +67,8 @@ class CurveGroup:
 
     @property
     def x(self) -> np.ndarray:
-        return np.array([point.x for point in self.points], dtype=np.float64)
-
-    @property
-    def variables(self) -> np.ndarray:
-        """(n_points, 2) x and x2."""
-        return np.array([point.variables for point in self.points], dtype=np.float64)
+        """x of all points, (n_points,), or x and x2, (n_points, 2)."""
+        return np.array([point.x if point.x2 is None else point.variables for point in self.points], dtype=np.float64)
 
     @property
     def y(self) -> np.ndarray:

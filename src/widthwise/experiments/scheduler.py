@@ -6,8 +6,8 @@ free: the next worker that finds it resumes the run from its last checkpoint.
 
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -16,85 +16,6 @@ from widthwise.mistakes import UserError, counted
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
 from widthwise.training.observer import ForwardingObserver, Observer
-
-
-class Eta:
-    """The number of each run, and the time left for all runs, at the mean rate of the steps of this worker.
-
-    Every step of a model that grows counts as the mean of its steps.
-    """
-
-    def __init__(self, flops: Mapping[str, float], further: Sequence[float] = ()):
-        """flops: run -> training FLOPs, in order, finished or not. further: FLOPs of runs that are not drawn yet."""
-        self._flops = dict(flops)
-        self._further = list(further)
-        self._n_runs = len(flops) + len(further)
-        self._shared = 0.0
-        self._n_elsewhere = 0
-        self.flops_left: dict[str, float] = {}
-        """Run of this worker -> its remaining FLOPs."""
-        self.flops_done = 0.0
-        self.seconds = 0.0
-        """Time of the steps of this worker, summed over runs."""
-
-    def add(self, run: str, flops: float) -> None:
-        """Add a run, in place of one that was not drawn yet."""
-        self._further = self._further[1:]
-        self._flops[run] = flops
-
-    @contextmanager
-    def at_work_on(
-        self, run: str, flops_per_step: float, observer: Observer, waiting: Iterable[str], elsewhere: Sequence[str]
-    ) -> Iterator[Observer]:
-        """Yield the observer of a run that is trained in the block; blocks of several runs may overlap.
-
-        observer: shows this run. waiting: runs that no worker has begun. elsewhere: runs that other workers have
-        claimed, of which half is expected to be done.
-        """
-        self._shared = sum(self._flops[name] for name in waiting) + sum(self._flops[name] for name in elsewhere) / 2
-        self._n_elsewhere = len(elsewhere)
-        self.flops_left[run] = self._flops[run]
-        number = list(self._flops).index(run) + 1
-        try:
-            yield _RunObserver(self, run, flops_per_step, f"run {number} of {self._n_runs}", observer)
-        finally:
-            del self.flops_left[run]
-
-    def seconds_left(self) -> float:
-        """Return the time until all runs end, with as many at a time as now. Needs one finished step."""
-        n_flops = sum(self.flops_left.values()) + self._shared + sum(self._further)
-        n_at_once = len(self.flops_left) + self._n_elsewhere
-        return max(*self.flops_left.values(), n_flops / n_at_once) * self.seconds / self.flops_done
-
-
-class _RunObserver(ForwardingObserver):
-    """The observer of one run, which adds its steps to the rate."""
-
-    def __init__(self, eta: Eta, run: str, flops_per_step: float, label: str, observer: Observer):
-        super().__init__(observer)
-        self._eta = eta
-        self._run = run
-        self._flops_per_step = flops_per_step
-        self._label = label
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._step = step
-        self._n_steps = n_steps
-        self._since = time.monotonic()
-        super().starting(f"{self._label}, {name}", step, n_steps)
-
-    def record(self, record: dict[str, Any]) -> None:
-        if record["event"] == "train":
-            eta = self._eta
-            now = time.monotonic()
-            eta.flops_done += (record["step"] - self._step) * self._flops_per_step
-            eta.flops_left[self._run] = (self._n_steps - record["step"]) * self._flops_per_step
-            eta.seconds += now - self._since
-            self._step = record["step"]
-            self._since = now
-            self.remaining(eta.seconds_left())
-        super().record(record)
-
 
 POLL_SECONDS = 1.0
 """Interval at which an idle worker checks the runs that other workers hold."""
@@ -129,8 +50,36 @@ class RunPolicy:
         raise error
 
 
+class _RunObserver(ForwardingObserver):
+    """The observer of one run, which adds its steps to the rate."""
+
+    def __init__(self, schedule: "Schedule", run: Run, label: str, observer: Observer):
+        super().__init__(observer)
+        self._schedule = schedule
+        self._run = run
+        self._label = label
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._step = step
+        self._since = time.monotonic()
+        super().starting(f"{self._label}, {name}", step, n_steps)
+
+    def record(self, record: dict[str, Any]) -> None:
+        if record["event"] == "train":
+            now = time.monotonic()
+            self._schedule.add_steps(self._run, record["step"], record["step"] - self._step, now - self._since)
+            self._step = record["step"]
+            self._since = now
+            self.remaining(self._schedule.seconds_left())
+        super().record(record)
+
+
 class Schedule:
-    """The remaining runs of an experiment, for the jobs of one worker."""
+    """The remaining runs of an experiment, for the jobs of one worker, and the time left for all of them.
+
+    Time is estimated at the mean rate of the steps of this worker. Every step of a model that grows counts as the mean
+    of its steps.
+    """
 
     def __init__(self, runs: Iterable[Run], observer: Observer, policy: RunPolicy, further: Sequence[float] = ()):
         """runs: in the order of training. further: FLOPs of runs that are not drawn yet."""
@@ -140,11 +89,18 @@ class Schedule:
         self._at_work: set[str] = set()
         self._held_elsewhere: list[str] = []
         self._n_announced = 0
-        flops = {
+        self._flops_left = {
             name: run.recipe.training_flops * (1 - (run.grown_at or 0) / run.recipe.train.steps)
             for name, run in self._remaining.items()
         }
-        self._eta = Eta(flops, further)
+        """Run -> its remaining FLOPs, finished or not, in the order of training."""
+        self._undrawn_flops = list(further)
+        self._n_runs = len(self._flops_left) + len(further)
+        self._idle_flops = 0.0
+        """FLOPs of runs that no worker has begun, and half of those that other workers have claimed."""
+        self._flops_done = 0.0
+        self._seconds = 0.0
+        """Time of the steps of this worker, summed over runs."""
 
     @property
     def n_held_elsewhere(self) -> int:
@@ -164,7 +120,8 @@ class Schedule:
                 return None
             for new_run in drawn:
                 self._remaining[new_run.name] = new_run
-                self._eta.add(new_run.name, new_run.recipe.training_flops)
+                self._flops_left[new_run.name] = new_run.recipe.training_flops
+            self._undrawn_flops = self._undrawn_flops[len(drawn) :]
         return run
 
     def _claimed(self) -> Run | None:
@@ -181,14 +138,29 @@ class Schedule:
                 self._drop(run.point)
         return None
 
-    @contextmanager
-    def showing(self, run: Run, observer: Observer) -> Iterator[Observer]:
-        """Yield the observer of a run that is trained in the block. observer: of its job."""
+    def observer_of(self, run: Run, observer: Observer) -> Observer:
+        """Return the observer of a run that begins. observer: of its job."""
         idle = [name for name in self._remaining if name not in {*self._at_work, *self._held_elsewhere}]
         waiting = [name for name in idle if not RunDir(self._remaining[name].path).has_result]
-        flops_per_step = run.recipe.training_flops / run.recipe.train.steps
-        with self._eta.at_work_on(run.name, flops_per_step, observer, waiting, self._held_elsewhere) as shown:
-            yield shown
+        self._idle_flops = sum(self._flops_left[name] for name in waiting)
+        self._idle_flops += sum(self._flops_left[name] for name in self._held_elsewhere) / 2
+        number = list(self._flops_left).index(run.name) + 1
+        return _RunObserver(self, run, f"run {number} of {self._n_runs}", observer)
+
+    def add_steps(self, run: Run, step: int, n_steps: int, seconds: float) -> None:
+        """Add the last n_steps of a run to the rate. step: of the run, after them."""
+        recipe = run.recipe
+        flops_per_step = recipe.training_flops / recipe.train.steps
+        self._flops_done += n_steps * flops_per_step
+        self._flops_left[run.name] = (recipe.train.steps - step) * flops_per_step
+        self._seconds += seconds
+
+    def seconds_left(self) -> float:
+        """Return the time until all runs end, with as many at a time as now. Needs one finished step."""
+        at_work = [self._flops_left[name] for name in self._at_work]
+        n_flops = sum(at_work) + self._idle_flops + sum(self._undrawn_flops)
+        n_at_once = len(at_work) + len(self._held_elsewhere)
+        return max(*at_work, n_flops / n_at_once) * self._seconds / self._flops_done
 
     def announce_wait(self) -> None:
         """Report that this worker waits for runs of other workers, once for each number of runs."""
@@ -245,8 +217,7 @@ def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: b
                 group.wait(POLL_SECONDS)
                 continue
             try:
-                with schedule.showing(run, schedule.observer) as observer:
-                    group.train(run, observer)
+                group.train(run, schedule.observer_of(run, schedule.observer))
             except Interrupted:
                 raise
             except Exception as error:
@@ -256,7 +227,7 @@ def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: b
 
 
 def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: bool) -> None:
-    errors = list[BaseException]()
+    errors = list[Exception]()
     with watch_signals(schedule.observer.message) as watch, ExitStack() as ending:
         processes = [JobProcess(index, jobs, schedule.observer.beside()) for index in range(jobs.n)]
         for process in processes:
@@ -276,9 +247,8 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                         next_claim = time.monotonic() + POLL_SECONDS
                         break
                     at_work[process] = run
-                    process.begin(
-                        partial(run.train, data_cache=group.data_cache), schedule.showing(run, process.observer)
-                    )
+                    task = partial(run.train, data_cache=group.data_cache)
+                    process.begin(task, schedule.observer_of(run, process.observer))
             if not at_work:
                 if stop is not None or schedule.is_over or not waits:
                     break
@@ -297,19 +267,12 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                     schedule.ended(run, error)
                 except Exception as stopping:
                     errors.append(stopping)
-        if errors:
-            raise _first_cause(errors)
+        stopped = [error for error in errors if isinstance(error, Interrupted)]
+        if len(stopped) < len(errors):
+            raise next(error for error in errors if not isinstance(error, Interrupted))
+        if len(stopped) > 1:
+            raise Interrupted(f"{len(stopped)} runs stopped, each with a checkpoint", stopped[0].signal_number)
+        if stopped:
+            raise stopped[0]
         if watch.received is not None:
             raise Interrupted("stopped before the next run", watch.received)
-
-
-def _first_cause(errors: Sequence[BaseException]) -> BaseException:
-    """Return the first error that is not Interrupted, or one Interrupted for all runs."""
-    stopped = list[Interrupted]()
-    for error in errors:
-        if not isinstance(error, Interrupted):
-            return error
-        stopped.append(error)
-    if len(stopped) == 1:
-        return stopped[0]
-    return Interrupted(f"{len(stopped)} runs stopped, each with a checkpoint", stopped[0].signal_number)

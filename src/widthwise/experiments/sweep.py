@@ -1,165 +1,41 @@
-"""The `sweep:` section of a recipe: axes, and the points on them, in a grid or chosen by a sampler."""
+"""The points of a sweep: on its axes, in a grid or chosen by a sampler, or groups at several sizes."""
 
 import copy
 import hashlib
 import itertools
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import pydantic
-from pydantic import Field
-
-from widthwise.config_io import Config, parse, to_data
-from widthwise.experiments.axes import Axis, point_name
-from widthwise.experiments.compare import read_plan
+from widthwise.config_io import checked_copy, parse, to_data
+from widthwise.experiments.compare import read_plan, with_values
 from widthwise.experiments.matching import (
+    Adjustment,
     MatchConfig,
-    MatchSection,
+    adjusted,
+    check_matched,
     check_same_windows,
     check_trainable,
-    comparable,
     match_with_options,
-    without_null,
-    without_unused,
 )
-from widthwise.experiments.plan import MOST_POINTS, Ladder, Point, Sweep, check_name
-from widthwise.experiments.rates import with_values
-from widthwise.experiments.rungs import RUNG, RungsConfig, rung_points
+from widthwise.experiments.plan import Point, Sweep
+from widthwise.experiments.sweep_section import ASPECT, Range, SweepConfig, name_part, point_name
 from widthwise.mistakes import REMOVED, UserError
+from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.train_section import Seeds
+from widthwise.records.quantities import OF_MODELS
 from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name
 
 if TYPE_CHECKING:
     from optuna import Trial
 
+RUNG = "rung"
+"""Name of the axis of sizes."""
 STUDY_FILE = "study.log"
-SEED_KEY = "train.seed"
-ASPECT = "aspect"
-"""An axis that is not a recipe key: d_model / n_layers of points whose width is solved."""
 GROUP_PARAMETER = "group"
 """Name, in the study, of the group that a search chose."""
-
-
-class SweepGroup(Config):
-    """Points with common changes to the recipe."""
-
-    change: dict[str, Any] = Field(default_factory=dict)
-    """Changes to the recipe."""
-    over: dict[str, Axis] | None = None
-    """Recipe key -> its axis; default: the axes of the whole sweep."""
-
-
-class SearchConfig(Config):
-    """Points chosen by a sampler, instead of a grid."""
-
-    sampler: Literal["tpe", "random"] = "tpe"
-    n_trials: pydantic.PositiveInt
-    """Points to train, not counting the baseline."""
-
-
-class SweepConfig(RungsConfig):
-    """The `sweep:` section of a recipe."""
-
-    title: str | None = None
-    """Title of the page; default: the name of its folder."""
-    baseline: dict[str, Any] | None = None
-    """Changes to the recipe that make the baseline; {}: the unchanged recipe."""
-    baseline_name: str = "baseline"
-    over: dict[str, Axis] = Field(default_factory=dict)
-    """Recipe key -> its axis. If `match` adjusts d_model, `aspect` may be an axis too: d_model / n_layers, for which
-    the depth is solved."""
-    groups: Annotated[
-        dict[str, SweepGroup],
-        pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, SweepGroup | None]),
-    ] = Field(default_factory=dict)
-    """Name -> a separate grid; null drops a group of an extended recipe."""
-    search: SearchConfig | None = None
-    """Sampler that chooses points; default: a grid of all combinations."""
-    seeds: Seeds = (1, 2, 3)
-    match: MatchSection | None = None
-    """Quantity that every point must match with the baseline within one percent, and the parts of all points, or of a
-    group, adjusted to reach it; default: params if there is a baseline."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _adjust_used(cls, section: Any) -> Any:
-        return without_unused(section, "groups")
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "SweepConfig":
-        check_name("baseline_name", self.baseline_name)
-        for name in self.groups:
-            check_name("groups", name)
-        if self.rungs:
-            if not self.groups:
-                raise ValueError(
-                    "groups: got none; every group is trained on every rung, and the first is the baseline"
-                )
-            has_group_axes = any(group.over for group in self.groups.values())
-            if self.over or self.search or self.baseline is not None or has_group_axes:
-                raise ValueError("rungs: conflicts with over, search and baseline; the rungs are the only axis")
-            self.matching.check_names(self.groups, next(iter(self.groups)))
-            return self
-        if not self.groups and not self.over:
-            raise ValueError("over: got no key; name what to vary, such as optimizer.lr: [0.002, 0.004], or groups")
-        for group, axes in self.axes.items():
-            if SEED_KEY in axes:
-                raise ValueError(
-                    f"{self._where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
-                )
-            parts = self.matching.parts_of(group)
-            if ASPECT in axes and "d_model" not in parts:
-                raise ValueError(
-                    f"{self._where(group)}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it"
-                )
-            for key, is_solved in (("model.d_model", "d_model" in parts), ("model.n_layers", ASPECT in axes)):
-                if key in axes and is_solved:
-                    raise ValueError(f"{self._where(group)}.{key}: is solved from the budget; vary another key")
-        self.matching.check_names(self.groups)
-        if self.baseline is None and self.matching.quantity != "none":
-            raise ValueError(
-                f"match: got {self.matching.quantity!r}; nothing can be matched without a baseline (baseline: {{}})"
-            )
-        return self
-
-    @property
-    def axes(self) -> dict[str, dict[str, Axis]]:
-        """Group -> its axes; the key is "" if there are no groups."""
-        if not self.groups:
-            return {"": self.over}
-        return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
-
-    def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield group and values of every point of a grid. Raises UserError for a range."""
-        for group, grid in self.grids().items():
-            for values in itertools.product(*grid.values()):
-                yield group, dict(zip(grid, values))
-
-    def grids(self) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """Return group -> key -> values. Raises UserError for a range."""
-        return {
-            group: {key: axis.grid(f"{self._where(group)}.{key}") for key, axis in axes.items()}
-            for group, axes in self.axes.items()
-        }
-
-    def _where(self, group: str) -> str:
-        """Return the path of the axes of a group in the section."""
-        has_axes = group in self.groups and self.groups[group].over is not None
-        return f"groups.{group}.over" if has_axes else "over"
-
-    def axes_as_data(self) -> dict[str, dict[str, Any]]:
-        """Return group -> key -> list of values, or a range as a mapping."""
-        return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.axes.items()}
-
-    @property
-    def matching(self) -> MatchConfig:
-        """`match`, or its default."""
-        return self.match or MatchConfig(quantity="params" if self.rungs or self.baseline is not None else "none")
 
 
 class SweepSpace:
@@ -180,7 +56,7 @@ class SweepSpace:
         elif config.search is not None:
             self._reference = title, parse_recipe(dict(data), title)
         else:
-            group, values = next(config.combinations())
+            group, values = config.combinations()[0]
             name = point_name(group, values)
             self._reference = name, self._recipe(name, group, values)
 
@@ -195,9 +71,6 @@ class SweepSpace:
         """
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
-            n_points = sum(math.prod(map(len, grid.values())) for grid in self.config.grids().values())
-            if n_points > MOST_POINTS:
-                raise UserError(f"sweep: a grid of {n_points:,} points; must be at most {MOST_POINTS:,}, or add search")
             points += [self.point(group, values) for group, values in self.config.combinations()]
         by_name = dict[str, Point]()
         for point in points:
@@ -218,9 +91,8 @@ class SweepSpace:
             check_trainable(recipe, name)
             check_same_windows(name, recipe, *self._reference)
         else:
-            where = "sweep, or --match none"
             match = self.config.matching
-            recipe, adjustment = comparable(name, recipe, group, self._reference, match, where, values.get(ASPECT))
+            recipe, adjustment = _comparable(name, recipe, group, self._reference, match, values.get(ASPECT))
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -235,7 +107,14 @@ class SweepSpace:
         group = trial.suggest_categorical(GROUP_PARAMETER, list(axes)) if len(axes) > 1 else next(iter(axes))
         # The name of a parameter includes the group, because groups may have different values of a key.
         names = {key: f"{group}/{key}" if group else key for key in axes[group]}
-        return group, {key: axis.drawn(trial, names[key]) for key, axis in axes[group].items()}
+        values = dict[str, Any]()
+        for key, axis in axes[group].items():
+            if isinstance(axis, Range):
+                values[key] = axis.drawn(trial, names[key])
+            else:
+                by_name = {name_part(item): item for item in axis}
+                values[key] = by_name[trial.suggest_categorical(names[key], list(by_name))]
+        return group, values
 
     def identity(self) -> str:
         """Return a hash of everything that determines training: equal for searches that may share a study."""
@@ -254,11 +133,61 @@ class SweepSpace:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
+def _comparable(
+    name: str,
+    recipe: Recipe,
+    group: str,
+    baseline: tuple[str, Recipe],
+    match: MatchConfig,
+    aspect: float | None = None,
+) -> tuple[Recipe, Adjustment | None]:
+    """Return the recipe of a point, `adjusted` to its baseline if `match` adjusts its group.
+
+    baseline: name and recipe. Raises UserError if the point cannot be trained, or compared with the baseline.
+    """
+    adjustment = None
+    if parts := match.parts_of(group):
+        recipe, adjustment = adjusted(name, recipe, baseline[1], match.quantity, parts, aspect)
+    check_trainable(recipe, name)
+    advice = "resize it, or set match: none under sweep, or --match none"
+    check_matched({name: recipe}, *baseline, match.quantity, advice)
+    return recipe, adjustment
+
+
+def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Point]:
+    """Return every group at every size, each checked. Changes of a group are applied after those of the rung.
+
+    data: the recipe without its sweep section. Raises UserError.
+    """
+    first = next(iter(config.groups))
+    points: dict[str, Point] = {}
+    for group, section in config.groups.items():
+        for rung, size in config.rungs.items():
+            name = point_name(group, {RUNG: rung})
+            if name in points:
+                raise UserError(f"sweep: two points are named {name}; rename a rung or a group")
+            recipe = parse(Recipe, merge(merge(data, size), section.change), name)
+            base_name = point_name(first, {RUNG: rung})
+            base = recipe if group == first else points[base_name].recipe
+            if config.tokens_per_param is not None:
+                n_params = OF_MODELS[config.count].of_cost(cost_summary(base.explicit_model, base.seq_len))
+                n_steps = max(1, round(config.tokens_per_param * n_params / base.tokens_per_step))
+                recipe = checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
+            adjustment = None
+            if group == first:
+                check_trainable(recipe, name)
+            else:
+                recipe, adjustment = _comparable(name, recipe, group, (base_name, base), config.matching)
+            points[name] = Point(name, recipe, group, {RUNG: rung}, adjustment)
+            reference = next(iter(points.values()))
+            check_same_windows(name, recipe, reference.name, reference.recipe)
+    return points
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search(Sweep):
     """A sweep whose points, except the baseline, are drawn by a sampler when it runs."""
 
-    storage = STUDY_FILE
     space: SweepSpace
 
     @property
@@ -291,12 +220,12 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), options: Mapping[str, 
     title = recipe_name(path)
     about = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
     if config.rungs:
-        changes = {name: group.change for name, group in config.groups.items()}
-        return Ladder(
+        return Sweep(
             **about,
-            points=rung_points(config, changes, config.matching, data),
-            axes={group: {RUNG: list(config.rungs)} for group in changes},
-            baseline_group=next(iter(changes)),
+            kind="ladder",
+            points=_rung_points(config, data),
+            axes={group: {RUNG: list(config.rungs)} for group in config.groups},
+            baseline_group=next(iter(config.groups)),
         )
     space = SweepSpace(title, config, data)
     about |= {"points": space.grid(), "baseline": space.baseline and space.baseline.name, "axes": config.axes_as_data()}

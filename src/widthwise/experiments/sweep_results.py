@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
 from widthwise.experiments.jobs import Run
 from widthwise.experiments.outcome import load_result, windows
-from widthwise.experiments.plan import Ladder, Point, Sweep
+from widthwise.experiments.plan import Point, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
-from widthwise.experiments.sweep import Search
+from widthwise.experiments.sweep import STUDY_FILE, Search
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant
@@ -86,14 +86,19 @@ class SweepResults(Results[S]):
                 points.append(OpenPoint(**vars(point)))
         n_failed = sum(point.state == "failed" for point in points)
         study = StudyRecord(
-            storage=self.plan.storage,
+            storage="" if self.plan.sampler == "grid" else STUDY_FILE,
             sampler=self.plan.sampler,
             n_points=self.plan.n_points,
             n_finished=len(finished),
             n_failed=n_failed,
             n_repeated=n_ended - len(finished) - n_failed,
         )
-        return self._record(**self._judgement(points), axes=dict(self.plan.axes), study=study)
+        judged = list[Judged]()
+        if self.plan.baseline_group is None:  # of a ladder, no size is selected as the best
+            points = self._with_wide_verdicts(points)
+            judged = list(self._judged(points))
+        about = {"baseline_group": self.plan.baseline_group, "axes": dict(self.plan.axes), "study": study}
+        return self._record(points, judged=judged, **about)
 
     def _drawn(self) -> list[PointStatus]:
         """Return the points that a study has drawn. "#" begins the name of a point without a name."""
@@ -114,22 +119,19 @@ class SweepResults(Results[S]):
             state = "running"
         return PointStatus(point.name, point.group, dict(point.values), state, reason)
 
-    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
-        return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
-
     def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
         """Return the points with verdicts from intervals widened for their number, as for the best point."""
-        compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
-        if self.plan.baseline is None or not compared:
+        baseline = self.plan.baseline
+        if baseline is None:
             return list(points)
-        wide = 1 - (1 - CONFIDENCE) / len(compared)
+        compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
+        wide = 1 - (1 - CONFIDENCE) / max(len(compared), 1)
         judged = list[Variant | OpenPoint]()
         for point in points:
             if point.name in compared:
-                difference = self._difference(point.name, [point.name], self.plan.baseline, len(compared), wide)
-                judged.append(point.with_changes(verdict=difference.verdict))
-            else:
-                judged.append(point)
+                difference = self._difference(point.name, [point.name], baseline, len(compared), wide)
+                point = point.with_changes(verdict=difference.verdict)
+            judged.append(point)
         return judged
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
@@ -150,15 +152,12 @@ class SweepResults(Results[S]):
         if baseline is None:
             yield self._difference(best, [best], rival, 2, CONFIDENCE)
         yield self._difference(best, [best], rival, len(ranked), wide)
-        for group in self._averaged_groups:
+        # The sampler of a search has selected the points of a group.
+        averaged = self.plan.axes if baseline is not None and self.plan.sampler == "grid" else ()
+        for group in filter(None, averaged):
             names = [point.name for point in ranked if point.group == group]
             if len(names) > 1:
                 yield self._difference(group, names, rival, len(names), CONFIDENCE)
-
-    @property
-    def _averaged_groups(self) -> list[str]:
-        """Groups whose mean is compared with the baseline; empty without a baseline."""
-        return [group for group in self.plan.axes if group and self.plan.baseline]
 
     def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
         """Return the mean of points minus a rival. n_points: number of points that were compared or averaged."""
@@ -166,13 +165,6 @@ class SweepResults(Results[S]):
         difference = paired_mean(mean - windows(self._trained[rival].results), confidence)
         judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
         return Judged(name=title, beside=rival, n_points=n_points, **judged)
-
-
-class LadderResults(SweepResults[Ladder]):
-    """The results of a ladder, of which no size is selected as the best."""
-
-    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
-        return {"points": points, "baseline_group": self.plan.baseline_group}
 
 
 class SearchResults(SweepResults[Search]):
@@ -209,8 +201,3 @@ class SearchResults(SweepResults[Search]):
 
     def _drawn(self) -> list[PointStatus]:
         return self._study.drawn()
-
-    @property
-    def _averaged_groups(self) -> list[str]:
-        """Empty, because the sampler has selected the points."""
-        return []

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,6 @@ def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
     budget = parse_quantity(request.budget)
     quantum = math.lcm(request.quantum or template.attention.quantum, template.residual.d_model_quantum)
 
-    @cache
     def miss(n_quanta: int) -> float:
         sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
         return OF_MODELS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len)) - budget

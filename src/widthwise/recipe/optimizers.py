@@ -34,22 +34,14 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 def adamw(config: AdamWConfig, model: Decoder) -> torch.optim.AdamW:
     """Build AdamW for all parameters. Raise UserError if a key matches no parameter."""
-    with mistakes_at("optimizer"):
-        groups = _groups(config, model)
-    return _adamw(config, groups, config.lr)
+    return _adamw(config, _groups(config, model, "optimizer"), config.lr)
 
 
-def _groups(config: AdamWConfig, model: Decoder) -> list[ParameterGroup]:
-    """Return the parameter groups. Raise ValueError if a key of `scaled` or `lr_factors` matches no parameter."""
-    return grouped_parameters(
-        model,
-        config.lr_follows_layer_width,
-        config.decays_embedding,
-        config.decays_gains,
-        config.decays_scales,
-        config.scaled,
-        config.lr_factors,
-    )
+def _groups(config: AdamWConfig, model: Decoder, where: str = "optimizer.adamw") -> list[ParameterGroup]:
+    """Return the parameter groups. Raise UserError `where...` if a key of `scaled` or `lr_factors` matches none."""
+    decays = config.decays_embedding, config.decays_gains, config.decays_scales
+    with mistakes_at(where):
+        return grouped_parameters(model, config.lr_follows_layer_width, *decays, config.scaled, config.lr_factors)
 
 
 def _adamw(config: AdamWConfig, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
@@ -64,8 +56,7 @@ def _adamw(config: AdamWConfig, groups: Sequence[ParameterGroup], lr: float) -> 
 
 def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:
     """Build both optimizers, each with one parameter group per `ParameterGroup`. Raises as `adamw`."""
-    with mistakes_at("optimizer.adamw"):
-        groups = _groups(config.adamw, model)
+    groups = _groups(config.adamw, model)
     hidden = [_torch_group(group, 1.0, config.weight_decay) for group in groups if group.are_hidden_matrices]
     kind = ShardedMuon if is_sharded(model.embedding.weight) else torch.optim.Muon
     matrices = kind(

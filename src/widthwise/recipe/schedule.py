@@ -126,12 +126,11 @@ class FlopBudget(Config):
     @classmethod
     def of(cls, data: Any) -> "FlopBudget | None":
         """Return the budget in the data of a recipe; None if they give a number of steps. May raise UserError."""
-        train = data.get("train") if isinstance(data, dict) else None
-        steps = train.get("steps") if isinstance(train, dict) else None
-        if not isinstance(steps, dict):
-            return None
-        with mistakes_at("train.steps"):
-            return cls.model_validate(steps)
+        match data:
+            case {"train": {"steps": dict(steps)}}:
+                with mistakes_at("train.steps"):
+                    return cls.model_validate(steps)
+        return None
 
 
 _AS_BUDGET = {"training_flops": {"type": "number", "exclusiveMinimum": 0}}

@@ -29,7 +29,7 @@ from widthwise.model.layer import LayerConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.shrinking import Curve
-from widthwise.shape.adjusting import closest_size, or_nan
+from widthwise.shape.adjusting import closest_size
 from widthwise.shape.profile import sizes_of
 from widthwise.shape.rounding import FAR
 from widthwise.shape.schedule import SCHEDULES
@@ -135,7 +135,7 @@ def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) 
         template = parse(ModelTemplate, model_at(percent), "the model")
         return count(template.resolve(recipe.seq_len).inference_cost(), recipe.seq_len) / budget - 1
 
-    percent = closest_size(or_nan(miss), 100, range(90, 111), FAR)
+    percent = closest_size(miss, 100, range(90, 111), FAR)
     return to_data(recipe) | {"model": model_at(percent), "growth": ()}
 
 

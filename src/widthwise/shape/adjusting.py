@@ -64,12 +64,11 @@ class Knob:
         miss: value in steps -> signed distance of its model from the budget. It may raise UserError if there is no such
         model.
         """
-        missed = or_nan(miss)
         limits = self.adjustable.limits
         if limits is None:
-            return nearest_size(missed, self.start)
+            return nearest_size(miss, self.start)
         lowest, highest = (limit / self.adjustable.step for limit in limits)
-        return closest_size(missed, self.start, range(math.floor(lowest) + 1, math.ceil(highest)), TOLERANCE)
+        return closest_size(miss, self.start, range(math.floor(lowest) + 1, math.ceil(highest)), TOLERANCE)
 
 
 def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[ModelTemplate], float]) -> int:
@@ -83,7 +82,7 @@ def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[Mode
         d_model = max(1, round(aspect * n_layers / quantum)) * quantum
         return miss(checked_copy(template, "model", n_layers=n_layers, d_model=d_model))
 
-    return nearest_size(or_nan(missed), template.n_layers)
+    return nearest_size(missed, template.n_layers)
 
 
 def _width_quantum(template: ModelTemplate) -> int:
@@ -91,7 +90,7 @@ def _width_quantum(template: ModelTemplate) -> int:
     return math.lcm(template.attention.quantum, template.residual.d_model_quantum)
 
 
-def or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
+def _or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
     """Return a cached `miss` that is NaN for sizes at which it raises UserError."""
 
     @cache
@@ -113,9 +112,10 @@ LARGEST = 2**40
 def nearest_size(miss: Callable[[int], float], start: int) -> int:
     """Return the whole number, at least 1, with the miss nearest to zero among all within NEIGHBOURS of it.
 
-    miss: signed, rising with the size except for rounding; NaN if there is no model of that size. start: an existing
-    size.
+    miss: signed, rising with the size except for rounding; NaN or a UserError if there is no model of that size. start:
+    an existing size.
     """
+    miss = _or_nan(miss)
     low = start
     high = start
     while miss(high) < 0 and high < LARGEST:
@@ -136,7 +136,11 @@ def nearest_size(miss: Callable[[int], float], start: int) -> int:
 
 
 def closest_size(miss: Callable[[int], float], start: int, sizes: range, tolerance: float) -> int:
-    """Return the size closest to `start` with a miss within the tolerance, or else the one with the smallest miss."""
+    """Return the size closest to `start` with a miss within the tolerance, or else the one with the smallest miss.
+
+    miss: signed; NaN or a UserError if there is no model of that size.
+    """
+    miss = _or_nan(miss)
     by_distance = sorted(sizes, key=lambda size: abs(size - start))
     close = (size for size in by_distance if abs(miss(size)) <= tolerance)
     return next(itertools.chain(close, [_nearest([start, *by_distance], miss)]))

@@ -58,6 +58,7 @@ class UnsolvedShape(LayerShape):
     """A shape without a budget. By default every layer is as wide as the embedding."""
 
     match: ClassVar[Match] = "params"
+    endpoints: Literal["slim", "full"] = "slim"
 
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         return [round(cost.d_model)] * n_layers
@@ -67,7 +68,6 @@ class UniformShape(UnsolvedShape):
     """The baseline, in which every layer is as wide as the embedding."""
 
     kind: Literal["uniform"] = "uniform"
-    endpoints: Literal["slim", "full"] = "slim"
 
 
 class ExplicitShape(UnsolvedShape):
@@ -76,7 +76,6 @@ class ExplicitShape(UnsolvedShape):
     kind: Literal["explicit"] = "explicit"
     widths: tuple[Width, ...]
     """Width of each layer, first to last."""
-    endpoints: Literal["slim", "full"] = "slim"
 
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         if len(self.widths) != n_layers:
@@ -95,7 +94,6 @@ class ProfileShape(UnsolvedShape):
     """Relative hidden widths of the feed-forward, in the same form."""
     framed: bool = False
     """Keep the sizes of the uniform model in the first and last layer, and apply the profile to the other layers."""
-    endpoints: Literal["slim", "full"] = "slim"
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ProfileShape":

@@ -16,7 +16,7 @@ from widthwise.model.ffn.hourglass import BlockOptions, HourglassTemplate
 from widthwise.shape.kinds import UniformShape
 from widthwise.shape.search_space import ANY, GRIDS, SearchSpace
 from widthwise.shape.template import ModelTemplate
-from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
+from widthwise.shape.totals import Sizes, UniformTotals, totals
 
 DEEPEST = 256
 """Largest number of layers if n_layers is open."""
@@ -32,7 +32,7 @@ class SearchResult:
 
     space: SearchSpace
     budget: float
-    baseline: Totals
+    baseline: dict[str, float]
     """Totals of the base model."""
     count: UniformTotals
     """Totals of the examined models, as functions of their sizes."""
@@ -60,7 +60,7 @@ class SearchResult:
         sizes = Sizes(*map(int, self.sizes.at(index)))
         config = self.count.build(sizes)
         counted = totals(config, self.count.seq_len)
-        for name, value in counted._asdict().items():
+        for name, value in counted.items():
             assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
         attention = config.layers[0].attention
         name = f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}"
@@ -74,8 +74,8 @@ class SearchResult:
             "ratio": sizes.d_hidden / sizes.d_model,
             "attention_ratio": sizes.d_attention / sizes.d_model,
             "aspect": sizes.d_model / sizes.n_layers,
-            "miss": getattr(counted, self.space.match) / self.budget - 1,
-            **counted._asdict(),
+            "miss": counted[self.space.match] / self.budget - 1,
+            **counted,
         }
 
     def summary(self, n: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class SearchResult:
             "per": list(self.space.per),
             "n_kept": len(self),
             "n_pareto": int(self.is_pareto.sum()),
-            "baseline": self.baseline._asdict(),
+            "baseline": self.baseline,
             "candidates": self.best(n),
         }
 
@@ -110,12 +110,12 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     heads = space.heads(base.attention)
     quantum = math.lcm(heads.quantum, base.residual.d_model_quantum)
     baseline = totals(base.resolve(seq_len), seq_len)
-    budget = getattr(baseline, space.match) if space.budget is None else space.budget
+    budget = baseline[space.match] if space.budget is None else space.budget
     count = UniformTotals(
         lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), quantum, heads.unit, seq_len
     )
     examined = _grid_sizes(count, budget, space, heads)
-    is_valid, rejected = _reject(_faults(count, budget, space, examined))
+    is_valid, rejected = _valid(count, budget, space, examined)
     valid = examined.at(is_valid)
     is_pareto = pareto_front(np.stack([count(name, valid) for name in space.costs], axis=1))
     # np.lexsort sorts by its last key first.
@@ -175,8 +175,13 @@ def _grid_sizes(count: UniformTotals, budget: float, space: SearchSpace, heads: 
     return Sizes(*np.unique(np.stack([n_blocks, n_layers, d_model, d_hidden, d_attention]), axis=1))
 
 
-def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:
-    """Return fault -> bool (n,), True where it applies, the most important fault first."""
+def _valid(
+    count: UniformTotals, budget: float, space: SearchSpace, examined: Sizes
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Return bool (n,), True for shapes without a fault, and fault -> number of shapes that it rejects.
+
+    A shape counts for its most important fault.
+    """
     misses = np.abs(count(space.match, examined) / budget - 1)
     has_ffn = examined.d_hidden > 0
     nearest = f"{100 * misses[has_ffn].min():.2g}%" if has_ffn.any() else "more"
@@ -194,12 +199,7 @@ def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: S
     for name, limit in limits.items():
         if limit is not None:
             faults[f"have {name} above {limit:g}"] = count(name, examined) > limit
-    return faults
-
-
-def _reject(faults: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, int]]:
-    """Return bool (n,), True for shapes without a fault, and the number of shapes that each fault rejects."""
-    has_fault = np.zeros_like(next(iter(faults.values())))
+    has_fault = np.zeros_like(has_ffn)
     rejected = {}
     for fault, applies in faults.items():
         n_rejected = int((applies & ~has_fault).sum())

@@ -224,23 +224,19 @@ class TemplateCost(WidthCost):
         d_in, d_out = template.endpoint_widths(sizes, template.shape.endpoints != "full_matched")
         site_cost = partial(template.residual.matched_cost, template.d_model)
         residual_cost = site_cost(d_in, sizes) + site_cost(sizes, d_out)
-        costs = QUANTITIES[self.match](residual_cost, self.seq_len) + self._sublayer_costs(sizes, d_in, d_out)
-        return np.broadcast_to(costs, widths.shape)
-
-    def _sublayer_costs(self, widths: Any, d_in: Any, d_out: Any) -> np.ndarray:
-        """Return the costs of attention and feed-forward of each layer, (n_layers,)."""
-        template = self.template
         quantity = QUANTITIES[self.match]
         with mistakes_at("model"):
-            parts = template.shape.layer_parts(template.attention, template.ffn, template.d_model, widths)
+            parts = template.shape.layer_parts(template.attention, template.ffn, template.d_model, sizes)
 
         def counted(part: tuple[AttentionTemplate, FFNTemplate], width: Any, reads: Any, writes: Any) -> Any:
             return quantity(part[0].cost(width, reads) + part[1].cost(width, writes), self.seq_len)
 
         if all(part is parts[0] for part in parts):
-            return counted(parts[0], widths, d_in, d_out)
-        layers = zip(parts, widths.tolist(), d_in.tolist(), d_out.tolist(), strict=True)
-        return np.array([counted(*layer) for layer in layers])
+            costs = counted(parts[0], sizes, d_in, d_out)
+        else:
+            layers = zip(parts, sizes.tolist(), d_in.tolist(), d_out.tolist(), strict=True)
+            costs = np.array([counted(*layer) for layer in layers])
+        return np.broadcast_to(quantity(residual_cost, self.seq_len) + costs, widths.shape)
 
 
 QUANTITIES = {

@@ -8,42 +8,27 @@ import numpy as np
 from widthwise.model.config import ModelConfig
 
 
-class Totals(NamedTuple):
-    """Costs of a model. FLOPs and bytes are per token, in bf16.
+def totals(config: ModelConfig, seq_len: int) -> dict[str, float]:
+    """Return the costs of a model that a search compares. FLOPs and bytes are per token, in bf16.
 
-    MTP heads count only in params and activation_bytes, as in `cost_summary`.
+    layer_params: parameters without embedding, heads and norm gains: the size of a model in the hourglass paper. flops:
+    forward, with attention to all seq_len tokens; flops_causal: to half of them, the mean of a causal model.
+    activation_bytes: kept for the backward pass, without recomputation. n_residual_additions: sequential updates of the
+    stream. MTP heads count only in params and activation_bytes, as in `cost_summary`.
     """
-
-    params: float
-    layer_params: float
-    """Parameters without embedding, heads and norm gains: the size of a model in the hourglass paper."""
-    attention_params: float
-    flops: float
-    """Forward FLOPs with attention to all seq_len tokens."""
-    flops_causal: float
-    """Forward FLOPs with attention to half of them, the mean of a causal model."""
-    kv_bytes: float
-    activation_bytes: float
-    """Activations kept for the backward pass, without recomputation."""
-    n_residual_additions: float
-    """Sequential updates of the stream."""
-
-
-def totals(config: ModelConfig, seq_len: int) -> Totals:
-    """Return the totals of a model, counted by its components."""
     parts = config.costs()
     total = config.cost()
     inference = config.inference_cost()
-    return Totals(
-        params=total.params,
-        layer_params=sum(parts[part].params for part in ("attention", "ffn", "residual")),
-        attention_params=parts["attention"].params,
-        flops=inference.forward_flops(seq_len),
-        flops_causal=inference.forward_flops(seq_len, causal=True),
-        kv_bytes=inference.kv_bytes(seq_len),
-        activation_bytes=total.activation_bytes(),
-        n_residual_additions=config.n_residual_additions,
-    )
+    return {
+        "params": total.params,
+        "layer_params": sum(parts[part].params for part in ("attention", "ffn", "residual")),
+        "attention_params": parts["attention"].params,
+        "flops": inference.forward_flops(seq_len),
+        "flops_causal": inference.forward_flops(seq_len, causal=True),
+        "kv_bytes": inference.kv_bytes(seq_len),
+        "activation_bytes": total.activation_bytes(),
+        "n_residual_additions": config.n_residual_additions,
+    }
 
 
 class Sizes(NamedTuple):
@@ -77,13 +62,16 @@ class UniformTotals:
         self.quantum = quantum
         self.unit = unit
         self.seq_len = seq_len
-        counted = np.empty((2, 2, 3, 2, 2, len(Totals._fields)))
-        for node in np.ndindex(counted.shape[:-1]):
+        n_nodes = (2, 2, 3, 2, 2)
+        counted = []
+        for node in np.ndindex(n_nodes):
             n_blocks, n_layers, n_quanta, d_hidden, n_units = (index + 1 for index in node)
             sizes = Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden, n_units * unit)
-            counted[node] = totals(build(sizes), seq_len)
-        steps = (DIFFERENCES[:n, :n] for n in counted.shape[:-1])
-        self._coefficients = np.einsum("ai,bj,ck,dl,em,ijklmf->fabcde", *steps, counted)
+            counted.append(totals(build(sizes), seq_len))
+        self._names = list(counted[0])
+        values = np.array([list(at_node.values()) for at_node in counted]).reshape(*n_nodes, -1)
+        steps = (DIFFERENCES[:n, :n] for n in n_nodes)
+        self._coefficients = np.einsum("ai,bj,ck,dl,em,ijklmf->fabcde", *steps, values)
 
     def __call__(self, name: str, sizes: Sizes) -> np.ndarray:
         """Return one total of n models, (n,). Sizes may be real numbers."""
@@ -93,7 +81,7 @@ class UniformTotals:
         steps = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) - 1 for size in at))
         # Newton's basis 1, t, t(t-1)/2; axes with two nodes use the first two.
         k, n, d, h, a = (np.stack([np.ones_like(step), step, step * (step - 1) / 2]) for step in steps)
-        coefficients = self._coefficients[Totals._fields.index(name)]
+        coefficients = self._coefficients[self._names.index(name)]
         return np.einsum("abcde,a...,b...,c...,d...,e...->...", coefficients, k[:2], n[:2], d, h[:2], a[:2])
 
     def d_model(
