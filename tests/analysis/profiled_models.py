@@ -44,6 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
         "norm": {"placement": "both", "gain_offset": 1.0},
     },
+    "capped": {"attention": {"score_cap": 0.4}, "logit_multiplier": 2.0, "logit_cap": 0.8},
     "hourglass": {"ffn": HOURGLASS},
     "hourglass_between_norms": {"ffn": HOURGLASS, "norm": {"placement": "both"}},
     "hourglass_shared_weights": {"ffn": {**HOURGLASS, "share_weights": True}},
@@ -208,6 +209,8 @@ class Trace:
         queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
         keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
         scores = attention.config.scale * queries @ keys.mT
+        cap = attention.config.score_cap
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         self.first_key_weights.append(scores.masked_fill(future, -math.inf).softmax(dim=-1)[..., 0].numpy())
         return attention(x, self.context)

@@ -27,6 +27,7 @@ REFUSED = {
     "slots": "residual hyper_connections",
     "frozen": "layer 1: head sizes 6, 10",
     "windows": "layer 1: attention_window 4",
+    "capped": "logit_cap 0.9",
 }
 SERVED = ("slim_grouped", "reordered", "hourglass_shared", "mtp")
 

@@ -65,6 +65,11 @@ class Fields:
         )
         return float(number)
 
+    def optional(self, key: str, usual: float | None) -> float | None:
+        """Return a number above 0, or None for null. usual: where the file does not have the key."""
+        usual = None if self.has(key) else usual
+        return None if self.get(key, usual) is None else self.positive(key, usual)
+
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false. Raises UserError for another value."""
         return self._checked(key, default, lambda value: isinstance(value, bool), "true or false")

@@ -65,6 +65,8 @@ class WidthwiseConfig(PreTrainedConfig):
     """Factor of the embedding."""
     logit_scale: float | None = None
     """Factor of the logits."""
+    logit_cap: float | None = None
+    """Logits become cap * tanh(logits / cap); null: no cap."""
     residual: dict[str, Any] | None = None
     """Access of sublayers to the stream; its `kind` is `plain`, `hyper_connections` or `manifold`."""
     learned_positions: bool | None = None
@@ -108,6 +110,8 @@ class WidthwiseConfig(PreTrainedConfig):
     """Norm of queries and keys, over each head or over all of them."""
     attention_window: int | None = None
     """Tokens that a token attends to at most, including itself; null: all before it."""
+    attention_score_cap: float | None = None
+    """Scores become cap * tanh(scores / cap) before the softmax; null: no cap."""
     intermediate_size: int | None = None
     """Hidden width of the feed-forward; of several, the largest."""
     feed_forward: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import NormConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.sizes import MOST_LAYERS, WIDEST
 
@@ -226,19 +227,18 @@ class OLMo3(_RotationOfWindow, OLMo2):
         return (layer + 1) % 4 != 0
 
 
-class Gemma3(_RotationOfWindow):
-    """Norms before and after the sublayers, GEGLUs, gains stored as 1 + weight, and a scaled embedding."""
+class Gemma2(_WindowOfLayer):
+    """Norms before and after the sublayers, GEGLUs, gains stored as 1 + weight, a scaled embedding, and soft caps."""
 
-    model_type = "gemma3_text"
-    class_name = "Gemma3ForCausalLM"
+    model_type = "gemma2"
+    class_name = "Gemma2ForCausalLM"
     heads_divide_width = True
     placement = "both"
     gain_offset = 1.0
     ties_by_default = True
     usual_head_dim = 256
-    qk_norm = "head"
-    usual_rope_base = 1e6
-    usual_local_base = 1e4
+    usual_caps: ClassVar = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    """Caps where config.json does not have the key."""
     norm_names: ClassVar = {
         "attention.norm": "input_layernorm",
         "attention.norm.post": "post_attention_layernorm",
@@ -246,15 +246,18 @@ class Gemma3(_RotationOfWindow):
         "ffn.norm.post": "post_feedforward_layernorm",
     }
     activation: ClassVar = {"hidden_activation": "gelu_pytorch_tanh"}
-    fixed: ClassVar = {
-        **activation,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-    }
+    fixed: ClassVar = {**activation, "use_bidirectional_attention": False}
 
     def slides(self, fields: Fields, layer: int) -> bool:
-        return (layer + 1) % fields.size("sliding_window_pattern", 6) != 0
+        return layer % 2 == 0
+
+    def cap(self, fields: Fields, key: str) -> float | None:
+        """Read a cap."""
+        return fields.optional(key, self.usual_caps.get(key))
+
+    def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
+        cap = self.cap(fields, "attn_logit_softcapping")
+        return super().attention(fields, norm, layer).model_copy(update={"score_cap": cap})
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> MLPConfig:
         d_ff = fields.size("intermediate_size", most=WIDEST)
@@ -268,14 +271,40 @@ class Gemma3(_RotationOfWindow):
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
-        return {"embedding_multiplier": torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()}
+        root = torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()
+        return {"embedding_multiplier": root, "logit_cap": self.cap(fields, "final_logit_softcapping")}
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        written = super().write(config, n_positions)
+        attention = config.layers[0].attention
+        return {
+            **written,
+            "sliding_window": written["sliding_window"] or self.usual_window,  # required without windows, too
+            "query_pre_attn_scalar": round(attention.scale**-2),
+            "attn_logit_softcapping": attention.score_cap,
+            "final_logit_softcapping": config.logit_cap,
+        }
+
+
+class Gemma3(_RotationOfWindow, Gemma2):
+    """A Gemma 2 with QK-norm, other rotary positions in the layers with a window, and no cap of the scores."""
+
+    model_type = "gemma3_text"
+    class_name = "Gemma3ForCausalLM"
+    usual_caps: ClassVar = {}
+    fixed: ClassVar = {**Gemma2.fixed, "attn_logit_softcapping": None}  # which transformers does not apply
+    qk_norm = "head"
+    usual_rope_base = 1e6
+    usual_local_base = 1e4
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return (layer + 1) % fields.size("sliding_window_pattern", 6) != 0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         written = super().write(config, n_positions)
         if "sliding_attention" in written["rope_parameters"]:
             written["rope_local_base_freq"] = written["rope_parameters"]["sliding_attention"]["rope_theta"]
-        written["sliding_window"] = written["sliding_window"] or self.usual_window  # required without windows, too
-        return {**written, "query_pre_attn_scalar": round(config.layers[0].attention.scale ** -2)}
+        return written
 
 
 class Qwen2(SwitchedWindow):

@@ -6,6 +6,7 @@ Where two families describe one model, such as Llama and Mistral, a model keeps 
 from collections.abc import Mapping
 
 from widthwise.interop.dense_families import (
+    Gemma2,
     Gemma3,
     Granite,
     Llama,
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Family] = {
         Mistral(),
         Ministral(),
         Phi3(),
+        Gemma2(),
         Gemma3(),
         Granite(),
         OLMo2(),
@@ -48,7 +50,6 @@ FAMILIES: dict[str, Family] = {
 
 
 REFUSED: Mapping[str, str] = {
-    "gemma2": "soft caps of scores and logits",
     "gemma3": "an image encoder",
     "gpt_oss": "learned attention sinks",
     "llama4_text": "attention in chunks",
@@ -72,7 +73,7 @@ def family_of(config: ModelConfig) -> Family:
     if config.positions is not None or config.final_norm.kind == "layer":
         name = "gpt2"
     elif config.layers[0].norm_placement == "both":
-        name = "gemma3_text"
+        name = "gemma2" if attention.qk_norm is None else "gemma3_text"
     elif config.layers[0].norm_placement == "reordered":
         name = "olmo3" if any(windows) else "olmo2"
     elif any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):

@@ -440,13 +440,25 @@ def within_window(mask: Tensor, window: int, n_seen: int | Tensor) -> Tensor:
     return mask & ~is_old if mask.dtype == torch.bool else mask.masked_fill(is_old, torch.finfo(mask.dtype).min)
 
 
+def soft_capped(x: Tensor, cap: float | None) -> Tensor:
+    """Return cap * tanh(x / cap), or x without a cap."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
 def eager_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(scaling * q k^T + mask) v, and the weights."""
+    """Return softmax(scaling * q k^T + mask) v, and the weights; softcap: of the scores before the mask."""
     groups: int = module.num_key_value_groups  # pyright: ignore[reportAssignmentType]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = query @ key.transpose(-1, -2) * scaling
+    scores = soft_capped(query @ key.transpose(-1, -2) * scaling, softcap)
     if mask is not None:
         scores = scores + mask
     weights = softmax(wide(scores), dim=-1).to(query.dtype)
@@ -466,6 +478,7 @@ class WidthwiseAttention(nn.Module):
         self.num_key_value_groups = layer.num_attention_heads // layer.num_key_value_heads
         self.scaling = layer.attention_scale
         self.sliding_window = layer.attention_window
+        self.softcap = layer.attention_score_cap
         self.rope = rope_of(layer)
         self.norm = build_norm(layer.norm_placement, layer.layer_in, layer.layer_width, layer.attention_norm)
         n_queries, n_keys = (n * self.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
@@ -507,9 +520,9 @@ class WidthwiseAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        window = self.sliding_window  # for flash attention, which reads no mask
+        options = {"sliding_window": self.sliding_window, "softcap": self.softcap}  # flash attention reads no mask
         attended, weights = attention(
-            self, query, key, value, attention_mask, scaling=self.scaling, sliding_window=window, **kwargs
+            self, query, key, value, attention_mask, scaling=self.scaling, **options, **kwargs
         )
         return self.norm.after(self.o_proj(attended.flatten(2).contiguous())), weights
 
@@ -813,11 +826,15 @@ class WidthwisePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["WidthwiseDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
-    _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": WidthwiseDecoderLayer, "attentions": WidthwiseAttention}
     _keys_to_ignore_on_load_unexpected = [r"^mtp\."]
+
+    @property
+    def _supports_sdpa(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """False with capped scores, which torch's fused function lacks: transformers then takes `eager`."""
+        return all(layer.attention_score_cap is None for layer in self.config.per_layer_config)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -969,6 +986,7 @@ class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
         )
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, positions]) * self.config.logit_scale
+        logits = soft_capped(logits, self.config.logit_cap)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -6,7 +6,7 @@ from torch.backends.cuda import flash_sdp_enabled
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from widthwise.kernels.attention_in_blocks import attention_in_blocks, compute_type
-from widthwise.kernels.dispatch import reference_wanted, without_autocast
+from widthwise.kernels.dispatch import reference_wanted, soft_capped, without_autocast
 
 MIN_QUERIES = 32
 """Fewest queries for which blocks are used with a backward pass in bf16. Fewer were not measured."""
@@ -44,18 +44,20 @@ def reference_attention(
     scale: float,
     documents: Tensor | None = None,
     window: int | None = None,
+    score_cap: float | None = None,
 ) -> Tensor:
     """Return softmax(scale * q k^T) v, where a token sees itself and the tokens before it in its document.
 
     queries: (B, n_heads, T, head_dim), of the last T of S tokens; keys: (B, n_kv_heads, S, head_dim); values:
     (B, n_kv_heads, S, v_head_dim); n_kv_heads divides n_heads, and neighbouring query heads share a key-value head.
     documents: integers (B, S), the document of each token; None: one document. Each padding token is a separate
-    document. window: number of tokens that a token sees at most, including itself. -> (B, n_heads, T, v_head_dim).
+    document. window: number of tokens that a token sees at most, including itself. score_cap: of `soft_capped`
+    scores. -> (B, n_heads, T, v_head_dim).
     """
     n_heads, n_queries = queries.shape[1:3]
     group_size = n_heads // keys.shape[1]
     keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
-    scores = scale * (queries @ keys.transpose(2, 3))
+    scores = soft_capped(scale * (queries @ keys.transpose(2, 3)), score_cap)
     mask = visible(n_queries, keys.shape[2], documents, queries.device, window)
     scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(dim=-1) @ values
@@ -153,9 +155,11 @@ def attention(
     documents: Tensor | None = None,
     mask: Tensor | None = None,
     window: int | None = None,
+    score_cap: float | None = None,
 ) -> Tensor:
     """Compute `reference_attention` in blocks where that is faster, otherwise by torch's fused function.
 
+    The fused function has no cap, so capped scores are always computed in blocks.
     mask: the result of `visible` for these arguments, or the same as numbers to add to the scores, if it was already
     computed for all layers. With a window, documents and mask may be of more keys; the last ones count.
     """
@@ -168,7 +172,11 @@ def attention(
         mask = None if mask is None else mask[..., -n_keys:]
         window = window if window < n_keys else None
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
-    if queries.device.type == "cpu" and flash_is_enabled() and not reference_wanted():
+    is_plain = reference_wanted() or not flash_is_enabled()
+    if score_cap is not None:
+        form = reference_attention if is_plain else attention_in_blocks
+        return form(queries, keys, values, scale, documents, window, score_cap)
+    if queries.device.type == "cpu" and not is_plain:
         dtype = compute_type(queries)
         # In bf16 `one_query_attention` takes 0.4 to 0.7 of the time of torch's fused function, and 0.15 to 0.35 where 3
         # or 4 heads share a key-value head; in fp32 it takes 0.9 to 1.2. A compiled graph would need one loop for every

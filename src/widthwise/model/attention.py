@@ -39,9 +39,7 @@ def attention_cost(
     d_model: float,
     widths: HeadWidths,
     n_heads: float,
-    bias: bool,
-    out_bias: bool,
-    window: int | None = None,
+    options: "AttentionConfig | AttentionTemplate",
 ) -> Cost:
     """Return the cost of four projections with their biases, the scores and the weighted sum.
 
@@ -49,11 +47,12 @@ def attention_cost(
     head, which attention in blocks does not keep.
     """
     projections = linear(d_in, widths.queries) + linear(d_in, widths.keys) + linear(d_in, widths.values)
-    biases = vector(widths.queries + widths.keys + widths.values if bias else 0) + vector(d_model if out_bias else 0)
+    biases = vector(widths.queries + widths.keys + widths.values if options.bias else 0)
+    biases += vector(d_model if options.out_bias else 0)
     scores = Cost(
-        contexts={window: Context(2 * widths.queries + 2 * widths.attended, widths.keys + widths.values)},
+        contexts={options.window: Context(2 * widths.queries + 2 * widths.attended, widths.keys + widths.values)},
         activation_elements=sum(widths),
-        activation_fp32_elements=n_heads,
+        activation_fp32_elements=n_heads if options.score_cap is None else 0,
     )
     return projections + scores + linear(widths.attended, d_model) + biases
 
@@ -101,6 +100,8 @@ class AttentionConfig(Config):
     qk_norm: QKNormConfig | None = None
     window: Count | None = None
     """Tokens that a token attends to: itself and those right before it; null: all before it."""
+    score_cap: pydantic.PositiveFloat | None = None
+    """Scores become cap * tanh(scores / cap) before the softmax; null: no cap."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionConfig":
@@ -147,8 +148,8 @@ class AttentionConfig(Config):
     def cost(self, d_model: int, d_in: int) -> Cost:
         """Return the cost, without norms, in a layer of width d_model that reads d_in coordinates."""
         widths = HeadWidths(size(self.queries), size(self.keys), size(self.values), size(self.attended))
-        cost = attention_cost(d_in, d_model, widths, self.n_heads, self.bias, self.out_bias, self.window)
-        if self.head_dim == self.value_dim:
+        cost = attention_cost(d_in, d_model, widths, self.n_heads, self)
+        if self.head_dim == self.value_dim or self.score_cap is not None:
             return cost
         # Torch's fused function also keeps the padding of queries, keys and values, and the padded output. With one
         # head, or values of size 1, the output needs no memory, and less is kept. Attention in blocks pads nothing.
@@ -162,7 +163,8 @@ class AttentionConfig(Config):
         cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
             return cost
-        is_kept_by_attention = self.rope_base is None and self.value_dim <= self.head_dim
+        is_padded = self.score_cap is None and self.value_dim > self.head_dim
+        is_kept_by_attention = self.rope_base is None and not is_padded
         for heads in (self.queries, self.keys):
             cost += self.qk_norm.cost(heads, is_kept_by_attention)
         return cost
@@ -194,6 +196,8 @@ class AttentionTemplate(Config):
     qk_norm: QKNormConfig | None = None
     window: Count | None = None
     """Tokens that a token attends to: itself and those right before it; null: all before it."""
+    score_cap: pydantic.PositiveFloat | None = None
+    """Scores become cap * tanh(scores / cap) before the softmax, as in Gemma 2; null: no cap."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionTemplate":
@@ -269,7 +273,7 @@ class AttentionTemplate(Config):
         n_heads = width / self.constant_head_dim if self.n_heads is None else self.n_heads
         kv_width = width / self.kv_group_size
         widths = HeadWidths(queries=width, keys=kv_width, values=kv_width, attended=width)
-        return attention_cost(d_in, d_model, widths, n_heads, self.bias, self.out_bias, self.window)
+        return attention_cost(d_in, d_model, widths, n_heads, self)
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Return the attention of a layer of width d_model. Raise ValueError where heads do not fit the width."""
@@ -279,12 +283,13 @@ class AttentionTemplate(Config):
         width = round(self.width(d_model))
         n_heads = width // self.constant_head_dim if self.n_heads is None else self.n_heads
         head_dim = width // n_heads
+        kept = ("rope_base", "bias", "out_bias", "qk_norm", "window", "score_cap")
         return AttentionConfig(
             n_heads=n_heads,
             n_kv_heads=n_heads // self.kv_group_size,
             head_dim=head_dim,
             scale=SCALES[self.scale](head_dim),
-            **{name: getattr(self, name) for name in ("rope_base", "bias", "out_bias", "qk_norm", "window")},
+            **{name: getattr(self, name) for name in kept},
         )
 
 

@@ -45,7 +45,8 @@ class Attention(nn.Module):
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
         window = self.config.window
-        attended = attention(queries, keys, values, self.config.scale, context.documents, context.masks[window], window)
+        options = context.documents, context.masks[window], window, self.config.score_cap
+        attended = attention(queries, keys, values, self.config.scale, *options)
         return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
 
     def _normalise(self, x: Tensor, norm: RMSNorm) -> Tensor:
