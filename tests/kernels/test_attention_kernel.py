@@ -247,8 +247,11 @@ class TestOneQuery:
     def test_it_is_the_reference(self, shape, n_bytes, kind, monkeypatch):
         monkeypatch.setattr(kernel, "BLOCK_BYTES", n_bytes)
         inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
-        ours, truth = (form(*inputs, SCALE, documents) for form in (one_query_attention, reference_attention))
-        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+        for cap in (None, 0.6):
+            ours = one_query_attention(*inputs, SCALE, documents, cap)
+            truth = reference_attention(*inputs, SCALE, documents, score_cap=cap)
+            torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+            torch.testing.assert_close(attention(*inputs, SCALE, documents, score_cap=cap), truth)
 
     def test_it_reads_a_cache_with_room(self):
         queries, keys, values = heads((2, 6, 3, 1, 5, 4), n_keys=9)

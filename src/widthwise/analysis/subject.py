@@ -95,16 +95,9 @@ def _call_of(
     return AttentionCall(query, key, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def _call_in_blocks(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    documents: Tensor | None,
-    window: int | None,
-    score_cap: float | None,
-) -> AttentionCall:
+def _call_in_blocks(queries: Tensor, keys: Tensor, values: Tensor, *options: Any) -> AttentionCall:
     """Take the arguments of IN_BLOCKS."""
+    scale, documents, window, score_cap = options
     mask = visible(queries.shape[2], keys.shape[2], documents, queries.device, window)
     return AttentionCall(queries, keys, mask, is_causal=False, scale=scale, score_cap=score_cap)
 

@@ -105,8 +105,7 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     with mistakes_at(path):
         for name in ("bias", "out_bias"):
             may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
-    for name in ("window", "score_cap"):
-        must_agree(f"{path}.{name}", getattr(old.attention, name), getattr(new.attention, name))
+        all_must_agree(("window", "score_cap"), old.attention, new.attention)
     # Softmax scale, rotary frequencies and norm divisors are kept.
     constants = {"scale": old.attention.scale, **kept_rotation(old.attention, new.attention)}
     constants["qk_norm"] = _qk_norm(old.attention, new.attention, path)

@@ -65,10 +65,10 @@ class Fields:
         )
         return float(number)
 
-    def optional(self, key: str, usual: float | None) -> float | None:
-        """Return a number above 0, or None for null. usual: where the file does not have the key."""
+    def optional(self, key: str, usual: float | None, read: Callable[[str, Any], Any]) -> Any:
+        """Return what `read`, a method of this class, reads, or None for null. usual: without the key."""
         usual = None if self.has(key) else usual
-        return None if self.get(key, usual) is None else self.positive(key, usual)
+        return None if self.get(key, usual) is None else read(key, usual)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false. Raises UserError for another value."""

@@ -35,8 +35,7 @@ class Windowed(RotaryDecoder):
     """Window where config.json does not have the key."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
-        usual = None if fields.has("sliding_window") else self.usual_window
-        return None if fields.get("sliding_window", usual) is None else fields.size("sliding_window", usual)
+        return fields.optional("sliding_window", self.usual_window, fields.size)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
@@ -147,7 +146,6 @@ class _WindowOfLayer(Windowed):
 
     def slides(self, fields: Fields, layer: int) -> bool:
         """Return whether a layer has a window in a config without layer_types."""
-        del fields, layer
         return True
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -237,8 +235,8 @@ class Gemma2(_WindowOfLayer):
     gain_offset = 1.0
     ties_by_default = True
     usual_head_dim = 256
-    usual_caps: ClassVar = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-    """Caps where config.json does not have the key."""
+    usual_score_cap: ClassVar[float | None] = 50.0
+    usual_logit_cap: ClassVar[float | None] = 30.0
     norm_names: ClassVar = {
         "attention.norm": "input_layernorm",
         "attention.norm.post": "post_attention_layernorm",
@@ -251,12 +249,8 @@ class Gemma2(_WindowOfLayer):
     def slides(self, fields: Fields, layer: int) -> bool:
         return layer % 2 == 0
 
-    def cap(self, fields: Fields, key: str) -> float | None:
-        """Read a cap."""
-        return fields.optional(key, self.usual_caps.get(key))
-
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        cap = self.cap(fields, "attn_logit_softcapping")
+        cap = fields.optional("attn_logit_softcapping", self.usual_score_cap, fields.positive)
         return super().attention(fields, norm, layer).model_copy(update={"score_cap": cap})
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> MLPConfig:
@@ -272,7 +266,8 @@ class Gemma2(_WindowOfLayer):
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
         root = torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()
-        return {"embedding_multiplier": root, "logit_cap": self.cap(fields, "final_logit_softcapping")}
+        logit_cap = fields.optional("final_logit_softcapping", self.usual_logit_cap, fields.positive)
+        return {"embedding_multiplier": root, "logit_cap": logit_cap}
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         written = super().write(config, n_positions)
@@ -291,7 +286,8 @@ class Gemma3(_RotationOfWindow, Gemma2):
 
     model_type = "gemma3_text"
     class_name = "Gemma3ForCausalLM"
-    usual_caps: ClassVar = {}
+    usual_score_cap = None
+    usual_logit_cap = None
     fixed: ClassVar = {**Gemma2.fixed, "attn_logit_softcapping": None}  # which transformers does not apply
     qk_norm = "head"
     usual_rope_base = 1e6
@@ -348,3 +344,6 @@ class SmolLM3(SwitchedWindow):
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         rotating = [int(layer.attention.rope is not None) for layer in config.layers]
         return {**super().write(config, n_positions), "no_rope_layers": rotating}
+
+
+DENSE = (Llama, Mistral, Ministral, Phi3, Gemma2, Gemma3, Granite, OLMo2, OLMo3, Qwen2, Qwen3, SmolLM3)

@@ -5,48 +5,14 @@ Where two families describe one model, such as Llama and Mistral, a model keeps 
 
 from collections.abc import Mapping
 
-from widthwise.interop.dense_families import (
-    Gemma2,
-    Gemma3,
-    Granite,
-    Llama,
-    Ministral,
-    Mistral,
-    OLMo2,
-    OLMo3,
-    Phi3,
-    Qwen2,
-    Qwen3,
-    SmolLM3,
-)
+from widthwise.interop.dense_families import DENSE
 from widthwise.interop.family import Family
 from widthwise.interop.gpt2 import GPT2
-from widthwise.interop.mixture_families import Mixtral, OLMoE, Qwen2MoE, Qwen3MoE
+from widthwise.interop.mixture_families import MIXTURES
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.moe import MoEConfig
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        GPT2(),
-        Llama(),
-        Mistral(),
-        Ministral(),
-        Phi3(),
-        Gemma2(),
-        Gemma3(),
-        Granite(),
-        OLMo2(),
-        OLMo3(),
-        Qwen2(),
-        Qwen3(),
-        SmolLM3(),
-        Mixtral(),
-        OLMoE(),
-        Qwen2MoE(),
-        Qwen3MoE(),
-    )
-}
+FAMILIES: dict[str, Family] = {family.model_type: family() for family in (GPT2, *DENSE, *MIXTURES)}
 
 
 REFUSED: Mapping[str, str] = {

@@ -20,22 +20,22 @@ from widthwise.sizes import MOST_LAYERS, WIDEST
 
 
 class Keys(NamedTuple):
-    """The keys of the sizes of a family, and the names of its modules outside the layers."""
+    """The keys of the sizes of a family, and the names of its modules outside the layers; by default Llama's."""
 
-    d_model: str
-    d_ff: str
-    n_layers: str
-    n_heads: str
-    eps: str
-    embedding: str
-    layers: str
-    final_norm: str
+    d_model: str = "hidden_size"
+    d_ff: str = "intermediate_size"
+    n_layers: str = "num_hidden_layers"
+    n_heads: str = "num_attention_heads"
+    eps: str = "rms_norm_eps"
+    embedding: str = "embed_tokens"
+    layers: str = "layers"
+    final_norm: str = "norm"
 
 
 class Family(Architecture):
     """A family whose layers have equal sizes."""
 
-    keys: ClassVar[Keys]
+    keys: ClassVar[Keys] = Keys()
     norm_kind: ClassVar[NormKind] = "rms"
     default_eps: ClassVar[float | None] = None
     placement: ClassVar[Placement] = "pre"
@@ -58,7 +58,6 @@ class Family(Architecture):
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         """Read the multipliers of the model, by the names of ModelConfig."""
-        del fields
         return {}
 
     @abstractmethod
@@ -140,16 +139,6 @@ class RotaryDecoder(Family):
     base_prefix = "model."
     buffers = r".*rotary_emb\.inv_freq"
     default_eps = 1e-6
-    keys = Keys(
-        d_model="hidden_size",
-        d_ff="intermediate_size",
-        n_layers="num_hidden_layers",
-        n_heads="num_attention_heads",
-        eps="rms_norm_eps",
-        embedding="embed_tokens",
-        layers="layers",
-        final_norm="norm",
-    )
     norm_names: ClassVar[dict[str, str]] = {
         "attention.norm": "input_layernorm",
         "ffn.norm": "post_attention_layernorm",
@@ -171,7 +160,6 @@ class RotaryDecoder(Family):
 
     def window(self, fields: Fields, layer: int) -> int | None:
         """Read the window of a layer."""
-        del fields, layer
         return None
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
@@ -179,12 +167,10 @@ class RotaryDecoder(Family):
 
     def scale(self, fields: Fields, head_dim: int) -> float:
         """Read the factor of the scores."""
-        del fields
         return head_dim**-0.5
 
     def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
         """Read the rotary positions of a layer."""
-        del layer
         return read_rope(fields, head_dim, self.usual_rope_base)
 
     def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -200,7 +186,6 @@ class RotaryDecoder(Family):
 
     def rotates(self, fields: Fields, layer: int) -> bool:
         """Read whether a layer has rotary positions."""
-        del fields, layer
         return True
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
@@ -255,6 +240,5 @@ class RotaryDecoder(Family):
 
     def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         """Yield the matrices of the feed-forward of a layer, with names inside the layer on both sides."""
-        del layer
         for ours, theirs in FEED_FORWARD.items():
             yield HFTensor(f"mlp.{theirs}.weight", (f"ffn.{ours}.weight",))

@@ -572,9 +572,9 @@ def ffn_norm(layer: Any) -> Norm | NoNorm:
     return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
 
-def plain_feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
-    """Build a feed-forward of kind `mlp`, with or without a gate."""
-    form = ffn["activation"], ffn["gated"], ffn["bias"]
+def feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
+    """Build a feed-forward of kind `swiglu` or `mlp`."""
+    form = ffn.get("activation", "silu"), ffn.get("gated", True), ffn.get("bias", False)
     return FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), *form)
 
 
@@ -787,8 +787,8 @@ class DynamicWidth(FeedForward):
 
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
-    "swiglu": lambda layer, ffn: FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
-    "mlp": plain_feed_forward,
+    "swiglu": feed_forward,
+    "mlp": feed_forward,
     "hourglass": Hourglass,
     "moe": MoE,
     "dynamic": DynamicWidth,

@@ -19,8 +19,6 @@ from widthwise.kernels.dispatch import compute_dtype, without_autocast
 SCORE_BYTES = {"cpu": 2**21}
 """Size of a block's scores by device. A quarter of it would fit into a core's cache, but the calls for the additional
 blocks take longer than the cache saves."""
-USUAL_SCORE_BYTES = 2**28
-"""Size of a block's scores on other devices."""
 
 
 def rows_at_once(device_type: str, n_keys: int) -> int:
@@ -68,7 +66,7 @@ class Blocks:
         self.n_rows = max(1, min(self.n_queries, rows_at_once(device, self.n_keys) // self.group_size))
         self.window = window
         self.score_cap = score_cap
-        self.max_scores = SCORE_BYTES.get(device, USUAL_SCORE_BYTES) // queries.dtype.itemsize
+        self.max_scores = SCORE_BYTES.get(device, 2**28) // queries.dtype.itemsize
         # Added to the scores of some queries and the keys of the same tokens.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
         self.tokens = torch.arange(self.n_rows, device=queries.device)
