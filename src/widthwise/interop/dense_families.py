@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from widthwise.interop.architecture import Fields, HFTensor, Rotation, read_rope, write_rope
+from widthwise.interop.architecture import Fields, HFTensor, read_rope, write_rope
 from widthwise.interop.family import RotaryDecoder
+from widthwise.kernels.rotary import Rope
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
@@ -185,7 +186,7 @@ class _RotationOfWindow(_WindowOfLayer):
     usual_local_base: ClassVar[float | None] = None
     """Default base of layers with a window; None: usual_rope_base."""
 
-    def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope, float]:
         is_full = self.window(fields, layer) is None
         kind = "full_attention" if is_full else "sliding_attention"
         rules = fields.get("rope_parameters", {})
@@ -333,7 +334,11 @@ class SmolLM3(SwitchedWindow):
     def slides(self, fields: Fields, layer: int) -> bool:
         return super().slides(fields, layer) and not self.rotates(fields, layer)
 
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope | None, float]:
+        return super().rotation(fields, layer, head_dim) if self.rotates(fields, layer) else (None, 1.0)
+
     def rotates(self, fields: Fields, layer: int) -> bool:
+        """Read whether a layer has rotary positions."""
         rotating = fields.get("no_rope_layers")  # 1 for layers with rotary positions, despite its name
         if rotating is None:
             return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0

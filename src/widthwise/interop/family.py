@@ -8,7 +8,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, Rotation, read_rope, write_rope
+from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, read_rope, write_rope
+from widthwise.kernels.rotary import Rope
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
@@ -169,8 +170,8 @@ class RotaryDecoder(Family):
         """Read the factor of the scores."""
         return head_dim**-0.5
 
-    def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
-        """Read the rotary positions of a layer."""
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope | None, float]:
+        """Read the rotary positions of a layer, None if it has none, and the factor of rotated queries and keys."""
         return read_rope(fields, head_dim, self.usual_rope_base)
 
     def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -184,16 +185,11 @@ class RotaryDecoder(Family):
         """Return the factor of rotated queries and keys that explains the factor of the scores."""
         return round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
 
-    def rotates(self, fields: Fields, layer: int) -> bool:
-        """Read whether a layer has rotary positions."""
-        return True
-
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         n_heads = fields.size("num_attention_heads")
         usual = self.usual_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
         head_dim = fields.size("head_dim", usual, most=WIDEST)
-        base, frequencies, query_factor = self.rotation(fields, layer, head_dim)
-        is_rotary = self.rotates(fields, layer)
+        rope, query_factor = self.rotation(fields, layer, head_dim)
         is_known = self.kv_heads_by_default or fields.has("num_key_value_heads")  # null: as many as heads
         has_all = self.biases == "option" and fields.flag("attention_bias", False)
         qk_norm = QKNormConfig(eps=norm.eps, over=self.qk_norm, gain_offset=norm.gain_offset) if self.qk_norm else None
@@ -201,9 +197,9 @@ class RotaryDecoder(Family):
             n_heads=n_heads,
             n_kv_heads=fields.size("num_key_value_heads", n_heads if is_known else None),
             head_dim=head_dim,
-            scale=self.scale(fields, head_dim) * (query_factor**2 if is_rotary else 1.0),
-            rope_base=base if is_rotary else None,
-            rope_frequencies=frequencies if is_rotary else None,
+            scale=self.scale(fields, head_dim) * query_factor**2,
+            rope_base=rope and rope.base,
+            rope_frequencies=rope and rope.frequencies,
             bias=self.biases == "qkv" or has_all,
             out_bias=has_all,
             window=self.window(fields, layer),

@@ -446,19 +446,11 @@ def soft_capped(x: Tensor, cap: float | None) -> Tensor:
 
 
 def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    softcap: float | None = None,
-    **kwargs: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(scaling * q k^T + mask) v, and the weights; softcap: of the scores before the mask."""
-    groups: int = module.num_key_value_groups  # pyright: ignore[reportAssignmentType]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = soft_capped(query @ key.transpose(-1, -2) * scaling, softcap)
+    """Return softmax(capped(scaling * q k^T) + mask) v, and the weights. module: a WidthwiseAttention."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
+    scores = soft_capped(query @ key.transpose(-1, -2) * scaling, module.softcap)
     if mask is not None:
         scores = scores + mask
     weights = softmax(wide(scores), dim=-1).to(query.dtype)

@@ -157,7 +157,7 @@ def attention(
 ) -> Tensor:
     """Compute `reference_attention` in blocks where that is faster, otherwise by torch's fused function.
 
-    The fused function has no cap, so capped scores are always computed in blocks.
+    The fused function has no cap, so capped scores are computed in blocks, or by the form for one query.
     mask: the result of `visible` for these arguments, or the same as numbers to add to the scores, if it was already
     computed for all layers. With a window, documents and mask may be of more keys; the last ones count.
     """

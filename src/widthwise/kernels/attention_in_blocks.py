@@ -51,21 +51,13 @@ class Blocks:
     See `attention.reference_attention` for the arguments.
     """
 
-    def __init__(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        documents: Tensor | None,
-        window: int | None = None,
-        score_cap: float | None = None,
-    ):
+    def __init__(self, queries: Tensor, keys: Tensor, documents: Tensor | None, window: int | None = None):
         self.n_texts, n_heads, self.n_queries, _ = queries.shape
         self.n_kv_heads, self.n_keys = keys.shape[1:3]
         self.group_size = n_heads // self.n_kv_heads
         device = queries.device.type
         self.n_rows = max(1, min(self.n_queries, rows_at_once(device, self.n_keys) // self.group_size))
         self.window = window
-        self.score_cap = score_cap
         self.max_scores = SCORE_BYTES.get(device, 2**28) // queries.dtype.itemsize
         # Added to the scores of some queries and the keys of the same tokens.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
@@ -100,12 +92,6 @@ class Blocks:
             target.transpose(1, 2).copy_(part.view(self.n_texts, self.n_kv_heads, -1, *sizes[1:]))
         return tokens.flatten(2, 3).transpose(1, 2)
 
-    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the capped q k^T, (heads, rows, keys), of queries (heads, rows, head_dim) and keys of a block."""
-        scores = torch.bmm(queries, keys.transpose(1, 2))
-        cap = self.score_cap
-        return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
-
     def weights(self, block: Block, scores: Tensor) -> Tensor:
         """Return the softmax of scores over the keys that each query sees, and mask the others in place."""
         by_token = scores.unflatten(1, (-1, self.group_size))
@@ -120,6 +106,12 @@ class Blocks:
             is_other_document = documents[:, block.n_seen :, None] != documents[:, None]
             by_token.masked_fill_(is_other_document[:, :, None], float("-inf"))
         return torch.softmax(scores, dim=-1)
+
+
+def _scores(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
+    """Return the capped q k^T, (heads, rows, keys), of queries (heads, rows, head_dim) and keys of a block."""
+    scores = torch.bmm(queries, keys.transpose(1, 2))
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
 def _first_tokens(documents: Tensor) -> Tensor:
@@ -144,13 +136,13 @@ def forward(
 ) -> Tensor:
     """Compute `attention.reference_attention`. Queries, keys and values have one dtype."""
     with without_autocast(queries):
-        blocks = Blocks(queries, keys, documents, window, score_cap)
+        blocks = Blocks(queries, keys, documents, window)
         rows = blocks.rows(queries * scale)
         k, v = (x.flatten(0, 1) for x in (keys, values))
         attended = [part.new_empty(*part.shape[:2], v.shape[-1]) for part in rows]
         for block in blocks:
             part, heads, seen, _ = block
-            weights = blocks.weights(block, blocks.scores(rows[part][heads], k[heads, seen]))
+            weights = blocks.weights(block, _scores(rows[part][heads], k[heads, seen], score_cap))
             torch.bmm(weights, v[heads, seen], out=attended[part][heads])
         return blocks.joined(attended)
 
@@ -179,7 +171,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
     with without_autocast(queries):
-        blocks = Blocks(queries, keys, documents, window, score_cap)
+        blocks = Blocks(queries, keys, documents, window)
         rows, grads = (blocks.rows(x) for x in (queries * scale, grad))
         k, v = (x.flatten(0, 1) for x in (keys, values))
         wide = torch.promote_types(queries.dtype, torch.float32)  # for sums over blocks
@@ -190,7 +182,7 @@ def backward(
             # A product copies an operand that is not contiguous, every time.
             block_k, block_v = (x[heads, seen].contiguous() for x in (k, v))
             block_rows, block_grad = (x[part][heads] for x in (rows, grads))
-            scores = blocks.scores(block_rows, block_k)
+            scores = _scores(block_rows, block_k, score_cap)
             slope = None if score_cap is None else 1 - (scores / score_cap).square()
             weights = blocks.weights(block, scores)
             grad_weights = torch.bmm(block_grad, block_v.transpose(1, 2))

@@ -20,8 +20,16 @@ from widthwise.evaluation.batches import HFModel
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields
-from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, read_fields, tensor_files, token_named
-from widthwise.interop.hub import import_source
+from widthwise.interop.hf_import import (
+    CONFIG,
+    TOKENIZER,
+    WIDTHWISE,
+    import_hf,
+    import_source,
+    read_fields,
+    tensor_files,
+    token_named,
+)
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe
