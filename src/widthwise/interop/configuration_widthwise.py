@@ -31,8 +31,7 @@ def within(part: str, plan: dict[str, str]) -> dict[str, str]:
 ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 HEAD_NORM_PLAN = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
 FEED_FORWARD_PLANS = {
-    "swiglu": within("mlp", SWIGLU),
-    "mlp": within("mlp", SWIGLU),
+    **dict.fromkeys(("swiglu", "mlp"), within("mlp", SWIGLU)),
     "hourglass": within("mlp.blocks.*", SWIGLU),
     "moe": within("mlp.shared", SWIGLU),
     "dynamic": within("mlp", gathered(SWIGLU)),

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from widthwise.config_io import mistakes_at, refusing, require
-from widthwise.data.json_tokenizer import read_definition
+from widthwise.data.json_tokenizer import token_named
 from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
 from widthwise.interop.architecture import MOST, Architecture, Fields
 from widthwise.interop.families import FAMILIES, REFUSED
@@ -71,7 +71,6 @@ REASONS = {
 }
 """Errors of huggingface_hub, subclasses before their base classes."""
 HEAD = "lm_head.weight"
-LAYER_CONFIG = "per_layer_config"
 
 WIDTHWISE = Widthwise()
 """Our format, for models that no family can express."""
@@ -177,7 +176,7 @@ def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
     architecture = ARCHITECTURES[model_type]
-    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", LAYER_CONFIG):
+    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", "per_layer_config"):
         if fields.get(key) is not None:
             raise UserError(f"{fields.where}: {key}: is not supported; allowed: null")
     return fields, architecture, read_config(architecture, fields)
@@ -318,16 +317,6 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
         TOKENIZER_CONFIG: tokenizer,
         GENERATION: {key: sampling[key] for key in SAMPLING_SETTINGS if sampling.get(key) is not None},
     }
-
-
-def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
-    """Return the text of a token in a tokenizer.json; of several, the first. Raises UserError for an invalid file."""
-    first = index[0] if isinstance(index, list) and index else index
-    if first is None or first == []:
-        return None
-    if type(first) is not int or not 0 <= first <= MOST:
-        raise UserError(f"{where}: end of text: the model names {first!r}; allowed: the number of a token")
-    return read_definition(definition, where)[0].id_to_token(first)
 
 
 def hub_name(source: Path | str) -> str | None:

@@ -779,8 +779,7 @@ class DynamicWidth(FeedForward):
 
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
-    "swiglu": feed_forward,
-    "mlp": feed_forward,
+    **dict.fromkeys(("swiglu", "mlp"), feed_forward),
     "hourglass": Hourglass,
     "moe": MoE,
     "dynamic": DynamicWidth,
@@ -860,8 +859,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         layers = config.per_layer_config
         before = [config.embedding_size, *(layer.layer_out for layer in layers)]
         self.layers = nn.ModuleList(WidthwiseDecoderLayer(config, i, before[i]) for i in range(len(layers)))
-        ropes = [rope_of(layer) for layer in layers]
-        self.ropes = {rope for rope in ropes if rope is not None}
+        self.ropes = {rope for layer in layers if (rope := rope_of(layer)) is not None}
         self.windows: list[int | None] = [layer.attention_window for layer in layers]
         self.norm = Norm(config.final_norm_width, **config.final_norm)
         self.gradient_checkpointing = False
@@ -886,17 +884,16 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         n_new = rows.shape[1]
+        n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
             # The number of real tokens before each token; a mask (B, S) is True at real tokens.
             position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -n_new:]
         elif position_ids is None:
-            n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(n_seen, n_seen + n_new, device=rows.device)[None]
         masks = {}
         for window in {*self.windows}:
             if window is not None and attention_mask is not None and attention_mask.dim() == 4:
                 # `generate` has prepared it for a static cache, and `create_causal_mask` would return it as it is.
-                n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
                 masks[window] = within_window(attention_mask, window, n_seen)
                 continue
             masks[window] = create_causal_mask(

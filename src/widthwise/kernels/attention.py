@@ -8,8 +8,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from widthwise.kernels.attention_in_blocks import attention_in_blocks, compute_type
 from widthwise.kernels.dispatch import reference_wanted, soft_capped, without_autocast
 
-MIN_CACHED = 2**16
-"""Fewest elements in the keys of a cache for which `one_query_attention` is used without a cap."""
 BLOCK_BYTES = 2**20
 """Maximum size in fp32 of the keys of a block of heads."""
 
@@ -176,8 +174,8 @@ def attention(
     use_blocks = score_cap is not None
     if queries.device.type == "cpu" and not is_plain:
         dtype = compute_type(queries)
-        is_slow = score_cap is not None or (dtype == torch.bfloat16 and keys.numel() >= MIN_CACHED)
-        # A compiled graph would need one loop for every length.
+        # Without a cap it pays in bf16 over a cache of some size. A compiled graph would need a loop for every length.
+        is_slow = score_cap is not None or (dtype == torch.bfloat16 and keys.numel() >= 2**16)
         if n_queries == 1 and is_slow and not is_differentiated and not torch.compiler.is_compiling():
             return one_query_attention(queries, keys, values, scale, documents, score_cap)
         skips_keys = documents is not None or (window is not None and window <= 0.25 * keys.shape[2])

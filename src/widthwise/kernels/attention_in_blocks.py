@@ -55,10 +55,9 @@ class Blocks:
         self.n_texts, n_heads, self.n_queries, _ = queries.shape
         self.n_kv_heads, self.n_keys = keys.shape[1:3]
         self.group_size = n_heads // self.n_kv_heads
-        device = queries.device.type
-        self.n_rows = max(1, min(self.n_queries, rows_at_once(device, self.n_keys) // self.group_size))
+        self.n_rows = max(1, min(self.n_queries, rows_at_once(queries.device.type, self.n_keys) // self.group_size))
         self.window = window
-        self.max_scores = SCORE_BYTES.get(device, 2**28) // queries.dtype.itemsize
+        self.max_scores = SCORE_BYTES.get(queries.device.type, 2**28) // queries.dtype.itemsize
         # Added to the scores of some queries and the keys of the same tokens.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
         self.tokens = torch.arange(self.n_rows, device=queries.device)

@@ -165,10 +165,7 @@ def linear_cross_entropy(
         return reference_linear_cross_entropy(hidden, head, targets, z_coefficient, teacher)
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
     if teacher is not None:
-        weight = teacher.head.weight.detach().to(teacher.hidden.dtype)
-        teacher = teacher._replace(
-            hidden=teacher.hidden.detach().flatten(0, -2), head=teacher.head._replace(weight=weight)
-        )
+        teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
     weight, multiplier, cap = head
     objective, loss, log_normaliser = _LinearCrossEntropy.apply(
         hidden.flatten(0, -2), weight, targets.flatten(), multiplier, cap, z_coefficient, teacher, with_gradient

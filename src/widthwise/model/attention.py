@@ -161,10 +161,9 @@ class AttentionConfig(AttentionOptions):
         cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
             return cost
-        is_padded = self.score_cap is None and self.value_dim > self.head_dim
-        is_kept_by_attention = self.rope_base is None and not is_padded
+        is_unpadded = self.score_cap is not None or self.value_dim <= self.head_dim
         for heads in (self.queries, self.keys):
-            cost += self.qk_norm.cost(heads, is_kept_by_attention)
+            cost += self.qk_norm.cost(heads, self.rope_base is None and is_unpadded)
         return cost
 
 

@@ -12,7 +12,7 @@ from widthwise.computing import Precision
 from widthwise.config_io import refusing, require
 from widthwise.data.config import open_data
 from widthwise.data.identity import check_data_of_run, has_seen_data
-from widthwise.data.json_tokenizer import JsonTokenizer
+from widthwise.data.json_tokenizer import JsonTokenizer, token_named
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
@@ -28,7 +28,6 @@ from widthwise.interop.hf_import import (
     import_source,
     read_fields,
     tensor_files,
-    token_named,
 )
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, build
