@@ -201,8 +201,9 @@ class Trace:
         normalised = attention.norm.before(x)
         queries, keys = attention.w_q(normalised), attention.w_k(normalised)
         if attention.config.qk_norm is not None:
-            queries = attention._normalise(queries, attention.q_norm)
-            keys = attention._normalise(keys, attention.k_norm)
+            assert attention.config.qk_norm.over == "head"
+            pairs = (queries, attention.q_norm), (keys, attention.k_norm)
+            queries, keys = (norm(x.unflatten(-1, (-1, len(norm.weight)))).flatten(-2) for x, norm in pairs)
         queries, keys = (heads.unflatten(-1, (-1, attention.config.head_dim)) for heads in (queries, keys))
         if attention.rope is not None:
             queries, keys = (rotate(heads, *self.context.rope[attention.rope]) for heads in (queries, keys))
