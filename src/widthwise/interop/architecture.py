@@ -339,6 +339,5 @@ class Architecture(ABC):
         """Return the longest context of the model, in tokens."""
         return fields.size("max_position_embeddings", 2048)
 
-    def check_written(self, fields: Fields) -> None:
+    def check_written(self, fields: Fields) -> None:  # noqa: B027
         """Raise UserError if transformers refuses the result of `write`."""
-        del fields

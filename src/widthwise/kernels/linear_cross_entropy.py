@@ -87,9 +87,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        targets: Tensor,
         multiplier: float,
         cap: float | None,
+        targets: Tensor,
         z_coefficient: float,
         teacher: Teacher | None,
         with_gradient: bool,
@@ -166,8 +166,7 @@ def linear_cross_entropy(
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
     if teacher is not None:
         teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
-    weight, multiplier, cap = head
     objective, loss, log_normaliser = _LinearCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, cap, z_coefficient, teacher, with_gradient
+        hidden.flatten(0, -2), *head, targets.flatten(), z_coefficient, teacher, with_gradient
     )
     return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)
