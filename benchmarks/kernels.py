@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from workloads import DTYPES
 
 from widthwise.computing import Precision
-from widthwise.kernels.linear_cross_entropy import linear_cross_entropy, reference_linear_cross_entropy
+from widthwise.kernels.linear_cross_entropy import Head, linear_cross_entropy, reference_linear_cross_entropy
 from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
 from widthwise.kernels.rotary import Rope, reference_rotate, rope_table, rotate
 from widthwise.kernels.swiglu import reference_swiglu, swiglu
@@ -50,7 +50,7 @@ def losses(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     targets = torch.randint(VOCAB_SIZE, (N_TOKENS,), generator=torch.Generator().manual_seed(1))
 
     def call(form: Any) -> Tensor:
-        return form(hidden, weight, targets, 0.02)[0]
+        return form(hidden, Head(weight, 0.02), targets)[0]
 
     return {
         "reference": lambda: call(reference_linear_cross_entropy),

@@ -44,6 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
         "norm": {"placement": "both", "gain_offset": 1.0},
     },
+    "capped": {"attention": {"score_cap": 0.4}, "logit_multiplier": 2.0, "logit_cap": 0.8},
     "hourglass": {"ffn": HOURGLASS},
     "hourglass_between_norms": {"ffn": HOURGLASS, "norm": {"placement": "both"}},
     "hourglass_shared_weights": {"ffn": {**HOURGLASS, "share_weights": True}},
@@ -200,14 +201,17 @@ class Trace:
         normalised = attention.norm.before(x)
         queries, keys = attention.w_q(normalised), attention.w_k(normalised)
         if attention.config.qk_norm is not None:
-            queries = attention._normalise(queries, attention.q_norm)
-            keys = attention._normalise(keys, attention.k_norm)
+            assert attention.config.qk_norm.over == "head"
+            pairs = (queries, attention.q_norm), (keys, attention.k_norm)
+            queries, keys = (norm(x.unflatten(-1, (-1, len(norm.weight)))).flatten(-2) for x, norm in pairs)
         queries, keys = (heads.unflatten(-1, (-1, attention.config.head_dim)) for heads in (queries, keys))
         if attention.rope is not None:
             queries, keys = (rotate(heads, *self.context.rope[attention.rope]) for heads in (queries, keys))
         queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
         keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
         scores = attention.config.scale * queries @ keys.mT
+        cap = attention.config.score_cap
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         self.first_key_weights.append(scores.masked_fill(future, -math.inf).softmax(dim=-1)[..., 0].numpy())
         return attention(x, self.context)

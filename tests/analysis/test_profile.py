@@ -84,7 +84,8 @@ def lens(model: Decoder, trace: Trace, targets: Tensor) -> list[dict[str, Any]]:
 def probabilities(model: Decoder, hidden: Tensor) -> np.ndarray:
     """(n, vocab_size). hidden: (B, T, d_model), normalised."""
     head = model.head.weight.detach().numpy() * model.config.logit_multiplier
-    powers = np.exp(hidden.detach().flatten(0, 1).numpy() @ head.T)
+    logits, cap = hidden.detach().flatten(0, 1).numpy() @ head.T, model.config.logit_cap
+    powers = np.exp(logits if cap is None else cap * np.tanh(logits / cap))
     return powers / powers.sum(axis=1, keepdims=True)
 
 

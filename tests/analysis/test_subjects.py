@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from boxes import refusal
 from hf_models import CONFIGS as OF_FAMILIES
 from hf_models import SIZES, WINDOWS, built
+from model_cases import decoder, random_tokens, variant
 from profiled_models import spectrum, summary, windows_of
 from thinned import in_turn
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from widthwise.analysis import subject
-from widthwise.analysis.model_subjects import HFSubject
-from widthwise.analysis.subject import AttentionCalls
+from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
+from widthwise.analysis.subject import AttentionCalls, Watcher
 from widthwise.kernels.attention_in_blocks import attention_in_blocks
 from widthwise.mistakes import UserError
 
@@ -121,7 +123,17 @@ def test_weights_are_in_single_precision_even_under_autocast():
     torch.testing.assert_close(found, scores.softmax(dim=-1)[..., 0].float(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("score_cap", [None, 0.3])
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1], [-1, -2, 0, 0, 0, 0, 0]])])
-def test_attention_in_blocks_is_seen_too(documents):
-    found, expected = weights_of(2, partial(attention_in_blocks, scale=0.7, documents=documents))
+def test_attention_in_blocks_is_seen_too(documents, score_cap):
+    in_blocks = partial(attention_in_blocks, scale=0.7, documents=documents, score_cap=score_cap)
+    found, expected = weights_of(2, in_blocks)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_capped_scores_in_their_plain_form_cannot_be_seen(monkeypatch):
+    model = decoder(variant("uniform", "gemma2"))
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+    with torch.no_grad():
+        message = refusal(DecoderSubject(model).run, random_tokens(1, 5), Watcher())
+    assert message == "WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused"

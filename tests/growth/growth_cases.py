@@ -65,6 +65,7 @@ GEMMA = {
     "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True, "d_ff": 10},
     "tie_embeddings": True,
 }
+GEMMA2 = {**GEMMA, "attention": {"score_cap": 0.6, "window": 4}, "logit_cap": 1.5}
 QK_NORM = {"attention": {"qk_norm": {"over": "head"}, "bias": True}}
 ONE_QK_NORM = {"attention": {"qk_norm": {"over": "all_heads"}}}
 UNGATED = {"ffn": {**HOURGLASS["ffn"], "gated": False, "activation": "relu2"}}
@@ -117,6 +118,10 @@ EXPANSIONS: dict[str, tuple] = {
     "layers_with_biases_behind_norms": ({**BIASED, **REORDERED}, expansions.add_layers, [1]),
     "layers_behind_norms": (REORDERED, expansions.add_layers, [1]),
     "layers_between_norms": ({**GEMMA, **BIASED}, expansions.add_layers, [1]),
+    "capped_layers": (GEMMA2, expansions.add_layers, [1]),
+    "capped_keys_with_further_heads": (merge(GEMMA2, {"mtp": {"n_depths": 1}}), expansions.widen_keys, [1], 6),
+    "capped_groups": (merge(GQA, {"attention": {"score_cap": 0.4}}), expansions.add_heads, [0], 6, 6),
+    "capped_stream": (GEMMA2, expansions.widen_stream, 3),
     "units_between_norms": (GEMMA, expansions.widen_ffn, [1], 13),
     "layers_of_slots": (SLOTS, expansions.add_layers, [1]),
     "layers_of_experts": (MOE, expansions.add_layers, [1]),

@@ -34,6 +34,7 @@ KINDS = {
     "gpt2": cases.GPT2,
     "reordered": cases.REORDERED,
     "gemma3": cases.GEMMA,
+    "gemma2": cases.GEMMA2,
     "offset_gains": {"norm": {"gain_offset": 1.0}},
     "tied": {"tie_embeddings": True},
     "multiplied": {
@@ -51,6 +52,7 @@ NOT_TURNED = {
     "gpt2": "tie_embeddings: ",
     "reordered": "layers.0.norm_placement: ",
     "gemma3": "tie_embeddings: ",
+    "gemma2": "tie_embeddings: ",
     "mixture_between_norms": "layers.0.norm_placement: ",
     "tied": "tie_embeddings: ",
     "mixture_reordered": "layers.0.norm_placement: ",

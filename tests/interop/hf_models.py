@@ -103,6 +103,25 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3TextConfig",
         {**SIZES, "num_hidden_layers": 7, "sliding_window": 3, "rope_parameters": None, **UNTIED_BIASED},
     ),
+    "gemma3_capped": (
+        "Gemma3TextConfig",
+        {**SIZES, "head_dim": 10, "sliding_window": 3, "rope_parameters": None, "final_logit_softcapping": 0.9},
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "head_dim": 10, "query_pre_attn_scalar": 13, "sliding_window": 4},
+            **{"attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.3},
+        },
+    ),
+    "gemma2_plain": ("Gemma2Config", {**SIZES, "rope_parameters": None, **UNTIED_BIASED}),
+    "gemma2_uncapped": (
+        "Gemma2Config",
+        {
+            **{**SIZES, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3},
+            **{"attn_logit_softcapping": None, "final_logit_softcapping": None, "rope_parameters": LINEAR_RULE},
+        },
+    ),
     "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 5}),
     "qwen3_moe": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "head_dim": 6, "num_hidden_layers": 3}),
     "qwen3_moe_unnormalised": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "norm_topk_prob": False}),
@@ -130,7 +149,7 @@ def hf_model(name: str) -> Any:
     return built(*CONFIGS[name])
 
 
-def built(kind: str, options: dict[str, Any], spread: float = 0.15, attention: str = "sdpa") -> Any:
+def built(kind: str, options: dict[str, Any], spread: float = 0.15, attention: str | None = None) -> Any:
     """A model in fp32, whose norms, biases and matrices all differ from what they started as.
 
     spread: deviation of biases and matrices.

@@ -82,6 +82,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_embeddings": True,
         "embedding_multiplier": ROOT_OF_WIDTH,
     },
+    "gemma2": {
+        "norm": {"placement": "both", "gain_offset": 1.0},
+        "attention": {"head_dim": 6, "kv_group_size": 2, "score_cap": 0.4, "window": 3},
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
+        "layers": {1: {"attention": {"window": None}}},
+        "tie_embeddings": True,
+        "embedding_multiplier": ROOT_OF_WIDTH,
+        "logit_cap": 0.8,
+    },
     "gpt2": {
         "norm": {"kind": "layer"},
         "attention": {"n_heads": 2, "bias": True, "out_bias": True, "rope_base": None},
@@ -136,6 +145,12 @@ REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
     (
         lambda: _set("attention.qk_norm", {"eps": 1e-5, "over": "head", "q_norm_dim": 5}),
         "layers.0.attention.qk_norm.q_norm_dim: got 5; qwen3 has 12 there",
+    ),
+    (lambda: _set("attention.score_cap", 9.0), "layers.0.attention.score_cap: got 9.0; llama has null there"),
+    (lambda: template(logit_cap=9.0), "^logit_cap: got 9.0; llama has null there"),
+    (
+        lambda: _set("attention.score_cap", 9.0, config=template(**FAMILIES["gemma3_text"])),
+        "gemma3_text: attn_logit_softcapping: got 9.0; allowed: null",
     ),
     (lambda: template(shape=X), r"^Llama cannot describe layers of different widths \(12, 24, 28\)$"),
     (lambda: template(mtp={"n_depths": 1}), "^mtp: the model has it, llama has none, because it has no MTP heads"),

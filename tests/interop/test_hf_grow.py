@@ -122,6 +122,7 @@ GROWTHS: list[tuple[str, tuple[Grow, ...]]] = [
     ("qwen2", (twice_the_head, kv_groups, hidden)),
     ("olmo2_tied", (layers, kv_groups, feed_forward, hidden)),
     ("gemma3", (layers, kv_groups, feed_forward)),
+    ("gemma2", (twice_the_head, layers, kv_groups, feed_forward)),
     ("olmo3", (layers, kv_groups, feed_forward, hidden)),
     ("llama_yarn", (feed_forward, twice_the_head, layers, hidden)),
     ("gpt2_scaled_by_layer", (feed_forward, hidden_with_heads)),

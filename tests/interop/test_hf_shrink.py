@@ -26,7 +26,7 @@ HEALING = (
 )
 OPTIONS = ShrinkOptions(flops=0.7, calibration_batches=1, multiple=1)
 CUT = ("llama_yarn", "mistral_window", "ministral", "qwen2", "qwen3", "smollm3_window", "phi3", "granite", "gpt2")
-CUT += ("gemma3", "mixtral_window", "qwen2_moe", "qwen3_moe")
+CUT += ("gemma2", "gemma3", "mixtral_window", "qwen2_moe", "qwen3_moe")
 
 
 def folder_of(path: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from boxes import refusal
 
-from widthwise.interop.hub import import_source
+from widthwise.interop.hf_import import import_source
 from widthwise.run_dir import RunDir
 from widthwise.runs.open import open_model
 from widthwise.runs.save import import_run

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hf_models import LINEAR_RULE, LLAMA3_RULE, YARN_RULE, transformers
 
-from widthwise.interop.architecture import Fields, Rotation, read_rope, write_rope
+from widthwise.interop.architecture import Fields, read_rope, write_rope
 from widthwise.kernels.rotary import Rope
 
 HEAD_DIM = 14
@@ -44,34 +44,30 @@ def rotation_of_transformers(rule: dict[str, Any]) -> tuple[torch.Tensor, float]
     return embedding.inv_freq.double(), embedding.attention_scaling
 
 
-def rotation(keys: dict[str, Any]) -> Rotation:
+def rotation(keys: dict[str, Any]) -> tuple[Rope, float]:
     return read_rope(Fields(keys, "config.json"), HEAD_DIM)
-
-
-def rope(rotation: Rotation) -> Rope:
-    return Rope(HEAD_DIM, rotation.base, rotation.frequencies)
 
 
 @pytest.mark.parametrize("rule", [*RULES.values(), {**YARN_RULE, "beta_fast": 2.0, "beta_slow": 1.5}])
 def test_a_rule_gives_the_rotation_of_transformers(rule: dict[str, Any]) -> None:
-    ours = rotation({"rope_parameters": rule})
+    rope, query_factor = rotation({"rope_parameters": rule})
     frequencies, factor = rotation_of_transformers(rule)
-    torch.testing.assert_close(rope(ours).radians(), frequencies, rtol=3e-7, atol=0)
-    assert ours.query_factor == pytest.approx(factor, rel=1e-12)
+    torch.testing.assert_close(rope.radians(), frequencies, rtol=3e-7, atol=0)
+    assert query_factor == pytest.approx(factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rotation_is_written_as_what_gives_it_again(name: str) -> None:
     """Read by us and by transformers, in the new words and in the old."""
     rule = RULES[name]
-    ours = rotation({"rope_parameters": rule})
-    written = write_rope(rope(ours), N_POSITIONS, ours.query_factor)
+    rope, query_factor = rotation({"rope_parameters": rule})
+    written = write_rope(rope, N_POSITIONS, query_factor)
     again = rotation(written)
-    torch.testing.assert_close(rope(again).radians(), rope(ours).radians(), rtol=1e-12, atol=0)
-    assert again.query_factor == pytest.approx(ours.query_factor, rel=1e-12)
+    torch.testing.assert_close(again[0].radians(), rope.radians(), rtol=1e-12, atol=0)
+    assert again[1] == pytest.approx(query_factor, rel=1e-12)
     theirs, factor = rotation_of_transformers(written["rope_parameters"])
-    torch.testing.assert_close(theirs, rope(ours).radians(), rtol=3e-7, atol=0)
-    assert factor == pytest.approx(ours.query_factor, rel=1e-12)
+    torch.testing.assert_close(theirs, rope.radians(), rtol=3e-7, atol=0)
+    assert factor == pytest.approx(query_factor, rel=1e-12)
     said = written.pop("rope_parameters")
     assert rotation(written) == again
     if name in ("default", "linear"):  # the plainest rule
@@ -81,10 +77,10 @@ def test_a_rotation_is_written_as_what_gives_it_again(name: str) -> None:
 
 def test_the_rules_of_llama_and_of_yarn_are_known_again() -> None:
     rule = {**LLAMA3_RULE, "rope_theta": 500000.0, "factor": 32.0, "original_max_position_embeddings": 8192}
-    assert write_rope(rope(rotation({"rope_parameters": rule})), 131072, 1.0)["rope_parameters"] == rule
+    assert write_rope(rotation({"rope_parameters": rule})[0], 131072, 1.0)["rope_parameters"] == rule
     rule = {**YARN_RULE, "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 8192}
-    ours = rotation({"rope_parameters": rule})
-    written = write_rope(rope(ours), 65536, ours.query_factor)["rope_parameters"]
+    rope, query_factor = rotation({"rope_parameters": rule})
+    written = write_rope(rope, 65536, query_factor)["rope_parameters"]
     assert written["rope_type"] == "yarn"
     assert written["factor"] == 8.0
 

@@ -27,6 +27,7 @@ REFUSED = {
     "slots": "residual hyper_connections",
     "frozen": "layer 1: head sizes 6, 10",
     "windows": "layer 1: attention_window 4",
+    "capped": "logit_cap 0.9",
 }
 SERVED = ("slim_grouped", "reordered", "hourglass_shared", "mtp")
 
@@ -49,6 +50,9 @@ def test_another_model_is_refused_in_one_line_that_says_what_is_supported() -> N
     for name, reason in REFUSED.items():
         message = refusal(check, _exported(name), "models/x")
         assert message.startswith(f"models/x: vLLM cannot run this model: {reason}; supported: ")
+    config = _exported("slim_grouped")
+    config.attention_score_cap = 9.0
+    assert "layer 1: attention_score_cap 9.0; supported: " in refusal(check, config, "models/x")
 
 
 SHARED: dict[str, Any] = {

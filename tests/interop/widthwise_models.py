@@ -65,6 +65,14 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "attention": {**grouped, "qk_norm": {"over": "head", "gain_offset": 1.0}},
             "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True, "ratio": 1.5},
         },
+        "capped": {
+            **shaped,
+            "attention": {**grouped, "score_cap": 0.7, "window": 4},
+            "layers": {1: {"attention": {"window": None, "score_cap": 0.3, "v_head_dim": 8}}},
+            "mtp": {"n_depths": 1},
+            "logit_multiplier": 1.7,
+            "logit_cap": 0.9,
+        },
         "layer_norms_before_and_after": {**shaped, "norm": {"kind": "layer", "placement": "both"}},
         "scaled_by_depth": {**shaped, "norm": {"scaling": "depth"}},
         "layer_norm": {

@@ -47,8 +47,8 @@ def documents_of(kind, n_texts, n_keys):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks, of which the last ones are not full."""
-    monkeypatch.setattr(attention_in_blocks, "rows_at_once", lambda n_keys: 4)
-    monkeypatch.setattr(attention_in_blocks, "SCORE_BYTES", 8 * 4 * 11 * 2)
+    monkeypatch.setattr(attention_in_blocks, "rows_at_once", lambda *_: 4)
+    monkeypatch.setattr(attention_in_blocks, "SCORE_BYTES", {"cpu": 8 * 4 * 11 * 2})
 
 
 SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1, 1, 2, 1), (2, 10, 2, 4, 3, 4)]
@@ -83,15 +83,57 @@ def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before
     ("shape", SHAPES[:3]),
     ("kind", [None, "in a line"]),
     (("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)]),
+    ("cap", [None, None, 2.0, 2.0]),
 )
-def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound):
+def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound, cap):
     inputs, documents = heads(shape, dtype), documents_of(kind, shape[0], shape[3])
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    ours = with_gradients(in_blocks, *inputs, SCALE, documents)
-    truth = with_gradients(reference_attention, *exact, SCALE, documents)
+    ours = with_gradients(in_blocks, *inputs, SCALE, documents, None, cap)
+    truth = with_gradients(reference_attention, *exact, SCALE, documents, None, cap)
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == dtype
         assert (own - expected).norm() <= bound * expected.norm()
+
+
+@every_pair(
+    ("cap", [0.3, 2.0, 50.0]),
+    ("window", [None, 1, 6]),
+    ("kind", [None, "in a line", "in turns", "padded"]),
+    ("n_before", [0, 6]),
+    ("shape", SHAPES),
+    ("compiled", [False, True]),
+)
+def test_capped_scores_have_the_values_and_gradients_of_the_literal_form(compiled, shape, n_before, kind, window, cap):
+    n_texts, n_keys = shape[0], shape[3] + n_before
+    inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
+
+    def literal(queries, keys, values):
+        keys, values = (x.repeat_interleave(shape[1] // shape[2], dim=1) for x in (keys, values))
+        scores = cap * torch.tanh(SCALE * queries @ keys.mT / cap)
+        return scores.masked_fill(~seen(shape[3], n_keys, documents, window), -torch.inf).softmax(-1) @ values
+
+    def attend(*heads):
+        return attention(*heads, SCALE, documents, window=window, score_cap=cap)
+
+    if compiled:
+        torch._dynamo.reset()
+        attend = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    ours, truth = (with_gradients(form, *inputs) for form in (attend, literal))
+    torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
+
+
+def seen(n_queries, n_keys, documents, window):
+    """The keys that each query sees, pair by pair."""
+    documents = torch.zeros(1, n_keys) if documents is None else documents
+    return torch.tensor(
+        [
+            [
+                [row[k] == row[q] and k <= q and (window is None or q - k < window) for k in range(n_keys)]
+                for q in range(n_keys - n_queries, n_keys)
+            ]
+            for row in documents.tolist()
+        ]
+    )[:, None]
 
 
 def test_blocks_leave_out_what_no_query_of_theirs_sees():
@@ -153,7 +195,7 @@ class TestChoice:
     def taken(self, monkeypatch):
         def form_of(n_queries, dtype=torch.bfloat16, **options):
             forms = []
-            for form in (in_blocks, sdpa_attention):
+            for form in (in_blocks, sdpa_attention, reference_attention):
                 monkeypatch.setattr(kernel, form.__name__, lambda *_, form=form: forms.append(form))
             inputs = heads((1, 2, 2, n_queries, 2, 2), dtype)
             attention(*inputs, SCALE, **options)
@@ -179,8 +221,14 @@ class TestChoice:
     def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):
         with sdpa_kernel(SDPBackend.MATH):
             assert taken(64) == [sdpa_attention]
+            assert taken(64, score_cap=9.0) == [reference_attention]
         monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
         assert taken(64) == [sdpa_attention]
+        assert taken(64, score_cap=9.0) == [reference_attention]
+
+    def test_capped_scores_are_always_taken_in_blocks(self, taken):
+        for dtype in (torch.bfloat16, torch.float64):
+            assert taken(1, dtype, score_cap=9.0) == taken(5, dtype, score_cap=9.0) == [in_blocks]
 
 
 class TestOneQuery:
@@ -199,8 +247,11 @@ class TestOneQuery:
     def test_it_is_the_reference(self, shape, n_bytes, kind, monkeypatch):
         monkeypatch.setattr(kernel, "BLOCK_BYTES", n_bytes)
         inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
-        ours, truth = (form(*inputs, SCALE, documents) for form in (one_query_attention, reference_attention))
-        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+        for cap in (None, 0.6):
+            ours = one_query_attention(*inputs, SCALE, documents, cap)
+            truth = reference_attention(*inputs, SCALE, documents, score_cap=cap)
+            torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+            torch.testing.assert_close(attention(*inputs, SCALE, documents, score_cap=cap), truth)
 
     def test_it_reads_a_cache_with_room(self):
         queries, keys, values = heads((2, 6, 3, 1, 5, 4), n_keys=9)

@@ -66,6 +66,11 @@ def affine(module, x: Tensor) -> Tensor:
     return y if module.bias is None else y + module.bias.weight
 
 
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    """The tangent is written out."""
+    return x if cap is None else cap * (1 - 2 / (torch.exp(2 * x / cap) + 1))
+
+
 def attention(module, x: Tensor) -> Tensor:
     c = module.config
     v_head_dim = c.v_head_dim or c.head_dim
@@ -85,7 +90,7 @@ def attention(module, x: Tensor) -> Tensor:
     heads = []
     for head in range(c.n_heads):
         group = head // (c.n_heads // c.n_kv_heads)
-        scores = c.scale * rope(q[head], c) @ rope(k[group], c).transpose(1, 2)
+        scores = capped(c.scale * rope(q[head], c) @ rope(k[group], c).transpose(1, 2), c.score_cap)
         heads.append(scores.masked_fill(unseen, -math.inf).softmax(-1) @ v[group])
     return affine(module.w_o, torch.cat(heads, dim=-1))
 
@@ -245,4 +250,5 @@ def hidden_of_prefix(model: Decoder, tokens: Tensor) -> Tensor:
 def literal_logits(model: Decoder, tokens: Tensor) -> Tensor:
     """tokens: (B, T) -> logits (B, T, vocab_size)."""
     hidden = {"plain": hidden_of_prefix, "hyper_connections": hidden_of_slots}[model.config.residual.kind]
-    return hidden(model, tokens) @ model.head.weight.T * model.config.logit_multiplier
+    logits = hidden(model, tokens) @ model.head.weight.T * model.config.logit_multiplier
+    return capped(logits, model.config.logit_cap)

@@ -65,6 +65,21 @@ VARIANTS = {
         "tie_embeddings": True,
         "embedding_multiplier": 4.5,
     },
+    "gemma2": {
+        "norm": {"placement": "both", "gain_offset": 1.0},
+        "attention": {**GROUPED, "score_cap": 0.6, "window": 3},
+        "layers": {i: {"attention": {"window": None}} for i in (1, 3)},
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
+        "tie_embeddings": True,
+        "embedding_multiplier": 4.5,
+        "logit_cap": 2.5,
+    },
+    "capped_values_of_other_sizes": {
+        "attention": {"n_heads": 4, "rope_base": None, "score_cap": 0.3, "qk_norm": {"over": "head"}},
+        "layers": {i: {"attention": {"v_head_dim": n}} for i, n in enumerate([10, 2, 3])},
+        "logit_multiplier": 2.0,
+        "logit_cap": 0.7,
+    },
     "layer_norms_before_and_after": {"norm": {"kind": "layer", "placement": "both"}},
     "hourglass_between_norms": {
         "norm": {"placement": "both", "gain_offset": 1.0},
@@ -166,7 +181,8 @@ CASES = [*zip(cycle(("x", "zigzag", "diamond")), VARIANTS), *(("uniform", name) 
 
 _OF_EVERY_KIND = {
     "gqa", "qk_norm_with_divisors", "biases", "values_of_other_sizes_unrotated", "frequencies",
-    "gemma3", "slots_moe_between_norms", "layer_norm_reordered", "layer_norm_moe",
+    "gemma2", "gemma3", "capped_values_of_other_sizes", "slots_moe_between_norms", "layer_norm_reordered",
+    "layer_norm_moe",
     "scaled_by_depth_hourglass", "released_recipe", "gpt2",
     "hourglass_shared_weights", "moe_reordered", "dynamic", "one_layer_changed", "further_heads", "slots_tied",
     "slots_static_padded", "slots_mixed_at_both_ends", "slots_layer_norm_mlp", "slots_further_heads",

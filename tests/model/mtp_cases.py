@@ -12,6 +12,7 @@ STREAMS = {
     "layer_norm": {"shape": "uniform", "norm": {"kind": "layer"}},
     "gqa": {"shape": "zigzag", **VARIANTS["gqa"]},
     "windows": {"shape": "zigzag", **VARIANTS["windows"]},
+    "capped": {"shape": "zigzag", **VARIANTS["capped_values_of_other_sizes"]},
     "hyper": {"shape": "uniform", "residual": {"kind": "hyper_connections", "n_fractions": 1, "n_slots": 3}},
     "manifold": {"shape": "uniform", "residual": {"kind": "manifold", "n_slots": 3}},
     "virtual": {"shape": "uniform", "residual": {**SLOTS, "n_slots": 7}},

@@ -25,7 +25,7 @@ def in_blocks(monkeypatch):
         build = attention_in_blocks.Blocks
         with monkeypatch.context() as patch:
             patch.setattr(choice, "blocks_are_faster", lambda n_queries, *_, **__: n_queries > 1)
-            patch.setattr(attention_in_blocks, "rows_at_once", lambda n_keys: 4)
+            patch.setattr(attention_in_blocks, "rows_at_once", lambda *_: 4)
             patch.setattr(attention_in_blocks, "Blocks", lambda *arguments: ran.append(1) or build(*arguments))
             yield
         assert ran

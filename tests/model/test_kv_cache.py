@@ -48,6 +48,7 @@ def test_cached_decoding_equals_the_full_forward_in_pieces_of_any_length(shape, 
         ("gqa", [1] * 9),
         ("qk_norm", [4, 5]),
         ("windows", [1, 5, 1, 1, 1]),
+        ("gemma2", [1, 5, 1, 1, 1]),
         ("slots_mixed_at_both_ends", [2, 6]),
         ("learned_positions", [7]),
         ("gpt2", [7, 1, 1]),
@@ -68,7 +69,8 @@ def test_a_real_query_looks_at_real_keys_up_to_itself_and_a_padded_one_at_itself
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "lengths"), [("gqa", (5, 2)), ("windows", (7, 3)), ("slots_mixed_at_both_ends", (4, 4))]
+    ("name", "lengths"),
+    [("gqa", (5, 2)), ("windows", (7, 3)), ("gemma2", (7, 3)), ("slots_mixed_at_both_ends", (4, 4))],
 )
 def test_a_repeated_cache_continues_each_text_in_several_ways(name: str, lengths: tuple[int, int]):
     model = decoder(variant("zigzag", name))

@@ -4,7 +4,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from literal_decoder import normalised, sublayers
+from literal_decoder import capped, normalised, sublayers
 from measured import counted_flops, kept_in_training
 from model_cases import decoder, random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
@@ -63,13 +63,14 @@ def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[to
         joined = torch.cat((h.flatten(2), e.flatten(2)), dim=-1) @ dense.T
         state = literal_layer(model, depth, joined.unflatten(-1, (n_slots, b)))
         hidden = depth.exit(residual.from_slots(state))
-        found.append(hidden @ model.head.weight.T * model.config.logit_multiplier)
+        found.append(capped(hidden @ model.head.weight.T * model.config.logit_multiplier, model.config.logit_cap))
     return found
 
 
 @pytest.mark.parametrize(("stream", "share_reduce"), list(zip(OF_WHOLE_TEXTS, cycle([True, False]))))
 def test_objective_losses_and_gradients_equal_the_definition(stream, share_reduce):
-    model = mtp_decoder(stream, 3, mtp={"coefficient": 0.7, "share_reduce": share_reduce}, logit_multiplier=0.5)
+    changes = {} if stream == "capped" else {"logit_multiplier": 0.5}
+    model = mtp_decoder(stream, 3, mtp={"coefficient": 0.7, "share_reduce": share_reduce}, **changes)
     text, n = random_tokens(2, 8), 7
     found = model.loss(text[:, :-1], text[:, 1:])
     expected = []

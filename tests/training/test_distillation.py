@@ -16,7 +16,7 @@ from torch import Tensor
 from widthwise.data.config import open_data
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, Loader
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.kernels.linear_cross_entropy import Teacher
+from widthwise.kernels.linear_cross_entropy import Head, Teacher
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build, relative_distance
 from widthwise.model.recompute import RECOMPUTE
@@ -148,7 +148,7 @@ def test_layers_learn_states_by_the_gradient_of_the_relative_square(
     if compiled:
         compile_layers(model, backend="eager")
     nothing = torch.zeros(*INPUTS.shape, 1), torch.zeros(257, 1)
-    found = model.loss(INPUTS, TARGETS, teacher=Teacher(*nothing, 1.0, 0.0, 1.0, states, 0.3))
+    found = model.loss(INPUTS, TARGETS, teacher=Teacher(nothing[0], Head(nothing[1]), 0.0, 1.0, states, 0.3))
     gradients = torch.autograd.grad(found.objective, list(model.parameters()))
     torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-14)
 

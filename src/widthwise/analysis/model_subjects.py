@@ -53,11 +53,13 @@ class DecoderSubject(Subject):
 
         layers = cast(list[DecoderLayer], list(self._model.layers))
         with ExitStack() as stack:
-            stack.enter_context(watched_layers(layers, watcher, show))
+            calls = stack.enter_context(watched_layers(layers, watcher, show))
             for index, layer in enumerate(layers):
                 stack.enter_context(watched_units(layer.ffn, partial(watcher.see_activations, index)))
                 stack.enter_context(watched_exits(layer, partial(show_block, index)))
             self._model.stream(tokens)
+            if calls.n_calls != len(layers):
+                raise UserError("WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused")
 
 
 @contextmanager

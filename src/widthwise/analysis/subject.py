@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from widthwise.kernels.attention import visible
-from widthwise.kernels.dispatch import without_autocast
+from widthwise.kernels.dispatch import soft_capped, without_autocast
 from widthwise.model.context import Site, Stream
 
 SCORES_AT_ONCE = 1 << 23
@@ -33,6 +33,7 @@ class AttentionCall(NamedTuple):
     is_causal: bool
     """Query i attends to keys up to i."""
     scale: float
+    score_cap: float | None = None
 
     def first_key_weights(self) -> Tensor:
         """Return the attention weight of key 0 for each query, (B, n_heads, T), in fp32 or wider.
@@ -53,7 +54,7 @@ class AttentionCall(NamedTuple):
         wide = torch.promote_types(self.queries.dtype, torch.float32)
         n_kv_heads, n_keys = self.keys.shape[1:3]
         queries = self.queries[:, :, start:stop].to(wide).unflatten(1, (n_kv_heads, -1))
-        scores = self.scale * (queries.flatten(2, 3) @ self.keys.to(wide).mT)
+        scores = soft_capped(self.scale * (queries.flatten(2, 3) @ self.keys.to(wide).mT), self.score_cap)
         scores = scores.unflatten(2, queries.shape[2:4]).flatten(1, 2)
         if self.is_causal:
             rows = torch.arange(start, stop, device=scores.device)[:, None]
@@ -94,12 +95,11 @@ def _call_of(
     return AttentionCall(query, key, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def _call_in_blocks(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None, window: int | None = None
-) -> AttentionCall:
+def _call_in_blocks(queries: Tensor, keys: Tensor, values: Tensor, *options: Any) -> AttentionCall:
     """Take the arguments of IN_BLOCKS."""
+    scale, documents, window, score_cap = options
     mask = visible(queries.shape[2], keys.shape[2], documents, queries.device, window)
-    return AttentionCall(queries, keys, mask, is_causal=False, scale=scale)
+    return AttentionCall(queries, keys, mask, is_causal=False, scale=scale, score_cap=score_cap)
 
 
 class Watcher:

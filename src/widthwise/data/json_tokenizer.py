@@ -332,3 +332,13 @@ def _built_in(spec: str) -> Tokenizer | None:
     if spec.startswith("tiktoken:"):
         return TiktokenTokenizer(spec.removeprefix("tiktoken:"))
     return ByteTokenizer() if spec == ByteTokenizer.spec else None
+
+
+def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
+    """Return the text of a token in a tokenizer.json; of several, the first. Raises UserError for an invalid file."""
+    first = index[0] if isinstance(index, list) and index else index
+    if first is None or first == []:
+        return None
+    if type(first) is not int or not 0 <= first < 2**31:
+        raise UserError(f"{where}: end of text: the model names {first!r}; allowed: the number of a token")
+    return read_definition(definition, where)[0].id_to_token(first)

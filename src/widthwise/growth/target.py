@@ -56,7 +56,7 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
         for where, layer in model.named_layers():
             if layer.ffn.constant_fields is None:
                 raise UserError(f"{where}.ffn: growth does not know `{layer.ffn.kind}`; it must set `constant_fields`")
-    all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
+    all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier", "logit_cap"), old, wanted)
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)
     may_be_added("mtp", old.mtp, wanted.mtp)
@@ -106,7 +106,7 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     with mistakes_at(path):
         for name in ("bias", "out_bias"):
             may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
-    must_agree(f"{path}.window", old.attention.window, new.attention.window)
+        all_must_agree(("window", "score_cap"), old.attention, new.attention)
     # Softmax scale, rotary frequencies and norm divisors are kept.
     constants = {"scale": old.attention.scale, **kept_rotation(old.attention, new.attention)}
     constants["qk_norm"] = _qk_norm(old.attention, new.attention, path)

@@ -65,6 +65,11 @@ class Fields:
         )
         return float(number)
 
+    def optional(self, key: str, usual: float | None, read: Callable[[str, Any], Any]) -> Any:
+        """Return what `read`, a method of this class, reads, or None for null. usual: without the key."""
+        usual = None if self.has(key) else usual
+        return None if self.get(key, usual) is None else read(key, usual)
+
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false. Raises UserError for another value."""
         return self._checked(key, default, lambda value: isinstance(value, bool), "true or false")
@@ -218,31 +223,22 @@ DEFAULT_BASE = 10000.0
 RULES = {"default": NoScaling, "linear": LinearScaling, "llama3": Llama3, "longrope": LongRope, "yarn": Yarn}
 
 
-class Rotation(NamedTuple):
-    """The rotary positions of a layer in a config.json."""
+def read_rope(fields: Fields, head_dim: int, usual_base: float = DEFAULT_BASE) -> tuple[Rope, float]:
+    """Read the rotary positions, and the constant factor of rotated queries and of rotated keys.
 
-    base: float
-    frequencies: tuple[float, ...] | None
-    """Radians per position of each pair; None: base^(-2i / head_dim)."""
-    query_factor: float = 1.0
-    """Constant factor of rotated queries and of rotated keys."""
-
-
-def read_rope(fields: Fields, head_dim: int, usual_base: float = DEFAULT_BASE) -> Rotation:
-    """Read the rotary positions. Raises UserError for rules that depend on the length of the text.
-
-    `rope_scaling` is the older name of `rope_parameters`; transformers prefers the new one. If a file has both, they
-    must agree, so that all readers get the same model.
+    Raises UserError for rules that depend on the length of the text. `rope_scaling` is the older name of
+    `rope_parameters`; transformers prefers the new one. If a file has both, they must agree, so that all readers get
+    the same model.
     """
     fields.only("partial_rotary_factor", 1.0)
     keys = [key for key in ("rope_parameters", "rope_scaling") if fields.get(key)]
     rules = {key: _read_rule(fields, key, head_dim, usual_base) for key in keys}
     if len(rules) == 2 and rules["rope_parameters"] != rules["rope_scaling"]:
         fields.refuse("rope_scaling", f"null, or the same as rope_parameters: {fields.get('rope_parameters')!r}")
-    return next(iter(rules.values()), Rotation(fields.positive("rope_theta", usual_base), None))
+    return next(iter(rules.values()), (Rope(head_dim, fields.positive("rope_theta", usual_base)), 1.0))
 
 
-def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> Rotation:
+def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> tuple[Rope, float]:
     rule = fields.get(key)
     if not isinstance(rule, dict):
         fields.refuse(key, "a mapping, or null")
@@ -255,9 +251,10 @@ def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> Ro
         name = "rope_type" if "rope_type" in rule else "type"
         raise UserError(f"{rule_fields.where}.{name}: got {kind!r}; allowed: {', '.join(RULES)}")
     scaling = parse(RULES[kind], {**given, "rope_type": kind}, rule_fields.where)
+    plain = Rope(head_dim, base)
     if isinstance(scaling, NoScaling):
-        return Rotation(base, None)
-    return Rotation(base, scaling.scaled(Rope(head_dim, base).pair_frequencies), scaling.query_factor)
+        return plain, 1.0
+    return Rope(head_dim, base, scaling.scaled(plain.pair_frequencies)), scaling.query_factor
 
 
 def write_rope(rope: Rope, n_positions: int, query_factor: float) -> dict[str, Any]:
@@ -342,6 +339,5 @@ class Architecture(ABC):
         """Return the longest context of the model, in tokens."""
         return fields.size("max_position_embeddings", 2048)
 
-    def check_written(self, fields: Fields) -> None:
+    def check_written(self, fields: Fields) -> None:  # noqa: B027
         """Raise UserError if transformers refuses the result of `write`."""
-        del fields

@@ -31,8 +31,7 @@ def within(part: str, plan: dict[str, str]) -> dict[str, str]:
 ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 HEAD_NORM_PLAN = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
 FEED_FORWARD_PLANS = {
-    "swiglu": within("mlp", SWIGLU),
-    "mlp": within("mlp", SWIGLU),
+    **dict.fromkeys(("swiglu", "mlp"), within("mlp", SWIGLU)),
     "hourglass": within("mlp.blocks.*", SWIGLU),
     "moe": within("mlp.shared", SWIGLU),
     "dynamic": within("mlp", gathered(SWIGLU)),
@@ -65,6 +64,8 @@ class WidthwiseConfig(PreTrainedConfig):
     """Factor of the embedding."""
     logit_scale: float | None = None
     """Factor of the logits."""
+    logit_cap: float | None = None
+    """Logits become cap * tanh(logits / cap); null: no cap."""
     residual: dict[str, Any] | None = None
     """Access of sublayers to the stream; its `kind` is `plain`, `hyper_connections` or `manifold`."""
     learned_positions: bool | None = None
@@ -108,6 +109,8 @@ class WidthwiseConfig(PreTrainedConfig):
     """Norm of queries and keys, over each head or over all of them."""
     attention_window: int | None = None
     """Tokens that a token attends to at most, including itself; null: all before it."""
+    attention_score_cap: float | None = None
+    """Scores become cap * tanh(scores / cap) before the softmax; null: no cap."""
     intermediate_size: int | None = None
     """Hidden width of the feed-forward; of several, the largest."""
     feed_forward: dict[str, Any] | None = None

@@ -5,13 +5,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from widthwise.interop.architecture import Fields, HFTensor, Rotation, read_rope, write_rope
+from widthwise.interop.architecture import Fields, HFTensor, read_rope, write_rope
 from widthwise.interop.family import RotaryDecoder
+from widthwise.kernels.rotary import Rope
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import NormConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.sizes import MOST_LAYERS, WIDEST
 
@@ -34,8 +36,7 @@ class Windowed(RotaryDecoder):
     """Window where config.json does not have the key."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
-        usual = None if fields.has("sliding_window") else self.usual_window
-        return None if fields.get("sliding_window", usual) is None else fields.size("sliding_window", usual)
+        return fields.optional("sliding_window", self.usual_window, fields.size)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
@@ -146,7 +147,6 @@ class _WindowOfLayer(Windowed):
 
     def slides(self, fields: Fields, layer: int) -> bool:
         """Return whether a layer has a window in a config without layer_types."""
-        del fields, layer
         return True
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class _RotationOfWindow(_WindowOfLayer):
     usual_local_base: ClassVar[float | None] = None
     """Default base of layers with a window; None: usual_rope_base."""
 
-    def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope, float]:
         is_full = self.window(fields, layer) is None
         kind = "full_attention" if is_full else "sliding_attention"
         rules = fields.get("rope_parameters", {})
@@ -226,19 +226,18 @@ class OLMo3(_RotationOfWindow, OLMo2):
         return (layer + 1) % 4 != 0
 
 
-class Gemma3(_RotationOfWindow):
-    """Norms before and after the sublayers, GEGLUs, gains stored as 1 + weight, and a scaled embedding."""
+class Gemma2(_WindowOfLayer):
+    """Norms before and after the sublayers, GEGLUs, gains stored as 1 + weight, a scaled embedding, and soft caps."""
 
-    model_type = "gemma3_text"
-    class_name = "Gemma3ForCausalLM"
+    model_type = "gemma2"
+    class_name = "Gemma2ForCausalLM"
     heads_divide_width = True
     placement = "both"
     gain_offset = 1.0
     ties_by_default = True
     usual_head_dim = 256
-    qk_norm = "head"
-    usual_rope_base = 1e6
-    usual_local_base = 1e4
+    usual_score_cap: ClassVar[float | None] = 50.0
+    usual_logit_cap: ClassVar[float | None] = 30.0
     norm_names: ClassVar = {
         "attention.norm": "input_layernorm",
         "attention.norm.post": "post_attention_layernorm",
@@ -246,15 +245,14 @@ class Gemma3(_RotationOfWindow):
         "ffn.norm.post": "post_feedforward_layernorm",
     }
     activation: ClassVar = {"hidden_activation": "gelu_pytorch_tanh"}
-    fixed: ClassVar = {
-        **activation,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-    }
+    fixed: ClassVar = {**activation, "use_bidirectional_attention": False}
 
     def slides(self, fields: Fields, layer: int) -> bool:
-        return (layer + 1) % fields.size("sliding_window_pattern", 6) != 0
+        return layer % 2 == 0
+
+    def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
+        cap = fields.optional("attn_logit_softcapping", self.usual_score_cap, fields.positive)
+        return super().attention(fields, norm, layer).model_copy(update={"score_cap": cap})
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> MLPConfig:
         d_ff = fields.size("intermediate_size", most=WIDEST)
@@ -268,14 +266,42 @@ class Gemma3(_RotationOfWindow):
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
-        return {"embedding_multiplier": torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()}
+        root = torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()
+        logit_cap = fields.optional("final_logit_softcapping", self.usual_logit_cap, fields.positive)
+        return {"embedding_multiplier": root, "logit_cap": logit_cap}
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        written = super().write(config, n_positions)
+        attention = config.layers[0].attention
+        return {
+            **written,
+            "sliding_window": written["sliding_window"] or self.usual_window,  # required without windows, too
+            "query_pre_attn_scalar": round(attention.scale**-2),
+            "attn_logit_softcapping": attention.score_cap,
+            "final_logit_softcapping": config.logit_cap,
+        }
+
+
+class Gemma3(_RotationOfWindow, Gemma2):
+    """A Gemma 2 with QK-norm, other rotary positions in the layers with a window, and no cap of the scores."""
+
+    model_type = "gemma3_text"
+    class_name = "Gemma3ForCausalLM"
+    usual_score_cap = None
+    usual_logit_cap = None
+    fixed: ClassVar = {**Gemma2.fixed, "attn_logit_softcapping": None}  # which transformers does not apply
+    qk_norm = "head"
+    usual_rope_base = 1e6
+    usual_local_base = 1e4
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        return (layer + 1) % fields.size("sliding_window_pattern", 6) != 0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         written = super().write(config, n_positions)
         if "sliding_attention" in written["rope_parameters"]:
             written["rope_local_base_freq"] = written["rope_parameters"]["sliding_attention"]["rope_theta"]
-        written["sliding_window"] = written["sliding_window"] or self.usual_window  # required without windows, too
-        return {**written, "query_pre_attn_scalar": round(config.layers[0].attention.scale ** -2)}
+        return written
 
 
 class Qwen2(SwitchedWindow):
@@ -308,7 +334,11 @@ class SmolLM3(SwitchedWindow):
     def slides(self, fields: Fields, layer: int) -> bool:
         return super().slides(fields, layer) and not self.rotates(fields, layer)
 
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope | None, float]:
+        return super().rotation(fields, layer, head_dim) if self.rotates(fields, layer) else (None, 1.0)
+
     def rotates(self, fields: Fields, layer: int) -> bool:
+        """Read whether a layer has rotary positions."""
         rotating = fields.get("no_rope_layers")  # 1 for layers with rotary positions, despite its name
         if rotating is None:
             return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0
@@ -319,3 +349,6 @@ class SmolLM3(SwitchedWindow):
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         rotating = [int(layer.attention.rope is not None) for layer in config.layers]
         return {**super().write(config, n_positions), "no_rope_layers": rotating}
+
+
+DENSE = (Llama, Mistral, Ministral, Phi3, Gemma2, Gemma3, Granite, OLMo2, OLMo3, Qwen2, Qwen3, SmolLM3)

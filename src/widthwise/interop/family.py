@@ -8,7 +8,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, Rotation, read_rope, write_rope
+from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, read_rope, write_rope
+from widthwise.kernels.rotary import Rope
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import InitConfig, LearnedPositionsConfig, ModelConfig
@@ -20,22 +21,22 @@ from widthwise.sizes import MOST_LAYERS, WIDEST
 
 
 class Keys(NamedTuple):
-    """The keys of the sizes of a family, and the names of its modules outside the layers."""
+    """The keys of the sizes of a family, and the names of its modules outside the layers; by default Llama's."""
 
-    d_model: str
-    d_ff: str
-    n_layers: str
-    n_heads: str
-    eps: str
-    embedding: str
-    layers: str
-    final_norm: str
+    d_model: str = "hidden_size"
+    d_ff: str = "intermediate_size"
+    n_layers: str = "num_hidden_layers"
+    n_heads: str = "num_attention_heads"
+    eps: str = "rms_norm_eps"
+    embedding: str = "embed_tokens"
+    layers: str = "layers"
+    final_norm: str = "norm"
 
 
 class Family(Architecture):
     """A family whose layers have equal sizes."""
 
-    keys: ClassVar[Keys]
+    keys: ClassVar[Keys] = Keys()
     norm_kind: ClassVar[NormKind] = "rms"
     default_eps: ClassVar[float | None] = None
     placement: ClassVar[Placement] = "pre"
@@ -58,7 +59,6 @@ class Family(Architecture):
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         """Read the multipliers of the model, by the names of ModelConfig."""
-        del fields
         return {}
 
     @abstractmethod
@@ -140,16 +140,6 @@ class RotaryDecoder(Family):
     base_prefix = "model."
     buffers = r".*rotary_emb\.inv_freq"
     default_eps = 1e-6
-    keys = Keys(
-        d_model="hidden_size",
-        d_ff="intermediate_size",
-        n_layers="num_hidden_layers",
-        n_heads="num_attention_heads",
-        eps="rms_norm_eps",
-        embedding="embed_tokens",
-        layers="layers",
-        final_norm="norm",
-    )
     norm_names: ClassVar[dict[str, str]] = {
         "attention.norm": "input_layernorm",
         "ffn.norm": "post_attention_layernorm",
@@ -171,7 +161,6 @@ class RotaryDecoder(Family):
 
     def window(self, fields: Fields, layer: int) -> int | None:
         """Read the window of a layer."""
-        del fields, layer
         return None
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
@@ -179,12 +168,10 @@ class RotaryDecoder(Family):
 
     def scale(self, fields: Fields, head_dim: int) -> float:
         """Read the factor of the scores."""
-        del fields
         return head_dim**-0.5
 
-    def rotation(self, fields: Fields, layer: int, head_dim: int) -> Rotation:
-        """Read the rotary positions of a layer."""
-        del layer
+    def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope | None, float]:
+        """Read the rotary positions of a layer, None if it has none, and the factor of rotated queries and keys."""
         return read_rope(fields, head_dim, self.usual_rope_base)
 
     def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -198,17 +185,11 @@ class RotaryDecoder(Family):
         """Return the factor of rotated queries and keys that explains the factor of the scores."""
         return round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
 
-    def rotates(self, fields: Fields, layer: int) -> bool:
-        """Read whether a layer has rotary positions."""
-        del fields, layer
-        return True
-
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         n_heads = fields.size("num_attention_heads")
         usual = self.usual_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
         head_dim = fields.size("head_dim", usual, most=WIDEST)
-        base, frequencies, query_factor = self.rotation(fields, layer, head_dim)
-        is_rotary = self.rotates(fields, layer)
+        rope, query_factor = self.rotation(fields, layer, head_dim)
         is_known = self.kv_heads_by_default or fields.has("num_key_value_heads")  # null: as many as heads
         has_all = self.biases == "option" and fields.flag("attention_bias", False)
         qk_norm = QKNormConfig(eps=norm.eps, over=self.qk_norm, gain_offset=norm.gain_offset) if self.qk_norm else None
@@ -216,9 +197,9 @@ class RotaryDecoder(Family):
             n_heads=n_heads,
             n_kv_heads=fields.size("num_key_value_heads", n_heads if is_known else None),
             head_dim=head_dim,
-            scale=self.scale(fields, head_dim) * (query_factor**2 if is_rotary else 1.0),
-            rope_base=base if is_rotary else None,
-            rope_frequencies=frequencies if is_rotary else None,
+            scale=self.scale(fields, head_dim) * query_factor**2,
+            rope_base=rope and rope.base,
+            rope_frequencies=rope and rope.frequencies,
             bias=self.biases == "qkv" or has_all,
             out_bias=has_all,
             window=self.window(fields, layer),
@@ -255,6 +236,5 @@ class RotaryDecoder(Family):
 
     def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         """Yield the matrices of the feed-forward of a layer, with names inside the layer on both sides."""
-        del layer
         for ours, theirs in FEED_FORWARD.items():
             yield HFTensor(f"mlp.{theirs}.weight", (f"ffn.{ours}.weight",))

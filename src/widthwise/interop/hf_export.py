@@ -79,7 +79,7 @@ REASONS = {
     "eps": "it has one eps for all norms",
     "residual": "it has one stream, to which every update is added",
     "mtp": "it has no MTP heads",
-    "embedding_multiplier": "it has none, or in gemma3_text the root of d_model, rounded to the --dtype of the export",
+    "embedding_multiplier": "it has none, or in a Gemma the root of d_model, rounded to the --dtype of the export",
     "window": "it has no window, or one in all layers or, in some families, in some layers",
     **dict.fromkeys(("d_in", "d_out", "d_model"), "all layers are as wide as the embedding"),
     "d_ff": "all layers have the same value",

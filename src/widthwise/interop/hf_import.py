@@ -1,6 +1,10 @@
-"""Import of a Hugging Face folder from its JSON and safetensors, without transformers."""
+"""Import of a Hugging Face folder from its JSON and safetensors, without transformers.
+
+Models of the Hugging Face Hub are downloaded into the cache of huggingface_hub (extra `hf`).
+"""
 
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from widthwise.config_io import mistakes_at, refusing
-from widthwise.data.json_tokenizer import read_definition
+from widthwise.config_io import mistakes_at, refusing, require
+from widthwise.data.json_tokenizer import token_named
 from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
 from widthwise.interop.architecture import MOST, Architecture, Fields
 from widthwise.interop.families import FAMILIES, REFUSED
@@ -53,8 +57,20 @@ IGNORED = (
     *("sliding_window_pattern", "_sliding_window_pattern", "cache_implementation"),
 )
 """Keys of CONFIG that a plan does not call lost: they do not describe the model, or have no effect where unread."""
+OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
+FETCHED = (CONFIG, GENERATION, *OF_TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
+REASONS = {
+    "GatedRepoError": "is gated; accept its terms on its page, then run `hf auth login`",
+    "RepositoryNotFoundError": "is neither a local folder nor a model on the hub; private ones need `hf auth login`",
+    "RevisionNotFoundError": "has no such revision; allowed: a branch, a tag or a commit",
+    "IncompleteSnapshotError": "cannot be reached, and the cache holds only some of its files",
+    **dict.fromkeys(
+        ("RevisionResolutionError", "LocalEntryNotFoundError"),
+        "is no local folder, the hub cannot be reached (network, HF_HUB_OFFLINE), and the cache does not have it",
+    ),
+}
+"""Errors of huggingface_hub, subclasses before their base classes."""
 HEAD = "lm_head.weight"
-LAYER_CONFIG = "per_layer_config"
 
 WIDTHWISE = Widthwise()
 """Our format, for models that no family can express."""
@@ -160,7 +176,7 @@ def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
     architecture = ARCHITECTURES[model_type]
-    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", LAYER_CONFIG):
+    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", "per_layer_config"):
         if fields.get(key) is not None:
             raise UserError(f"{fields.where}: {key}: is not supported; allowed: null")
     return fields, architecture, read_config(architecture, fields)
@@ -303,11 +319,60 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
-    """Return the text of a token in a tokenizer.json; of several, the first. Raises UserError for an invalid file."""
-    first = index[0] if isinstance(index, list) and index else index
-    if first is None or first == []:
-        return None
-    if type(first) is not int or not 0 <= first <= MOST:
-        raise UserError(f"{where}: end of text: the model names {first!r}; allowed: the number of a token")
-    return read_definition(definition, where)[0].id_to_token(first)
+def hub_name(source: Path | str) -> str | None:
+    """Return the org/name of `hf://org/name`, or of `org/name` if there is no such folder; None for a local folder.
+
+    Raises UserError for an invalid name after `hf:`.
+    """
+    match = re.fullmatch(r"(hf:/+)?(\w[\w.-]*/[\w.-]+)", str(source))  # a Path drops one of two slashes
+    if match is None and str(source).startswith("hf:/"):
+        raise UserError(f"{source}: is not the name of a model of the hub; allowed: hf://org/name")
+    return None if match is None or (match[1] is None and Path(source).exists()) else match[2]
+
+
+def import_source(
+    source: Path | str, revision: str | None = None, config_only: bool = False
+) -> tuple[Path, dict[str, str]]:
+    """Return the folder of a model, and its origin for the record of a run: `folder`, and for the hub `commit`.
+
+    source: a local folder, `hf://org/name`, or `org/name` if there is no such folder; revision: branch, tag or commit;
+    config_only: fetch only config.json.
+
+    Only JSON, safetensors and the chat template are fetched, once for each commit. Without network, or with
+    HF_HUB_OFFLINE=1, the newest commit of the revision in the cache is used. Raises UserError without the extra, and if
+    the model cannot be fetched or has no safetensors.
+    """
+    name = hub_name(source)
+    if name is None:
+        if revision is not None:
+            raise UserError(f"--revision: got {revision}; {source} is a local folder; only the hub has revisions")
+        return Path(source), {"folder": Path(source).resolve().name}
+    shown = name if revision is None else f"{name} at {revision}"
+    try:
+        hub, errors, utils = (require(f"huggingface_hub{part}", "hf") for part in ("", ".errors", ".utils"))
+    except UserError as error:
+        raise UserError(f"{shown}: is no local folder; for models of the hub, {error}") from None
+    if not sys.stderr.isatty():
+        utils.disable_progress_bars()
+    try:
+        resolved = hub.resolve_revision(name, revision=revision or "main")
+        if re.fullmatch("[0-9a-f]{40}", resolved.resolved) is None:  # it becomes the name of a folder
+            raise UserError(f"{shown}: the hub names the commit {resolved.resolved!r}; allowed: 40 hexadecimal digits")
+        folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=(CONFIG, ADAPTER)))
+        read_model(folder)
+        if not config_only:
+            folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=FETCHED))
+    except UserError:
+        raise
+    except Exception as error:  # of the hub, its HTTP library, or the disk
+        reason = next((REASONS[kind] for kind in REASONS if isinstance(error, getattr(errors, kind, ()))), None)
+        status = getattr(getattr(error.__cause__ or error, "response", None), "status_code", 0)
+        if status == 429 or status >= 500:
+            reason = f"the hub answers with an error, HTTP {status}; try again later"
+        raise UserError(f"{shown}: {reason or f'cannot be fetched ({error})'}") from None
+    if not config_only and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{shown}: holds no {ONE_FILE}; weights in other files, such as pickles, which can run code when read, are "
+            "not fetched"
+        )
+    return folder, {"folder": name, "commit": folder.name}

@@ -23,6 +23,13 @@ class _Mixture(RotaryDecoder):
     """Name of the list of experts in a layer."""
     expert_matrices: ClassVar[Mapping[str, str]]
     """Our names of the matrices of an expert -> theirs."""
+    size_keys: ClassVar[Mapping[str, str]]
+    """Our names of the sizes of a mixture -> theirs."""
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        mixture = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)), None)
+        sizes = {} if mixture is None else {key: getattr(mixture, name) for name, key in self.size_keys.items()}
+        return {**super().write(config, n_positions), **sizes}
 
     def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         if not isinstance(layer.ffn, MoEConfig):
@@ -42,6 +49,7 @@ class _NamedMixture(_Mixture):
     router = "mlp.gate"
     experts = "mlp.experts"
     expert_matrices: ClassVar = FEED_FORWARD
+    size_keys: ClassVar = {"n_experts": "num_experts", "top_k": "num_experts_per_tok", "normalised": "norm_topk_prob"}
 
     def mixture(self, fields: Fields, d_expert: str) -> MoEConfig:
         """Read a mixture. d_expert: name of the key with the width of an expert."""
@@ -52,13 +60,6 @@ class _NamedMixture(_Mixture):
             d_expert=fields.size(d_expert, most=WIDEST),
             normalised=fields.flag("norm_topk_prob", False),
         )
-
-    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        ffn = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)), None)
-        sizes = {}
-        if ffn is not None:
-            sizes = {"num_experts": ffn.n_experts, "num_experts_per_tok": ffn.top_k, "norm_topk_prob": ffn.normalised}
-        return {**super().write(config, n_positions), **sizes}
 
 
 class OLMoE(_NamedMixture):
@@ -92,6 +93,7 @@ class Mixtral(Windowed, _Mixture):
     router = "block_sparse_moe.gate"
     experts = "block_sparse_moe.experts"
     expert_matrices: ClassVar = {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
+    size_keys: ClassVar = {"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"}
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> MoEConfig:
         return MoEConfig(
@@ -99,13 +101,6 @@ class Mixtral(Windowed, _Mixture):
             top_k=fields.size("num_experts_per_tok", 2, most=WIDEST),
             d_expert=fields.size("intermediate_size", most=WIDEST),
         )
-
-    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        ffn = config.layers[0].ffn
-        sizes = {}
-        if isinstance(ffn, MoEConfig):
-            sizes = {"num_local_experts": ffn.n_experts, "num_experts_per_tok": ffn.top_k}
-        return {**super().write(config, n_positions), **sizes}
 
 
 class Qwen3MoE(Windowed, _NamedMixture):
@@ -115,6 +110,7 @@ class Qwen3MoE(Windowed, _NamedMixture):
     class_name = "Qwen3MoeForCausalLM"
     qk_norm = "head"
     usual_window = 4096
+    size_keys: ClassVar = {**_NamedMixture.size_keys, "d_expert": "moe_intermediate_size"}
 
     def window(self, fields: Fields, layer: int) -> int | None:
         return super().window(fields, layer) if fields.flag("use_sliding_window", False) else None
@@ -128,15 +124,12 @@ class Qwen3MoE(Windowed, _NamedMixture):
         return self.mixture(fields, "moe_intermediate_size")
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+        written = {**super().write(config, n_positions), "decoder_sparse_step": 1, "mlp_only_layers": []}
         for i, layer in enumerate(config.layers):
-            if isinstance(layer.ffn, MoEConfig):
-                sizes["moe_intermediate_size"] = layer.ffn.d_expert
-            else:
-                sizes["mlp_only_layers"].append(i)
-                sizes["intermediate_size"] = layer.ffn.hidden_widths[0]
-        written = super().write(config, n_positions)
-        return {**written, **sizes, "use_sliding_window": written["sliding_window"] is not None}
+            if not isinstance(layer.ffn, MoEConfig):
+                written["mlp_only_layers"].append(i)
+                written["intermediate_size"] = layer.ffn.hidden_widths[0]
+        return {**written, "use_sliding_window": written["sliding_window"] is not None}
 
 
 class Qwen2MoE(SwitchedWindow, Qwen3MoE):
@@ -147,6 +140,7 @@ class Qwen2MoE(SwitchedWindow, Qwen3MoE):
     biases = "qkv"
     qk_norm = None
     fixed: ClassVar = {**RotaryDecoder.fixed, "qkv_bias": True}
+    size_keys: ClassVar = {**Qwen3MoE.size_keys, "d_shared": "shared_expert_intermediate_size"}
 
     def slides(self, fields: Fields, layer: int) -> bool:
         is_low = layer < fields.size("max_window_layers", 28, least=0)
@@ -163,7 +157,5 @@ class Qwen2MoE(SwitchedWindow, Qwen3MoE):
             for ours, theirs in FEED_FORWARD.items():
                 yield HFTensor(f"mlp.shared_expert.{theirs}.weight", (f"ffn.shared.{ours}.weight",))
 
-    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        widths = [layer.ffn.d_shared for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
-        shared = {"shared_expert_intermediate_size": widths[0]} if widths else {}
-        return {**super().write(config, n_positions), **shared}
+
+MIXTURES = (Mixtral, OLMoE, Qwen2MoE, Qwen3MoE)

@@ -440,13 +440,17 @@ def within_window(mask: Tensor, window: int, n_seen: int | Tensor) -> Tensor:
     return mask & ~is_old if mask.dtype == torch.bool else mask.masked_fill(is_old, torch.finfo(mask.dtype).min)
 
 
+def soft_capped(x: Tensor, cap: float | None) -> Tensor:
+    """Return cap * tanh(x / cap), or x without a cap."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
 def eager_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(scaling * q k^T + mask) v, and the weights."""
-    groups: int = module.num_key_value_groups  # pyright: ignore[reportAssignmentType]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = query @ key.transpose(-1, -2) * scaling
+    """Return softmax(capped(scaling * q k^T) + mask) v, and the weights. module: a WidthwiseAttention."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
+    scores = soft_capped(query @ key.transpose(-1, -2) * scaling, module.softcap)
     if mask is not None:
         scores = scores + mask
     weights = softmax(wide(scores), dim=-1).to(query.dtype)
@@ -466,6 +470,7 @@ class WidthwiseAttention(nn.Module):
         self.num_key_value_groups = layer.num_attention_heads // layer.num_key_value_heads
         self.scaling = layer.attention_scale
         self.sliding_window = layer.attention_window
+        self.softcap = layer.attention_score_cap
         self.rope = rope_of(layer)
         self.norm = build_norm(layer.norm_placement, layer.layer_in, layer.layer_width, layer.attention_norm)
         n_queries, n_keys = (n * self.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
@@ -507,9 +512,9 @@ class WidthwiseAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        window = self.sliding_window  # for flash attention, which reads no mask
+        options = {"sliding_window": self.sliding_window, "softcap": self.softcap}  # flash attention reads no mask
         attended, weights = attention(
-            self, query, key, value, attention_mask, scaling=self.scaling, sliding_window=window, **kwargs
+            self, query, key, value, attention_mask, scaling=self.scaling, **options, **kwargs
         )
         return self.norm.after(self.o_proj(attended.flatten(2).contiguous())), weights
 
@@ -559,9 +564,9 @@ def ffn_norm(layer: Any) -> Norm | NoNorm:
     return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
 
-def plain_feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
-    """Build a feed-forward of kind `mlp`, with or without a gate."""
-    form = ffn["activation"], ffn["gated"], ffn["bias"]
+def feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
+    """Build a feed-forward of kind `swiglu` or `mlp`."""
+    form = ffn.get("activation", "silu"), ffn.get("gated", True), ffn.get("bias", False)
     return FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), *form)
 
 
@@ -774,8 +779,7 @@ class DynamicWidth(FeedForward):
 
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
-    "swiglu": lambda layer, ffn: FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer)),
-    "mlp": plain_feed_forward,
+    **dict.fromkeys(("swiglu", "mlp"), feed_forward),
     "hourglass": Hourglass,
     "moe": MoE,
     "dynamic": DynamicWidth,
@@ -813,11 +817,15 @@ class WidthwisePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["WidthwiseDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
-    _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": WidthwiseDecoderLayer, "attentions": WidthwiseAttention}
     _keys_to_ignore_on_load_unexpected = [r"^mtp\."]
+
+    @property
+    def _supports_sdpa(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """False with capped scores, which torch's fused function lacks: transformers then takes `eager`."""
+        return all(layer.attention_score_cap is None for layer in self.config.per_layer_config)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -851,8 +859,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         layers = config.per_layer_config
         before = [config.embedding_size, *(layer.layer_out for layer in layers)]
         self.layers = nn.ModuleList(WidthwiseDecoderLayer(config, i, before[i]) for i in range(len(layers)))
-        ropes = [rope_of(layer) for layer in layers]
-        self.ropes = {rope for rope in ropes if rope is not None}
+        self.ropes = {rope for layer in layers if (rope := rope_of(layer)) is not None}
         self.windows: list[int | None] = [layer.attention_window for layer in layers]
         self.norm = Norm(config.final_norm_width, **config.final_norm)
         self.gradient_checkpointing = False
@@ -877,17 +884,16 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         n_new = rows.shape[1]
+        n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
             # The number of real tokens before each token; a mask (B, S) is True at real tokens.
             position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -n_new:]
         elif position_ids is None:
-            n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(n_seen, n_seen + n_new, device=rows.device)[None]
         masks = {}
         for window in {*self.windows}:
             if window is not None and attention_mask is not None and attention_mask.dim() == 4:
                 # `generate` has prepared it for a static cache, and `create_causal_mask` would return it as it is.
-                n_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
                 masks[window] = within_window(attention_mask, window, n_seen)
                 continue
             masks[window] = create_causal_mask(
@@ -969,6 +975,7 @@ class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
         )
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, positions]) * self.config.logit_scale
+        logits = soft_capped(logits, self.config.logit_cap)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -12,7 +12,7 @@ ARCHITECTURE = "WidthwiseForCausalLM"
 RESIDUALS = ("plain",)
 FEED_FORWARDS = ("swiglu", "hourglass")
 SUPPORTED = (
-    f"residual {RESIDUALS[0]}, feed_forward {' or '.join(FEED_FORWARDS)}, no attention_window, "
+    f"residual {RESIDUALS[0]}, feed_forward {' or '.join(FEED_FORWARDS)}, no attention_window, no caps, "
     "one head_dim in all layers and for values too (`export --pad-heads`); transformers runs everything else"
 )
 
@@ -46,6 +46,8 @@ def check(config: Any, where: str, n_devices: int = 1) -> None:
     """
     if config.residual["kind"] not in RESIDUALS:
         _refuse(where, f"residual {config.residual['kind']}")
+    if config.logit_cap is not None:
+        _refuse(where, f"logit_cap {config.logit_cap}")
     layers = list(config.per_layer_config)
     for index, layer in enumerate(layers, start=1):
         kind = layer.feed_forward["kind"]
@@ -53,8 +55,9 @@ def check(config: Any, where: str, n_devices: int = 1) -> None:
             _refuse(where, f"layer {index}: feed_forward {kind}")
         if not layer.feed_forward.get("gated", True) or layer.feed_forward.get("activation", "silu") != "silu":
             _refuse(where, f"layer {index}: feed_forward {kind} with blocks that are not SwiGLUs")
-        if layer.attention_window is not None:
-            _refuse(where, f"layer {index}: attention_window {layer.attention_window}")
+        for key in ("attention_window", "attention_score_cap"):
+            if getattr(layer, key) is not None:
+                _refuse(where, f"layer {index}: {key} {getattr(layer, key)}")
         sizes = {layers[0].head_dim, layer.head_dim, layer.v_head_dim or layer.head_dim}
         if len(sizes) > 1:
             _refuse(where, f"layer {index}: head sizes {', '.join(map(str, sorted(sizes)))}")

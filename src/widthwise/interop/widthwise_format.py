@@ -28,6 +28,7 @@ MODEL_KEYS = {
     "tie_word_embeddings": "tie_embeddings",
     "embedding_multiplier": "embedding_multiplier",
     "logit_scale": "logit_multiplier",
+    "logit_cap": "logit_cap",
     "weight_init": "init",
 }
 """Keys of config.json -> fields of the model."""
@@ -50,6 +51,7 @@ LAYER_KEYS = {
     "attention_out_bias": ("attention", "out_bias"),
     "qk_norm": ("attention", "qk_norm"),
     "attention_window": ("attention", "window"),
+    "attention_score_cap": ("attention", "score_cap"),
     "feed_forward": ("ffn",),
 }
 """Keys of config.json that may differ by layer -> fields of the layer."""

@@ -6,19 +6,8 @@ from torch.backends.cuda import flash_sdp_enabled
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from widthwise.kernels.attention_in_blocks import attention_in_blocks, compute_type
-from widthwise.kernels.dispatch import reference_wanted, without_autocast
+from widthwise.kernels.dispatch import reference_wanted, soft_capped, without_autocast
 
-MIN_QUERIES = 32
-"""Fewest queries for which blocks are used with a backward pass in bf16. Fewer were not measured."""
-MIN_FORWARD_QUERIES = 256
-"""Fewest queries for which blocks are used without a backward pass in bf16."""
-MIN_FORWARD_HEAD_DIM = 32
-MIN_WIDE_QUERIES = 512
-"""Fewest queries for which blocks are used in fp32 and fp64, where attention is masked by document."""
-MOST_SEEN = 0.25
-"""Largest share of the keys in a window for which blocks are used in fp32 and fp64."""
-MIN_CACHED = 2**16
-"""Fewest elements in the keys of a cache for which `one_query_attention` is used."""
 BLOCK_BYTES = 2**20
 """Maximum size in fp32 of the keys of a block of heads."""
 
@@ -44,18 +33,20 @@ def reference_attention(
     scale: float,
     documents: Tensor | None = None,
     window: int | None = None,
+    score_cap: float | None = None,
 ) -> Tensor:
     """Return softmax(scale * q k^T) v, where a token sees itself and the tokens before it in its document.
 
     queries: (B, n_heads, T, head_dim), of the last T of S tokens; keys: (B, n_kv_heads, S, head_dim); values:
     (B, n_kv_heads, S, v_head_dim); n_kv_heads divides n_heads, and neighbouring query heads share a key-value head.
     documents: integers (B, S), the document of each token; None: one document. Each padding token is a separate
-    document. window: number of tokens that a token sees at most, including itself. -> (B, n_heads, T, v_head_dim).
+    document. window: number of tokens that a token sees at most, including itself. score_cap: of `soft_capped`
+    scores. -> (B, n_heads, T, v_head_dim).
     """
     n_heads, n_queries = queries.shape[1:3]
     group_size = n_heads // keys.shape[1]
     keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
-    scores = scale * (queries @ keys.transpose(2, 3))
+    scores = soft_capped(scale * (queries @ keys.transpose(2, 3)), score_cap)
     mask = visible(n_queries, keys.shape[2], documents, queries.device, window)
     scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(dim=-1) @ values
@@ -100,13 +91,20 @@ def flash_is_enabled() -> bool:
 
 
 def one_query_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    documents: Tensor | None = None,
+    score_cap: float | None = None,
 ) -> Tensor:
     """Compute `reference_attention` for T = 1 over the keys and values of a cache, on the CPU without a backward pass.
 
     Reading keys and values takes most of the time. Torch's fused function is slow at it in 16 bits, and reads a shared
-    key-value head once for each query head. This form converts a block of heads that fits into a core's cache to fp32,
-    and makes the heads of a group rows of the same product. It computes in fp32 or wider and returns the compute type.
+    key-value head once for each query head: this form takes 0.4 to 0.7 of its time in bf16, 0.15 to 0.35 where 3 or 4
+    heads share a key-value head, and 0.9 to 1.2 in fp32. It converts a block of heads that fits into a core's cache to
+    fp32, and makes the heads of a group rows of the same product. It computes in fp32 or wider and returns the compute
+    type.
     """
     n_texts, n_heads, _, head_dim = queries.shape
     n_kv_heads, n_keys = keys.shape[1:3]
@@ -121,7 +119,7 @@ def one_query_attention(
     n_at_once = max(1, BLOCK_BYTES // (n_keys * head_dim * wide.itemsize))
     with without_autocast(queries):
         for heads in (slice(i, i + n_at_once) for i in range(0, len(rows), n_at_once)):
-            scores = torch.bmm(rows[heads], keys[heads].to(wide).transpose(1, 2))
+            scores = soft_capped(torch.bmm(rows[heads], keys[heads].to(wide).transpose(1, 2)), score_cap)
             if is_other is not None:
                 scores.masked_fill_(is_other[heads], float("-inf"))
             torch.bmm(scores.softmax(dim=-1), values[heads].to(wide), out=attended[heads])
@@ -140,9 +138,9 @@ def blocks_are_faster(
     """
     if dtype == torch.bfloat16:
         if is_differentiated:
-            return n_queries >= MIN_QUERIES
-        return n_queries >= MIN_FORWARD_QUERIES and head_dim >= MIN_FORWARD_HEAD_DIM
-    return dtype in (torch.float32, torch.float64) and skips_keys and n_queries >= MIN_WIDE_QUERIES
+            return n_queries >= 32  # fewer were not measured
+        return n_queries >= 256 and head_dim >= 32
+    return dtype in (torch.float32, torch.float64) and skips_keys and n_queries >= 512
 
 
 def attention(
@@ -153,9 +151,11 @@ def attention(
     documents: Tensor | None = None,
     mask: Tensor | None = None,
     window: int | None = None,
+    score_cap: float | None = None,
 ) -> Tensor:
     """Compute `reference_attention` in blocks where that is faster, otherwise by torch's fused function.
 
+    The fused function has no cap, so capped scores are computed in blocks, or by the form for one query.
     mask: the result of `visible` for these arguments, or the same as numbers to add to the scores, if it was already
     computed for all layers. With a window, documents and mask may be of more keys; the last ones count.
     """
@@ -168,15 +168,18 @@ def attention(
         mask = None if mask is None else mask[..., -n_keys:]
         window = window if window < n_keys else None
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
-    if queries.device.type == "cpu" and flash_is_enabled() and not reference_wanted():
+    is_plain = reference_wanted() or not flash_is_enabled()
+    if score_cap is not None and is_plain:
+        return reference_attention(queries, keys, values, scale, documents, window, score_cap)
+    use_blocks = score_cap is not None
+    if queries.device.type == "cpu" and not is_plain:
         dtype = compute_type(queries)
-        # In bf16 `one_query_attention` takes 0.4 to 0.7 of the time of torch's fused function, and 0.15 to 0.35 where 3
-        # or 4 heads share a key-value head; in fp32 it takes 0.9 to 1.2. A compiled graph would need one loop for every
-        # length.
-        is_one_query = n_queries == 1 and window is None and dtype == torch.bfloat16 and keys.numel() >= MIN_CACHED
-        if is_one_query and not is_differentiated and not torch.compiler.is_compiling():
-            return one_query_attention(queries, keys, values, scale, documents)
-        skips_keys = documents is not None or (window is not None and window <= MOST_SEEN * keys.shape[2])
-        if blocks_are_faster(n_queries, head_dim, dtype, is_differentiated, skips_keys):
-            return attention_in_blocks(queries, keys, values, scale, documents, window)
+        # Without a cap it pays in bf16 over a cache of some size. A compiled graph would need a loop for every length.
+        is_slow = score_cap is not None or (dtype == torch.bfloat16 and keys.numel() >= 2**16)
+        if n_queries == 1 and is_slow and not is_differentiated and not torch.compiler.is_compiling():
+            return one_query_attention(queries, keys, values, scale, documents, score_cap)
+        skips_keys = documents is not None or (window is not None and window <= 0.25 * keys.shape[2])
+        use_blocks = use_blocks or blocks_are_faster(n_queries, head_dim, dtype, is_differentiated, skips_keys)
+    if use_blocks:
+        return attention_in_blocks(queries, keys, values, scale, documents, window, score_cap)
     return sdpa_attention(queries, keys, values, scale, documents, mask, window)

@@ -1,4 +1,6 @@
-"""Attention in blocks on the CPU, as operators that torch.compile treats as opaque nodes of its graph.
+"""Attention in blocks, as operators that torch.compile treats as opaque nodes of its graph.
+
+It is meant for the CPU, and for capped scores on any device, because torch's fused function has no cap.
 
 A block contains some queries of some heads, and the keys up to the last of these queries. Scores of later tokens are
 computed only within a block, and the scores of a block fit into a core's cache. Query heads that share a key-value head
@@ -14,17 +16,19 @@ from torch import Tensor
 
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
 
-SCORE_BYTES = 2**21
-"""Size of a block's scores. A quarter of it would fit into a core's cache, but the calls for the additional blocks take
-longer than the cache saves."""
+SCORE_BYTES = {"cpu": 2**21}
+"""Size of a block's scores by device. A quarter of it would fit into a core's cache, but the calls for the additional
+blocks take longer than the cache saves."""
 
 
-def rows_at_once(n_keys: int) -> int:
+def rows_at_once(device_type: str, n_keys: int) -> int:
     """Return the queries of one key-value head in a block, counted over all query heads of its group.
 
     In a short text, more would compute too many scores of later tokens; in a long text, fewer would make too many
     blocks.
     """
+    if device_type != "cpu":
+        return 1024
     return 64 if n_keys <= 256 else 128
 
 
@@ -51,11 +55,12 @@ class Blocks:
         self.n_texts, n_heads, self.n_queries, _ = queries.shape
         self.n_kv_heads, self.n_keys = keys.shape[1:3]
         self.group_size = n_heads // self.n_kv_heads
-        self.n_rows = max(1, min(self.n_queries, rows_at_once(self.n_keys) // self.group_size))
+        self.n_rows = max(1, min(self.n_queries, rows_at_once(queries.device.type, self.n_keys) // self.group_size))
         self.window = window
-        self.max_scores = SCORE_BYTES // queries.dtype.itemsize
+        self.max_scores = SCORE_BYTES.get(queries.device.type, 2**28) // queries.dtype.itemsize
         # Added to the scores of some queries and the keys of the same tokens.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
+        self.tokens = torch.arange(self.n_rows, device=queries.device)
         self.documents = self.first_keys = None
         if documents is not None:
             self.documents = documents.repeat_interleave(self.n_kv_heads, dim=0)
@@ -86,18 +91,14 @@ class Blocks:
             target.transpose(1, 2).copy_(part.view(self.n_texts, self.n_kv_heads, -1, *sizes[1:]))
         return tokens.flatten(2, 3).transpose(1, 2)
 
-    def weights(self, block: Block, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return softmax(q k^T) over the keys that each query sees, (heads, rows, keys).
-
-        queries: (heads, rows, head_dim) and keys: (heads, keys, head_dim) of the block.
-        """
-        scores = torch.bmm(queries, keys.transpose(1, 2))
+    def weights(self, block: Block, scores: Tensor) -> Tensor:
+        """Return the softmax of scores over the keys that each query sees, and mask the others in place."""
         by_token = scores.unflatten(1, (-1, self.group_size))
         n_tokens = by_token.shape[1]
         by_token[..., block.n_seen :] += self.causal[:n_tokens, None, :n_tokens]
         if self.window is not None and block.n_seen + n_tokens > self.window:
             # A token misses at most one key more than the token before it, so only the first keys can be too old.
-            age = block.n_seen + torch.arange(n_tokens)[:, None] - torch.arange(n_tokens)
+            age = block.n_seen + self.tokens[:n_tokens, None] - self.tokens[:n_tokens]
             by_token[..., :n_tokens].masked_fill_((age >= self.window)[:, None], float("-inf"))
         if self.documents is not None:
             documents = self.documents[block.heads, block.keys]
@@ -106,19 +107,31 @@ class Blocks:
         return torch.softmax(scores, dim=-1)
 
 
+def _scores(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
+    """Return the capped q k^T, (heads, rows, keys), of queries (heads, rows, head_dim) and keys of a block."""
+    scores = torch.bmm(queries, keys.transpose(1, 2))
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+
+
 def _first_tokens(documents: Tensor) -> Tensor:
     """Return integers (B, S), the position of the first token of each token's document."""
     ordered, order = documents.sort(dim=1, stable=True)
-    positions = torch.arange(documents.shape[1]).expand_as(documents)
+    positions = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     is_first = torch.ones_like(documents, dtype=torch.bool)
     is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     first = order.gather(1, torch.where(is_first, positions, 0).cummax(dim=1).values)
     return torch.empty_like(order).scatter_(1, order, first)
 
 
-@torch.library.custom_op("widthwise::attention", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("widthwise::attention", mutates_args=())
 def forward(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None, window: int | None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    documents: Tensor | None,
+    window: int | None,
+    score_cap: float | None,
 ) -> Tensor:
     """Compute `attention.reference_attention`. Queries, keys and values have one dtype."""
     with without_autocast(queries):
@@ -128,13 +141,13 @@ def forward(
         attended = [part.new_empty(*part.shape[:2], v.shape[-1]) for part in rows]
         for block in blocks:
             part, heads, seen, _ = block
-            weights = blocks.weights(block, rows[part][heads], k[heads, seen])
+            weights = blocks.weights(block, _scores(rows[part][heads], k[heads, seen], score_cap))
             torch.bmm(weights, v[heads, seen], out=attended[part][heads])
         return blocks.joined(attended)
 
 
 @forward.register_fake
-def _(queries, keys, values, scale, documents, window):
+def _(queries, keys, values, scale, documents, window, score_cap):
     return _empty_rows(queries, values.shape[-1])
 
 
@@ -144,7 +157,7 @@ def _empty_rows(queries: Tensor, size: int) -> Tensor:
     return queries.new_empty(n_texts, n_queries, n_heads, size).transpose(1, 2)
 
 
-@torch.library.custom_op("widthwise::attention_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("widthwise::attention_backward", mutates_args=())
 def backward(
     grad: Tensor,
     queries: Tensor,
@@ -153,6 +166,7 @@ def backward(
     scale: float,
     documents: Tensor | None,
     window: int | None,
+    score_cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
     with without_autocast(queries):
@@ -167,9 +181,13 @@ def backward(
             # A product copies an operand that is not contiguous, every time.
             block_k, block_v = (x[heads, seen].contiguous() for x in (k, v))
             block_rows, block_grad = (x[part][heads] for x in (rows, grads))
-            weights = blocks.weights(block, block_rows, block_k)
+            scores = _scores(block_rows, block_k, score_cap)
+            slope = None if score_cap is None else 1 - (scores / score_cap).square()
+            weights = blocks.weights(block, scores)
             grad_weights = torch.bmm(block_grad, block_v.transpose(1, 2))
             grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            if slope is not None:
+                grad_scores.mul_(slope)
             torch.bmm(grad_scores, block_k, out=grad_rows[part][heads])
             grad_k[heads, seen] += torch.bmm(grad_scores.transpose(1, 2), block_rows)
             grad_v[heads, seen] += torch.bmm(weights.transpose(1, 2), block_grad)
@@ -178,23 +196,23 @@ def backward(
 
 
 @backward.register_fake
-def _(grad, queries, keys, values, scale, documents, window):
+def _(grad, queries, keys, values, scale, documents, window, score_cap):
     grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (keys, values))
     return _empty_rows(queries, queries.shape[-1]), grad_k, grad_v
 
 
 def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     """Save tensors for the backward pass. inputs, output: of `forward`."""
-    queries, keys, values, scale, documents, window = inputs
+    queries, keys, values, scale, documents, window, score_cap = inputs
     ctx.save_for_backward(queries, keys, values, documents)
-    ctx.scale = scale
-    ctx.window = window
+    ctx.constants = scale, window, score_cap
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return one gradient for each input of `forward`."""
     queries, keys, values, documents = ctx.saved_tensors  # only once: activation checkpointing refuses a second time
-    return *backward(grad, queries, keys, values, ctx.scale, documents, ctx.window), None, None, None
+    scale, window, score_cap = ctx.constants
+    return *backward(grad, queries, keys, values, scale, documents, window, score_cap), None, None, None, None
 
 
 forward.register_autograd(_differentiate, setup_context=_keep)
@@ -207,11 +225,12 @@ def attention_in_blocks(
     scale: float,
     documents: Tensor | None = None,
     window: int | None = None,
+    score_cap: float | None = None,
 ) -> Tensor:
     """Compute `attention.reference_attention`. Keeps queries, keys and values for backward. No second derivative."""
     dtype = compute_type(queries)
     queries, keys, values = (x.to(dtype) for x in (queries, keys, values))
-    return forward(queries, keys, values, scale, documents, window)
+    return forward(queries, keys, values, scale, documents, window, score_cap)
 
 
 def compute_type(queries: Tensor) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The choice between the hand-written and the reference form of an operation, and the dtype it runs in."""
+"""The choice between the hand-written and the reference form of an operation, its dtype, and soft caps."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -47,6 +47,11 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def widened(x: Tensor) -> Tensor:
     """Return x in fp32 or wider, for sums and squares."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def soft_capped(x: Tensor, cap: float | None) -> Tensor:
+    """Return cap * tanh(x / cap), between -cap and cap, or x without a cap. Source: Gemma 2, arXiv:2408.00118."""
+    return x if cap is None else cap * torch.tanh(x / cap)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:

@@ -10,12 +10,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear
 
-from widthwise.kernels.dispatch import reference_wanted, refuse_double_backward, widened
+from widthwise.kernels.dispatch import reference_wanted, refuse_double_backward, soft_capped, widened
 
 LOGITS_PER_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 """Logits of a chunk by device: few enough for a CPU's caches, enough for efficient products on a GPU."""
 MIN_ROWS = 256
 """Fewest positions of a chunk, because each chunk adds to the gradient of the whole matrix."""
+
+
+class Head(NamedTuple):
+    """The last matrix of a model, and how its products become logits."""
+
+    weight: Tensor
+    """(vocab_size, d_model)"""
+    multiplier: float = 1.0
+    cap: float | None = None
+    """Of `soft_capped` logits, after the multiplier."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: (..., d_model) -> (n, vocab_size), in fp32 or wider."""
+        products = linear(hidden, self.weight.to(hidden.dtype)).flatten(0, -2)
+        return soft_capped(widened(products) * self.multiplier, self.cap)
 
 
 class Teacher(NamedTuple):
@@ -26,10 +41,7 @@ class Teacher(NamedTuple):
 
     hidden: Tensor
     """(..., d_teacher), the input of the teacher's head at the student's positions."""
-    weight: Tensor
-    """(vocab_size, d_teacher), the teacher's head."""
-    multiplier: float
-    """Factor of the teacher's logits."""
+    head: Head
     share: float
     """Share of the teacher in the objective, from 0 to 1."""
     temperature: float
@@ -39,37 +51,27 @@ class Teacher(NamedTuple):
 
 
 def reference_linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    multiplier: float,
-    z_coefficient: float = 0.0,
-    teacher: Teacher | None = None,
+    hidden: Tensor, head: Head, targets: Tensor, z_coefficient: float = 0.0, teacher: Teacher | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the cross-entropy of softmax(multiplier * hidden weight^T) and targets, in nats, in fp32 or wider.
+    """Compute the cross-entropy of the softmax of the logits and targets, in nats, in fp32 or wider.
 
-    hidden: (..., d_model), weight: (vocab_size, d_model), targets: integers (...).
+    hidden: (..., d_model), targets: integers (...).
     Returns the scalar objective mean(loss + z_coefficient * log_normaliser^2) and, detached, the loss and the
     log-normaliser of every position, both (...). Source of the z-loss: PaLM, arXiv:2204.02311. With a teacher the loss
     in the objective is (1 - share) * loss + share * temperature^2 * KL(teacher || student), where both predict
     softmax(logits / temperature); Hinton et al. 2015, arXiv:1503.02531.
     """
-    logits = _logits(hidden, weight, multiplier)
+    logits = head.logits(hidden)
     loss = cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape)
     log_normaliser = logits.logsumexp(dim=-1).view(targets.shape)
     objective = loss
     if teacher is not None:
-        taught = _logits(teacher.hidden, teacher.weight, teacher.multiplier).detach()
+        taught = teacher.head.logits(teacher.hidden).detach()
         ours, aims = ((x / teacher.temperature).log_softmax(dim=-1) for x in (logits, taught))
         divergence = kl_div(ours, aims, reduction="none", log_target=True).sum(dim=-1).view(targets.shape)
         objective = (1 - teacher.share) * loss + teacher.share * teacher.temperature**2 * divergence
     objective = (objective + z_coefficient * log_normaliser.square()).mean()
     return objective, loss.detach(), log_normaliser.detach()
-
-
-def _logits(hidden: Tensor, weight: Tensor, multiplier: float) -> Tensor:
-    """Return the logits (n, vocab_size), in fp32 or wider."""
-    return widened(linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)) * multiplier
 
 
 def rows_per_chunk(device_type: str, vocab_size: int) -> int:
@@ -85,8 +87,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        targets: Tensor,
         multiplier: float,
+        cap: float | None,
+        targets: Tensor,
         z_coefficient: float,
         teacher: Teacher | None,
         with_gradient: bool,
@@ -101,20 +104,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         n_rows = rows_per_chunk(hidden.device.type, len(weight))
         share = 0.0 if teacher is None else teacher.share
         by_logits = None
-        teacher_weight = None if teacher is None else teacher.weight.to(teacher.hidden.dtype)
         for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
             logits = linear(hidden[rows], compute_weight).to(wide)
             if multiplier != 1:
                 logits.mul_(multiplier)
+            if cap is not None:
+                logits.div_(cap).tanh_().mul_(cap)
             probs = torch.softmax(logits, dim=-1)
             # The highest probability is 1 / sum(exp(logits - highest)), and at least 1 / vocab_size.
             highest = logits.amax(dim=-1)
             log_sum = probs.amax(dim=-1).log_().neg_()
             loss[rows] = highest - logits.gather(1, target)[:, 0] + log_sum
             log_normaliser[rows] = highest + log_sum
-            if teacher is not None and teacher_weight is not None:
-                taught = linear(teacher.hidden[rows], teacher_weight).to(wide).mul_(teacher.multiplier)
+            if teacher is not None:
+                taught = teacher.head.logits(teacher.hidden[rows])
                 divergence, by_logits = _divergence(logits, taught, teacher.temperature)
                 objective[rows] = torch.lerp(loss[rows], divergence, share)
             if grad_hidden is not None:
@@ -124,6 +128,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad = probs.scatter_add_(1, target, probs.new_full((1, 1), share - 1.0).expand_as(target))
                 if by_logits is not None:
                     grad.add_(by_logits, alpha=share)
+                if cap is not None:  # d tanh(x) / dx = 1 - tanh(x)^2
+                    grad.addcmul_(grad, logits.div_(cap).square_(), value=-1)
                 grad = grad.to(hidden.dtype)
                 torch.mm(grad, compute_weight, out=grad_hidden[rows])
                 if grad_weight is not None:
@@ -140,7 +146,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = (
             None if gradient is None else gradient * (grad * ctx.scale) for gradient in ctx.saved_tensors
         )
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def _divergence(logits: Tensor, taught: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -152,20 +158,15 @@ def _divergence(logits: Tensor, taught: Tensor, temperature: float) -> tuple[Ten
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    multiplier: float,
-    z_coefficient: float = 0.0,
-    teacher: Teacher | None = None,
+    hidden: Tensor, head: Head, targets: Tensor, z_coefficient: float = 0.0, teacher: Teacher | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `reference_linear_cross_entropy`."""
     if reference_wanted():
-        return reference_linear_cross_entropy(hidden, weight, targets, multiplier, z_coefficient, teacher)
-    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+        return reference_linear_cross_entropy(hidden, head, targets, z_coefficient, teacher)
+    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
     if teacher is not None:
-        teacher = teacher._replace(hidden=teacher.hidden.detach().flatten(0, -2), weight=teacher.weight.detach())
+        teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
     objective, loss, log_normaliser = _LinearCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), multiplier, z_coefficient, teacher, with_gradient
+        hidden.flatten(0, -2), *head, targets.flatten(), z_coefficient, teacher, with_gradient
     )
     return objective, loss.view(targets.shape), log_normaliser.view(targets.shape)

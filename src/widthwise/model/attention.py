@@ -1,14 +1,15 @@
 """Grouped-query attention with rotary positions."""
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, options_of
 from widthwise.mistakes import shortened
 from widthwise.model.cost import Axes, Context, Cost, linear, size, vector
 from widthwise.model.norm import NormSite, QKNormConfig
@@ -24,38 +25,45 @@ MOST_RATIO_MISS = 0.01
 """Largest relative difference between a ratio and that fraction."""
 
 
-class HeadWidths(NamedTuple):
-    """Widths of the projections: head counts times head sizes. They are real numbers before rounding."""
+class AttentionOptions(Config):
+    """Options that a recipe and a resolved model share."""
 
-    queries: float
-    keys: float
-    values: float
-    attended: float
-    """The output of attention: n_heads times the value size."""
+    rope_base: pydantic.PositiveFloat | None = 10000.0
+    """Base of the rotary frequencies; null: no rotary positions, and heads may have an odd size."""
+    bias: bool = False
+    """Give w_q, w_k and w_v biases."""
+    out_bias: bool = False
+    """Give w_o a bias."""
+    qk_norm: QKNormConfig | None = None
+    window: Count | None = None
+    """Tokens that a token attends to: itself and those right before it; null: all before it."""
+    score_cap: pydantic.PositiveFloat | None = None
+    """Scores become cap * tanh(scores / cap) before the softmax, as in Gemma 2; null: no cap."""
 
 
 def attention_cost(
     d_in: float,
     d_model: float,
-    widths: HeadWidths,
+    widths: Sequence[float],
     n_heads: float,
-    bias: bool,
-    out_bias: bool,
-    window: int | None = None,
+    options: AttentionOptions,
 ) -> Cost:
     """Return the cost of four projections with their biases, the scores and the weighted sum.
 
+    widths: of queries, keys, values, and the output of attention; head counts times head sizes, before rounding.
     Kept for the backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every
     head, which attention in blocks does not keep.
     """
-    projections = linear(d_in, widths.queries) + linear(d_in, widths.keys) + linear(d_in, widths.values)
-    biases = vector(widths.queries + widths.keys + widths.values if bias else 0) + vector(d_model if out_bias else 0)
+    queries, keys, values, attended = widths
+    projections = linear(d_in, queries) + linear(d_in, keys) + linear(d_in, values)
+    biases = vector(queries + keys + values if options.bias else 0)
+    biases += vector(d_model if options.out_bias else 0)
     scores = Cost(
-        contexts={window: Context(2 * widths.queries + 2 * widths.attended, widths.keys + widths.values)},
+        contexts={options.window: Context(2 * queries + 2 * attended, keys + values)},
         activation_elements=sum(widths),
-        activation_fp32_elements=n_heads,
+        activation_fp32_elements=n_heads if options.score_cap is None else 0,
     )
-    return projections + scores + linear(widths.attended, d_model) + biases
+    return projections + scores + linear(attended, d_model) + biases
 
 
 def check_head_dim(head_dim: int, is_rotary: bool) -> None:
@@ -78,7 +86,7 @@ HeadDim = Annotated[Width, pydantic.BeforeValidator(_one_size)]
 """The size of every head of a layer; a list of sizes is refused."""
 
 
-class AttentionConfig(Config):
+class AttentionConfig(AttentionOptions):
     """Attention of one layer, with all numbers explicit."""
 
     n_heads: Count
@@ -89,18 +97,9 @@ class AttentionConfig(Config):
     """Size of a value head; null: head_dim."""
     scale: pydantic.PositiveFloat
     """Factor of the scores before the softmax."""
-    rope_base: pydantic.PositiveFloat | None = 10000.0
-    """Base of the rotary frequencies; null: no rotary positions."""
     rope_frequencies: tuple[pydantic.PositiveFloat, ...] | None = None
     """Radians per position of each of the head_dim / 2 pairs, instead of those from rope_base; null:
     rope_base^(-2i / head_dim) for pair i. A head that has grown keeps the frequencies of its old pairs."""
-    bias: bool = False
-    """Give w_q, w_k and w_v biases."""
-    out_bias: bool = False
-    """Give w_o a bias."""
-    qk_norm: QKNormConfig | None = None
-    window: Count | None = None
-    """Tokens that a token attends to: itself and those right before it; null: all before it."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionConfig":
@@ -146,9 +145,9 @@ class AttentionConfig(Config):
 
     def cost(self, d_model: int, d_in: int) -> Cost:
         """Return the cost, without norms, in a layer of width d_model that reads d_in coordinates."""
-        widths = HeadWidths(size(self.queries), size(self.keys), size(self.values), size(self.attended))
-        cost = attention_cost(d_in, d_model, widths, self.n_heads, self.bias, self.out_bias, self.window)
-        if self.head_dim == self.value_dim:
+        widths = [size(axes) for axes in (self.queries, self.keys, self.values, self.attended)]
+        cost = attention_cost(d_in, d_model, widths, self.n_heads, self)
+        if self.head_dim == self.value_dim or self.score_cap is not None:
             return cost
         # Torch's fused function also keeps the padding of queries, keys and values, and the padded output. With one
         # head, or values of size 1, the output needs no memory, and less is kept. Attention in blocks pads nothing.
@@ -162,13 +161,13 @@ class AttentionConfig(Config):
         cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
             return cost
-        is_kept_by_attention = self.rope_base is None and self.value_dim <= self.head_dim
+        is_unpadded = self.score_cap is not None or self.value_dim <= self.head_dim
         for heads in (self.queries, self.keys):
-            cost += self.qk_norm.cost(heads, is_kept_by_attention)
+            cost += self.qk_norm.cost(heads, self.rope_base is None and is_unpadded)
         return cost
 
 
-class AttentionTemplate(Config):
+class AttentionTemplate(AttentionOptions):
     """Attention for a layer of any width, which decides the heads: n_heads * head_dim is the width, unless given."""
 
     n_heads: Count | None = None
@@ -185,15 +184,6 @@ class AttentionTemplate(Config):
     """The same number of key-value heads in every layer, instead of kv_group_size, which it becomes; needs n_heads."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
     """Factor of the scores; 1/head_dim for muP."""
-    rope_base: pydantic.PositiveFloat | None = 10000.0
-    """Base of the rotary frequencies; null: no rotary positions, and heads may have an odd size."""
-    bias: bool = False
-    """Give w_q, w_k and w_v biases."""
-    out_bias: bool = False
-    """Give w_o a bias."""
-    qk_norm: QKNormConfig | None = None
-    window: Count | None = None
-    """Tokens that a token attends to: itself and those right before it; null: all before it."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionTemplate":
@@ -268,8 +258,7 @@ class AttentionTemplate(Config):
         width = self.width(d_model)
         n_heads = width / self.constant_head_dim if self.n_heads is None else self.n_heads
         kv_width = width / self.kv_group_size
-        widths = HeadWidths(queries=width, keys=kv_width, values=kv_width, attended=width)
-        return attention_cost(d_in, d_model, widths, n_heads, self.bias, self.out_bias, self.window)
+        return attention_cost(d_in, d_model, (width, kv_width, kv_width, width), n_heads, self)
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Return the attention of a layer of width d_model. Raise ValueError where heads do not fit the width."""
@@ -284,7 +273,7 @@ class AttentionTemplate(Config):
             n_kv_heads=n_heads // self.kv_group_size,
             head_dim=head_dim,
             scale=SCALES[self.scale](head_dim),
-            **{name: getattr(self, name) for name in ("rope_base", "bias", "out_bias", "qk_norm", "window")},
+            **options_of(AttentionOptions, self),
         )
 
 

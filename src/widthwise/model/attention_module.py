@@ -35,8 +35,8 @@ class Attention(nn.Module):
         x = self.norm.before(x)
         queries, keys, values = (project(x) for project in (self.w_q, self.w_k, self.w_v))
         if self.config.qk_norm is not None:
-            queries = self._normalise(queries, self.q_norm)
-            keys = self._normalise(keys, self.k_norm)
+            pairs = (queries, self.q_norm), (keys, self.k_norm)
+            queries, keys = (norm(x.unflatten(-1, (-1, size(norm.in_axes)))).flatten(-2) for x, norm in pairs)
         queries, keys = (x.unflatten(-1, (-1, self.config.head_dim)) for x in (queries, keys))
         if self.rope is not None:
             queries, keys = (rotate(x, *context.rope[self.rope]) for x in (queries, keys))
@@ -45,11 +45,9 @@ class Attention(nn.Module):
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
         window = self.config.window
-        attended = attention(queries, keys, values, self.config.scale, context.documents, context.masks[window], window)
+        options = context.documents, context.masks[window], window, self.config.score_cap
+        attended = attention(queries, keys, values, self.config.scale, *options)
         return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
-
-    def _normalise(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        return norm(x.unflatten(-1, (-1, size(norm.in_axes)))).flatten(-2)
 
 
 def _qk_norm(config: QKNormConfig, heads: Axes, norm_dim: int | None) -> RMSNorm:

@@ -61,6 +61,8 @@ class ModelConfig(Config):
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
+    logit_cap: pydantic.PositiveFloat | None = None
+    """Logits become cap * tanh(logits / cap); null: no cap."""
     init: InitConfig = InitConfig()
 
     @pydantic.model_validator(mode="after")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels.attention import visible
-from widthwise.kernels.dispatch import compute_dtype, widened
-from widthwise.kernels.linear_cross_entropy import Teacher, linear_cross_entropy
+from widthwise.kernels.dispatch import compute_dtype, soft_capped, widened
+from widthwise.kernels.linear_cross_entropy import Head, Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, LearnedPositions, Linear, Weight
 from widthwise.model.config import ModelConfig
@@ -172,7 +172,12 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: (..., d_model) -> (..., vocab_size)."""
-        return self.head(hidden) * self.config.logit_multiplier
+        return soft_capped(self.head(hidden) * self.config.logit_multiplier, self.config.logit_cap)
+
+    @property
+    def output(self) -> Head:
+        """The head with its constants."""
+        return Head(self.head.weight, self.config.logit_multiplier, self.config.logit_cap)
 
     def loss(
         self,
@@ -204,8 +209,7 @@ class Decoder(nn.Module):
 
         stream, choices = self._run_layers(entered, context, see=compare)
         hidden = self.exit(stream)
-        head = self.head.weight, targets, self.config.logit_multiplier
-        objective, losses, log_normalisers = linear_cross_entropy(hidden, *head, z_coefficient, teacher)
+        objective, losses, log_normalisers = linear_cross_entropy(hidden, self.output, targets, z_coefficient, teacher)
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
         if teacher is not None and distances:
@@ -233,13 +237,10 @@ class Decoder(nn.Module):
         n_tokens = targets.shape[1]
         total = targets.new_zeros((), dtype=torch.float32)
         losses = []
-        multiplier = self.config.logit_multiplier
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
             shorter = context.first(n_tokens - k)
             slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], shorter)
-            mean, token_losses, _ = linear_cross_entropy(
-                depth.hidden(slots), self.head.weight, targets[:, k:], multiplier
-            )
+            mean, token_losses, _ = linear_cross_entropy(depth.hidden(slots), self.output, targets[:, k:])
             total = total + mean + chosen.get("auxiliary_loss", 0.0)
             losses.append(token_losses)
         return total / max(1, len(losses)), tuple(losses)

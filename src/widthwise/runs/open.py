@@ -12,7 +12,7 @@ from widthwise.computing import Precision
 from widthwise.config_io import refusing, require
 from widthwise.data.config import open_data
 from widthwise.data.identity import check_data_of_run, has_seen_data
-from widthwise.data.json_tokenizer import JsonTokenizer
+from widthwise.data.json_tokenizer import JsonTokenizer, token_named
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
@@ -20,8 +20,15 @@ from widthwise.evaluation.batches import HFModel
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Fields
-from widthwise.interop.hf_import import CONFIG, TOKENIZER, WIDTHWISE, import_hf, read_fields, tensor_files, token_named
-from widthwise.interop.hub import import_source
+from widthwise.interop.hf_import import (
+    CONFIG,
+    TOKENIZER,
+    WIDTHWISE,
+    import_hf,
+    import_source,
+    read_fields,
+    tensor_files,
+)
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe

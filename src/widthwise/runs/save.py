@@ -15,8 +15,7 @@ from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256, new_folder, read_text
-from widthwise.interop.hf_import import import_hf, optional_tokenizer, read_plan
-from widthwise.interop.hub import import_source
+from widthwise.interop.hf_import import import_hf, import_source, optional_tokenizer, read_plan
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, allocate, blueprint, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe

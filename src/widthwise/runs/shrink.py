@@ -35,7 +35,7 @@ from widthwise.growth.shrink import (
     smaller_config,
     why_not_turned,
 )
-from widthwise.interop.hub import hub_name
+from widthwise.interop.hf_import import hub_name
 from widthwise.kernels.dispatch import widened
 from widthwise.kernels.linear_cross_entropy import rows_per_chunk
 from widthwise.mistakes import UserError

@@ -80,6 +80,8 @@ class ModelTemplate(Config):
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
+    logit_cap: pydantic.PositiveFloat | None = None
+    """Logits become cap * tanh(logits / cap), as in Gemma 2; null: no cap."""
     init: InitTemplate = InitTemplate()
     layers: dict[int, dict[str, Any]] = Field(default_factory=dict)
     """Changes to single layers, counted from 0, merged into the layers of the rules: {3: {ffn: {d_ff: 96}}}.

@@ -158,5 +158,5 @@ class LoadedTeacher:
 
         with evaluating(model):
             hidden = model.exit(model.stream(tokens, documents=documents, positions=positions, see=see))
-        head = model.head.weight, model.config.logit_multiplier
-        return Teacher(hidden, *head, self._config.weight, self._config.temperature, states, self._config.layers_weight)
+        config = self._config
+        return Teacher(hidden, model.output, config.weight, config.temperature, states, config.layers_weight)
