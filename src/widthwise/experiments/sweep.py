@@ -155,7 +155,7 @@ def _comparable(
 
 
 def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Point]:
-    """Return every group at every size, each checked. Changes of a group are applied after those of the rung.
+    """Return every group at every size, each checked. Changes of the rung apply first, then changes of a group.
 
     data: the recipe without its sweep section. Raises UserError.
     """

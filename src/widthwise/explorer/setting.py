@@ -82,7 +82,7 @@ class Setting(Config):
         return ShapeRequest(kind=self.shape or shape.kind, quantum=quantum, **options)
 
     def _given(self, *names: str) -> dict[str, Any]:
-        """Return those of these values that were set."""
+        """Return the values that were set among the named fields."""
         return self.model_dump(include={*names}, exclude_none=True)
 
     def _attention(self, attention: dict[str, Any]) -> dict[str, Any]:

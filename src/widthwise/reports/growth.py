@@ -134,7 +134,7 @@ Lines = dict[str, tuple[Bundle, tuple[float, float] | None]]
 def _lines(
     step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
 ) -> Lines:
-    """Return the variants that grew at a step, and those of the size before it that never grow."""
+    """Return the variants that grew at a step, and the variants of the size before it that never grow."""
     sizes = {growth.record.params_before for at_step in growths.values() for growth in at_step.get(step, ())}
     lines: Lines = {}
     for name, seeds in runs.items():

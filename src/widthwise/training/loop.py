@@ -177,10 +177,10 @@ class TrainingLoop:
     def _stop(self, spike: Diverged) -> NoReturn:
         """Raise RunFailed after the last checkpoint is written."""
         self._saver.wait()
-        kept = f"the checkpoint of step {self._saved_step} is kept" if self._saved_step else "there is no checkpoint"
+        saved = f"the checkpoint of step {self._saved_step} is kept" if self._saved_step else "there is no checkpoint"
         message = (
             f"stopped at step {spike.step} of {self.config.steps}: {spike.reason}; the learning rate was "
-            f"{self.train_state.lr(spike.step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; {kept}"
+            f"{self.train_state.lr(spike.step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; {saved}"
         )
         failure = RunDiverged(f"{self.run.path}: {message}", spike.step)
         self.metrics_logger.write(spike.step, "stopped", reason=spike.reason, message=message)
