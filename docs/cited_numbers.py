@@ -370,6 +370,8 @@ def virtual_width() -> Iterator[str]:
         yield d("compare_manifold", name)
     small = [d("compare_manifold", f"{name}_small_scale") for name in ("sinkhorn", "permutations")]
     yield f"with initial scales of 0.01 {small[0]} and {small[1]}"
+    for name in ("free_1_4", "free_2_3", "sinkhorn", "permutations"):
+        yield d("compare_manifold_6m", name)
     yield row(*(loss(DEEP, f"uniform-{rate}") for rate in RATES))
     carries = read_json(f"{DEEP}/carries.json")
     best = {"free_1_4": ("0.008", ".1e"), "free_2_3": ("0.008", ".0f"), "sinkhorn": ("0.004", ".2f")}
@@ -521,7 +523,7 @@ CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md
 GIVEN = {
     "README.md": "after 0.16 to 0.5 tokens · at 0.79M · virtual width of 1.5 · Python 3.11 · Apache-2.0",
     "docs/findings.md": """
-        its step takes up to [1.24] · at 0.7 of a trained · the uniform model's, 0.008: ·
+        its step takes up to [1.24] · after 0.05 tokens per · at 0.7 of a trained · the uniform model's, 0.008: ·
         Virtual width of 1.5 · virtual width 1.5, ·
         lowers it by 0.0069 nats · the paper's training loss -0.039 · (table 4, by 0.039) ·
         0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·
