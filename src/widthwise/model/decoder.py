@@ -143,8 +143,8 @@ class Decoder(nn.Module):
 
         With a cache, `tokens` continue the cached ones. is_real: bool (B, T), False on padding; windows of attention
         count padding between real tokens. documents, positions: integers (B, T), for rows of several documents without
-        cache and padding, see `data.boundaries`. Attention sees only tokens of the same document; positions replace the
-        positions in the row.
+        cache and padding, see `data.loader.Boundaries`. Attention sees only tokens of the same document; positions
+        replace the positions in the row.
         """
         if cache is not None:
             cache.check_room(*tokens.shape)
