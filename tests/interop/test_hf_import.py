@@ -142,6 +142,9 @@ def test_a_plan_names_the_sizes_and_what_is_not_imported_without_weights(tmp_pat
     assert plan["not_imported"] == {"attention_dropout": 0.1}
     assert (plan["model_type"], plan["n_positions"], plan["windows"]) == ("mistral", 64, [5, 5])
     assert plan["cost"]["params"]["total"] == hf_model("mistral_window").num_parameters()
+    gemma = hf_folder(tmp_path, "gemma2")
+    _change_config(gemma, lambda data: data.update(hidden_act="gelu_pytorch_tanh"))  # as released; it has no effect
+    assert import_plan(gemma)["not_imported"] == {}
 
 
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"]}

@@ -54,7 +54,7 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 IGNORED = (
     *("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
     *("model_type", "output_router_logits", "max_window_layers", "sliding_window", "pretraining_tp", *TOKEN_IDS),
-    *("sliding_window_pattern", "_sliding_window_pattern", "cache_implementation"),
+    *("sliding_window_pattern", "_sliding_window_pattern", "cache_implementation", "hidden_act"),
 )
 """Keys of CONFIG that a plan does not call lost: they do not describe the model, or have no effect where unread."""
 OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
