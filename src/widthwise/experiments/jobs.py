@@ -239,7 +239,7 @@ def _work(connection: Connection, index: int, n_threads: int | None) -> None:
     with suppress(EOFError, ConnectionError):  # the first process has ended, or was killed
         while True:
             task = connection.recv()
-            error = None
+            error: BaseException | None = None
             with watch_signals():  # a signal before the task handles signals is sent again
                 try:
                     task(_Sender(connection))
@@ -248,6 +248,7 @@ def _work(connection: Connection, index: int, n_threads: int | None) -> None:
                 except BaseException:
                     error = RunFailed(f"a training process failed: {traceback.format_exc()}")
                 connection.send((None, error))
+            error = None  # its traceback holds the tensors of the run, which would stay while the process waits
 
 
 class _Sender:
