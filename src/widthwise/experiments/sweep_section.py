@@ -82,8 +82,10 @@ class Range(Config):
 
 def _checked_axis(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
-        if not data or len(set(map(name_part, data))) < len(data):
-            raise ValueError(f"got {list(data)}; values must be distinct, also as parts of a name, and at least one")
+        if not data:
+            raise ValueError("got []; expected at least one value")
+        if len(set(map(name_part, data))) < len(data):
+            raise ValueError(f"got {list(data)}; values must be distinct, also as parts of a name")
         return tuple(data)
     if isinstance(data, (Mapping, Range)):
         return data
@@ -202,8 +204,7 @@ class SweepConfig(Config):
 
     def combinations(self) -> list[tuple[str, dict[str, Any]]]:
         """Return group and values of every point of a grid. Raises UserError for a range, or more than MOST_POINTS."""
-        points = list[tuple[str, dict[str, Any]]]()
-        n_points = 0
+        grids = dict[str, list[tuple[Any, ...]]]()
         for group, axes in self.axes.items():
             for key, axis in axes.items():
                 if isinstance(axis, Range):
@@ -211,12 +212,15 @@ class SweepConfig(Config):
                         f"sweep: {self._where(group)}.{key}: got a range; a grid needs a list of values, or add "
                         "search: {n_trials: ...}"
                     )
-            lists = [axis for axis in axes.values() if isinstance(axis, tuple)]
-            n_points += math.prod(map(len, lists))
-            if n_points > MOST_POINTS:
-                raise UserError(f"sweep: a grid of {n_points:,} points; must be at most {MOST_POINTS:,}, or add search")
-            points += [(group, dict(zip(axes, values))) for values in itertools.product(*lists)]
-        return points
+            grids[group] = [axis for axis in axes.values() if isinstance(axis, tuple)]
+        n_points = sum(math.prod(map(len, lists)) for lists in grids.values())
+        if n_points > MOST_POINTS:
+            raise UserError(f"sweep: a grid of {n_points:,} points; must be at most {MOST_POINTS:,}, or add search")
+        return [
+            (group, dict(zip(self.axes[group], values)))
+            for group, lists in grids.items()
+            for values in itertools.product(*lists)
+        ]
 
     def _where(self, group: str) -> str:
         """Return the path of the axes of a group in the section."""
