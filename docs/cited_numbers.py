@@ -26,6 +26,7 @@ from widthwise.records.outcome import Outcome, Variant
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 D32, D48 = "compute_optimal_d32", "compute_optimal"
+D64, D64_MORE = "compute_optimal_d64", "compute_optimal_d64_more_seeds"
 D48_REORDERED = ("compute_optimal_reordered", "compute_optimal_more_seeds")
 """Records of other seeds than in D48, on the same texts in another order."""
 F6, MORE, HALF = "found_6m", "found_6m_more_seeds", "found_6m_half_rate"
@@ -184,6 +185,7 @@ def findings() -> Iterator[str]:
     yield f"is [higher by {ci(at_d48('cut'))}]"
     yield f"if {ratio(E6, virtual, 'activation_bytes', '.2f')} times the activation memory"
     yield f"at 0.39M ({ci(at_d48(virtual))})"
+    yield f"at 0.66M have {mean(D64, virtual)} and {mean(D64_MORE, virtual)}."
     sections = (
         twenty_tokens,
         ten_times_the_size,
@@ -214,6 +216,10 @@ def twenty_tokens() -> Iterator[str]:
         runs = f"{fmean(reordered(name)):+.3f}", ci(at_d48(name))
         yield row(*in_the_course(D48, name, 384), *runs, ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
     yield f"differs by up to {max(others) - min(others):.3f}"
+    yield f"is {loss(D64, 'uniform')} and {loss(D64_MORE, 'uniform')}."
+    for name in ("virtual-2-3", "hourglass", "x-head-size"):
+        second = mean(D64_MORE, name) if name == "virtual-2-3" else ""
+        yield row(*in_the_course(D64, name, 640), second, ratio(D64, name, "flops"), ratio(D64, name, "kv_bytes"))
 
 
 def in_the_course(folder: str, name: str, validate_every: int) -> list[str]:
@@ -441,6 +447,7 @@ def results() -> Iterator[str]:
     small, virtual = "compare_small", "virtual-2-3"
     yield from (d(D32, virtual), ratio(D32, virtual, "flops"))
     yield f"[{ci(at_d48(virtual))}]"
+    yield from (f"[{mean(record, virtual)}]" for record in (D64, D64_MORE))
     yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
     yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
     yield from (d(D32, "found"), f"[{ci(at_d48('found'))}]", ci(five_seeds()))
