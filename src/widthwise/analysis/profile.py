@@ -60,7 +60,7 @@ class Profile(Watcher):
         Raises UserError if states of the model are not finite.
         """
         if windows.shape[1] < 3:
-            raise UserError(f"seq_len: got {windows.shape[1] - 1}; must be at least 2, a first token and another")
+            raise UserError(f"seq_len: got {windows.shape[1] - 1}; must be at least 2, for the statistics of sinks")
         targets = windows[:, 1:].flatten()
         try:
             self._subject.run(windows[:, :-1], self)

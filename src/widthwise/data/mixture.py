@@ -1,16 +1,16 @@
 """The windows of token files, and mixtures of several prepared corpora in given proportions.
 
-A token file is cut into windows of seq_len + 1 tokens, `seq_len` apart, so that every token except the first is a
-target exactly once. In training every epoch of a file visits all windows in a different random order, which is computed
-and not stored.
+A token file is cut into windows of seq_len + 1 tokens, `seq_len` apart, so that every token of a window except its
+first is a target exactly once; up to seq_len - 1 tokens at the end of the file are not read. In training every epoch of
+a file visits all windows in a different random order, which is computed and not stored.
 
-The source of a row of a mixture is a function of its number. Rows are divided between two parts, and each part again,
-down to single sources: a first part with the share p gets round(m p) of the first m rows of its division. The parts are
-paired by Huffman's algorithm (1952), lightest first, so that the number of rows of a source among the first n differs
-from its share of n by less than `MOST_OFF`, for any number of rows and sources. Proof: a division adds an error of at
-most 1/2, multiplied by the source's share of its part. From the source upwards these parts grow at least as fast as the
-Fibonacci numbers, so the sum of the errors is less than half the sum of the Fibonacci numbers' reciprocals. With two
-sources it is at most 1/2.
+A row is the position of a window in the order of reading. The source of a row of a mixture depends only on its number.
+Rows are divided between two parts, and each part again, down to single sources: a first part with the share p gets
+round(m p) of the first m rows of its division. The parts are paired by Huffman's algorithm (1952), lightest first, so
+that the number of rows of a source among the first n differs from its share of n by less than `MOST_OFF`, for any
+number of rows and sources. Proof: a division adds an error of at most 1/2, multiplied by the source's share of its
+part. From the source upwards these parts grow at least as fast as the Fibonacci numbers, so the sum of the errors is
+less than half the sum of the Fibonacci numbers' reciprocals. With two sources it is at most 1/2.
 """
 
 import heapq
@@ -32,7 +32,7 @@ N_ROUNDS = 8
 
 
 class FileWindows:
-    """The windows of one token file, as a pure function of the row."""
+    """The windows of one token file, by row."""
 
     def __init__(self, tokens: TokenFile, seq_len: int):
         """Raises UserError if there are none."""
@@ -44,13 +44,13 @@ class FileWindows:
         self._tokens = tokens
         self._seq_len = seq_len
         self.n_windows = (tokens.n_tokens - 1) // seq_len
-        """Number of first rows without a repeated window."""
+        """Number of rows, from row 0 on, before any window repeats."""
 
     def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
         """Return the windows of rows, uint64 (n,): int64 (n, seq_len + 1).
 
-        seed: of the order of training, which continues over epochs; None: the order of the file, for rows below
-        n_windows.
+        seed: seed of the training order, which is a new one in every epoch; None: the order of the file, only for rows
+        below n_windows.
         """
         if seed is not None:
             epochs, positions = np.divmod(rows, np.uint64(self.n_windows))
@@ -95,12 +95,13 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 MOST_OFF = 1.68
-"""Half of 3.3598..., the sum of the reciprocals of the Fibonacci numbers."""
+"""Bound on the difference between the rows of a source and its share: half of the sum of the reciprocals of the
+Fibonacci numbers, 3.3598..."""
 
 
 @dataclass(frozen=True)
 class RowDivision:
-    """Division of rows 0, 1, 2, ... between two parts with shares weight / total and the rest; or a single source.
+    """Division of rows 0, 1, 2, ... between a first part, with the share weight / total, and the rest; or one source.
 
     Exact for any integers.
     """
@@ -207,7 +208,7 @@ class MixedData:
     """The prepared data of several sources. `train` and `held_out` are mixtures of their token files."""
 
     def __init__(self, sources: Mapping[str, PreparedData], weights: Mapping[str, int]):
-        """weights: whole numbers without a common divisor. Raises UserError if two sources have other tokenizers."""
+        """weights: whole numbers without a common divisor. Raises UserError if tokenizers of sources differ."""
         self.sources = {name: sources[name] for name in sorted(sources)}
         self.weights = {name: weights[name] for name in self.sources}
         tokenizers = {name: data.manifest.tokenizer for name, data in self.sources.items()}
@@ -224,7 +225,7 @@ class MixedData:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the data. Raises UserError if it has changed since."""
+        """The tokenizer of the data. Raises UserError if it is not the one of the preparation."""
         return next(iter(self.sources.values())).tokenizer
 
     @property

@@ -93,7 +93,7 @@ class ShrinkOptions(Config):
     and write."""
     score: Score = "taylor"
     """Order of heads, hidden units and experts: by the first-order change of the loss, by activation, or by weights.
-    Sizes always follow from the change of the loss."""
+    With `found`, sizes follow from the change of the loss with every score."""
     stream: Literal["turned", "sorted"] = "turned"
     """`turned`: rotate the stream so that its leading coordinates hold most, if that preserves the function; `sorted`:
     only sort its coordinates."""

@@ -28,7 +28,7 @@ class PassContext:
     """Inputs of all layers, computed once before the first layer."""
 
     rope: dict[Rope, tuple[Tensor, Tensor]]
-    """Rotary positions of heads -> cosines and sines for the tokens of this pass."""
+    """Rotary frequencies of the heads of a layer -> cosines and sines for the tokens of this pass."""
     masks: dict[int | None, Tensor | None]
     """Window of attention -> (B or 1, 1, T, S): bool, True for visible keys, or numbers to add to the scores; None:
     causal over the T tokens within the window."""
@@ -39,8 +39,8 @@ class PassContext:
     positions: Tensor | None = None
     """integers (B or 1, T), positions of queries and keys; None if only layers are run."""
     documents: Tensor | None = None
-    """integers (B, S), over cached and new tokens: a query sees only earlier tokens of equal number; None: one document
-    per row. Used by forms of attention that need no mask; `masks` have the same information."""
+    """integers (B, S), the document of each cached and new token: a query sees only tokens of its document;
+    None: one document per row. Used by forms of attention that need no mask; `masks` have the same information."""
 
     def first(self, n: int) -> "PassContext":
         """Return the context of the first n positions, for a pass without cache and padding."""
@@ -53,8 +53,8 @@ class PassContext:
 def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
     """Return bool (B, S) over cached and new tokens, False for padding; None if nothing is padding.
 
-    start: number of cached tokens. seen, is_real: the same for cached and for new tokens; None: all are real. Reads no
-    values, which would wait for a GPU.
+    start: number of cached tokens. seen, is_real: the masks of the cached and of the new tokens; None: all are real.
+    Reads no values, which would wait for a GPU.
     """
     if is_real is None and seen is None:
         return None
@@ -65,7 +65,7 @@ def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | 
 def padding_documents(real: Tensor) -> Tensor:
     """real: bool (B, S) -> documents, integers (B, S).
 
-    The real tokens of a row are one document, and each token of left padding is another one.
+    The real tokens of a row are one document, and each padding token is a separate document.
     """
     return torch.where(real, 0, -1 - torch.arange(real.shape[1], device=real.device))
 
@@ -82,7 +82,7 @@ class Site(nn.Module, ABC):
     """One sublayer's access to the stream."""
 
     def set_index(self, index: int) -> None:
-        """Set the number of sites before this one, on which only initial weights may depend."""
+        """Set the number of sites before this one. Only initial weights may depend on it."""
         return
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Exit(nn.Module, ABC):
     """The modules between the last layer and the head."""
 
     def share_reduction(self, source: Any) -> None:
-        """Use the reduction matrix of a source exit of the same variant, if the variant has one."""
+        """Use the reduction matrix of `source`, an exit of the same class, if the class has one."""
 
     @abstractmethod
     def forward(self, stream: Stream) -> Tensor:
@@ -129,7 +129,7 @@ class LayerCache:
         self.values = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.v_head_dim, **tensor_options)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store T tokens from `start` on. Return the keys and values of all tokens up to them.
+        """Store T tokens from `start` on. Return the keys and values of tokens 0 to start + T - 1.
 
         keys: (B, n_kv_heads, T, head_dim), values: (B, n_kv_heads, T, v_head_dim) -> the same with start + T for T.
         """
@@ -154,7 +154,7 @@ class WindowCache(LayerCache):
         super().copy_from(source, length, counts)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store T tokens from `start` on. Return the keys and values of the tokens up to them that they may see.
+        """Store T tokens from `start` on. Return the keys and values from the first token that they may see.
 
         Raise ValueError if tokens before `start` are needed that were dropped.
         """
@@ -219,7 +219,10 @@ class KVCache:
         self.length += n_tokens
 
     def repeated(self, counts: Tensor, capacity: int) -> "KVCache":
-        """Return a cache with each text repeated in place. counts: integers (B,), the repetitions of each text."""
+        """Return a new cache in which the copies of each text are adjacent, in the order of the texts.
+
+        counts: integers (B,), the repetitions of each text.
+        """
         keys = self.layers[0].keys
         options: dict[str, Any] = {"dtype": keys.dtype, "device": keys.device}
         copy = KVCache([layer.shape for layer in self.layers], int(counts.sum()), capacity, self.n_rewound, **options)
@@ -229,9 +232,9 @@ class KVCache:
         return copy
 
     def rewind(self, length: int) -> None:
-        """Forget the tokens from `length` on. Raise ValueError if there are fewer.
+        """Forget the tokens from `length` on. Raise ValueError if the cache has fewer than `length` tokens.
 
-        With windows, at most `n_rewound` tokens of the last pass may be forgotten, or all.
+        With windows, `length` must be 0, or at most `n_rewound` tokens of the last pass may be forgotten.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be rewound to {length}")

@@ -38,7 +38,8 @@ def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> n
 
 
 def round_whole(widths: np.ndarray, quantum: int, d_model: int, least_quantum: int = 1) -> np.ndarray:
-    """Round as `round_nearest`, but down where rounding up would exceed the stream of d_model at an end.
+    """Round as `round_nearest`, but down where only rounding up makes a layer wider than d_model and than
+    all layers on one side of it.
 
     Rounding then adds no coordinates that nothing writes or nothing reads.
     """
@@ -52,10 +53,11 @@ def round_balanced(
 ) -> np.ndarray:
     """Round widths, (n_layers,), to multiples of `quantum` whose total cost is `budget` to within TOLERANCE.
 
-    Each layer is rounded up or down, but never exceeds the stream unless its real width does, and equal ends stay
-    equal. Among the choices within TOLERANCE, take the smallest total distance from `widths`; if there is none, the
-    smallest miss. If that is above FAR because of the ends, layers may move by one more multiple. All choices are tried
-    for up to 17 layers, and only choices with few moves for more. Raises as `round_nearest`.
+    Each layer is rounded up or down, but never exceeds the stream unless its real width does. If the first and last
+    layer have one width, they keep one. Among the choices within TOLERANCE, take the smallest total distance from
+    `widths`; if there is none, the smallest miss. If that is above FAR because of these two conditions, a layer may
+    also take the multiple on the other side of its nearest one. All choices are tried for up to 17 layers, and only
+    choices with few moves for more. Raises as `round_nearest`.
     """
     nearest = round_whole(widths, quantum, cost.d_model, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)
