@@ -13,7 +13,6 @@ from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
 from widthwise.files import (
     MAX_JSON_BYTES,
-    FileRecord,
     fsync_file,
     fsync_folder,
     parse_json,
@@ -109,15 +108,17 @@ def _fetch_files(remote: "_Remote", manifest: Manifest, folder: Path, progress: 
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
+                digest = hashlib.sha256()
                 n_bytes = 0
                 with open(partial, "wb") as copy:
                     for part in remote.parts(name):
-                        copy.write(part)
-                        done.add(len(part))
                         n_bytes += len(part)
                         if n_bytes > record.n_bytes:
                             break
-                if FileRecord.of(partial) != record:
+                        digest.update(part)
+                        copy.write(part)
+                        done.add(len(part))
+                if (n_bytes, digest.hexdigest()) != (record.n_bytes, record.sha256):
                     raise UserError(f"{remote.url}/{name}: differs from its manifest; it is damaged or changed")
                 fsync_file(partial)
                 partial.replace(target)

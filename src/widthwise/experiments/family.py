@@ -7,7 +7,7 @@ from typing import Any
 
 from widthwise.config_io import checked_copy, mistakes_of
 from widthwise.experiments.jobs import Run
-from widthwise.experiments.plan import Kind, Plan, Point, seeded
+from widthwise.experiments.plan import Plan, Point, seeded
 from widthwise.experiments.results import Results
 from widthwise.mistakes import UserError, counted
 from widthwise.recipe.recipe import Recipe, saved_recipe
@@ -29,7 +29,7 @@ ALONE = "alone"  # the same models trained from scratch
 class FamilyPlan(Plan):
     """Sizes grown from one parent run per seed, each compared with the same model trained alone."""
 
-    kind: Kind = "family"
+    kind = "family"
     parents: Mapping[int, RunCheckpoint]
     """Dict from seed to the run from which all sizes of this seed are grown."""
     growth: Mapping[tuple[str, int], Intention]

@@ -15,7 +15,6 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
 from widthwise.records.quantities import OF_MODELS
 
-Kind = Literal["comparison", "sweep", "ladder", "family"]
 MOST_POINTS = 1000
 """Largest number of listed variants or points: all of them are built before the first is trained."""
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
@@ -54,7 +53,7 @@ class Point:
 class Plan(ABC):
     """Points that are trained with the same seeds, and compared."""
 
-    kind: Kind
+    kind: ClassVar[Literal["comparison", "sweep", "ladder", "family"]]
     is_timed: ClassVar[bool] = False
     """True if a step of each point is measured first, to report the expected time."""
     row: ClassVar[str] = "point"
@@ -147,7 +146,7 @@ class Plan(ABC):
 class Comparison(Plan):
     """Named variants, trained seed by seed, so that all have a first result early."""
 
-    kind: Kind = "comparison"
+    kind = "comparison"
     is_timed = True
     row = "variant"
     tuning: Tuning | None = None
@@ -175,21 +174,28 @@ class Comparison(Plan):
 class Sweep(Plan):
     """All combinations of the values of axes, trained point by point, so that a first point finishes early."""
 
-    kind: Kind = "sweep"
+    kind = "sweep"
     sampler: str = "grid"
     """The sampler that draws the points, or `grid`."""
+    storage: ClassVar[str] = ""
+    """File of the study that draws the points."""
     axes: Mapping[str, Mapping[str, Any]]
     """Group -> recipe key -> its values, or a range as a mapping."""
-    baseline_group: str | None = None
-    """In a ladder, the group whose point of the same values is the baseline."""
 
     @property
     def order(self) -> list[tuple[str, int]]:
         return [(name, seed) for name in self.points for seed in self.seeds]
 
-    def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
-        if self.baseline_group is None:
-            return self.baseline
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder(Sweep):
+    """Groups at several sizes, compared size by size."""
+
+    kind = "ladder"
+    baseline_group: str
+    """Group whose point of the same values is the baseline."""
+
+    def baseline_of(self, group: str, values: Mapping[str, Any]) -> str:
         key = (self.baseline_group, values)
         return next(point.name for point in self.points.values() if (point.group, point.values) == key)
 

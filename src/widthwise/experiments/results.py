@@ -30,10 +30,7 @@ PRECISION_FILE = "precision"
 
 
 class Results(RunPolicy, Generic[P]):
-    """The results of an experiment, written when all runs have finished; a context for the locks of a search.
-
-    A failed run stops the experiment.
-    """
+    """The results of an experiment; a context for the locks of a search."""
 
     def __init__(self, plan: P, folder: Path, command: str, observer: Observer):
         self.plan = plan
@@ -74,11 +71,6 @@ class Results(RunPolicy, Generic[P]):
         recipe = seeded(point.recipe.settled(lambda: self.precision), seed)
         return Run(self.folder / run_path(point.name, seed), recipe, point.name)
 
-    def finished(self, run: Run, is_last: bool) -> None:
-        first = RunDir(self.folder / run_path(*self.plan.order[0]))
-        if first.exists:  # if not, `write` checks it at the end
-            self._check_data(RunDir(run.path), first)
-
     def write(self) -> Outcome:
         """Write the results so far, and return them.
 
@@ -100,8 +92,7 @@ class Results(RunPolicy, Generic[P]):
         plan = self.plan
         curves = [curve for runs in self._trained.values() for curve in runs.curves]
         # A record omits fields that it was not given, even if their defaults are meant.
-        unset = {"baseline_group": None, "axes": {}, "study": None, "judged": []}
-        unset["tuning"] = plan.tuning if isinstance(plan, Comparison) else None
+        unset = {"baseline_group": None, "axes": {}, "study": None, "judged": [], "tuning": None}
         return Outcome(
             title=self.title,
             command=self.command,
@@ -146,3 +137,15 @@ class Results(RunPolicy, Generic[P]):
             unequal = {path: pair for path, pair in variant.differs_in.items() if not f"{path}.".startswith(axes)}
             self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=unequal)
         return self._variants[key]
+
+
+class ComparisonResults(Results[Comparison]):
+    """The results of a comparison, written when all runs have finished. A failed run stops it."""
+
+    def finished(self, run: Run, is_last: bool) -> None:
+        first = RunDir(self.folder / run_path(*self.plan.order[0]))
+        if first.exists:  # if not, `write` checks it at the end
+            check_same_data(RunDir(run.path), first)
+
+    def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
+        return super()._record(points, tuning=self.plan.tuning, **fields)

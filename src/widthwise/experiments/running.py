@@ -11,11 +11,11 @@ import torch
 
 from widthwise.experiments.family import FamilyPlan, FamilyResults
 from widthwise.experiments.jobs import Jobs, ProcessGroup
-from widthwise.experiments.plan import Comparison, Plan, Sweep, run_path
-from widthwise.experiments.results import PRECISION_FILE, Results
+from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
+from widthwise.experiments.results import PRECISION_FILE, ComparisonResults, Results
 from widthwise.experiments.scheduler import Schedule, train_all
 from widthwise.experiments.sweep import Search
-from widthwise.experiments.sweep_results import SearchResults, SweepResults
+from widthwise.experiments.sweep_results import LadderResults, SearchResults, SweepResults
 from widthwise.files import missing_folders, remove_unused
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
@@ -28,8 +28,9 @@ from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer, SilentObserver
 
 RESULTS: dict[type[Plan], type[Results[Any]]] = {
-    Comparison: Results,
+    Comparison: ComparisonResults,
     Sweep: SweepResults,
+    Ladder: LadderResults,
     Search: SearchResults,
     FamilyPlan: FamilyResults,
 }

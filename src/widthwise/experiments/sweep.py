@@ -20,7 +20,7 @@ from widthwise.experiments.matching import (
     check_trainable,
     match_with_options,
 )
-from widthwise.experiments.plan import Point, Sweep
+from widthwise.experiments.plan import Ladder, Point, Sweep
 from widthwise.experiments.sweep_section import ASPECT, Range, SweepConfig, name_part, point_name
 from widthwise.mistakes import REMOVED, UserError
 from widthwise.model.config import cost_summary
@@ -188,6 +188,7 @@ def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Poin
 class Search(Sweep):
     """A sweep whose points, except the baseline, are drawn by a sampler when it runs."""
 
+    storage = STUDY_FILE
     space: SweepSpace
 
     @property
@@ -220,9 +221,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), options: Mapping[str, 
     title = recipe_name(path)
     about = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
     if config.rungs:
-        return Sweep(
+        return Ladder(
             **about,
-            kind="ladder",
             points=_rung_points(config, data),
             axes={group: {RUNG: list(config.rungs)} for group in config.groups},
             baseline_group=next(iter(config.groups)),

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from widthwise.experiments.jobs import Run
 from widthwise.experiments.outcome import load_result, windows
-from widthwise.experiments.plan import Point, Sweep
+from widthwise.experiments.plan import Ladder, Point, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
-from widthwise.experiments.sweep import STUDY_FILE, Search
+from widthwise.experiments.sweep import Search
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant
@@ -86,19 +86,14 @@ class SweepResults(Results[S]):
                 points.append(OpenPoint(**vars(point)))
         n_failed = sum(point.state == "failed" for point in points)
         study = StudyRecord(
-            storage="" if self.plan.sampler == "grid" else STUDY_FILE,
+            storage=self.plan.storage,
             sampler=self.plan.sampler,
             n_points=self.plan.n_points,
             n_finished=len(finished),
             n_failed=n_failed,
             n_repeated=n_ended - len(finished) - n_failed,
         )
-        judged = list[Judged]()
-        if self.plan.baseline_group is None:  # of a ladder, no size is selected as the best
-            points = self._with_wide_verdicts(points)
-            judged = list(self._judged(points))
-        about = {"baseline_group": self.plan.baseline_group, "axes": dict(self.plan.axes), "study": study}
-        return self._record(points, judged=judged, **about)
+        return self._record(**self._judgement(points), axes=dict(self.plan.axes), study=study)
 
     def _drawn(self) -> list[PointStatus]:
         """Return the points that a study has drawn. "#" begins the name of a point without a name."""
@@ -118,6 +113,9 @@ class SweepResults(Results[S]):
         elif any(run.is_in_use for run in runs):
             state = "running"
         return PointStatus(point.name, point.group, dict(point.values), state, reason)
+
+    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
+        return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
 
     def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
         """Return the points with verdicts from intervals widened for their number, as for the best point."""
@@ -152,12 +150,15 @@ class SweepResults(Results[S]):
         if baseline is None:
             yield self._difference(best, [best], rival, 2, CONFIDENCE)
         yield self._difference(best, [best], rival, len(ranked), wide)
-        # The sampler of a search has selected the points of a group.
-        averaged = self.plan.axes if baseline is not None and self.plan.sampler == "grid" else ()
-        for group in filter(None, averaged):
+        for group in self._averaged_groups:
             names = [point.name for point in ranked if point.group == group]
             if len(names) > 1:
                 yield self._difference(group, names, rival, len(names), CONFIDENCE)
+
+    @property
+    def _averaged_groups(self) -> list[str]:
+        """Groups whose mean is compared with the baseline; empty without a baseline."""
+        return [group for group in self.plan.axes if group and self.plan.baseline]
 
     def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
         """Return the mean of points minus a rival. n_points: number of points that were compared or averaged."""
@@ -165,6 +166,13 @@ class SweepResults(Results[S]):
         difference = paired_mean(mean - windows(self._trained[rival].results), confidence)
         judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
         return Judged(name=title, beside=rival, n_points=n_points, **judged)
+
+
+class LadderResults(SweepResults[Ladder]):
+    """The results of a ladder, of which no size is selected as the best."""
+
+    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
+        return {"points": points, "baseline_group": self.plan.baseline_group}
 
 
 class SearchResults(SweepResults[Search]):
@@ -201,3 +209,8 @@ class SearchResults(SweepResults[Search]):
 
     def _drawn(self) -> list[PointStatus]:
         return self._study.drawn()
+
+    @property
+    def _averaged_groups(self) -> list[str]:
+        """Empty, because the sampler has selected the points."""
+        return []

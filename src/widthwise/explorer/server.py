@@ -52,7 +52,7 @@ class Answers:
         # These caches do not make requests wait for each other.
         self.costs_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.costs(setting)))
         self.memory_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.memory(setting)))
-        self.costs(Setting())  # refuses a recipe that `inspect` refuses
+        self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
 
     def recipe_yaml(self, setting: Setting) -> str:
         """Return a complete recipe, which extends no other."""

@@ -40,8 +40,8 @@ def reference_attention(
     queries: (B, n_heads, T, head_dim), of the last T of S tokens; keys: (B, n_kv_heads, S, head_dim); values:
     (B, n_kv_heads, S, v_head_dim); n_kv_heads divides n_heads, and neighbouring query heads share a key-value head.
     documents: integers (B, S), the document of each token; None: one document. Each padding token is a separate
-    document. window: number of tokens that a token sees at most, including itself. score_cap: of `soft_capped`
-    scores. -> (B, n_heads, T, v_head_dim).
+    document. window: number of tokens that a token sees at most, including itself. score_cap: bound of
+    the scores, see `soft_capped`; None: no bound. -> (B, n_heads, T, v_head_dim).
     """
     n_heads, n_queries = queries.shape[1:3]
     group_size = n_heads // keys.shape[1]

@@ -25,7 +25,7 @@ class Head(NamedTuple):
     """(vocab_size, d_model)"""
     multiplier: float = 1.0
     cap: float | None = None
-    """Of `soft_capped` logits, after the multiplier."""
+    """Bound of the logits after the multiplier, see `soft_capped`; None: no bound."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: (..., d_model) -> (n, vocab_size), in fp32 or wider."""
@@ -104,6 +104,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         n_rows = rows_per_chunk(hidden.device.type, len(weight))
         share = 0.0 if teacher is None else teacher.share
         by_logits = None
+        if teacher is not None:  # cast its head once, not for every chunk
+            head = teacher.head
+            teacher = teacher._replace(head=head._replace(weight=head.weight.to(teacher.hidden.dtype)))
         for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
             logits = linear(hidden[rows], compute_weight).to(wide)
