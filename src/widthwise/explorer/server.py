@@ -49,9 +49,8 @@ class Answers:
         self._where = str(recipe)
         self._base = read_recipe(recipe, overrides)
         self.controls = {"name": recipe_name(recipe), **controls(parse_recipe(self._base, self._where), self._where)}
-        # These caches do not make requests wait for each other.
-        self.costs_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.costs(setting)))
-        self.memory_json: Callable[..., str] = lru_cache(N_KEPT)(lambda setting: json.dumps(self.memory(setting)))
+        self.costs_json = _remembered(self.costs)
+        self.memory_json = _remembered(self.memory)
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
 
     def recipe_yaml(self, setting: Setting) -> str:
@@ -93,6 +92,14 @@ class Answers:
         header = ["one device", "has", "largest pass", "needs", "time of the run"]
         caption = f"training memory, activation checkpointing {kind}; a pass in sequences of {recipe.seq_len:,} tokens"
         return _cells(Table(caption, header, rows))
+
+
+def _remembered(count: Callable[[Setting], Any]) -> Callable[..., str]:
+    """Return a function that gives the counted numbers as JSON, with a cache for the last `N_KEPT` settings.
+
+    Requests do not wait for each other.
+    """
+    return lru_cache(N_KEPT)(lambda setting: json.dumps(count(setting)))
 
 
 def _cells(table: Table) -> dict[str, Any]:
