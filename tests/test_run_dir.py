@@ -12,9 +12,10 @@ from boxes import refusal
 from small_costs import small_cost
 
 from widthwise import run_dir
+from widthwise.metrics_file import MetricsFile
 from widthwise.mistakes import RunDiverged, UserError
 from widthwise.records.run import RunResult
-from widthwise.run_dir import MetricsFile, RunDir
+from widthwise.run_dir import RunDir
 
 
 def test_a_run_begins_once_with_one_recipe(tmp_path):
@@ -108,7 +109,7 @@ def test_a_path_that_is_no_run_is_told_what_it_is(tmp_path):
 
 HOLD = """
 import sys
-from widthwise.run_dir import MetricsFile, RunDir
+from widthwise.run_dir import RunDir
 with RunDir(sys.argv[1]).locked():
     print("held", flush=True)
     sys.stdin.read()
@@ -178,7 +179,7 @@ def test_half_a_record_is_refused_before_training_goes_on(metrics, key, value):
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 100, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16 + 5, 10**30])
 def test_the_front_of_the_records_is_read_in_parts(metrics, monkeypatch, n_bytes):
-    monkeypatch.setattr("widthwise.run_dir.HASHED_BYTES_AT_ONCE", 2**16)
+    monkeypatch.setattr("widthwise.metrics_file.HASHED_BYTES_AT_ONCE", 2**16)
     content = os.urandom(3 * 2**16 + 7)
     metrics.path.write_bytes(content)
     front = metrics.front(n_bytes)

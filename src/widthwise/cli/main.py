@@ -29,7 +29,7 @@ VERBS = {
         "design.design",
         "design.explore",
         "experiment.search",
-        "train.plan",
+        "plan.plan",
         "design.schema",
     ),
     "Train": ("data.data_app", "train.train", "train.resume", "train.runs"),
