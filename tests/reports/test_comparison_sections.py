@@ -12,7 +12,8 @@ from page_section import change, drawn, labels, reported, rows_of, section
 
 from widthwise.records.outcome import Outcome, Tuning
 from widthwise.reports.charts import Figure, styles
-from widthwise.reports.experiment import answer, experiment_page, tuning_table
+from widthwise.reports.comparison_page import tuning_table
+from widthwise.reports.experiment import answer, experiment_page
 from widthwise.reports.experiment_sections import equal_loss_section
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.main_table import csv_text, latex_text

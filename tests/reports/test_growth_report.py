@@ -18,7 +18,7 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import progress
-from widthwise.reports.experiment import branch_table, family_answer, family_question
+from widthwise.reports.family_page import branch_table, family_answer, family_question
 from widthwise.reports.growth import growth_section
 from widthwise.reports.run import read_run
 from widthwise.reports.table import Table

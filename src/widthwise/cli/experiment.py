@@ -324,7 +324,9 @@ def run_and_report(
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
-    from widthwise.reports.experiment import answer, branch_table, tuning_table
+    from widthwise.reports.comparison_page import tuning_table
+    from widthwise.reports.experiment import answer
+    from widthwise.reports.family_page import branch_table
     from widthwise.reports.writing import write_report
 
     jobs = jobs_of(plan, training.n_jobs)
