@@ -132,7 +132,9 @@ class Launch:
 
     def everything(self) -> str:
         """What all of them have printed, for a test that fails."""
-        return "\n".join(f"--- {rank}\n{self.said(rank)}" for rank in range(len(self.processes)))
+        return "\n".join(
+            f"--- {rank}, exit code {process.exitcode}\n{self.said(rank)}" for rank, process in enumerate(self.processes)
+        )
 
 
 def launched(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -65,11 +66,11 @@ def calls(processes: Processes) -> dict[str, Callable[[], Any]]:
 
 
 def observe(folder: Path) -> None:
-    """Writes down what each call raised in this process."""
+    """Writes down what each call raised in this process, and how many processes were ready to leave when it left."""
     from widthwise.training.distributed import group
 
     with group(step_config(shards=1)) as processes:
-        found = {}
+        found: dict[str, Any] = {}
         for name, call in calls(processes).items():
             try:
                 found[name] = f"no error: {call()}"
@@ -77,11 +78,14 @@ def observe(folder: Path) -> None:
                 found[name] = f"{type(error).__name__}: {error}".partition(" at 0x")[0]
         values = processes.all_gather(lambda: processes.rank), processes.on_rank_zero(lambda: processes.rank)
         found["values"] = str(values)
+        time.sleep(0.5 * processes.rank)
+        (folder / f"{processes.rank} is ready").touch()
+    found["ready when it left"] = len(list(folder.glob("* is ready")))
     (folder / f"{processes.rank}.json").write_text(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory) -> list[dict[str, str]]:
+def observed(tmp_path_factory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("observed")
     launched(N, observe, folder, errors=folder, codes=[0] * N)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(N)]
@@ -93,3 +97,7 @@ def test_every_process_gets_the_same_error_or_the_same_values(observed, name):
         (found,) = {each[f"{name}, {where}"] for each in observed}
         assert UNLUCKY[name][1] in found
     assert {each["values"] for each in observed} == {"([0, 1, 2], 0)"}
+
+
+def test_no_process_leaves_while_another_may_wait_for_its_message(observed):
+    assert [each["ready when it left"] for each in observed] == [N] * N

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import widthwise.hf  # noqa: F401
+from widthwise.training.distributed import leave
 
 
 def _found(folder: str, batch: dict[str, torch.Tensor], n_new: int) -> dict[str, Any]:
@@ -46,4 +47,4 @@ if __name__ == "__main__":
     found = {name: _found(folder, batch, said["n_new"]) for name, folder in said["folders"].items()}
     if torch.distributed.get_rank() == 0:
         torch.save(found, said["out"])
-    torch.distributed.destroy_process_group()
+    leave()

@@ -27,7 +27,7 @@ from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.distributed import Group
+from widthwise.training.distributed import Group, leave
 from widthwise.training.teacher import LoadedTeacher
 
 N_RANKS = 3
@@ -171,7 +171,7 @@ def main(folder: Path, rank: int) -> None:
         config = parse(ModelConfig, data)
         found[name] = {n: held_and_sent(config, mesh, has_muon=name == "muon") for n, mesh in own.items()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    leave()
     if rank == 0:
         steps = json.loads((folder / "steps.json").read_text())
         (folder / "memory.json").write_text(json.dumps([most_memory(each) for each in steps]))

@@ -83,7 +83,16 @@ def group(config: TrainConfig) -> Iterator["Group"]:
         raise RankLocalError(f"process {processes.rank}: {processes.who_is_missing(error)}") from None
     if is_ours:
         _groups.clear()
-        dist.destroy_process_group()
+        leave()
+
+
+def leave() -> None:
+    """Wait for all processes, then close the connections: closing one may lose its last message."""
+    store = _get_default_store()
+    store.set(f"leaving-{dist.get_rank()}", "")
+    with suppress(RuntimeError):  # the process that holds the store leaves while others ask
+        store.wait([f"leaving-{rank}" for rank in range(dist.get_world_size())])
+    dist.destroy_process_group()
 
 
 def _join(config: TrainConfig) -> None:
