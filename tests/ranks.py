@@ -132,9 +132,11 @@ class Launch:
 
     def everything(self) -> str:
         """What all of them have printed, for a test that fails."""
-        return "\n".join(
-            f"--- {rank}, exit code {process.exitcode}\n{self.said(rank)}" for rank, process in enumerate(self.processes)
-        )
+        printed = [
+            f"--- {rank}, exit code {process.exitcode}\n{self.said(rank)}"
+            for rank, process in enumerate(self.processes)
+        ]
+        return "\n".join(printed)
 
 
 def launched(

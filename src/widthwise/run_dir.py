@@ -36,7 +36,7 @@ from widthwise.files import (
 from widthwise.metrics_file import MetricsFile
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.record import CHECKSUMS, SealedFile, check_unchanged, digests
-from widthwise.records.run import OF_PROCESSES, Continuation, RunResult, changes_in_words, continued, other_folder
+from widthwise.records.run import Continuation, RunResult, changes_in_words, continued, other_folder
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")
@@ -113,21 +113,9 @@ class RunDir:
         return (self.path / "config.yaml").is_file()
 
     def begin(self, config_yaml: str, environment: Mapping[str, Any]) -> None:
-        """Create the folder, or accept one begun with the same recipe. Raises UserError if the recipes differ."""
-        if self.exists:
-            self.check_recipe(config_yaml)
-            return
+        """Create the folder of a new run."""
         self._environment_file.write({**environment, RECIPE: config_yaml})
         write_atomic(self.path / "config.yaml", config_yaml)
-
-    def check_recipe(self, config_yaml: str) -> None:
-        """Raise UserError if the run was begun with another recipe."""
-        old = parse_yaml(self.config_yaml(), "config.yaml")
-        changes = changes_in_words(old, parse_yaml(config_yaml, "recipe"))
-        changes = [change for change in changes if not change.startswith(OF_PROCESSES)]
-        if changes:
-            first = ", ".join(changes[:3])
-            raise UserError(f"{self.path}: holds a run of another recipe ({first}); choose another folder with --out")
 
     def config_yaml(self) -> str:
         """Return the resolved recipe. Raises UserError without a run, or if the recipe was changed later."""

@@ -12,6 +12,7 @@ from widthwise.data.prepare import prepare
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train, train_or_resume
 from widthwise.training.objective import Objective
+from widthwise.yaml_io import dump_yaml, parse_yaml
 
 NO_DATA = "data={path: nowhere}"
 
@@ -55,6 +56,18 @@ def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
     assert f"unfinished run; `widthwise resume {run.path}` continues it" in refusal(train, tiny_recipe(), run.path)
     train_or_resume(tiny_recipe(), run.path)
     assert outcome(run.path) == outcome(finished)
+
+
+def test_a_run_of_a_version_without_a_later_option_has_its_default(finished, tmp_path):
+    run, data = RunDir(tmp_path / "run"), parse_yaml(RunDir(finished).config_yaml(), "config.yaml")
+    del data["optimizer"]["decays_scales"], data["model"]["embedding_multiplier"]
+    del data["model"]["layers"][0]["attention"]["score_cap"]
+    run.begin(dump_yaml(data), RunDir(finished).environment())
+    refused = refusal(train, tiny_recipe("train.seed=4"), run.path)
+    assert "holds a run of another recipe (train.seed from 3 to 4)" in refused
+    train_or_resume(tiny_recipe(), run.path)
+    assert outcome(run.path) == outcome(finished)
+    assert train(tiny_recipe(), run.path) == run.result()
 
 
 def test_a_run_whose_record_of_its_data_is_lost_takes_up_no_other(finished, tmp_path):

@@ -14,6 +14,7 @@ from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
 from widthwise.experiments.sweep import Search
 from widthwise.mistakes import UserError
+from widthwise.recipe.recipe import check_same_recipe
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant
 from widthwise.records.outcome import Study as StudyRecord
@@ -22,7 +23,6 @@ from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.listing import stop_message
 from widthwise.training.launch import RankLocalError
 from widthwise.training.observer import Observer
-from widthwise.yaml_io import to_yaml
 
 ENDED = ("finished", "failed")
 """States of a point that is not trained any more."""
@@ -44,7 +44,7 @@ class SweepResults(Results[S]):
         reason = stop_message(previous)
         if reason is None:
             return True
-        previous.check_recipe(to_yaml(run.recipe.resolved()))
+        check_same_recipe(previous, run.recipe.resolved())
         self._fail(run.point, f"{run.path}: {reason}", is_final=True)
         return False
 

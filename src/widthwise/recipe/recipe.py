@@ -8,7 +8,7 @@ from typing import Any, Self
 import pydantic
 
 from widthwise.computing import Precision
-from widthwise.config_io import Config, checked_copy, mistakes_of, parse
+from widthwise.config_io import Config, checked_copy, mistakes_of, parse, to_data
 from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import OpenedData
@@ -20,6 +20,7 @@ from widthwise.recipe.objective import TeacherSizes
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.schedule import ENDLESS, FlopBudget, Schedule
 from widthwise.recipe.train_section import TrainConfig, ValidationConfig
+from widthwise.records.run import OF_PROCESSES, changes_in_words
 from widthwise.run_dir import RunDir
 from widthwise.shape.template import ModelSection
 from widthwise.sizes import NTokens
@@ -273,6 +274,18 @@ def saved_recipe(run: RunDir) -> Recipe:
     """Return the resolved recipe of a run directory. Raise UserError if it is no run directory."""
     where = f"{run.path}/config.yaml"
     return parse(Recipe, parse_yaml(run.config_yaml(), where), where)
+
+
+def check_same_recipe(run: RunDir, recipe: Recipe) -> None:
+    """Raise UserError if the run was begun with a recipe other than this resolved one.
+
+    An option that is newer than the run counts as its default.
+    """
+    changes = changes_in_words(to_data(saved_recipe(run)), to_data(recipe))
+    changes = [change for change in changes if not change.startswith(OF_PROCESSES)]
+    if changes:
+        first = ", ".join(changes[:3])
+        raise UserError(f"{run.path}: holds a run of another recipe ({first}); choose another folder with --out")
 
 
 ELSEWHERE = {

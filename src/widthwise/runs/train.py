@@ -12,7 +12,7 @@ from widthwise.data.documents import ignore_progress
 from widthwise.data.identity import VALIDATION_KEY, check_data_of_run, has_seen_data
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.mistakes import UserError
-from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.recipe.recipe import Recipe, check_same_recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
@@ -102,7 +102,7 @@ class _Launch:
             lock.enter_context(self.run.locked())
             if not self.run.exists:
                 return False
-            self.run.check_recipe(to_yaml(recipe))
+            check_same_recipe(self.run, recipe)
             if self.run.result() is None and not may_resume:
                 if not is_launched():
                     raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` continues it")
