@@ -97,11 +97,6 @@ def styles(names: Collection[str], baseline: str | None = None) -> dict[str, Sty
     return chosen
 
 
-def areas(names: Sequence[str]) -> dict[str, Style]:
-    """Return a colour for each part of a stacked bar."""
-    return {name: Style(SERIES[i % len(SERIES)], is_area=True) for i, name in enumerate(names)}
-
-
 LOOK: Mapping[str, Any] = yaml.safe_load((_FOLDER / "look.yaml").read_text(encoding="utf-8"))
 """Vega-Lite config of every figure."""
 MARGIN = 0.06
@@ -143,7 +138,8 @@ class Figure:
             spec["datasets"] = {}
             for name, rows in datasets.items():
                 if rows:
-                    spec["datasets"][name] = {key: [row[key] for row in rows] for key in rows[0]}
+                    keys = dict.fromkeys(key for row in rows for key in row)
+                    spec["datasets"][name] = {key: [row.get(key) for row in rows] for key in keys}
         spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         if not self.is_small:
             _add_zoom(spec)

@@ -13,7 +13,7 @@ from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, MUTED, Figure, Looks, Plot, limits_of, styles
+from widthwise.reports.charts import BASELINE_STYLE, MUTED, SERIES, Figure, Looks, Plot, Style, limits_of, styles
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import capital, clean, counted, fixed, ratio, shorten, si, signed, tick
 
@@ -23,7 +23,8 @@ LOSS = "held-out loss"
 def part_figure(variants: Sequence[Variant]) -> Figure:
     """Return parameters by part of the model, a stacked bar for each variant."""
     names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
-    looks = charts.areas([name for name in names if name not in ("total", "active", "dead")])
+    parts = [name for name in names if name not in ("total", "active", "dead")]
+    looks = {part: Style(SERIES[i % len(SERIES)], is_area=True) for i, part in enumerate(parts)}
     rows = [
         {"name": part, "variant": clean(variant.name), "parameters": variant.cost.params.get(part, 0.0), "order": i}
         for variant in variants
