@@ -48,6 +48,10 @@ def analysis_page(whole: Analysis) -> Page:
         if measure.title and (figure := _depth_figure(models, variants, looks, measure, threshold)) is not None:
             figures[measure.part].append(figure)
             by_measure[measure] = figure
+    described = [f"text: {text.source}"]
+    for model in whole.models:
+        step = "" if model.step is None else f", step {model.step}"
+        described.append(f"{clean(model.name)}: {clean(model.source)} ({clean(model.kind)}{step})")
     answers = analysis_tables.findings(whole)
     notes = ["course", "left-out"] if left_out else ["course"]
     return Page(
@@ -88,16 +92,11 @@ def analysis_page(whole: Analysis) -> Page:
                 "How to reproduce",
                 Text(["Run this command; every model reads the same text with its own tokenizer."]),
                 Code(whole.command),
-                Code("\n".join([f"text: {text.source}", *map(_described, whole.models)]), "Models and text"),
+                Code("\n".join(described), "Models and text"),
             ),
         ),
         made_from=f"{Analysis.file_name} of {whole.created}",
     )
-
-
-def _described(model: AnalysedModel) -> str:
-    step = "" if model.step is None else f", step {model.step}"
-    return f"{clean(model.name)}: {clean(model.source)} ({clean(model.kind)}{step})"
 
 
 def _differ_in_depth(models: Sequence[AnalysedModel]) -> bool:

@@ -72,6 +72,8 @@ def evaluation_page(table: EvaluationTable) -> Page:
         [name, _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)]
         for name, row in zip(names, table.rows)
     ]
+    pairs = [f"{clean(row.name)} with {clean(row.baseline)}" for row in table.rows if row.baseline is not None]
+    marks = {"better": BETTER, "worse": WORSE}
     caption = "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better"
     return Page(
         "evaluation",
@@ -83,7 +85,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
                 "Results",
                 *_difference_figures(table),
                 Table(caption, ["Model", *_titles(table)], rows),
-                note("answers", tests=_tests(table)) if any(row.baseline for row in table.rows) else None,
+                note("answers", **marks, p=f"{table.significance:g}", pairs="; ".join(pairs)) if pairs else None,
             ),
             section(
                 "Questions",  # as Table 5 of the variable-width paper
@@ -189,17 +191,6 @@ def _difference_figures(table: EvaluationTable) -> list[Figure | None]:
         x_title = [f"{quantity} above the baseline:", f"{side} of 0 is better"]
         figures.append(forest(key, caption, effects, x_title, n_decimals=1 if is_share else 2))
     return figures
-
-
-def _tests(table: EvaluationTable) -> str:
-    """Return an explanation of the marks and tests of compared models."""
-    compared = [row for row in table.rows if row.baseline is not None]
-    pairs = "; ".join(f"{clean(row.name)} with {clean(row.baseline or '')}" for row in compared)
-    return (
-        f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, two-sided, over pairs of "
-        "answers to the same questions: McNemar's exact test for answers that are right or wrong, otherwise Student's "
-        f"t, for a perplexity on the loss. Compared: {pairs}. p-values are not corrected for the number of tests."
-    )
 
 
 def csv_text(table: EvaluationTable) -> str:

@@ -64,7 +64,10 @@ def forest(
     for name, difference, verdict in sorted(effects, key=lambda effect: finite(effect.difference.mean)):
         row = {"name": clean(name), "verdict": verdict, "colour": VERDICT_COLOURS.get(verdict, MUTED)}
         ends = charts.ends_of(difference)
-        means.append(row | ends | {"numbers": _numbers(difference, n_decimals)})
+        numbers = signed(difference.mean, n_decimals)
+        if difference.low is not None and difference.high is not None:
+            numbers += f"\n[{signed(difference.low, n_decimals)}, {signed(difference.high, n_decimals)}]"
+        means.append(row | ends | {"numbers": numbers})
         for seed, value in zip(seeds, difference.per_seed):
             values.append(row | {"seed": seed, "difference": finite(value)})
         if has_intervals and ends["low"] < low:
@@ -89,14 +92,6 @@ def forest(
         layers.append(heads.encode(x="end:Q", y=up, color=mark_colour, shape=shape))
     layers.append(charts.chart(means).mark_point(size=95).encode(x=across, y=up, tooltip=tip, color=mark_colour))
     layers.append(charts.beside(means, up, "numbers", dy=-6))
-    numbers = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
-    label = charts.described(f"{caption}:", numbers)
+    differences = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
+    label = charts.described(f"{caption}:", differences)
     return Figure(key, caption, label, alt.layer(*layers), height=40 + _ROW * len(effects))
-
-
-def _numbers(difference: Estimate, n_decimals: int) -> str:
-    """Return the mean, and below it the interval, if known."""
-    lines = [signed(difference.mean, n_decimals)]
-    if difference.low is not None and difference.high is not None:
-        lines.append(f"[{signed(difference.low, n_decimals)}, {signed(difference.high, n_decimals)}]")
-    return "\n".join(lines)

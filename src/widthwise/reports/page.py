@@ -147,8 +147,8 @@ class Page:
 
     def html(self) -> str:
         """Return the whole page."""
-        scripts = [_SCRIPT, *([vega()] if self.figures else [])]
-        return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
+        scripts = [_vega(), _SCRIPT] if self.figures else [_SCRIPT]
+        return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts))
 
     def notebook_html(self) -> str:
         """Return the answer, the first figures as images, and the main tables, without scripts."""
@@ -172,7 +172,7 @@ class Page:
 
 
 @functools.cache
-def vega() -> str:
+def _vega() -> str:
     """Return Vega as one script."""
     return vega_library().javascript_bundle()
 
