@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from widthwise.analysis.rows import COLUMNS, check_parquet, rows, write_parquet
+from widthwise.analysis.rows import COLUMNS, rows, write_parquet
 from widthwise.mistakes import UserError
 from widthwise.records.analysis import Analysis
 
@@ -61,11 +61,10 @@ def test_parquet_holds_the_rows_and_without_pyarrow_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra [prep]")
-    check_parquet()
     path = write_parquet(ANALYSIS, tmp_path / "out")
     table = parquet.read_table(path)
     assert tuple(table.column_names) == COLUMNS
     assert [tuple(row.values()) for row in table.to_pylist()] == list(rows(ANALYSIS))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install 'widthwise\[prep\]'"):
-        check_parquet()
+        write_parquet(ANALYSIS, tmp_path)

@@ -32,11 +32,6 @@ def rows(analysis: Analysis) -> Iterator[tuple[str, str, int, int | None, int | 
                         yield model.name, f"{part}.{key}", layer, block, index, None if value is None else float(value)
 
 
-def check_parquet() -> None:
-    """Raise UserError if pyarrow is missing, to call before a long analysis."""
-    require("pyarrow", "prep")
-
-
 def write_parquet(analysis: Analysis, folder: Path) -> Path:
     """Write the rows to `folder/analysis.parquet`. Raises UserError if that is impossible."""
     pyarrow = require("pyarrow", "prep")

@@ -177,11 +177,6 @@ def _vega() -> str:
     return vega_library().javascript_bundle()
 
 
-def as_json(value: object) -> Markup:
-    """Return JSON that is safe inside a script element."""
-    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
-
-
 _FOLDER = Path(__file__).parent
 _NOTES: dict[str, str] = yaml.safe_load((_FOLDER / "notes.yaml").read_text(encoding="utf-8"))
 _SCRIPT = (_FOLDER / "page.js").read_text(encoding="utf-8")
@@ -195,7 +190,7 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.globals |= {"look": LOOK, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
 _ENVIRONMENT.filters |= {
     "clean": clean,
-    "json": as_json,
+    "json": lambda value: Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")),
     "hash": lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     "groups": _groups,
     "raw": Markup,
