@@ -141,8 +141,7 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
     _check_models(models)
-    from widthwise.analysis.rows import write_parquet
-    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
+    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table, write_parquet
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.analyse import analyse, write_analysis
 
