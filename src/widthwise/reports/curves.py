@@ -92,19 +92,6 @@ def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -
     return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
 
 
-def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
-    """Return the mean at the steps shared by all non-empty curves; NaN if any value is not finite.
-
-    Its progress is the first curve's.
-    """
-    curves = [curve for curve in curves if len(curve.x)]
-    if not curves:
-        return Curve(np.array([]), np.array([]))
-    steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
-    values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
-    return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
-
-
 def progress(run: Run) -> dict[str, Curve]:
     """Return tokens, training FLOPs and hours by step; without those that the run does not record."""
     trained = by_step(run, "train", "tokens")
@@ -153,7 +140,18 @@ class Bundle:
 
     @property
     def mean(self) -> Curve:
-        return mean_over_seeds([*self.seeds.values()]) if self.strong is None else self.seeds[self.strong]
+        """The strong curve, or the mean at the steps shared by all non-empty curves; NaN if any value is not finite.
+
+        The progress of the mean is the first curve's.
+        """
+        if self.strong is not None:
+            return self.seeds[self.strong]
+        curves = [curve for curve in self.seeds.values() if len(curve.x)]
+        if not curves:
+            return Curve(np.array([]), np.array([]))
+        steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
+        values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
+        return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
 
     def last_third(self) -> "Bundle":
         """Return the same without the first two thirds of training."""

@@ -120,7 +120,14 @@ def answer(table: EvaluationTable) -> list[str]:
             pooled.setdefault(pair, []).extend(tested)
     if pooled:
         lines = [_comparison(*pair, tested, table.significance) for pair, tested in pooled.items()]
-        return lines + _untested(table)
+        untested = []
+        for i, column in enumerate(table.columns):
+            if all(row.cells[i].p_value is None for row in table.rows):
+                reason = "no pairs of answers"
+                if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
+                    reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
+                untested.append(f"{clean(column.name)} ({reason})")
+        return lines + ([f"Not tested: {sequence(untested)}."] if untested else [])
     best: list[str] = []
     for i, column in enumerate(table.columns):
         scores = [(value, row.name) for row in table.rows if (value := row.cells[i].value) is not None]
@@ -149,18 +156,6 @@ def _comparison(name: str, baseline: str, tested: Sequence[tuple[TableColumn, Ta
     else:
         start = f"No clear difference of {name} from {baseline} in {numbers}"
     return f"{start}; smallest p: {clearest}."
-
-
-def _untested(table: EvaluationTable) -> list[str]:
-    """Return a sentence on the columns without a test; nothing if every column has one."""
-    reasons = []
-    for i, column in enumerate(table.columns):
-        if all(row.cells[i].p_value is None for row in table.rows):
-            reason = "no pairs of answers"
-            if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
-                reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
-            reasons.append(f"{clean(column.name)} ({reason})")
-    return [f"Not tested: {sequence(reasons)}."] if reasons else []
 
 
 def _difference(cell: TableCell, column: TableColumn) -> Estimate:
