@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import numpy as np
 
-from widthwise.records.analysis import AnalysedModel, Analysis, LayerUnits
+from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
 from widthwise.reports import analysis_tables, charts
 from widthwise.reports.analysis_tables import MEASURES, Measure
@@ -223,24 +223,18 @@ def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str,
             curves[name] = thin(Curve(ranks, np.array(layer_units.utilisation)), N_POINTS)
             use = f"median unit {np.median(layer_units.utilisation):.3f}, {layer_units.dead_share:.1%} never active"
             uses[f"{shorten(name, 40)}, layer {layer_units.depth}:"] = use
-        title = _layer_title(layer, n_layers, models, shown)
+        title = f"Layer {layer} of {n_layers}" if _differ_in_depth(models) else f"Layer {layer}"
+        narrowest = []  # models of which it is the narrowest layer, the first of several
+        for model in models:
+            has_shape = model.name in shown and len(set(model.widths)) > 1
+            if has_shape and model.widths.index(min(model.widths)) == shown[model.name].depth - 1:
+                narrowest.append(shorten(model.name, 30))
+        if narrowest:
+            title += f": narrowest of {sequence(narrowest)}"
         label = charts.described(f"{clean(title)}: how often each hidden unit is active.", uses)
         means = pooled(curves, variants)
         figures.append(_lines(f"utilisation-{layer}", title, label, means, looks, x, "share of the tokens", True))
     return figures
-
-
-def _layer_title(layer: int, n_layers: int, models: Sequence[AnalysedModel], shown: Mapping[str, LayerUnits]) -> str:
-    """Return the number of a layer, and the models of which it is the narrowest layer (the first of several)."""
-    narrowest = [
-        shorten(model.name, 30)
-        for model in models
-        if model.name in shown
-        and len(set(model.widths)) > 1
-        and model.widths.index(min(model.widths)) == shown[model.name].depth - 1
-    ]
-    title = f"Layer {layer} of {n_layers}" if _differ_in_depth(models) else f"Layer {layer}"
-    return title + (f": narrowest of {sequence(narrowest)}" if narrowest else "")
 
 
 def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:

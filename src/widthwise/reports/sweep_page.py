@@ -14,7 +14,7 @@ from widthwise.reports.formats import capital, clean, counted, fixed, percentage
 from widthwise.reports.growth import growth_section
 from widthwise.reports.main_table import has_intervals, shown_verdict
 from widthwise.reports.page import Page, Text, note, section
-from widthwise.reports.sweep_figures import axis_figures, compute_figure
+from widthwise.reports.sweep_figures import ALL_POINTS, axis_figures, compute_figure
 from widthwise.reports.table import Table, by_column
 
 MOST_ROWS = 40
@@ -176,7 +176,7 @@ def _axis_table(outcome: Outcome) -> Table:
                 values = f"from {axis.low:g} to {axis.high:g}{', on a logarithmic scale' if axis.log else ''}"
             else:
                 values = ", ".join(map(plain, axis))
-            rows.append([clean(group) or "all points", clean(key), values])
+            rows.append([clean(group) or ALL_POINTS, clean(key), values])
     return Table("Axes", ["Group", "Recipe key", "Values"], rows, text_columns={"Recipe key", "Values"})
 
 
@@ -196,6 +196,6 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, group_styles: Look
         ranked = [point.name for point in outcome.variants if point.name in names and point.name in runs]
         if ranked:
             means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
-            bundles[group or "all points"] = Bundle(means, ranked[0])
-    looks = {group or "all points": style for group, style in group_styles.items()}
+            bundles[group or ALL_POINTS] = Bundle(means, ranked[0])
+    looks = {group or ALL_POINTS: style for group, style in group_styles.items()}
     return curve_figure("points-step", "Held-out loss", bundles, looks, "step", "held-out loss", crop=True)
