@@ -23,6 +23,8 @@ N_POINTS = 160
 """Curves with more points are averaged in groups, because a screen shows no more points."""
 FEW_POINTS = 10
 """Curves with at most this many points have markers."""
+MARGIN = 0.06
+"""Room at each end of the y axis, as a share of its range."""
 MOST_LABELS = 10
 """Largest number of lines with names at their ends."""
 
@@ -270,13 +272,17 @@ def _place(step: float, curve: Curve, axes: Collection[str]) -> dict[str, float]
 
 
 def _range(curves: Sequence[Curve], level: float | None, start: float) -> tuple[float, float] | None:
-    """Return the range of the level and of all values after `start`, a share of x; None without values."""
+    """Return the range of the level and of all values after `start`, a share of x, with a margin; None without any."""
     end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
     values = [] if level is None else [level]
     for curve in curves:
         for line in [curve.y] if curve.ends is None else [curve.y, *curve.ends]:
             values += line[curve.x >= start * end].tolist()
-    return charts.span(values)
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return None
+    room = MARGIN * (max(values) - min(values)) or 0.01
+    return min(values) - room, max(values) + room
 
 
 def curve_table(caption: str, curves: Mapping[str, Curve]) -> Table:

@@ -56,14 +56,14 @@ def forest(
     """
     if not effects:
         return None
-    low, high = charts.limits_of([effect.difference for effect in effects], [0.0])
+    low, high = limits_of([effect.difference for effect in effects], [0.0])
     has_intervals = any(effect.difference.low is not None for effect in effects)
     means = []
     values = []
     arrows = []
     for name, difference, verdict in sorted(effects, key=lambda effect: finite(effect.difference.mean)):
         row = {"name": clean(name), "verdict": verdict, "colour": VERDICT_COLOURS.get(verdict, MUTED)}
-        ends = charts.ends_of(difference)
+        ends = ends_of(difference)
         numbers = signed(difference.mean, n_decimals)
         if difference.low is not None and difference.high is not None:
             numbers += f"\n[{signed(difference.low, n_decimals)}, {signed(difference.high, n_decimals)}]"
@@ -95,3 +95,22 @@ def forest(
     differences = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
     label = charts.described(f"{caption}:", differences)
     return Figure(key, caption, label, alt.layer(*layers), height=40 + _ROW * len(effects))
+
+
+def ends_of(estimate: Estimate) -> dict[str, float]:
+    """Return the columns of a mean and its interval; NaN if unknown."""
+    return {"y": finite(estimate.mean), "low": finite(estimate.low), "high": finite(estimate.high)}
+
+
+def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tuple[float, float]:
+    """Return the ends of an axis of means with intervals. Long intervals are clipped so that means stay separate.
+
+    marks: other values on the axis. At least one mean or mark is needed.
+    """
+    values = [*(estimate.mean for estimate in estimates if estimate.mean is not None), *marks]
+    low = min(values)
+    high = max(values)
+    room = (high - low) or 0.01
+    lowest = min([low, *(estimate.low for estimate in estimates if estimate.low is not None)])
+    highest = max([high, *(estimate.high for estimate in estimates if estimate.high is not None)])
+    return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room
