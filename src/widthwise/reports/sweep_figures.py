@@ -1,7 +1,7 @@
 """Figures of a sweep: losses over the values of its axes, as heat maps or lines, and over training FLOPs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -142,11 +142,11 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     means = {point.name: finite(_score(point, outcome).mean) for point in points if isinstance(point, Variant)}
     means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     best = min(means, key=means.__getitem__, default=None)
-    shade = _shades(list(means.values()), is_compared)
+    shades = _shades(means, is_compared)
     cells: list[dict[str, Any]] = []
     for point in points:
         cell = {"down": _tick(point.values[down]), "across": _tick(point.values[across]), "point": clean(point.name)}
-        cell |= {"shade": shade(means[point.name]) if point.name in means else None, "best": point.name == best}
+        cell |= {"shade": shades.get(point.name), "best": point.name == best}
         if isinstance(point, OpenPoint):
             cells.append(cell | {"score": point.state, "width": "", "interval": ""})
             continue
@@ -178,19 +178,18 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     return Figure(key, title, label, alt.layer(*layers), height=60 + 44 * len(rows))
 
 
-def _shades(scores: Sequence[float], is_compared: bool) -> Callable[[float], int]:
-    """Return a function from a score to its index in HEAT: blue below 0, orange above 0.
+def _shades(scores: Mapping[str, float], is_compared: bool) -> dict[str, int]:
+    """Return the index in HEAT of each score: blue below 0, orange above 0.
 
     Without a baseline, lower losses are deeper blue.
     """
-    start = 0.0 if is_compared else min(scores, default=0.0)
-    distances = [abs(score - start) for score in scores if score != start] or [1.0]
+    start = 0.0 if is_compared else min(scores.values(), default=0.0)
+    distances = [abs(score - start) for score in scores.values() if score != start] or [1.0]
     largest = min(max(distances), _MOST_MEDIANS * float(np.median(distances)))
     middle = start if is_compared else start + largest
     n_shades = len(HEAT) // 2
-
-    def shade(score: float) -> int:
+    shades = {}
+    for name, score in scores.items():
         share = min(max((score - middle) / largest, -1.0), 1.0 if is_compared else 0.0)
-        return n_shades + int(math.copysign(math.ceil(abs(share) * n_shades - 1e-9), share))
-
-    return shade
+        shades[name] = n_shades + int(math.copysign(math.ceil(abs(share) * n_shades - 1e-9), share))
+    return shades
