@@ -142,11 +142,6 @@ def test_maps_are_means_and_deviations_over_all_tokens_of_all_windows():
     json.dumps(found.to_data(), allow_nan=False)
 
 
-def test_a_weighted_mean_of_distances():
-    assert mean_distance([3.0, 0.0, 1.0]) == (3 * 1.5 + 1 * 0.5) / 4
-    assert mean_distance([0.0, 0.0]) is None
-
-
 @pytest.mark.hard
 def test_compiled_layers_show_the_same_and_stay_compiled():
     assert_compiled_layers_show_the_same(connected_model(), tokens(2), summary)
@@ -177,7 +172,8 @@ def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic)
         assert found["gate_distance"] == pytest.approx(np.minimum(gates, np.abs(gates - 1)).mean(), abs=1e-6)
 
 
-def test_a_share_counts_the_nearest_sources_and_gates_of_either_sign_are_hard():
+def test_distances_are_weighted_a_share_counts_the_nearest_sources_and_gates_of_either_sign_are_hard():
+    assert [mean_distance(reaches) for reaches in ([3.0, 0.0, 1.0], [0.0, 0.0])] == [(3 * 1.5 + 1 * 0.5) / 4, None]
     assert [window_share(each, 2) for each in ([4.0, 3.0, 2.0, 1.0], [4.0], [0.0, 0.0])] == [0.3, 1.0, None]
     assert gate_distance(torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])).tolist() == [0.0]
     assert gate_distance(torch.tensor([[[0.5, -0.75], [1.25, 2.0]]])).tolist() == [(0.5 + 0.25 + 0.25 + 1) / 4]

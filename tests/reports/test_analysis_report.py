@@ -48,8 +48,8 @@ def test_the_first_figures_are_those_of_the_answer(page: str) -> None:
 
 
 def test_seeds_of_a_model_are_one_line_with_a_band(tmp_path: Path) -> None:
-    """Entropies are level / (1 + depth)."""
-    levels = {"uniform-seed1": 0.4, "uniform-seed2": 0.6, "x-seed1": 0.8, "x-seed2": 0.9}
+    """Entropies are level / (1 + depth). A model with one seed has a line alone."""
+    levels = {"uniform-seed1": 0.4, "uniform-seed2": 0.6, "x-seed1": 0.8, "x-seed2": 0.9, "alone-seed1": 0.7}
     made = [model(name, [64] * 3, level) for name, level in levels.items()]
     spec = specs(page_of(write_analysis(tmp_path, *made)))["stream-entropy"]
     expected = {
@@ -57,7 +57,8 @@ def test_seeds_of_a_model_are_one_line_with_a_band(tmp_path: Path) -> None:
         for name, mean, low, high in (("uniform", 0.5, 0.4, 0.6), ("x", 0.85, 0.8, 0.9))
         for depth in range(4)
     }
-    rows = {tuple(row[key] for key in ("name", "x", "y", "low", "high")) for row in drawn(spec) if "low" in row}
+    banded = [row for row in drawn(spec) if row.get("low") is not None]
+    rows = {tuple(row[key] for key in ("name", "x", "y", "low", "high")) for row in banded}
     assert {row[:2] for row in rows} == {row[:2] for row in expected}
     found = np.array(sorted(row[2:] for row in rows))
     assert found == pytest.approx(np.array(sorted(row[2:] for row in expected)), rel=1e-5)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widthwise.records.estimate import Estimate
-from widthwise.reports.charts import limits_of
+from widthwise.reports.forest import limits_of
 from widthwise.reports.formats import MINUS, MISSING, amount, clean, fixed, printable, shorten, si, signed
 
 SIZES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}

@@ -48,15 +48,12 @@ class DecoderSubject(Subject):
                 states = states[..., :width]  # nothing has written the padding yet
             watcher.see_stream(depth, states, self._model.exit(stream))
 
-        def show_block(layer: int, block: int, stream: Stream) -> None:
-            watcher.see_block(layer, block, self._model.exit(stream))
-
         layers = cast(list[DecoderLayer], list(self._model.layers))
         with ExitStack() as stack:
             calls = stack.enter_context(watched_layers(layers, watcher, show))
             for index, layer in enumerate(layers):
                 stack.enter_context(watched_units(layer.ffn, partial(watcher.see_activations, index)))
-                stack.enter_context(watched_exits(layer, partial(show_block, index)))
+                stack.enter_context(watched_exits(layer, self._model.exit, partial(watcher.see_block, index)))
             self._model.stream(tokens)
             if calls.n_calls != len(layers):
                 raise UserError("WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused")
@@ -112,8 +109,10 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
 
 
 @contextmanager
-def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> Iterator[None]:
-    """Call see(block, stream) in a pass of the layer, for each block of an hourglass except the last, from 0 on.
+def watched_exits(
+    layer: DecoderLayer, exit: Callable[[Stream], Tensor], see: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Call see(block, exit(stream)) in a pass of the layer, for each block of an hourglass except the last, from 0 on.
 
     stream: output of the layer if its feed-forward ended with that block.
     """
@@ -135,7 +134,7 @@ def watched_exits(layer: DecoderLayer, see: Callable[[int, Stream], None]) -> It
         for place, block in enumerate(ffn.stack[:-1]):
             total = total + block.norm.after(outputs[place])
             # Each write needs a separate read, because it may modify the state of its read.
-            see(place, site.write(read(stream)[1], total[..., : ffn.d_out]))
+            see(place, exit(site.write(read(stream)[1], total[..., : ffn.d_out])))
         outputs.clear()
 
     with ExitStack() as stack:

@@ -18,7 +18,6 @@ from widthwise.analysis.meters import Moments
 from widthwise.analysis.subject import watched_reads
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.dispatch import autocast
-from widthwise.model.config import ModelConfig
 from widthwise.model.context import Stream
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
@@ -41,21 +40,16 @@ class DepthWeights:
 
     def __init__(self, identity: Tensor):
         """Start with the embedding alone. identity: (n_slots, n_slots), in the dtype of the coefficients."""
-        self._weights = identity[None]
+        self.weights = identity[None]
         self._widths = [len(identity)]
 
     def of_read(self, read: Tensor) -> list[Tensor]:
         """Return the weights (N, n_read, n_blocks) of each source, the embedding first. read: (N, n_slots, n_read)."""
-        return list((read.mT @ self._weights).split(self._widths, dim=-1))
-
-    @property
-    def of_embedding(self) -> Tensor:
-        """The product of all carries so far, (N or 1, n_slots, n_slots)."""
-        return self._weights[..., : self._widths[0]]
+        return list((read.mT @ self.weights).split(self._widths, dim=-1))
 
     def pass_site(self, deviation: Tensor, write: Tensor) -> None:
         """Update by one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
-        self._weights = torch.cat((self._weights + deviation.mT @ self._weights, write), dim=-1)
+        self.weights = torch.cat((self.weights + deviation.mT @ self.weights, write), dim=-1)
         self._widths.append(write.shape[-1])
 
 
@@ -170,7 +164,8 @@ class _SiteMeter:
         self._moments["gate_distance"].add(gate_distance(torch.cat((carry, write), dim=-1)))
         self._moments["identity_distance"].add(torch.linalg.matrix_norm(deviation) / math.sqrt(self._n_slots))
         self._moments["carry_entropy"].add(carry_entropy(carry))
-        self._moments["spectra"].add(spectra(sampled(carry), sampled(depth.of_embedding)))
+        product_of_carries = depth.weights[..., : self._n_slots]
+        self._moments["spectra"].add(spectra(sampled(carry), sampled(product_of_carries)))
 
     def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
         """Split into read, carry (minus the identity) and write."""
@@ -226,11 +221,6 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
         for index, site in enumerate(hyper_connections(model).values()):
             stack.enter_context(watched_reads(site, partial(show, index, site)))
         yield
-
-
-def has_virtual_width(model: ModelConfig) -> bool:
-    """Return True for a model with hyper-connections."""
-    return isinstance(model.residual, SlotsConfig)
 
 
 def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> VirtualWidth | None:

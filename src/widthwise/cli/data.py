@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 
 from widthwise.cli.options import Command, JsonOption, with_options
 from widthwise.cli.progress import shown_progress
-from widthwise.cli.terminal import progress_console, say, say_json, say_result, say_tables
+from widthwise.cli.terminal import progress_console, say, say_json, say_tables
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.reports.formats import clean, fixed
@@ -82,7 +81,11 @@ def prepare_command(
             f"--held-out: got {held_out!r}; expected a fraction between 0 and 1; `--held-out-from {held_out}` holds "
             "out the documents of a path"
         ) from None
-    _check_held_out_from(options.held_out_from, source)
+    folder = source if os.path.isdir(source) else os.path.dirname(source)
+    for path in options.held_out_from:  # the name of a document, as `data list` prints it, is no path
+        file = os.path.join(folder, re.split("[#:]", path)[0])
+        if not os.path.exists(path) and os.path.isfile(file):
+            raise UserError(f"--held-out-from: got {path!r}; expected a path; did you mean {file!r}?")
     from widthwise.data.prepare import prepare
     from widthwise.data.readers import open_source
 
@@ -173,35 +176,26 @@ def list_command(
     say_tables(Table(clean(title), ["document", "tokens"], rows))
 
 
-def _check_held_out_from(paths: Sequence[str], source: str) -> None:
-    """Raises UserError for the name of a document in `source`, as `data list` prints it, in place of a path."""
-    folder = source if os.path.isdir(source) else os.path.dirname(source)
-    for path in paths:
-        file = os.path.join(folder, re.split("[#:]", path)[0])
-        if not os.path.exists(path) and os.path.isfile(file):
-            raise UserError(f"--held-out-from: got {path!r}; expected a path; did you mean {file!r}?")
-
-
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
+    if as_json:
+        say_json(manifest.model_dump(mode="json"))
+        return
     splits = manifest.splits
     title = f"{out} ({manifest.tokenizer.spec}, {manifest.tokenizer.vocab_size:,} tokens in the vocabulary)"
     rows = []
     for name, split in (("train", splits.train), ("held out", splits.held_out)):
         counts = (f"{n:,}" for n in (split.n_documents, split.n_tokens, split.n_bytes))
         rows.append([name, *counts, fixed(split.n_bytes / split.n_tokens, 3)])
-    table = Table(clean(title), ["split", "documents", "tokens", "bytes", "bytes per token"], rows)
-    say_result(manifest.model_dump(mode="json"), as_json, (), [table])
-    if splits.held_out.n_tokens < FEW_TOKENS and not as_json:
+    say_tables(Table(clean(title), ["split", "documents", "tokens", "bytes", "bytes per token"], rows))
+    if splits.held_out.n_tokens < FEW_TOKENS:
         say(
             f"note: only {splits.held_out.n_tokens:,} tokens are held out; hold out more (--held-out), or cut the text "
             "into smaller documents (--document-bytes)"
         )
-    if splits.held_out.n_bytes != splits.held_out.n_token_bytes and not as_json:
+    if splits.held_out.n_bytes != splits.held_out.n_token_bytes:
         say(
             f"note: the tokenizer changes the text: held-out tokens decode to {splits.held_out.n_token_bytes:,} bytes, "
             f"the text has {splits.held_out.n_bytes:,}; bits per byte use the bytes of the text"
         )
-    held_out = manifest.held_out_from
-    if held_out is not None and not as_json:
-        sources = ", ".join(held_out.sources)
-        say(f"held out: {sources}; equal documents dropped from training: {held_out.n_left_out:,}")
+    if (chosen := manifest.held_out_from) is not None:
+        say(f"held out: {', '.join(chosen.sources)}; equal documents dropped from training: {chosen.n_left_out:,}")

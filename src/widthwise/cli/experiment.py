@@ -12,10 +12,9 @@ from widthwise.cli.terminal import progress_console, say, say_json, say_result, 
 from widthwise.config_io import Config
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
-from widthwise.reports.formats import TIMES, clean, duration, fixed, hidden_widths, shown, si, signed
+from widthwise.reports.formats import clean, duration
 from widthwise.reports.main_table import comparison_table
-from widthwise.reports.table import Table
+from widthwise.reports.tables import search_table, workload_table
 from widthwise.runs.environment import command_line
 from widthwise.shape.search_space import SearchSpace
 from widthwise.training.launch import is_silent
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
     from widthwise.experiments.plan import Plan
 
 WORKERS = "Workers"
-WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
-SIZES = {
-    "n_\nlayers": lambda row: str(row["n_layers"]),
-    "d_\nmodel": lambda row: str(row["d_model"]),
-    "FFN\nhidden": lambda row: hidden_widths([row["d_hidden"]] * row["n_blocks"]),
-    "heads": lambda row: f"{row['n_heads']}{TIMES}{row['head_dim']}",
-    "d/L": lambda row: fixed(row["aspect"], 0),
-    "ratio": lambda row: fixed(row["ratio"], 3),
-}
-"""Title -> function that returns the cell of a candidate."""
 
 
 class TrainingOptions(Config):
@@ -208,7 +197,7 @@ def search(
     folder = options.out or Path("runs") / f"{recipe_name(base)}-search"
     recipes = write_search(base, overrides or (), summary, folder) if options.out or n_trained else []
     if not as_json:
-        say_tables(_search_table(summary, recipe_name(base)))
+        say_tables(search_table(summary, recipe_name(base)))
         if recipes:
             say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
     elif not n_trained:
@@ -357,43 +346,5 @@ def run_and_report(
 def show_workload(plan: "Plan", as_json: bool) -> None:
     """Print a table of the planned work and the adjustments, or JSON."""
     work = plan.workload()
-    notes = ["tokens and FLOPs of all seeds"]
-    if work["match"]:
-        notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
-    header = [plan.row, *(cost.brief_title for cost in WORKLOAD)]
-    rows = [[clean(point["name"]), *(shown(point[cost.name], cost) for cost in WORKLOAD)] for point in work["points"]]
-    if work["match"]:
-        header.append("difference")
-        for cells, point in zip(rows, work["points"]):
-            cells.append("" if point["miss"] is None else f"{signed(100 * point['miss'], 3)}%")
-    table = Table(clean(plan.title), header, rows, note="\n".join(notes))
-    say_result(work, as_json, (), [table], notes=[plan.in_words, *plan.adjustment_lines])
-
-
-def _search_table(summary: dict[str, Any], base: str) -> Table:
-    """Return the baseline, then the candidates of a `SearchResult.summary`, with the Pareto front marked."""
-    n_shown = len(summary["candidates"])
-    title = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%: "
-    title += f"{summary['n_found']:,} found"
-    if summary["per"]:
-        title += f", the best of each {' and '.join(summary['per'])}: {summary['n_kept']}"
-    if n_shown < summary["n_kept"]:
-        title += f", the first {n_shown}"
-    rows = []
-    for row in (summary["baseline"], *summary["candidates"]):
-        if row is summary["baseline"]:
-            cells = ["base", *[""] * len(SIZES), ""]
-        else:
-            mark = "*" if row["is_pareto"] else ""
-            cells = [mark, *(read(row) for read in SIZES.values()), f"{signed(100 * row['miss'], 2)}%"]
-        costs = [shown(row[cost.name], cost) for cost in SHAPE_COSTS]
-        share = fixed(row["attention_params"] / row["layer_params"], 2)
-        rows.append([*cells, share, *costs, str(row["n_residual_additions"])])
-    return Table(
-        title,
-        ["", *SIZES, "miss", "att.\nshare", *(cost.brief_title for cost in SHAPE_COSTS), "res.\nadds"],
-        rows,
-        note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"
-        f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",
-        n_essential=len(SIZES) + 3,
-    )
+    notes = [plan.in_words, *plan.adjustment_lines]
+    say_result(work, as_json, (), [workload_table(work, plan.row)], notes=notes)

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 from widthwise.cli.options import JsonOption, RunArgument, RunsArgument, StepOption
 from widthwise.cli.progress import LineObserver, shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_result, say_text
-from widthwise.config_io import Config
+from widthwise.config_io import Config, require
 from widthwise.files import write_atomic
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import EvaluationTable
@@ -141,15 +141,14 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
     _check_models(models)
-    from widthwise.analysis.rows import check_parquet, write_parquet
-    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
+    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table, write_parquet
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.analyse import analyse, write_analysis
 
     every_checkpoint = options.every_checkpoint
     out = options.out
     if options.parquet:
-        check_parquet()
+        require("pyarrow", "prep")  # before the long analysis
     if out is not None:
         check_kind(out, "analysis.json")
     with shown_progress(progress_console()) as observer:

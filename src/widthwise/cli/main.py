@@ -103,20 +103,15 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        say(f"widthwise {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def check_processes(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """Refuse verbs that do not work under torchrun."""
+    if version:
+        say(f"widthwise {__version__}")
+        raise typer.Exit
     n_processes = n_launched()
     verb = context.invoked_subcommand
     if n_processes > 1 and verb not in ON_SEVERAL_PROCESSES:

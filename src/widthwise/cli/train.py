@@ -1,6 +1,5 @@
 """Verbs that train one run, `train` and `resume`, and the list of runs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -68,33 +67,31 @@ def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
         say_json(result)
         return
     bits = "" if result.val_bits_per_byte is None else f", {result.val_bits_per_byte:.4f} bits per byte"
+    validated = []
+    if result.val_losses:
+        losses = ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items())
+        validated.append(f"  by source     {losses}")
+    for name, text in (result.val_texts or {}).items():
+        bits_of_text = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.4f} bits per byte"
+        validated.append(f"  on {name}: loss {fixed(text.loss, 4)}{bits_of_text}")
+    for name, task in (result.val_tasks or {}).items():
+        validated.append(f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items")
+    if result.val_mtp_losses:
+        losses = ", ".join(f"next-{depth} {loss:.4f}" for depth, loss in enumerate(result.val_mtp_losses, start=2))
+        validated.append(f"  MTP heads     {losses}")
     share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
     say(
         f"{folder}: {result.steps:,} steps, {result.tokens:,} tokens in {result.wall_seconds:,.0f} s",
         f"training loss   {result.train_loss:.4f} (mean of the last {result.loss_window_steps:,} steps)",
         f"validation loss {result.val_loss:.4f}, perplexity {result.val_perplexity:.2f}{bits}",
-        *_validated(result),
+        *validated,
         f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}",
     )
     if result.best_step is not None:
         say(f"best checkpoint step {result.best_step:,}, by the held-out loss")
     for line in (*(f"warning: {doubt}" for doubt in result.doubts), *(f"note: {note}" for note in result.notes)):
         say(line)
-
-
-def _validated(result: RunResult) -> Iterator[str]:
-    """Yield a line for each validated source, additional text and task, and one for the MTP heads."""
-    if result.val_losses:
-        yield "  by source     " + ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items())
-    for name, text in (result.val_texts or {}).items():
-        bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.4f} bits per byte"
-        yield f"  on {name}: loss {fixed(text.loss, 4)}{bits}"
-    for name, task in (result.val_tasks or {}).items():
-        yield f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items"
-    if result.val_mtp_losses:
-        depths = enumerate(result.val_mtp_losses, start=2)
-        yield "  MTP heads     " + ", ".join(f"next-{depth} {loss:.4f}" for depth, loss in depths)
 
 
 def runs(

@@ -137,16 +137,13 @@ class LayerUnits(NamedTuple):
 
     @classmethod
     def of(cls, layer: int, maps: Sequence[Activations]) -> "LayerUnits":
-        d_ff = sum(units.d_ff for units in maps)
-
-        def mean(shares: Sequence[float | None]) -> float:
-            return sum(finite(share) * units.d_ff for share, units in zip(shares, maps)) / d_ff
-
+        sizes = [units.d_ff for units in maps]
         utilisation = sorted((finite(share) for units in maps for share in units.utilisation), reverse=True)
-        densities = [mean(shares) for shares in zip(*(units.density for units in maps))]
+        densities = [fmean(map(finite, shares), sizes) for shares in zip(*(units.density for units in maps))]
         participation = sum(finite(units.participation) for units in maps)
-        dead_share = mean([units.dead_share for units in maps])
+        dead_share = fmean([finite(units.dead_share) for units in maps], sizes)
         density = fmean(utilisation)
+        d_ff = sum(sizes)
         return cls(layer, d_ff, utilisation, density, densities, dead_share, participation, participation / d_ff)
 
 

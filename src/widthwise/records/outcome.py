@@ -187,10 +187,6 @@ class TunedVariant(Record):
     is_at_limit: bool
     """True if a value is at an end of its grid, so that a better value may be outside."""
 
-    @property
-    def in_words(self) -> str:
-        return ", ".join(f"{key} {value:.7g}" for key, value in self.chosen.items())
-
 
 class Tuning(Record):
     """The choice of the values of each variant before a comparison."""

@@ -142,10 +142,6 @@ class Run:
     def name(self) -> str:
         return (self.result and self.result.name) or Path(self.path).name or self.path
 
-    @property
-    def cost(self) -> CostSummary | None:
-        return self.result.cost if self.result else None
-
 
 OF_PROCESSES = ("train.shards", "train.hang_seconds")
 """Keys of a recipe that describe the processes and do not change the run."""

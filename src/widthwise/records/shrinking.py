@@ -40,15 +40,13 @@ class Curve(Record):
         hidden = [layer.hidden / uniform.hidden / width for layer, width in zip(layers, widths)]
         return cls(kind="curve", widths=widths, attention=attention, hidden=hidden)
 
-    @property
-    def points(self) -> dict[str, Sequence[float]]:
-        """The points by size, without sizes that follow the recipe's rule."""
-        points = {"widths": self.widths, "attention": self.attention, "hidden": self.hidden}
-        return {name: values for name, values in points.items() if values}
-
     def section(self, match: str) -> dict[str, Any]:
-        """Return `model.shape` of a recipe. match: the quantity that equals the uniform model's."""
-        points = {size: [round(float(value), 4) for value in values] for size, values in self.points.items()}
+        """Return `model.shape` of a recipe, without sizes that follow its rule.
+
+        match: the quantity that equals the uniform model's.
+        """
+        sizes = {"widths": self.widths, "attention": self.attention, "hidden": self.hidden}
+        points = {size: [round(value, 4) for value in values] for size, values in sizes.items() if values}
         return {"kind": "curve", "match": match, "rounding": "balanced", **points}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import numpy as np
 
-from widthwise.records.analysis import AnalysedModel, Analysis, LayerUnits
+from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
 from widthwise.reports import analysis_tables, charts
 from widthwise.reports.analysis_tables import MEASURES, Measure
@@ -48,6 +48,10 @@ def analysis_page(whole: Analysis) -> Page:
         if measure.title and (figure := _depth_figure(models, variants, looks, measure, threshold)) is not None:
             figures[measure.part].append(figure)
             by_measure[measure] = figure
+    described = [f"text: {text.source}"]
+    for model in whole.models:
+        step = "" if model.step is None else f", step {model.step}"
+        described.append(f"{clean(model.name)}: {clean(model.source)} ({clean(model.kind)}{step})")
     answers = analysis_tables.findings(whole)
     notes = ["course", "left-out"] if left_out else ["course"]
     return Page(
@@ -88,16 +92,11 @@ def analysis_page(whole: Analysis) -> Page:
                 "How to reproduce",
                 Text(["Run this command; every model reads the same text with its own tokenizer."]),
                 Code(whole.command),
-                Code("\n".join([f"text: {text.source}", *map(_described, whole.models)]), "Models and text"),
+                Code("\n".join(described), "Models and text"),
             ),
         ),
         made_from=f"{Analysis.file_name} of {whole.created}",
     )
-
-
-def _described(model: AnalysedModel) -> str:
-    step = "" if model.step is None else f", step {model.step}"
-    return f"{clean(model.name)}: {clean(model.source)} ({clean(model.kind)}{step})"
 
 
 def _differ_in_depth(models: Sequence[AnalysedModel]) -> bool:
@@ -224,24 +223,18 @@ def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str,
             curves[name] = thin(Curve(ranks, np.array(layer_units.utilisation)), N_POINTS)
             use = f"median unit {np.median(layer_units.utilisation):.3f}, {layer_units.dead_share:.1%} never active"
             uses[f"{shorten(name, 40)}, layer {layer_units.depth}:"] = use
-        title = _layer_title(layer, n_layers, models, shown)
+        title = f"Layer {layer} of {n_layers}" if _differ_in_depth(models) else f"Layer {layer}"
+        narrowest = []  # models of which it is the narrowest layer, the first of several
+        for model in models:
+            has_shape = model.name in shown and len(set(model.widths)) > 1
+            if has_shape and model.widths.index(min(model.widths)) == shown[model.name].depth - 1:
+                narrowest.append(shorten(model.name, 30))
+        if narrowest:
+            title += f": narrowest of {sequence(narrowest)}"
         label = charts.described(f"{clean(title)}: how often each hidden unit is active.", uses)
         means = pooled(curves, variants)
         figures.append(_lines(f"utilisation-{layer}", title, label, means, looks, x, "share of the tokens", True))
     return figures
-
-
-def _layer_title(layer: int, n_layers: int, models: Sequence[AnalysedModel], shown: Mapping[str, LayerUnits]) -> str:
-    """Return the number of a layer, and the models of which it is the narrowest layer (the first of several)."""
-    narrowest = [
-        shorten(model.name, 30)
-        for model in models
-        if model.name in shown
-        and len(set(model.widths)) > 1
-        and model.widths.index(min(model.widths)) == shown[model.name].depth - 1
-    ]
-    title = f"Layer {layer} of {n_layers}" if _differ_in_depth(models) else f"Layer {layer}"
-    return title + (f": narrowest of {sequence(narrowest)}" if narrowest else "")
 
 
 def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import resource
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,6 @@ from markupsafe import Markup
 from scipy.optimize import isotonic_regression
 
 from widthwise.mistakes import UserError
-from widthwise.records.estimate import Estimate
-from widthwise.records.record import finite
 from widthwise.reports.formats import clean, printable, shorten
 
 _FOLDER = Path(__file__).parent
@@ -97,15 +95,8 @@ def styles(names: Collection[str], baseline: str | None = None) -> dict[str, Sty
     return chosen
 
 
-def areas(names: Sequence[str]) -> dict[str, Style]:
-    """Return a colour for each part of a stacked bar."""
-    return {name: Style(SERIES[i % len(SERIES)], is_area=True) for i, name in enumerate(names)}
-
-
 LOOK: Mapping[str, Any] = yaml.safe_load((_FOLDER / "look.yaml").read_text(encoding="utf-8"))
 """Vega-Lite config of every figure."""
-MARGIN = 0.06
-"""Room at each end of an axis, as a share of its range."""
 _LABEL_SHARE = 0.065
 """Height of a line of text, as a share of a y axis."""
 _WIDTH = 320
@@ -143,7 +134,8 @@ class Figure:
             spec["datasets"] = {}
             for name, rows in datasets.items():
                 if rows:
-                    spec["datasets"][name] = {key: [row[key] for row in rows] for key in rows[0]}
+                    keys = dict.fromkeys(key for row in rows for key in row)
+                    spec["datasets"][name] = {key: [row.get(key) for row in rows] for key in keys}
         spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         if not self.is_small:
             _add_zoom(spec)
@@ -324,11 +316,6 @@ def beside(rows: Rows, up: alt.Y, column: str, **mark: Any) -> alt.Chart:
     return marks.encode(y=up, text=f"{column}:N", color=alt.Color("colour:N", scale=None))
 
 
-def ends_of(estimate: Estimate) -> dict[str, float]:
-    """Return the columns of a mean and its interval; NaN if unknown."""
-    return {"y": finite(estimate.mean), "low": finite(estimate.low), "high": finite(estimate.high)}
-
-
 def described(start: str, numbers: Mapping[str, str]) -> str:
     """Return the text alternative of a figure: `start`, then the numbers of each name."""
     return f"{start} {'; '.join(f'{shorten(name, 40)} {text}' for name, text in numbers.items())}."
@@ -361,28 +348,3 @@ def line_at(value: float, axis: Literal["x", "y"], dash: Sequence[float] = (1, 0
     """Return a line across the figure at a value of an axis."""
     rule = alt.Chart(alt.Data(values=[{}])).mark_rule(strokeDash=list(dash), stroke=stroke)
     return rule.encode(**{axis: alt.datum(value)})  # pyright: ignore[reportArgumentType]
-
-
-def span(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the ends of an axis with all finite values and a margin; None without finite values."""
-    finite_values = [value for value in values if math.isfinite(value)]
-    if not finite_values:
-        return None
-    low = min(finite_values)
-    high = max(finite_values)
-    room = MARGIN * (high - low) or 0.01
-    return low - room, high + room
-
-
-def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tuple[float, float]:
-    """Return the ends of an axis of means with intervals. Long intervals are clipped so that means stay separate.
-
-    marks: other values on the axis. At least one mean or mark is needed.
-    """
-    values = [*(estimate.mean for estimate in estimates if estimate.mean is not None), *marks]
-    low = min(values)
-    high = max(values)
-    room = (high - low) or 0.01
-    lowest = min([low, *(estimate.low for estimate in estimates if estimate.low is not None)])
-    highest = max([high, *(estimate.high for estimate in estimates if estimate.high is not None)])
-    return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room

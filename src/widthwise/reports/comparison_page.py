@@ -68,7 +68,8 @@ def tuning_table(tuning: Tuning | None) -> Table | None:
     rows = []
     for variant in tuning.variants:
         at_limit = "yes" if variant.is_at_limit else MISSING
-        rows.append([clean(variant.name), clean(variant.in_words), fixed(variant.val_loss, 4), at_limit])
+        values = ", ".join(f"{clean(key)} {value:.7g}" for key, value in variant.chosen.items())
+        rows.append([clean(variant.name), values, fixed(variant.val_loss, 4), at_limit])
     seeds = f"{counted(len(tuning.seeds), 'seed')} ({', '.join(map(str, tuning.seeds))})"
     source = f"{clean(tuning.sweep)}: {percentage(tuning.steps)} of the steps, {seeds}"
     header = ["Variant", "values", "held-out loss", "at an end of the grid"]

@@ -23,6 +23,8 @@ N_POINTS = 160
 """Curves with more points are averaged in groups, because a screen shows no more points."""
 FEW_POINTS = 10
 """Curves with at most this many points have markers."""
+MARGIN = 0.06
+"""Room at each end of the y axis, as a share of its range."""
 MOST_LABELS = 10
 """Largest number of lines with names at their ends."""
 
@@ -92,19 +94,6 @@ def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -
     return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
 
 
-def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
-    """Return the mean at the steps shared by all non-empty curves; NaN if any value is not finite.
-
-    Its progress is the first curve's.
-    """
-    curves = [curve for curve in curves if len(curve.x)]
-    if not curves:
-        return Curve(np.array([]), np.array([]))
-    steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
-    values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
-    return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
-
-
 def progress(run: Run) -> dict[str, Curve]:
     """Return tokens, training FLOPs and hours by step; without those that the run does not record."""
     trained = by_step(run, "train", "tokens")
@@ -153,7 +142,18 @@ class Bundle:
 
     @property
     def mean(self) -> Curve:
-        return mean_over_seeds([*self.seeds.values()]) if self.strong is None else self.seeds[self.strong]
+        """The strong curve, or the mean at the steps shared by all non-empty curves; NaN if any value is not finite.
+
+        The progress of the mean is the first curve's.
+        """
+        if self.strong is not None:
+            return self.seeds[self.strong]
+        curves = [curve for curve in self.seeds.values() if len(curve.x)]
+        if not curves:
+            return Curve(np.array([]), np.array([]))
+        steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
+        values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
+        return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
 
     def last_third(self) -> "Bundle":
         """Return the same without the first two thirds of training."""
@@ -272,13 +272,17 @@ def _place(step: float, curve: Curve, axes: Collection[str]) -> dict[str, float]
 
 
 def _range(curves: Sequence[Curve], level: float | None, start: float) -> tuple[float, float] | None:
-    """Return the range of the level and of all values after `start`, a share of x; None without values."""
+    """Return the range of the level and of all values after `start`, a share of x, with a margin; None without any."""
     end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
     values = [] if level is None else [level]
     for curve in curves:
         for line in [curve.y] if curve.ends is None else [curve.y, *curve.ends]:
             values += line[curve.x >= start * end].tolist()
-    return charts.span(values)
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return None
+    room = MARGIN * (max(values) - min(values)) or 0.01
+    return min(values) - room, max(values) + room
 
 
 def curve_table(caption: str, curves: Mapping[str, Curve]) -> Table:

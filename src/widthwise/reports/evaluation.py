@@ -72,6 +72,8 @@ def evaluation_page(table: EvaluationTable) -> Page:
         [name, _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)]
         for name, row in zip(names, table.rows)
     ]
+    pairs = [f"{clean(row.name)} with {clean(row.baseline)}" for row in table.rows if row.baseline is not None]
+    marks = {"better": BETTER, "worse": WORSE}
     caption = "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better"
     return Page(
         "evaluation",
@@ -83,7 +85,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
                 "Results",
                 *_difference_figures(table),
                 Table(caption, ["Model", *_titles(table)], rows),
-                note("answers", tests=_tests(table)) if any(row.baseline for row in table.rows) else None,
+                note("answers", **marks, p=f"{table.significance:g}", pairs="; ".join(pairs)) if pairs else None,
             ),
             section(
                 "Questions",  # as Table 5 of the variable-width paper
@@ -118,7 +120,14 @@ def answer(table: EvaluationTable) -> list[str]:
             pooled.setdefault(pair, []).extend(tested)
     if pooled:
         lines = [_comparison(*pair, tested, table.significance) for pair, tested in pooled.items()]
-        return lines + _untested(table)
+        untested = []
+        for i, column in enumerate(table.columns):
+            if all(row.cells[i].p_value is None for row in table.rows):
+                reason = "no pairs of answers"
+                if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
+                    reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
+                untested.append(f"{clean(column.name)} ({reason})")
+        return lines + ([f"Not tested: {sequence(untested)}."] if untested else [])
     best: list[str] = []
     for i, column in enumerate(table.columns):
         scores = [(value, row.name) for row in table.rows if (value := row.cells[i].value) is not None]
@@ -149,18 +158,6 @@ def _comparison(name: str, baseline: str, tested: Sequence[tuple[TableColumn, Ta
     return f"{start}; smallest p: {clearest}."
 
 
-def _untested(table: EvaluationTable) -> list[str]:
-    """Return a sentence on the columns without a test; nothing if every column has one."""
-    reasons = []
-    for i, column in enumerate(table.columns):
-        if all(row.cells[i].p_value is None for row in table.rows):
-            reason = "no pairs of answers"
-            if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
-                reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
-            reasons.append(f"{clean(column.name)} ({reason})")
-    return [f"Not tested: {sequence(reasons)}."] if reasons else []
-
-
 def _difference(cell: TableCell, column: TableColumn) -> Estimate:
     """Return the difference to the baseline in the unit of the column."""
     scale, _ = _unit(column)
@@ -189,17 +186,6 @@ def _difference_figures(table: EvaluationTable) -> list[Figure | None]:
         x_title = [f"{quantity} above the baseline:", f"{side} of 0 is better"]
         figures.append(forest(key, caption, effects, x_title, n_decimals=1 if is_share else 2))
     return figures
-
-
-def _tests(table: EvaluationTable) -> str:
-    """Return an explanation of the marks and tests of compared models."""
-    compared = [row for row in table.rows if row.baseline is not None]
-    pairs = "; ".join(f"{clean(row.name)} with {clean(row.baseline or '')}" for row in compared)
-    return (
-        f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, two-sided, over pairs of "
-        "answers to the same questions: McNemar's exact test for answers that are right or wrong, otherwise Student's "
-        f"t, for a perplexity on the loss. Compared: {pairs}. p-values are not corrected for the number of tests."
-    )
 
 
 def csv_text(table: EvaluationTable) -> str:

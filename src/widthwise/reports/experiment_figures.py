@@ -13,8 +13,9 @@ from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, MUTED, Figure, Looks, Plot, limits_of, styles
+from widthwise.reports.charts import BASELINE_STYLE, MUTED, SERIES, Figure, Looks, Plot, Style, styles
 from widthwise.reports.curves import Curve, curve_figure
+from widthwise.reports.forest import ends_of, limits_of
 from widthwise.reports.formats import capital, clean, counted, fixed, ratio, shorten, si, signed, tick
 
 LOSS = "held-out loss"
@@ -23,7 +24,8 @@ LOSS = "held-out loss"
 def part_figure(variants: Sequence[Variant]) -> Figure:
     """Return parameters by part of the model, a stacked bar for each variant."""
     names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
-    looks = charts.areas([name for name in names if name not in ("total", "active", "dead")])
+    parts = [name for name in names if name not in ("total", "active", "dead")]
+    looks = {part: Style(SERIES[i % len(SERIES)], is_area=True) for i, part in enumerate(parts)}
     rows = [
         {"name": part, "variant": clean(variant.name), "parameters": variant.cost.params.get(part, 0.0), "order": i}
         for variant in variants
@@ -105,7 +107,7 @@ def point_figure(
     rows: list[dict[str, Any]] = []
     for point in points:
         row = {"name": clean(point.series), "point": clean(point.name), "x": point.x, "line": point.line}
-        rows.append(row | charts.ends_of(point.loss))
+        rows.append(row | ends_of(point.loss))
     tip = charts.tips(name="|series", point="", y=".4f|mean", low=".4f", high=".4f")
     domain = limits_of([point.loss for point in points], marks) if with_loss or marks else None
     plot = Plot(across, y_title, looks, tip, domain)

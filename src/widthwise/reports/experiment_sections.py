@@ -234,13 +234,8 @@ def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> st
 
 
 def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table | None) -> Section | None:
-    """Return the main tables, further texts and tasks, the tables `more`, and every seed."""
+    """Return the main tables, further texts and tasks, the tables `more`, and the loss and difference of every seed."""
     main = main_tables(outcome, caption, looks)
-    return section("Results", *main, validated_table(outcome), *more, seed_table(outcome))
-
-
-def seed_table(outcome: Outcome) -> Table:
-    """Return a folded table of the held-out loss and difference of every seed."""
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
         losses = variant.val_loss.per_seed
@@ -249,7 +244,8 @@ def seed_table(outcome: Outcome) -> Table:
             f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({fixed(difference, 4, '+')})")
             for seed, loss, difference in zip(outcome.seeds, losses, differences)
         }
-    return by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded
+    seeds = by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded
+    return section("Results", *main, validated_table(outcome), *more, seeds)
 
 
 def open_points_section(outcome: Outcome) -> Section | None:
@@ -271,7 +267,20 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     compared = [variant for variant, _ in outcome.compared]
     if validations is None or baseline is None or not compared:
         return None
-    loss_tables = [table for loss in OF_HELD_OUT if (table := _equal_loss_table(loss, compared, baseline)).rows]
+    header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
+    loss_tables = []
+    for loss, quantity in OF_HELD_OUT.items():
+        rows = []
+        for variant in compared:
+            if (needed := variant.at_equal_loss.get(loss)) is not None:
+                n_seeds = len(needed.tokens_ratio.per_seed)
+                row = [clean(variant.name), f"{needed.n_reached} of {n_seeds}", si(needed.tokens.mean)]
+                for ratio in (needed.tokens_ratio, needed.training_flops_ratio):
+                    row += [fixed(ratio.mean, 3), interval(ratio, 3) or MISSING]
+                rows.append(row)
+        if rows:
+            title = f"Tokens to the final {quantity.title} of {clean(baseline)}, and ratios at equal loss"
+            loss_tables.append(Table(title, header, rows))
     names = ["equal-loss"] if loss_tables else []
     names.append("interpolated" if validations.suffice else "too-few-validations")
     if validations.final_lr_share is not None and (loss_tables or validations.suffice):
@@ -286,21 +295,6 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
         *(figure for loss in OF_HELD_OUT for figure in gap_figures(loss, drawn, looks, baseline)),
         Text(explained.lines, is_quiet=bool(loss_tables)),
     )
-
-
-def _equal_loss_table(loss: str, compared: Sequence[Variant], baseline: str) -> Table:
-    """Return a row of tokens and FLOPs for each variant that has them for this loss."""
-    rows = []
-    for variant in compared:
-        if (needed := variant.at_equal_loss.get(loss)) is not None:
-            row = [clean(variant.name), f"{needed.n_reached} of {len(needed.tokens_ratio.per_seed)}"]
-            row.append(si(needed.tokens.mean))
-            for ratio in (needed.tokens_ratio, needed.training_flops_ratio):
-                row += [fixed(ratio.mean, 3), interval(ratio, 3) or MISSING]
-            rows.append(row)
-    title = f"Tokens to the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss"
-    header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
-    return Table(title, header, rows)
 
 
 def shape_section(outcome: Outcome, names: Collection[str]) -> Section | None:

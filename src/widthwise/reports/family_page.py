@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from widthwise.records.outcome import SIZE, Family, FamilyControl, Outcome
+from widthwise.records.outcome import SIZE, Family, Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run
 from widthwise.reports import experiment_sections
@@ -75,18 +75,16 @@ def family_answer(outcome: Outcome) -> list[str]:
 
 def branch_table(family: Family) -> Table:
     """Return a row for each run of a family, grown models first."""
-    rows = [_branch_row(member, "") for member in family.members]
-    rows += [_branch_row(control, ", alone") for control in family.controls]
+    rows = []
+    for mark, models in (("", family.members), (", alone", family.controls)):
+        for model in models:
+            cells = [shown(getattr(model, key, None), QUANTITY[name]) for key, (_, name) in BRANCH_COLUMNS.items()]
+            rows.append([f"{clean(model.name)}{mark}, seed {model.seed}", *cells])
     caption = (
         f"Branched from {clean(family.sources[0])}: {si(family.family_flops)} training FLOPs in all, with the shared "
         f"{si(family.shared_flops)} counted once; {si(family.flops_alone)} if each is trained from scratch"
     )
     return Table(caption, ["Run", *(title for title, _ in BRANCH_COLUMNS.values())], rows)
-
-
-def _branch_row(run: FamilyControl, mark: str) -> list[str]:
-    cells = [shown(getattr(run, key, None), QUANTITY[name]) for key, (_, name) in BRANCH_COLUMNS.items()]
-    return [f"{clean(run.name)}{mark}, seed {run.seed}", *cells]
 
 
 def _curves(outcome: Outcome, runs: Mapping[str, Sequence[Run]], looks: Looks) -> list[Figure]:

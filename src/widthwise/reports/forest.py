@@ -56,15 +56,18 @@ def forest(
     """
     if not effects:
         return None
-    low, high = charts.limits_of([effect.difference for effect in effects], [0.0])
+    low, high = limits_of([effect.difference for effect in effects], [0.0])
     has_intervals = any(effect.difference.low is not None for effect in effects)
     means = []
     values = []
     arrows = []
     for name, difference, verdict in sorted(effects, key=lambda effect: finite(effect.difference.mean)):
         row = {"name": clean(name), "verdict": verdict, "colour": VERDICT_COLOURS.get(verdict, MUTED)}
-        ends = charts.ends_of(difference)
-        means.append(row | ends | {"numbers": _numbers(difference, n_decimals)})
+        ends = ends_of(difference)
+        numbers = signed(difference.mean, n_decimals)
+        if difference.low is not None and difference.high is not None:
+            numbers += f"\n[{signed(difference.low, n_decimals)}, {signed(difference.high, n_decimals)}]"
+        means.append(row | ends | {"numbers": numbers})
         for seed, value in zip(seeds, difference.per_seed):
             values.append(row | {"seed": seed, "difference": finite(value)})
         if has_intervals and ends["low"] < low:
@@ -89,14 +92,25 @@ def forest(
         layers.append(heads.encode(x="end:Q", y=up, color=mark_colour, shape=shape))
     layers.append(charts.chart(means).mark_point(size=95).encode(x=across, y=up, tooltip=tip, color=mark_colour))
     layers.append(charts.beside(means, up, "numbers", dy=-6))
-    numbers = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
-    label = charts.described(f"{caption}:", numbers)
+    differences = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
+    label = charts.described(f"{caption}:", differences)
     return Figure(key, caption, label, alt.layer(*layers), height=40 + _ROW * len(effects))
 
 
-def _numbers(difference: Estimate, n_decimals: int) -> str:
-    """Return the mean, and below it the interval, if known."""
-    lines = [signed(difference.mean, n_decimals)]
-    if difference.low is not None and difference.high is not None:
-        lines.append(f"[{signed(difference.low, n_decimals)}, {signed(difference.high, n_decimals)}]")
-    return "\n".join(lines)
+def ends_of(estimate: Estimate) -> dict[str, float]:
+    """Return the columns of a mean and its interval; NaN if unknown."""
+    return {"y": finite(estimate.mean), "low": finite(estimate.low), "high": finite(estimate.high)}
+
+
+def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tuple[float, float]:
+    """Return the ends of an axis of means with intervals. Long intervals are clipped so that means stay separate.
+
+    marks: other values on the axis. At least one mean or mark is needed.
+    """
+    values = [*(estimate.mean for estimate in estimates if estimate.mean is not None), *marks]
+    low = min(values)
+    high = max(values)
+    room = (high - low) or 0.01
+    lowest = min([low, *(estimate.low for estimate in estimates if estimate.low is not None)])
+    highest = max([high, *(estimate.high for estimate in estimates if estimate.high is not None)])
+    return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room

@@ -139,8 +139,9 @@ def _lines(
     lines: Lines = {}
     for name, seeds in runs.items():
         grown = growths[name].get(step, [])
-        cost = seeds[0].cost
-        if not grown and (growths[name] or cost is None or cost.params["total"] not in sizes):
+        result = seeds[0].result
+        has_size = result is not None and result.cost.params["total"] in sizes
+        if not grown and (growths[name] or not has_size):
             continue
         curves = dict(over_seeds(seeds, "train").seeds)
         reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves.values()))

@@ -72,7 +72,7 @@ def cell(quantity: Quantity, variant: Variant, outcome: Outcome, is_brief: bool 
 def _table(
     outcome: Outcome, caption: str, columns: Sequence[Quantity], titles: Sequence[str], is_brief: bool = False
 ) -> Table:
-    """Return a row for each variant, with the verdict after the difference.
+    """Return a row for each variant, with the verdict after the difference, and "!" after a name with a doubtful loss.
 
     is_brief: for a terminal. Points on axes then have one line, without intervals of losses.
     """
@@ -83,7 +83,7 @@ def _table(
         verdict = capital(verdict)
     is_one_line = is_brief and bool(outcome.axes)
     header = [first]
-    rows = [[marked(variant)] for variant in outcome.variants]
+    rows = [[f"{clean(variant.name)} !" if variant.doubts else clean(variant.name)] for variant in outcome.variants]
     for column, title in zip(columns, titles):
         header += [title, verdict] if column.name == JUDGED else [title]
         for row, variant in zip(rows, outcome.variants):
@@ -94,11 +94,6 @@ def _table(
                 value += f" ({below.strip('()')})"
             row += [value, shown_verdict(variant)] if column.name == JUDGED else [value]
     return Table(caption, header, rows, text_columns={verdict})
-
-
-def marked(variant: Variant) -> str:
-    """Return the name of a variant, with "!" if one of its losses is doubtful."""
-    return f"{clean(variant.name)} !" if variant.doubts else clean(variant.name)
 
 
 def shown_verdict(variant: Variant) -> str:

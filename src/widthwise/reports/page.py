@@ -147,8 +147,8 @@ class Page:
 
     def html(self) -> str:
         """Return the whole page."""
-        scripts = [_SCRIPT, *([vega()] if self.figures else [])]
-        return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts[::-1]))
+        scripts = [_vega(), _SCRIPT] if self.figures else [_SCRIPT]
+        return printable(_ENVIRONMENT.get_template("page.html").render(page=self, scripts=scripts))
 
     def notebook_html(self) -> str:
         """Return the answer, the first figures as images, and the main tables, without scripts."""
@@ -172,14 +172,9 @@ class Page:
 
 
 @functools.cache
-def vega() -> str:
+def _vega() -> str:
     """Return Vega as one script."""
     return vega_library().javascript_bundle()
-
-
-def as_json(value: object) -> Markup:
-    """Return JSON that is safe inside a script element."""
-    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 _FOLDER = Path(__file__).parent
@@ -195,7 +190,7 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.globals |= {"look": LOOK, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
 _ENVIRONMENT.filters |= {
     "clean": clean,
-    "json": as_json,
+    "json": lambda value: Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")),
     "hash": lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     "groups": _groups,
     "raw": Markup,

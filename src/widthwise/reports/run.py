@@ -82,12 +82,15 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
 
 
 def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page:
-    """Return the page of runs. Raises UserError if a run is broken.
+    """Return the page of runs; runs with the same name have their path in it. Raises UserError if a run is broken.
 
     refresh_seconds: interval after which the page reloads while a run is unfinished; None: never.
     """
     runs = [read_run(Path(path)) for path in paths]
-    named = _distinct_names(runs)
+    names = [run.name for run in runs]
+    named = {name if names.count(name) == 1 else f"{name} ({run.path})": run for name, run in zip(names, runs)}
+    if len(named) < len(runs):
+        raise UserError("report: the same run was passed twice")
     looks = styles([*named, BEFORE], baseline=BEFORE)
     results = {name: run.result for name, run in named.items() if run.result}
     costs = {name: result.cost for name, result in results.items()}
@@ -98,7 +101,16 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     cut = cut_section(named, looks)
     profiles = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
-    notes = list(_notes(results))
+    environments = {name: run.environment for name, run in named.items()}
+    if all(environment == runs[0].environment for environment in environments.values()):
+        environments = {"": runs[0].environment}
+    notes = []
+    for name, result in results.items():
+        lines = [f"! {doubt}" for doubt in result.doubts]
+        if result.best_step is not None:
+            lines.append(f"the checkpoint with the best held-out loss is at step {result.best_step}")
+        start = "" if len(results) == 1 else f"{name}: "
+        notes += [start + line for line in (*lines, *result.notes)]
     by_source = {name: dict(sorted((result.val_losses or {}).items())) for name, result in results.items()}
     by_head = {}
     for name, result in results.items():
@@ -132,7 +144,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             virtual_width_section(results, looks),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
             section("Costs", tables.cost_table(results), *layer_tables),
-            section("Environment", *_environments(named)),
+            section("Environment", *map(tables.environment_table, environments.values(), environments)),
             section(
                 "How to reproduce",
                 *(Code(command) for command in commands if isinstance(command, str) and command),
@@ -152,16 +164,6 @@ def _answers(results: Mapping[str, RunResult]) -> list[str]:
     loss, name = ranked[0]
     lead = "The held-out loss ends" if len(ranked) == 1 else f"Of {len(ranked)} runs {shorten(name, 60)} ends lowest,"
     return [f"{lead} at {loss:.4f} nats per token."]
-
-
-def _notes(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield notes on the results, such as doubts and skipped steps."""
-    for name, result in results.items():
-        lines = [f"! {doubt}" for doubt in result.doubts]
-        if result.best_step is not None:
-            lines.append(f"the checkpoint with the best held-out loss is at step {result.best_step}")
-        for line in [*lines, *result.notes]:
-            yield line if len(results) == 1 else f"{name}: {line}"
 
 
 def _result_table(named: Mapping[str, Run]) -> Table:
@@ -216,15 +218,6 @@ def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Tabl
     """Return a row for each run with losses."""
     cells = {name: {key: fixed(loss, 4) for key, loss in row.items()} for name, row in losses.items() if row}
     return by_row(caption, "Run", cells)
-
-
-def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return unique name -> run. Runs with the same name have their path in it."""
-    names = [run.name for run in runs]
-    named = {name if names.count(name) == 1 else f"{name} ({run.path})": run for name, run in zip(names, runs)}
-    if len(named) < len(runs):
-        raise UserError("report: the same run was passed twice")
-    return named
 
 
 def reload_sentence(refresh_seconds: int | None) -> str:
@@ -299,12 +292,3 @@ def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
             shown = {round(i) for i in np.linspace(0, len(samples) - 1, N_SHOWN)}
             yield from (Code(prompt + samples[i][1], f"step {samples[i][0]:,}") for i in sorted(shown, reverse=True))
     yield note("samples")
-
-
-def _environments(named: Mapping[str, Run]) -> list[Table]:
-    """Return one table if all runs share an environment, otherwise a table for each run."""
-    environments = {name: run.environment for name, run in named.items()}
-    first = next(iter(environments.values()))
-    if all(environment == first for environment in environments.values()):
-        return [tables.environment_table(first)]
-    return [tables.environment_table(environment, name) for name, environment in environments.items()]

@@ -103,9 +103,15 @@ def _figure(
     layers.append(texts.encode(x="at:Q", y="layer:Q", text="number:N"))
     label = (
         f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
-        f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}. {_hidden(cost)}"
-        f"{capital(stream_label)}."
+        f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}. "
     )
+    by_total = sorted(cost.hidden_widths, key=sum)
+    if by_total:
+        smallest = hidden_widths(by_total[0])
+        largest = hidden_widths(by_total[-1])
+        extent = smallest if smallest == largest else f"from {smallest} to {largest}"
+        label += f"Hidden units: {extent}. "
+    label += f"{capital(stream_label)}."
     title = f"{clean(name)}, d_model {cost.d_model}"
     return Figure(key, title, label, alt.layer(*layers), height=_height(most), is_small=True)
 
@@ -150,11 +156,3 @@ def size_figure(key: str, title: str, pairs: Sequence[tuple[int, int]], style: S
         layers.append(texts.encode(x="at:Q", y="layer:Q", text="number:N"))
     changed = [row["label"] for row in after if "now" in row["label"]]
     return Figure(key, title, f"{title}. {'; '.join(changed)}.", alt.layer(*layers), height=_height(n_layers))
-
-
-def _hidden(cost: CostSummary) -> str:
-    totals = [sum(widths) for widths in cost.hidden_widths]
-    if not totals:
-        return ""
-    smallest, largest = (hidden_widths(cost.hidden_widths[totals.index(end)]) for end in (min(totals), max(totals)))
-    return f"Hidden units: {smallest}. " if smallest == largest else f"Hidden units: from {smallest} to {largest}. "

@@ -1,6 +1,6 @@
 """The loss, the savings and the sizes after a cut, on the terminal and on the page of the run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,21 +52,18 @@ def cut_answers(runs: Mapping[str, Run]) -> list[str]:
 
 def cut_section(runs: Mapping[str, Run], looks: Looks) -> Section | None:
     """Return figures and tables of every run that was cut; None without a cut."""
-    parts = (part for i, (name, run) in enumerate(runs.items()) for part in _parts(f"cut-{i}", name, run, looks))
+    parts: list[Part] = []
+    for i, (name, run) in enumerate(runs.items()):
+        if (cut := run.shrinking) is None:
+            continue
+        parts += [cut_table(cut, run), shrinking_table(cut)]
+        for size, title in SIZES.items():
+            pairs = [layer[size] for layer in cut.layers]
+            if any(before != after for before, after in pairs):
+                parts.append(size_figure(f"cut-{i}-{size}", f"{capital(title)} of every layer", pairs, looks[name]))
+        if (recipe := Path(run.path) / f"{SHRUNK}.yaml").is_file():
+            parts.append(Code(read_text(recipe), f"Recipe of a model of this shape, {clean(run.path)}/{recipe.name}"))
     return section("Cut", note("cut"), *parts)
-
-
-def _parts(key: str, name: str, run: Run, looks: Looks) -> Iterator[Part]:
-    if (cut := run.shrinking) is None:
-        return
-    yield cut_table(cut, run)
-    yield shrinking_table(cut)
-    for size, title in SIZES.items():
-        pairs = [layer[size] for layer in cut.layers]
-        if any(before != after for before, after in pairs):
-            yield size_figure(f"{key}-{size}", f"{capital(title)} of every layer", pairs, looks[name])
-    if (recipe := Path(run.path) / f"{SHRUNK}.yaml").is_file():
-        yield Code(read_text(recipe), f"Recipe of a model of this shape, {clean(run.path)}/{recipe.name}")
 
 
 def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:

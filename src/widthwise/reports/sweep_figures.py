@@ -1,7 +1,7 @@
 """Figures of a sweep: losses over the values of its axes, as heat maps or lines, and over training FLOPs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -15,7 +15,7 @@ from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, Figure, Looks
 from widthwise.reports.experiment_figures import LOSS, Point, point_figure, shifted
 from widthwise.reports.formats import MISSING, clean, fixed, interval, plain, shorten, signed, tick
 
-_ALL_POINTS = "all points"
+ALL_POINTS = "all points"
 """Name of points without a group."""
 _MOST_MEDIANS = 4.0
 """Colours saturate at this multiple of the median distance, so that one diverged point does not pale all others."""
@@ -62,10 +62,10 @@ def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, l
                 loss = point.val_loss
                 if baseline is not None:
                     loss = shifted(_score(point, outcome), finite(baseline.val_loss.mean))
-                points.append(Point(group or _ALL_POINTS, point.name, flops[point.name], loss))
+                points.append(Point(group or ALL_POINTS, point.name, flops[point.name], loss))
     if not points:
         return None
-    drawn = {group or _ALL_POINTS: style for group, style in looks.items()}
+    drawn = {group or ALL_POINTS: style for group, style in looks.items()}
     level = None
     if baseline is not None:
         zero = finite(baseline.val_loss.mean)
@@ -120,7 +120,7 @@ def _losses_over(
         across = alt.X("x:N", title=title, sort=[_tick(value) for value in values], axis=alt.Axis(labelAngle=0))
         position = _tick
     markers = [
-        Point(group or _ALL_POINTS, point.name, position(point.values[axis]), _score(point, outcome), line)
+        Point(group or ALL_POINTS, point.name, position(point.values[axis]), _score(point, outcome), line)
         for group, point in points
     ]
     y_title = LOSS
@@ -128,7 +128,7 @@ def _losses_over(
     if outcome.baseline_words is not None:
         y_title = f"loss minus the loss of {shorten(outcome.baseline_words, 30)}"
         level = (outcome.baseline_words, 0.0)
-    drawn = {group or _ALL_POINTS: looks[group] for group in groups}
+    drawn = {group or ALL_POINTS: looks[group] for group in groups}
     named = ", ".join(clean(group) for group in groups if group) or "All points"
     return point_figure(key, f"{named}: {title}", markers, drawn, across, (title, y_title), level)
 
@@ -142,11 +142,11 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     means = {point.name: finite(_score(point, outcome).mean) for point in points if isinstance(point, Variant)}
     means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     best = min(means, key=means.__getitem__, default=None)
-    shade = _shades(list(means.values()), is_compared)
+    shades = _shades(means, is_compared)
     cells: list[dict[str, Any]] = []
     for point in points:
         cell = {"down": _tick(point.values[down]), "across": _tick(point.values[across]), "point": clean(point.name)}
-        cell |= {"shade": shade(means[point.name]) if point.name in means else None, "best": point.name == best}
+        cell |= {"shade": shades.get(point.name), "best": point.name == best}
         if isinstance(point, OpenPoint):
             cells.append(cell | {"score": point.state, "width": "", "interval": ""})
             continue
@@ -171,26 +171,25 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     ]
     subject = "Difference to the baseline" if is_compared else "Held-out loss"
     axes = f"{titles[down]} and {titles[across]}"
-    label = f"{subject} of {shorten(group or _ALL_POINTS, 40)} over {axes}."
+    label = f"{subject} of {shorten(group or ALL_POINTS, 40)} over {axes}."
     if best is not None:
         label += f" From {write(means[best], 4)} to {write(max(means.values()), 4)}; best: {shorten(best, 60)}."
     title = f"{clean(group)}: {axes}" if group else axes
     return Figure(key, title, label, alt.layer(*layers), height=60 + 44 * len(rows))
 
 
-def _shades(scores: Sequence[float], is_compared: bool) -> Callable[[float], int]:
-    """Return a function from a score to its index in HEAT: blue below 0, orange above 0.
+def _shades(scores: Mapping[str, float], is_compared: bool) -> dict[str, int]:
+    """Return the index in HEAT of each score: blue below 0, orange above 0.
 
     Without a baseline, lower losses are deeper blue.
     """
-    start = 0.0 if is_compared else min(scores, default=0.0)
-    distances = [abs(score - start) for score in scores if score != start] or [1.0]
+    start = 0.0 if is_compared else min(scores.values(), default=0.0)
+    distances = [abs(score - start) for score in scores.values() if score != start] or [1.0]
     largest = min(max(distances), _MOST_MEDIANS * float(np.median(distances)))
     middle = start if is_compared else start + largest
     n_shades = len(HEAT) // 2
-
-    def shade(score: float) -> int:
+    shades = {}
+    for name, score in scores.items():
         share = min(max((score - middle) / largest, -1.0), 1.0 if is_compared else 0.0)
-        return n_shades + int(math.copysign(math.ceil(abs(share) * n_shades - 1e-9), share))
-
-    return shade
+        shades[name] = n_shades + int(math.copysign(math.ceil(abs(share) * n_shades - 1e-9), share))
+    return shades

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from widthwise.records.estimate import NO_VERDICT
-from widthwise.records.outcome import Outcome, SearchedRange, Study
+from widthwise.records.outcome import Outcome, SearchedRange
 from widthwise.records.run import RunResult
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
@@ -14,7 +14,7 @@ from widthwise.reports.formats import capital, clean, counted, fixed, percentage
 from widthwise.reports.growth import growth_section
 from widthwise.reports.main_table import has_intervals, shown_verdict
 from widthwise.reports.page import Page, Text, note, section
-from widthwise.reports.sweep_figures import axis_figures, compute_figure
+from widthwise.reports.sweep_figures import ALL_POINTS, axis_figures, compute_figure
 from widthwise.reports.table import Table, by_column
 
 MOST_ROWS = 40
@@ -54,6 +54,13 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
     flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
     compute = compute_figure(outcome, flops, flops_title, group_styles)
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded
+    study = outcome.study
+    counts: dict[str, str] = {}
+    if study is not None:
+        counts = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
+        counts |= {"points": si(study.n_points), "finished": si(study.n_finished), "failed": si(study.n_failed)}
+        if study.n_repeated:
+            counts["repeats, counted once"] = si(study.n_repeated)
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
     return experiment_sections.experiment_page(
         outcome,
@@ -73,7 +80,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
             section("Loss curves", curves, note("point-curves")),
             section("Costs", costs),
         ],
-        None if outcome.study is None else _study_table(outcome.study),
+        None if study is None else by_column("Study", {"Value": counts}),
         note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
     )
 
@@ -169,7 +176,7 @@ def _axis_table(outcome: Outcome) -> Table:
                 values = f"from {axis.low:g} to {axis.high:g}{', on a logarithmic scale' if axis.log else ''}"
             else:
                 values = ", ".join(map(plain, axis))
-            rows.append([clean(group) or "all points", clean(key), values])
+            rows.append([clean(group) or ALL_POINTS, clean(key), values])
     return Table("Axes", ["Group", "Recipe key", "Values"], rows, text_columns={"Recipe key", "Values"})
 
 
@@ -189,14 +196,6 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, group_styles: Look
         ranked = [point.name for point in outcome.variants if point.name in names and point.name in runs]
         if ranked:
             means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
-            bundles[group or "all points"] = Bundle(means, ranked[0])
-    looks = {group or "all points": style for group, style in group_styles.items()}
+            bundles[group or ALL_POINTS] = Bundle(means, ranked[0])
+    looks = {group or ALL_POINTS: style for group, style in group_styles.items()}
     return curve_figure("points-step", "Held-out loss", bundles, looks, "step", "held-out loss", crop=True)
-
-
-def _study_table(study: Study) -> Table:
-    column = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
-    column |= {"points": si(study.n_points), "finished": si(study.n_finished), "failed": si(study.n_failed)}
-    if study.n_repeated:
-        column["repeats, counted once"] = si(study.n_repeated)
-    return by_column("Study", {"Value": column})

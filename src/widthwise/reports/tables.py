@@ -1,4 +1,4 @@
-"""Tables of several reports and verbs: costs, layers, environments, the progress of runs, and inspections."""
+"""Tables of several reports and verbs: costs, layers, environments, progress, inspections, planned work, searches."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -7,15 +7,25 @@ from typing import Any
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Variant
-from widthwise.records.quantities import OF_MODELS, QUANTITIES, RUN_COSTS, SHAPE_COSTS, OfModel
+from widthwise.records.quantities import OF_MODELS, QUANTITIES, QUANTITY, RUN_COSTS, SHAPE_COSTS, OfModel
 from widthwise.records.run import ListedRun, RunResult
-from widthwise.reports.formats import MISSING, clean, duration, fixed, hidden_widths, plain, shown, si, signed
+from widthwise.reports.formats import MISSING, TIMES, clean, duration, fixed, hidden_widths, plain, shown, si, signed
 from widthwise.reports.table import Table, by_column
 
 SMALLEST_MISS = 0.001
 INSPECTED_SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
 LAYER_COSTS = {"forward_flops" if cost.name == "flops" else cost.name: cost for cost in SHAPE_COSTS}
 """Key of a layer in an inspection -> quantity. Layers lack quantities of whole models."""
+WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
+SEARCHED_SIZES = {
+    "n_\nlayers": lambda row: str(row["n_layers"]),
+    "d_\nmodel": lambda row: str(row["d_model"]),
+    "FFN\nhidden": lambda row: hidden_widths([row["d_hidden"]] * row["n_blocks"]),
+    "heads": lambda row: f"{row['n_heads']}{TIMES}{row['head_dim']}",
+    "d/L": lambda row: fixed(row["aspect"], 0),
+    "ratio": lambda row: fixed(row["ratio"], 3),
+}
+"""Title -> function that returns the cell of a candidate."""
 
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
@@ -134,3 +144,45 @@ def budget_lines(summary: dict[str, Any]) -> list[str]:
             miss = signed(100 * budget["miss"], 2)
             lines.append(f"{name}: {si(budget['asked'])} {budget['match']}, missed by {miss}%")
     return lines
+
+
+def workload_table(work: dict[str, Any], row: str) -> Table:
+    """Return a row for each point of a `Plan.workload`. row: title of the points."""
+    notes = ["tokens and FLOPs of all seeds"]
+    header = [row, *(cost.brief_title for cost in WORKLOAD)]
+    rows = [[clean(point["name"]), *(shown(point[cost.name], cost) for cost in WORKLOAD)] for point in work["points"]]
+    if work["match"]:
+        notes.append(f"difference: {QUANTITY[work['match']].title}, from {clean(work['baseline'])}")
+        header.append("difference")
+        for cells, point in zip(rows, work["points"]):
+            cells.append("" if point["miss"] is None else f"{signed(100 * point['miss'], 3)}%")
+    return Table(clean(work["title"]), header, rows, note="\n".join(notes))
+
+
+def search_table(summary: dict[str, Any], base: str) -> Table:
+    """Return the baseline, then the candidates of a `SearchResult.summary`, with the Pareto front marked."""
+    n_shown = len(summary["candidates"])
+    title = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%: "
+    title += f"{summary['n_found']:,} found"
+    if summary["per"]:
+        title += f", the best of each {' and '.join(summary['per'])}: {summary['n_kept']}"
+    if n_shown < summary["n_kept"]:
+        title += f", the first {n_shown}"
+    rows = []
+    for row in (summary["baseline"], *summary["candidates"]):
+        if row is summary["baseline"]:
+            cells = ["base", *[""] * len(SEARCHED_SIZES), ""]
+        else:
+            mark = "*" if row["is_pareto"] else ""
+            cells = [mark, *(read(row) for read in SEARCHED_SIZES.values()), f"{signed(100 * row['miss'], 2)}%"]
+        costs = [shown(row[cost.name], cost) for cost in SHAPE_COSTS]
+        share = fixed(row["attention_params"] / row["layer_params"], 2)
+        rows.append([*cells, share, *costs, str(row["n_residual_additions"])])
+    return Table(
+        title,
+        ["", *SEARCHED_SIZES, "miss", "att.\nshare", *(cost.brief_title for cost in SHAPE_COSTS), "res.\nadds"],
+        rows,
+        note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"
+        f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",
+        n_essential=len(SEARCHED_SIZES) + 3,
+    )

@@ -13,7 +13,7 @@ from widthwise.records.run import RunResult
 from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, CARD, INK, Figure, Looks, Style
 from widthwise.reports.curves import Curve, curve_figure
-from widthwise.reports.formats import MISSING, TIMES, clean, fixed, shorten, si
+from widthwise.reports.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.page import Folded, Section, note, section
 from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table, by_column
@@ -37,7 +37,7 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
         name: {
             "mean fraction of d_ff": fixed(widths.mean_fraction, 4),
             "share of the variance between tokens": fixed(widths.token_variance_share, 3),
-            **{f"feed-forward FLOPs per token, {kind}": _flops(kind, widths) for kind in _FLOPS},
+            **{f"feed-forward FLOPs per token, {kind}": flops for kind, flops in _flops(widths)},
             "held-out tokens": si(widths.n_tokens),
         }
         for name, widths in by_model.items()
@@ -79,16 +79,11 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figur
     return Figure(key, clean(name), label, layers, height=50 + 22 * len(order), is_small=True)
 
 
-_FLOPS = ("full", "asked", "bucketed", "executed")
-
-
-def _flops(kind: str, widths: TokenWidths) -> str:
-    """Return FLOPs of a kind, and their ratio to the FLOPs of the full width."""
-    value = widths.flops_per_token.get(kind)
-    full = widths.flops_per_token.get("full")
-    if value is None:
-        return MISSING
-    return si(value) + (f" ({value / full:.3f})" if full and kind != "full" else "")
+def _flops(widths: TokenWidths) -> Iterator[tuple[str, str]]:
+    """Yield each kind of FLOPs, with its ratio to the FLOPs of the full width."""
+    full = widths.flops_per_token["full"]
+    for kind, value in widths.flops_per_token.items():
+        yield kind, si(value) if kind == "full" else f"{si(value)} ({value / full:.3f})"
 
 
 _LAYER_COLUMNS = {"floor_share": "at floor", "ceiling_share": "at ceiling", "dead_share": "dead units"}

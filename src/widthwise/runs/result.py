@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from widthwise.analysis.dynamic_width import analyse_widths
-from widthwise.analysis.virtual_width import analyse_virtual_width, has_virtual_width
+from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
+from widthwise.model.residual.slots import SlotsConfig
 from widthwise.records.analysis import TokenWidths
 from widthwise.records.evaluation import TaskResult
 from widthwise.records.record import finite
@@ -103,7 +104,7 @@ def _counts(data: OpenedData) -> DataCounts:
 
 def is_analysed(model: ModelConfig) -> bool:
     """Return True for a model with results of `model_analyses`."""
-    return bool(dynamic_layers(model)) or has_virtual_width(model)
+    return bool(dynamic_layers(model)) or isinstance(model.residual, SlotsConfig)
 
 
 def model_analyses(model: Decoder, held_out: HeldOut, widths: TokenWidths | None) -> dict[str, Any]:

@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_analysis import analysis
 
-from widthwise.analysis.rows import COLUMNS, check_parquet, rows, write_parquet
 from widthwise.mistakes import UserError
 from widthwise.records.analysis import Analysis
+from widthwise.reports.analysis_tables import COLUMNS, parquet_rows, write_parquet
 
 UNITS = {"layer": 2, "block": 1, "d_ff": 3, "density": [0.5, 0.25], "utilisation": [0.1, 0.2, 0.3]}
 SHARES = {"dead_share": 0.0, "participation": None, "participation_share": None}
@@ -25,21 +26,11 @@ MODEL = {
     "block_exits": [{"layer": 2, "block": 1, "target_log_prob": -2.5}],
     "sinks": [{"layer": 1, "first_token_share": 0.5, "heads": [0.25, 0.75], "norm_ratio": 9.0}],
 }
-ANALYSIS = Analysis.model_validate(
-    {
-        "title": "t",
-        "command": "widthwise analyze runs/m runs/n",
-        "created": "2026-11-22T00:00:00+00:00",
-        "text": {"source": "text.txt", "seq_len": 4, "n_tokens": 8},
-        "thresholds": [0.1, 1.0],
-        "utilisation_threshold": 0.1,
-        "models": [MODEL, {**MODEL, "name": "n", "sinks": []}],
-    }
-)
+ANALYSIS = Analysis.model_validate(analysis(MODEL, {**MODEL, "name": "n", "sinks": []}))
 
 
 def test_every_number_is_a_row() -> None:
-    found = list(rows(ANALYSIS))
+    found = list(parquet_rows(ANALYSIS))
     first = [row[1:] for row in found if row[0] == "m"]
     assert first == [
         *(("activations.density", 2, 1, index, value) for index, value in enumerate((0.5, 0.25))),
@@ -61,11 +52,10 @@ def test_parquet_holds_the_rows_and_without_pyarrow_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra [prep]")
-    check_parquet()
     path = write_parquet(ANALYSIS, tmp_path / "out")
     table = parquet.read_table(path)
     assert tuple(table.column_names) == COLUMNS
-    assert [tuple(row.values()) for row in table.to_pylist()] == list(rows(ANALYSIS))
+    assert [tuple(row.values()) for row in table.to_pylist()] == list(parquet_rows(ANALYSIS))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install 'widthwise\[prep\]'"):
-        check_parquet()
+        write_parquet(ANALYSIS, tmp_path)
