@@ -19,7 +19,6 @@ from pydantic import Field
 from widthwise.config_io import Config, differences, parse, to_data
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
-    Matched,
     MatchSection,
     adjusted,
     check_matched,
@@ -76,10 +75,6 @@ class CompareConfig(Config):
             self.match.check_names(self.variants, next(iter(self.variants)))
         return self
 
-    @property
-    def matched(self) -> Matched:
-        return "params" if self.match is None else self.match.quantity
-
     def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
         """Return a variant, adjusted to the baseline as `match` requires. Raises UserError if it still misses.
 
@@ -88,10 +83,10 @@ class CompareConfig(Config):
         adjustment = None
         if self.match is None:
             with suppress(UserError):
-                if abs(matched_ratio(recipe, baseline, self.matched) - 1) > LARGEST_MISMATCH:
-                    recipe, adjustment = adjusted(name, recipe, baseline, self.matched, ("ffn",))
+                if abs(matched_ratio(recipe, baseline, "params") - 1) > LARGEST_MISMATCH:
+                    recipe, adjustment = adjusted(name, recipe, baseline, "params", ("ffn",))
         elif (parts := self.match.parts_of(name)) and name != next(iter(self.variants)):
-            recipe, adjustment = adjusted(name, recipe, baseline, self.matched, parts)
+            recipe, adjustment = adjusted(name, recipe, baseline, self.match.quantity, parts)
         return Point(name, recipe, adjustment=adjustment)
 
 
@@ -151,7 +146,7 @@ def read_plan(
         page_title=config.title,
         points=points,
         seeds=config.seeds,
-        match=config.matched,
+        match="params" if config.match is None else config.match.quantity,
         baseline=baseline,
         refused=refused,
     )

@@ -52,17 +52,13 @@ class SweepSpace:
             self.baseline = Point(config.baseline_name, recipe)
         self.n_trials = 0 if config.search is None else config.search.n_trials
         if self.baseline is not None:
-            self._reference = self.baseline.name, self.baseline.recipe
+            self.reference = self.baseline.name, self.baseline.recipe
         elif config.search is not None:
-            self._reference = title, parse_recipe(dict(data), title)
+            self.reference = title, parse_recipe(dict(data), title)
         else:
             group, values = config.combinations()[0]
             name = point_name(group, values)
-            self._reference = name, self._recipe(name, group, values)
-
-    @property
-    def reference(self) -> Recipe:
-        return self._reference[1]
+            self.reference = name, self._recipe(name, group, values)
 
     def grid(self) -> dict[str, Point]:
         """Return name -> point, the baseline first; for a search only the baseline.
@@ -89,10 +85,10 @@ class SweepSpace:
         recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
         if self.baseline is None:
             check_trainable(recipe, name)
-            check_same_windows(name, recipe, *self._reference)
+            check_same_windows(name, recipe, *self.reference)
         else:
             match = self.config.matching
-            recipe, adjustment = _comparable(name, recipe, group, self._reference, match, values.get(ASPECT))
+            recipe, adjustment = _comparable(name, recipe, group, self.reference, match, values.get(ASPECT))
         return Point(name, recipe, group, values, adjustment)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
@@ -193,7 +189,7 @@ class Search(Sweep):
 
     @property
     def reference(self) -> Recipe:
-        return self.space.reference
+        return self.space.reference[1]
 
     @property
     def n_points(self) -> int:
