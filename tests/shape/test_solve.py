@@ -190,4 +190,4 @@ def test_a_ratio_on_the_wrong_side_is_refused():
         ("x", 1.0, "between 0 and 1"), ("growing", 0.0, "between 0 and 1"), ("diamond", 0.9, "above 1"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=f"^model.shape.{SCHEDULES[kind].ratio_key}: {ratio:g} .*{allowed}"):
-            SCHEDULES[kind].check_turn_ratio(ratio)
+            solve_widths(SCHEDULES[kind], params_cost(97), 9, 5, ratio)

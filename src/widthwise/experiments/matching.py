@@ -260,11 +260,12 @@ def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tup
     except UserError:  # for example a width that is no multiple of its heads
         unchanged_miss = math.inf
     nearest = knob.nearest(miss) if unchanged_miss else knob.start
+    key = ".".join(filter(None, ["model", knob.section, knob.adjustable.key]))
     value = knob.adjustable.value
     if abs(miss(nearest)) < unchanged_miss:
         changed = recipe.model_copy(update={"model": knob.at(nearest)})
-        return changed, Change(knob.path, value, knob.value(nearest))
-    return recipe, Change(knob.path, value, value)  # may be between two steps
+        return changed, Change(key, value, nearest * knob.adjustable.step)
+    return recipe, Change(key, value, value)  # may be between two steps
 
 
 def _miss(recipe: Recipe, model: ModelSection, budget: float, match: Matched) -> float:

@@ -113,7 +113,7 @@ def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:
     return [
         {
             "step": phase.start,
-            "n_tokens": phase.n_steps * recipe.tokens_per_step,
+            "n_tokens": (phase.end - phase.start) * recipe.tokens_per_step,
             "params": phase.model.cost().params,
             "pflops_days": pflops_days(until(phase.end) - until(phase.start), 1),
         }

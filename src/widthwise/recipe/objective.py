@@ -64,11 +64,6 @@ class NestedConfig(Config):
     """Also make a pass at the widths that tokens choose. Otherwise the choice is not trained, and the reported training
     loss is at full width."""
 
-    @property
-    def n_passes(self) -> int:
-        """Forward and backward passes over the batch in a step."""
-        return 2 + self.chosen
-
     def check(self, model: ModelConfig) -> None:
         """Raise UserError if no layer of the model has narrower widths."""
         if all(layer.config.min_fraction == 1 for layer in dynamic_layers(model)):

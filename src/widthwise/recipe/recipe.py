@@ -262,10 +262,6 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
                 f"{where}: has a {section} section, so it describes several runs; use `widthwise {section}` for "
                 "all of them, or `widthwise train --variant NAME` for one"
             )
-    train = data.get("train")
-    for key in train if isinstance(train, dict) else ():
-        if key in ELSEWHERE:
-            raise UserError(f"{where}: train.{key}: is not available: {ELSEWHERE[key]}; use train.shards")
     return parse(Recipe, data, where)
 
 
@@ -273,12 +269,3 @@ def saved_recipe(run: RunDir) -> Recipe:
     """Return the resolved recipe of a run directory. Raise UserError if it is no run directory."""
     where = f"{run.path}/config.yaml"
     return parse(Recipe, parse_yaml(run.config_yaml(), where), where)
-
-
-ELSEWHERE = {
-    "tensor_parallel": "it sends the stream twice per layer, even for narrow layers",
-    "pipeline_parallel": "it would send the widest stream and lose the auxiliary losses",
-    "context_parallel": "attention is computed over whole sequences; a smaller micro_batch_size saves activations",
-    "expert_parallel": "the experts of a layer are one tensor",
-}
-"""Keys for a train section in other programs, and reasons why they are not available."""
