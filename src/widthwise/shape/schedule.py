@@ -116,9 +116,8 @@ class WidthCost(ABC):
     out.
     """
 
-    def __init__(self, d_model: int):
-        """d_model: width of the uniform model, whose cost is the budget."""
-        self.d_model = d_model
+    d_model: int
+    """Width of the uniform model, whose cost is the budget."""
 
     @abstractmethod
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
