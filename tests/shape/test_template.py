@@ -4,7 +4,6 @@ from fractions import Fraction
 
 import pytest
 from quadratic_cost import ORACLE, QuadraticCost
-from recipes import RECIPES
 from thinned import every_pair
 
 from widthwise.config_io import parse, to_data
@@ -14,7 +13,7 @@ from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.shape.rounding import round_nearest
 from widthwise.shape.schedule import SCHEDULES, solve_widths
 from widthwise.shape.template import QUANTITIES, ModelTemplate
-from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
+from widthwise.yaml_io import merge, read_recipe
 
 DENSE = ORACLE["dense"]
 SEQ_LEN = 4096
@@ -233,19 +232,3 @@ def test_a_virtual_width_is_slots_of_which_the_stream_is_so_much_wider(width: fl
     assert residual.stream_width == round(48 * width)
     assert 48 // residual.slot_width == max(2, Fraction(width).limit_denominator(8).denominator)
     assert parse(ModelConfig, to_data(model)) == model
-
-
-def test_recipes_resolve_and_one_of_each_kind_survives_yaml():
-    seen = set()
-    for path in RECIPES:
-        data = read_recipe(path)
-        if "model" not in data:
-            continue
-        template = parse(ModelTemplate, data["model"], str(path))
-        resolved = template.resolve(data.get("seq_len", 64))
-        parts = template.shape.kind, template.residual.kind, template.ffn.kind, template.mtp is None
-        if parts not in seen:
-            seen.add(parts)
-            assert parse(ModelConfig, parse_yaml(to_yaml(resolved), "yaml")) == resolved
-            assert parse(ModelTemplate, parse_yaml(to_yaml(template), "yaml")) == template
-    assert len(seen) >= 8

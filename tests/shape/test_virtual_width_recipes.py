@@ -4,11 +4,10 @@ import re
 import shlex
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from paper_virtual_width import TOTALS, extra_activation_share, site_flops, site_params
 from test_template import SHAPES, SLOTS
 from test_template import small as small_template
 from thinned import in_turn
@@ -23,6 +22,50 @@ from widthwise.shape.search import search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
 from widthwise.yaml_io import merge
+
+
+class SiteFlops(NamedTuple):
+    """Forward FLOPs of one site, of which a layer has two."""
+
+    norm: float
+    coefficients: float
+    width: float
+    """The read and the carry: [A-circle A-hat] times the state."""
+    depth: float
+    """The write: B times the update."""
+
+
+def site_flops(m: int, n: int) -> SiteFlops:
+    return SiteFlops(norm=4 * n / m, coefficients=2 * (2 * m + n) * n / m, width=2 * (m + n) * n / m, depth=2 * n)
+
+
+TOTALS = {
+    (2, 3): 48,
+    (1, 4): 112,
+    (2, 4): 72,
+    (4, 8): 136,
+    (4, 16): 400,
+    (8, 16): 264,
+    (8, 32): 784,
+    (8, 64): 2592,
+}
+"""(m, n) -> the sum of a site's FLOPs, worked out by hand."""
+
+
+def site_params(m: int, n: int, slot_width: int) -> int:
+    """Static table, scales of its entries, one matrix that all slots share, and the gain of its norm."""
+    return 2 * n * (2 * m + n) + slot_width * (2 * m + n) + slot_width
+
+
+def extra_activation_share(m: int, n: int, saved: float, baseline: float = 34) -> float:
+    """Bytes of 16-bit numbers that a layer keeps for its sites, over the bytes it keeps without them.
+
+    saved: fraction of states that are kept, the others being computed again from the one before. baseline: bytes in
+    units of the width, 34 in Megatron's count with selective recomputation (arXiv:2205.05198), dropout masks included.
+    What is read and written is computed again too, so that the states are all that is added: 2 sites of 2 n / m bytes.
+    """
+    return 2 * 2 * saved * (n / m) / baseline
+
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "virtual_width.md").read_text()

@@ -291,18 +291,12 @@ def _check_recipe(name: str, recipe: Recipe, tried: Recipe, where: str) -> None:
             )
     if tried.data != recipe.data:
         return
-    reported = _held_out(recipe)
-    judged = _held_out(tried)
-    if judged[0] < reported[1] and reported[0] < judged[1]:
-        if reported[1] == math.inf:
-            advice = "set train.validation_tokens, at most half of the text, and sweep the rest"
-        else:
-            advice = f"sweep with train.validation_skip={reported[1]}"
-        raise UserError(f"{where}: {name} was judged on held-out text that is reported; {advice}")
-
-
-def _held_out(recipe: Recipe) -> tuple[float, float]:
-    """Return the indices of the first token of the held-out text of a run, and of the first after it."""
     start = recipe.train.validation_skip
-    n_tokens = recipe.train.validation_tokens
-    return start, math.inf if n_tokens is None else start + n_tokens
+    end = start + (recipe.train.validation_tokens or math.inf)
+    tried_start = tried.train.validation_skip
+    tried_end = tried_start + (tried.train.validation_tokens or math.inf)
+    if tried_start < end and start < tried_end:
+        advice = f"sweep with train.validation_skip={end}"
+        if end == math.inf:
+            advice = "set train.validation_tokens, at most half of the text, and sweep the rest"
+        raise UserError(f"{where}: {name} was judged on held-out text that is reported; {advice}")

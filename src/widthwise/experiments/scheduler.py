@@ -81,8 +81,8 @@ class Schedule:
     of its steps.
     """
 
-    def __init__(self, runs: Iterable[Run], observer: Observer, policy: RunPolicy, further: Sequence[float] = ()):
-        """runs: in the order of training. further: FLOPs of runs that are not drawn yet."""
+    def __init__(self, runs: Iterable[Run], observer: Observer, policy: RunPolicy, undrawn_flops: Sequence[float] = ()):
+        """runs: in the order of training. undrawn_flops: training FLOPs of the runs that are not drawn yet."""
         self.observer = observer
         self._policy = policy
         self._remaining = {run.name: run for run in runs}
@@ -94,8 +94,8 @@ class Schedule:
             for name, run in self._remaining.items()
         }
         """Run -> its remaining FLOPs, finished or not, in the order of training."""
-        self._undrawn_flops = list(further)
-        self._n_runs = len(self._flops_left) + len(further)
+        self._undrawn_flops = list(undrawn_flops)
+        self._n_runs = len(self._flops_left) + len(undrawn_flops)
         self._idle_flops = 0.0
         """FLOPs of runs that no worker has begun, and half of those that other workers have claimed."""
         self._flops_done = 0.0

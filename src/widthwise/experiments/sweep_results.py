@@ -1,8 +1,7 @@
 """The results of a sweep, a search or a ladder: failed points are recorded, and the best point is judged."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from widthwise.records.record import finite
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.listing import stop_message
 from widthwise.training.launch import RankLocalError
-from widthwise.training.observer import Observer
 from widthwise.yaml_io import to_yaml
 
 ENDED = ("finished", "failed")
@@ -34,11 +32,6 @@ class SweepResults(Results[S]):
 
     averages_groups: ClassVar[bool] = True
     """True if the mean of each group is compared with the baseline."""
-
-    def __init__(self, plan: S, folder: Path, command: str, observer: Observer):
-        super().__init__(plan, folder, command, observer)
-        self.failures: dict[str, str] = {}
-        """Point that could not be trained -> the reason."""
 
     def may_begin(self, run: Run) -> bool:
         """Return False for a run that has diverged, because it would diverge again. Raises UserError if it has another
@@ -176,11 +169,11 @@ class SearchResults(SweepResults[Search]):
 
     averages_groups = False  # the sampler has selected the points
 
-    def __enter__(self) -> Self:
+    def begin(self) -> list[Run]:
         self._study = Study(self.plan, self.folder)
-        return self
+        return super().begin()
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._study.close()
 
     @property

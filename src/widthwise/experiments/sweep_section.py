@@ -63,18 +63,15 @@ class Range(Config):
             raise ValueError(f"low: got {self.low}; must be less than high = {self.high}")
         if self.log and self.low <= 0:
             raise ValueError(f"low: got {self.low}; a logarithmic scale needs values above 0")
-        if self.step is not None and (self.log or not self._is_whole):
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        if self.step is not None and (self.log or not is_whole):
             raise ValueError(f"step: got {self.step}; needs whole low and high, and no log")
         return self
 
-    @property
-    def _is_whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
     def drawn(self, trial: "Trial", name: str) -> Any:
         """Return the value that the sampler of a search chooses for a trial."""
-        if self._is_whole:
-            return trial.suggest_int(name, int(self.low), int(self.high), step=self.step or 1, log=self.log)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(name, self.low, self.high, step=self.step or 1, log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
         rounded = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
         return min(max(rounded, float(self.low)), float(self.high))
