@@ -16,9 +16,10 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, differences, parse, to_data
+from widthwise.config_io import differences, parse, to_data
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
+    ExperimentSection,
     MatchSection,
     adjusted,
     check_matched,
@@ -26,13 +27,11 @@ from widthwise.experiments.matching import (
     match_with_options,
     matched_ratio,
     without_null,
-    without_unused,
 )
 from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name, run_path
 from widthwise.files import listed
 from widthwise.mistakes import UserError, shortened
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
-from widthwise.recipe.train_section import Seeds
 from widthwise.records.outcome import OpenPoint, Outcome, TunedVariant, Tuning, Variant
 from widthwise.records.record import digests
 from widthwise.run_dir import RunDir
@@ -47,25 +46,18 @@ SHORTENED = ("schedule.warmup_steps", "schedule.decay_steps")
 """Shared keys that may differ in a sweep of fewer steps."""
 
 
-class CompareConfig(Config):
+class CompareConfig(ExperimentSection):
     """The `compare:` section of a recipe."""
 
-    title: str | None = None
-    """Title of the page; default: the name of its folder."""
+    named = "variants"
     variants: Annotated[
         dict[str, dict[str, Any]],
         pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, dict[str, Any] | None]),
     ] = Field(min_length=2, max_length=MOST_POINTS)
     """Name -> changes to the recipe; null drops a variant of an extended recipe. The first is the baseline."""
-    seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
     """Quantity that all variants must match within one percent, and the parts adjusted to reach it. Default: params,
     with the feed-forward of a variant that misses it adjusted where possible."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _adjust_used(cls, section: Any) -> Any:
-        return without_unused(section, "variants")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import pydantic
 from pydantic import Discriminator, Tag
@@ -13,6 +13,7 @@ from widthwise.config_io import Config, check_one_of, checked_copy, differences,
 from widthwise.mistakes import UserError, shortened
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect
 from widthwise.shape.kinds import Match
@@ -170,13 +171,23 @@ def without_null(changes: Any) -> Any:
     return {name: change for name, change in changes.items() if change is not None}
 
 
-def without_unused(section: Any, key: str) -> Any:
-    """Return a section without the adjustments of names that are null under `key`. section: data, perhaps not valid."""
-    match section:
-        case {"match": {"adjust": dict(adjust), **options}} if isinstance(section.get(key), dict):
-            used = {name: part for name, part in adjust.items() if section[key].get(name, {}) is not None}
-            return section | {"match": options | {"adjust": used}}
-    return section
+class ExperimentSection(Config):
+    """Base of the sections of a recipe that describe an experiment."""
+
+    named: ClassVar[str]
+    """Key of the named changes, of which null drops one, with its adjustment."""
+    title: str | None = None
+    """Title of the page; default: the name of its folder."""
+    seeds: Seeds = (1, 2, 3)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _drop_unused_adjustments(cls, section: Any) -> Any:
+        match section:
+            case {"match": {"adjust": dict(adjust), **options}} if isinstance(section.get(cls.named), dict):
+                used = {name: part for name, part in adjust.items() if section[cls.named].get(name, {}) is not None}
+                return section | {"match": options | {"adjust": used}}
+        return section
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
