@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from file_operations import forge
 from tiny_runs import without_measurements
-from tiny_sweeps import RECIPE, every_run_raises, recipe_file, spoil
+from tiny_sweeps import RECIPE, every_run_raises, recipe_file
 
 from widthwise.experiments import jobs, running
 from widthwise.experiments.compare import read_plan
@@ -35,14 +36,10 @@ VARIANTS = {
 COMMAND = "widthwise compare tiny.yaml"
 
 
-def plan_of(folder: Path, *overrides: str) -> Comparison:
-    return read_plan([recipe_file(folder, base=BASE, compare={"seeds": [3, 5, 8], "variants": VARIANTS})], overrides)
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, dict]:
     folder = tmp_path_factory.mktemp("comparison")
-    plan = plan_of(folder)
+    plan = read_plan([recipe_file(folder, base=BASE, compare={"seeds": [3, 5, 8], "variants": VARIANTS})])
     return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
 
 
@@ -122,7 +119,8 @@ def test_a_worker_ends_while_others_hold_what_is_left_and_the_last_one_writes(sh
 def test_a_run_on_other_data_can_be_deleted_to_go_on(short: Comparison, tmp_path: Path) -> None:
     run_experiment(short, tmp_path / "out", COMMAND)
     run = tmp_path / "out" / "runs" / "slow-seed3"
-    spoil(run)
+    environment = run / "environment.json"  # as if it had been trained on other data
+    forge(environment, lambda record: record["data"]["corpus"].update(fingerprint="of another Python"))
     message = r"slow-seed3: was trained on other data .*plain-seed3.*compare in a new folder"
     with pytest.raises(UserError, match=message):
         run_experiment(short, tmp_path / "out", COMMAND)

@@ -57,11 +57,6 @@ def write_outcome(folder: Path, points: Sequence[Variant | OpenPoint], **further
     return folder
 
 
-def write_comparison(folder: Path, d_model: int) -> Path:
-    variants = [variant("uniform", d_model, 3.0), variant("x", d_model, 2.95)]
-    return write_outcome(folder, variants, baseline="uniform")
-
-
 def write_sweep(folder: Path) -> Path:
     points = [
         variant(f"{group}-{d}", d, scale, group=group, values={"model.d_model": d})
@@ -85,7 +80,9 @@ def by_group(gathered: FitData) -> dict[str, list[tuple[float, int]]]:
 
 
 def test_each_variant_is_a_group_with_a_point_from_each_comparison(tmp_path: Path) -> None:
-    folders = [write_comparison(tmp_path / str(d), d) for d in reversed(SIZES)]
+    folders = [tmp_path / str(d) for d in reversed(SIZES)]
+    for folder, d in zip(folders, reversed(SIZES)):
+        write_outcome(folder, [variant("uniform", d, 3.0), variant("x", d, 2.95)], baseline="uniform")
     gathered = gather(folders, AXES)
     expected = [(12 * d**2, 2) for d in SIZES]
     assert by_group(gathered) == {"uniform": expected, "x": expected}

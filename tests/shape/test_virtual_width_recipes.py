@@ -4,7 +4,7 @@ import re
 import shlex
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,22 +23,6 @@ from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
 from widthwise.yaml_io import merge
 
-
-class SiteFlops(NamedTuple):
-    """Forward FLOPs of one site, of which a layer has two."""
-
-    norm: float
-    coefficients: float
-    width: float
-    """The read and the carry: [A-circle A-hat] times the state."""
-    depth: float
-    """The write: B times the update."""
-
-
-def site_flops(m: int, n: int) -> SiteFlops:
-    return SiteFlops(norm=4 * n / m, coefficients=2 * (2 * m + n) * n / m, width=2 * (m + n) * n / m, depth=2 * n)
-
-
 TOTALS = {
     (2, 3): 48,
     (1, 4): 112,
@@ -50,21 +34,6 @@ TOTALS = {
     (8, 64): 2592,
 }
 """(m, n) -> the sum of a site's FLOPs, worked out by hand."""
-
-
-def site_params(m: int, n: int, slot_width: int) -> int:
-    """Static table, scales of its entries, one matrix that all slots share, and the gain of its norm."""
-    return 2 * n * (2 * m + n) + slot_width * (2 * m + n) + slot_width
-
-
-def extra_activation_share(m: int, n: int, saved: float, baseline: float = 34) -> float:
-    """Bytes of 16-bit numbers that a layer keeps for its sites, over the bytes it keeps without them.
-
-    saved: fraction of states that are kept, the others being computed again from the one before. baseline: bytes in
-    units of the width, 34 in Megatron's count with selective recomputation (arXiv:2205.05198), dropout masks included.
-    What is read and written is computed again too, so that the states are all that is added: 2 sites of 2 n / m bytes.
-    """
-    return 2 * 2 * saved * (n / m) / baseline
 
 
 ROOT = Path(__file__).parents[2]
@@ -95,16 +64,19 @@ class TestSite:
 
     def test_flops_are_the_papers_but_for_the_norm(self):
         for ((m, n), total), slot_width in zip(TOTALS.items(), cycle([1, 5, 80])):
-            paper, d_model = site_flops(m, n), m * slot_width
-            assert sum(paper) == total
+            d_model = m * slot_width
+            norm, coefficients = 4 * n / m, 2 * (2 * m + n) * n / m
+            read_and_carry, write = 2 * (m + n) * n / m, 2 * n
+            assert norm + coefficients + read_and_carry + write == total
             dynamic, static = (site_cost(slot_width, n, m, dynamic=dynamic).flops for dynamic in (True, False))
-            assert dynamic == (total - paper.norm) * d_model
-            assert static == (paper.width + paper.depth) * d_model
-            assert dynamic - static == paper.coefficients * d_model
+            assert dynamic == (total - norm) * d_model
+            assert static == (read_and_carry + write) * d_model
 
     @pytest.mark.parametrize(("m", "n", "slot_width", "by_hand"), [(2, 3, 1024, 8234), (8, 64, 256, 30976)])
     def test_parameters(self, m, n, slot_width, by_hand):
-        assert site_cost(slot_width, n, m, dynamic=True).params == site_params(m, n, slot_width) == by_hand
+        """Static table, scales of its entries, one matrix that all slots share, and the gain of its norm."""
+        formula = 2 * n * (2 * m + n) + slot_width * (2 * m + n) + slot_width
+        assert site_cost(slot_width, n, m, dynamic=True).params == formula == by_hand
         assert site_cost(slot_width, n, m, dynamic=False).params == n * (2 * m + n)
 
     def test_a_site_keeps_the_states_and_the_update(self):
@@ -229,17 +201,17 @@ class TestDocuments:
             assert costs.split(" | ") == [f"{n / m:g}", *shares], (m, n)
 
     def test_activation_memory(self):
+        """The paper computes again what is read and written, and one of two states: 2 sites keep 2 n / m bytes."""
         plain = sum(recipe("uniform_200m").explicit_model.layer_costs()[0].values(), Cost()).activation_bytes()
         assert round(plain / 640) == 36
         for m, n, sentence in (
             (2, 3, "{here:g} D at (2, 3), {of_layer:.1%} of the layer, where the paper has {paper:g} D;"),
             (8, 64, "at (8, 64) it is {here:g} D, {of_layer:.1%}, where the paper has {paper:g} D."),
         ):
-            paper = 34 * extra_activation_share(m, n, 1 / 2)
             slots = f"kind: hyper_connections, n_fractions: {m}, n_slots: {n}, state_every: 2"
             layer = recipe(f"uniform_200m 'model.residual={{{slots}}}'").explicit_model.layer_costs()[0]
             kept = layer["residual"].activation_bytes()
-            assert sentence.format(here=kept / 640, of_layer=kept / plain, paper=paper) in GUIDE
+            assert sentence.format(here=kept / 640, of_layer=kept / plain, paper=2 * n / m) in GUIDE
 
     def test_the_law_is_the_line_through_the_printed_points(self):
         points = [(float(r), float(loss)) for loss, r in re.findall(r"(1\.\d+) at r = (\d)", GUIDE)]

@@ -84,7 +84,7 @@ class SearchResult:
         return {
             "match": self.space.match,
             "budget": self.budget,
-            "tolerance": self.space.tolerance_or_default,
+            "tolerance": self.space.tolerance or GRIDS[self.space.grid].tolerance,
             "costs": list(self.space.costs),
             "seq_len": self.count.seq_len,
             "n_examined": self.n_examined,
@@ -186,7 +186,7 @@ def _valid(
     misses = np.abs(count(space.match, examined) / budget - 1)
     has_ffn = examined.d_hidden > 0
     nearest = f"{100 * misses[has_ffn].min():.2g}%" if has_ffn.any() else "more"
-    tolerance = space.tolerance_or_default
+    tolerance = space.tolerance or GRIDS[space.grid].tolerance
     aspect = space.aspect_limits
     ratio = space.ratio_range or ANY
     faults = {
