@@ -21,6 +21,7 @@ from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
     ExperimentSection,
     MatchSection,
+    Point,
     adjusted,
     check_matched,
     check_trainable,
@@ -28,7 +29,7 @@ from widthwise.experiments.matching import (
     matched_ratio,
     without_null,
 )
-from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name, run_path
+from widthwise.experiments.plan import MOST_POINTS, Comparison, check_name, run_path
 from widthwise.files import listed
 from widthwise.mistakes import UserError, shortened
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
@@ -67,19 +68,18 @@ class CompareConfig(ExperimentSection):
             self.match.check_names(self.variants, next(iter(self.variants)))
         return self
 
-    def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
+    def sized(self, point: Point, baseline: Point) -> Point:
         """Return a variant, adjusted to the baseline as `match` requires. Raises UserError if it still misses.
 
         Without a `match` section, a variant that cannot be adjusted stays unchanged.
         """
-        adjustment = None
         if self.match is None:
             with suppress(UserError):
-                if abs(matched_ratio(recipe, baseline, "params") - 1) > LARGEST_MISMATCH:
-                    recipe, adjustment = adjusted(name, recipe, baseline, "params", ("ffn",))
-        elif (parts := self.match.parts_of(name)) and name != next(iter(self.variants)):
-            recipe, adjustment = adjusted(name, recipe, baseline, self.match.quantity, parts)
-        return Point(name, recipe, adjustment=adjustment)
+                if abs(matched_ratio(point.recipe, baseline.recipe, "params") - 1) > LARGEST_MISMATCH:
+                    return adjusted(point, baseline, "params", ("ffn",))
+        elif (parts := self.match.parts_of(point.name)) and point.name != baseline.name:
+            return adjusted(point, baseline, self.match.quantity, parts)
+        return point
 
 
 def read_plan(
@@ -123,14 +123,13 @@ def read_plan(
     recipes = recipes or {
         name: parse(Recipe, merge(data, change), f"{where}.variants.{name}") for name, change in config.variants.items()
     }
-    baseline = next(iter(recipes))
-    points = dict[str, Point]()
+    points = {name: Point(name, recipe) for name, recipe in recipes.items()}
+    baseline = next(iter(points.values()))
     refused = dict[str, str]()
-    for name, recipe in recipes.items():
-        points[name] = Point(name, recipe)
+    for name in points:
         try:
             if only in (None, name):
-                points[name] = config.sized(name, recipe, recipes[baseline])
+                points[name] = config.sized(points[name], baseline)
         except UserError as error:
             refused[name] = str(error)
     plan = Comparison(
@@ -139,7 +138,7 @@ def read_plan(
         points=points,
         seeds=config.seeds,
         match="params" if config.match is None else config.match.quantity,
-        baseline=baseline,
+        baseline=baseline.name,
         refused=refused,
     )
     if rates_from is not None:
@@ -151,15 +150,14 @@ def read_plan(
 
 def check_fair(plan: Comparison, tolerance: float = LARGEST_MISMATCH) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
-    recipes = {name: recipe for name, recipe in plan.recipes.items() if name not in plan.refused}
-    for name, recipe in recipes.items():
-        check_trainable(recipe, name)
+    points = [point for point in plan.points.values() if point.name not in plan.refused]
+    for point in points:
+        check_trainable(point)
     advice = (
         "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or set match: none "
         "under compare, or --match none"
     )
-    base = next(iter(recipes))
-    check_matched(recipes, base, recipes[base], plan.match, advice, tolerance, refused=plan.refused.values())
+    check_matched(points, points[0], plan.match, advice, tolerance, refused=plan.refused.values())
 
 
 def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Comparison:

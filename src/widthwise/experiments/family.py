@@ -7,7 +7,8 @@ from typing import Any
 
 from widthwise.config_io import checked_copy, mistakes_of
 from widthwise.experiments.jobs import Run
-from widthwise.experiments.plan import Plan, Point, seeded
+from widthwise.experiments.matching import Point
+from widthwise.experiments.plan import Plan, seeded
 from widthwise.experiments.results import Results
 from widthwise.mistakes import UserError, counted
 from widthwise.recipe.recipe import saved_recipe

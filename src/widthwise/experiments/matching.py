@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -32,41 +32,82 @@ SHARED = (*HELD_OUT, "train.steps", "train.batch_size", "train.precision")
 """Settings that are equal in all runs of a comparison."""
 
 
-def check_trainable(recipe: Recipe, name: str) -> None:
-    """Raises UserError, with the name of the recipe, if its parts are incompatible."""
-    with mistakes_of(name):
-        recipe.check()
+@dataclass(frozen=True)
+class Change:
+    """A change of one number of a variant."""
+
+    key: str
+    """Key in the recipe."""
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        before = f"{self.before:.7g}"
+        after = f"{self.after:.7g}"
+        return f"{self.key} stays {after}" if before == after else f"{self.key} {before} -> {after}"
 
 
-def check_same_windows(name: str, recipe: Recipe, reference_name: str, reference: Recipe) -> None:
-    """Raises UserError if two recipes are not judged on the same held-out text."""
-    if differing := [*_differences(name, recipe, reference_name, reference, HELD_OUT)]:
+@dataclass(frozen=True)
+class Adjustment:
+    """The changes of a variant, and its remaining miss."""
+
+    changes: tuple[Change, ...]
+    match: Matched
+    miss: float
+    """Quantity of the variant relative to the baseline, minus 1."""
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.changes))}, {self.match} missed by {self.miss:+.3%}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One recipe of an experiment; seeds are set run by run."""
+
+    name: str
+    recipe: Recipe
+    group: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Recipe key -> value, for a point on axes."""
+    adjustment: Adjustment | None = None
+    """Changes that match it to its baseline."""
+
+
+def check_trainable(point: Point) -> None:
+    """Raises UserError, with the name of the point, if the parts of its recipe are incompatible."""
+    with mistakes_of(point.name):
+        point.recipe.check()
+
+
+def check_same_windows(point: Point, reference: Point) -> None:
+    """Raises UserError if two points are not judged on the same held-out text."""
+    if differing := [*_differences(point, reference, HELD_OUT)]:
         raise UserError(f"{'; '.join(differing)}; not comparable")
 
 
 def check_matched(
-    recipes: Mapping[str, Recipe],
-    baseline_name: str,
-    baseline: Recipe,
+    points: Iterable[Point],
+    baseline: Point,
     match: Matched,
     advice: str,
     tolerance: float = LARGEST_MISMATCH,
     refused: Iterable[str] = (),
 ) -> None:
-    """Raises UserError, with all differences, if a recipe is not comparable with the baseline.
+    """Raises UserError, with all differences, if a point is not comparable with the baseline.
 
-    Recipes are comparable if data and tokens are equal, and the matched quantity within the tolerance. With
+    Points are comparable if data and tokens are equal, and the matched quantity within the tolerance. With
     training_flops, the numbers of tokens may differ; the runs of a seed still see the same tokens first. advice: how to
     adjust, or to disable matching. refused: errors of other variants, which are added to the message.
     """
     shared = [key for key in SHARED if (key, match) != ("train.steps", "training_flops")]
     unfair = list[str]()
     missed = list[str]()
-    for name, recipe in recipes.items():
-        unfair += _differences(name, recipe, baseline_name, baseline, shared)
-        ratio = matched_ratio(recipe, baseline, match)
+    for point in points:
+        recipe = point.recipe
+        unfair += _differences(point, baseline, shared)
+        ratio = matched_ratio(recipe, baseline.recipe, match)
         if abs(ratio - 1) > tolerance:
-            missed.append(f"{name}: {match} is {ratio:.4f} of {baseline_name}'s")
+            missed.append(f"{point.name}: {match} is {ratio:.4f} of {baseline.name}'s")
             if match == "training_flops":
                 per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
                 n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
@@ -80,15 +121,13 @@ def check_matched(
         raise UserError("; ".join(errors))
 
 
-def _differences(
-    name: str, recipe: Recipe, reference_name: str, reference: Recipe, shared: Iterable[str]
-) -> Iterator[str]:
+def _differences(point: Point, reference: Point, shared: Iterable[str]) -> Iterator[str]:
     for section in shared:
-        pair = [attrgetter(section)(r) for r in (recipe, reference)]
+        pair = [attrgetter(section)(compared.recipe) for compared in (point, reference)]
         if pair[0] != pair[1]:
             data = [to_data(value) if isinstance(value, Config) else value for value in pair]
             for key, value, expected in differences(data[0], data[1], section):
-                yield f"{name}: {key} is {shortened(value)}, but {shortened(expected)} in {reference_name}"
+                yield f"{point.name}: {key} is {shortened(value)}, but {shortened(expected)} in {reference.name}"
 
 
 def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
@@ -200,45 +239,18 @@ def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> 
     return {**(match if isinstance(match, Mapping) else {"quantity": match or "params"}), **options}
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change of one number of a variant."""
-
-    key: str
-    """Key in the recipe."""
-    before: float
-    after: float
-
-    def __str__(self) -> str:
-        before = f"{self.before:.7g}"
-        after = f"{self.after:.7g}"
-        return f"{self.key} stays {after}" if before == after else f"{self.key} {before} -> {after}"
-
-
-@dataclass(frozen=True)
-class Adjustment:
-    """The changes of a variant, and its remaining miss."""
-
-    changes: tuple[Change, ...]
-    match: Matched
-    miss: float
-    """Quantity of the variant relative to the baseline, minus 1."""
-
-    def __str__(self) -> str:
-        return f"{', '.join(map(str, self.changes))}, {self.match} missed by {self.miss:+.3%}"
-
-
 def adjusted(
-    name: str, recipe: Recipe, baseline: Recipe, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
-) -> tuple[Recipe, Adjustment]:
-    """Return the variant with one number of each part changed, in order, to match the baseline as nearly as possible.
+    point: Point, baseline: Point, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
+) -> Point:
+    """Return the point with one number of each part changed, in order, to match the baseline as nearly as possible.
 
     aspect: d_model / n_layers, for which the depth is solved first. Raises UserError if a part has no adjustable
     number, or if the nearest value misses by more than LARGEST_MISMATCH.
     """
+    recipe = point.recipe
     changes: list[Change] = []
-    with mistakes_of(name):
-        budget = matched_quantity(baseline, match)
+    with mistakes_of(point.name):
+        budget = matched_quantity(baseline.recipe, match)
         if aspect is not None:
             template = _template(recipe)
             if not aspect > 0:
@@ -253,10 +265,10 @@ def adjusted(
     if abs(miss) > LARGEST_MISMATCH:
         last = changes[-1]
         raise UserError(
-            f"{name}: {match} is {1 + miss:.4f} of the baseline's at the nearest {last.key}, {last.after:.7g}, "
+            f"{point.name}: {match} is {1 + miss:.4f} of the baseline's at the nearest {last.key}, {last.after:.7g}, "
             f"and a matched comparison allows {LARGEST_MISMATCH:.0%}; adjust something else"
         )
-    return recipe, Adjustment(tuple(changes), match, miss)
+    return replace(point, recipe=recipe, adjustment=Adjustment(tuple(changes), match, miss))
 
 
 def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:

@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeVar, cast
 from widthwise.computing import Precision
 from widthwise.experiments.equal_loss import validations_of
 from widthwise.experiments.jobs import Run
+from widthwise.experiments.matching import Point
 from widthwise.experiments.outcome import SeedRuns, check_same_data, variant_of
-from widthwise.experiments.plan import Comparison, Plan, Point, run_path, seeded
+from widthwise.experiments.plan import Comparison, Plan, run_path, seeded
 from widthwise.experiments.scheduler import RunPolicy
 from widthwise.files import write_first
 from widthwise.records.estimate import CONFIDENCE

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from widthwise.config_io import require
-from widthwise.experiments.plan import Point
+from widthwise.experiments.matching import Point
 from widthwise.experiments.sweep import STUDY_FILE, Search
 from widthwise.experiments.sweep_section import point_name
 from widthwise.mistakes import UserError

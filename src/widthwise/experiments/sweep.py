@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.experiments.compare import read_plan, with_values
 from widthwise.experiments.matching import (
     MatchConfig,
+    Point,
     adjusted,
     check_matched,
     check_same_windows,
     check_trainable,
     match_with_options,
 )
-from widthwise.experiments.plan import Ladder, Point, Sweep
+from widthwise.experiments.plan import Ladder, Sweep
 from widthwise.experiments.sweep_section import ASPECT, Range, SweepConfig, name_part, point_name
 from widthwise.mistakes import REMOVED, UserError
 from widthwise.model.config import cost_summary
@@ -47,8 +48,8 @@ class SweepSpace:
         self.baseline: Point | None = None
         if config.baseline is not None:
             recipe = parse(Recipe, merge(data, config.baseline), f"{title}: sweep.baseline")
-            check_trainable(recipe, config.baseline_name)
             self.baseline = Point(config.baseline_name, recipe)
+            check_trainable(self.baseline)
         self.n_trials = 0 if config.search is None else config.search.n_trials
         if self.baseline is not None:
             self.reference = self.baseline
@@ -80,8 +81,8 @@ class SweepSpace:
         point = self._point(group, values)
         if self.baseline is not None:
             return _comparable(point, self.baseline, self.config.matching)
-        check_trainable(point.recipe, point.name)
-        check_same_windows(point.name, point.recipe, self.reference.name, self.reference.recipe)
+        check_trainable(point)
+        check_same_windows(point, self.reference)
         return point
 
     def _point(self, group: str, values: Mapping[str, Any]) -> Point:
@@ -128,15 +129,12 @@ def _comparable(point: Point, baseline: Point, match: MatchConfig) -> Point:
 
     Raises UserError if the point cannot be trained, or compared with the baseline.
     """
-    recipe = point.recipe
-    adjustment = None
     if parts := match.parts_of(point.group):
-        aspect = point.values.get(ASPECT)
-        recipe, adjustment = adjusted(point.name, recipe, baseline.recipe, match.quantity, parts, aspect)
-    check_trainable(recipe, point.name)
+        point = adjusted(point, baseline, match.quantity, parts, point.values.get(ASPECT))
+    check_trainable(point)
     advice = "resize it, or set match: none under sweep, or --match none"
-    check_matched({point.name: recipe}, baseline.name, baseline.recipe, match.quantity, advice)
-    return replace(point, recipe=recipe, adjustment=adjustment)
+    check_matched([point], baseline, match.quantity, advice)
+    return point
 
 
 def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Point]:
@@ -159,12 +157,11 @@ def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Poin
                 recipe = checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
             points[name] = Point(name, recipe, group, {RUNG: rung})
             if group == first:
-                check_trainable(recipe, name)
+                check_trainable(points[name])
             else:
                 baseline = points[point_name(first, {RUNG: rung})]
                 points[name] = _comparable(points[name], baseline, config.matching)
-            reference = next(iter(points.values()))
-            check_same_windows(name, points[name].recipe, reference.name, reference.recipe)
+            check_same_windows(points[name], next(iter(points.values())))
     return points
 
 
@@ -230,8 +227,8 @@ def _sweep_of_variants(path: Path, overrides: Sequence[str], options: Mapping[st
         variant = plan.points[group]
         name = point_name(group, values)
         recipe = with_values(variant.recipe, values, name)
-        check_trainable(recipe, name)
         points[name] = Point(name, recipe, group, values, variant.adjustment)
+        check_trainable(points[name])
     about = {"title": f"{plan.title}-sweep", "seeds": config.seeds, "match": plan.match}
     return Sweep(**about, points=points, axes=config.axes_as_data())
 

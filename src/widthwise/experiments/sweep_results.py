@@ -7,8 +7,9 @@ import numpy as np
 
 from widthwise.evaluation.estimate import paired_mean, verdict
 from widthwise.experiments.jobs import Run
+from widthwise.experiments.matching import Point
 from widthwise.experiments.outcome import load_result, windows
-from widthwise.experiments.plan import Ladder, Point, Sweep
+from widthwise.experiments.plan import Ladder, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.study import PointState, PointStatus, Study
 from widthwise.experiments.sweep import Search
