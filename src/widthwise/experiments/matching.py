@@ -1,7 +1,7 @@
 """Fair comparisons: settings that recipes must share, costs that must be equal, and resizing to equal cost."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -17,7 +17,7 @@ from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect
 from widthwise.shape.kinds import Match
-from widthwise.shape.template import ModelSection, ModelTemplate
+from widthwise.shape.template import ModelTemplate
 
 Matched = Literal[Match, "training_flops", "none"]
 """Quantity that recipes can be required to match. training_flops: the compute of the whole run, so that the numbers of
@@ -251,56 +251,53 @@ def adjusted(
     changes: list[Change] = []
     with mistakes_of(point.name):
         budget = matched_quantity(baseline.recipe, match)
+        if not isinstance(recipe.model, ModelTemplate):
+            raise UserError("model.layers: lists every layer; only a model with d_model and n_layers can be adjusted")
+        if recipe.growth:
+            raise UserError(
+                "growth: a model that grows during its run cannot be adjusted; match training_flops with train.steps"
+            )
+        model = recipe.model
+
+        def miss_of(model: ModelTemplate) -> float:
+            return matched_quantity(recipe.model_copy(update={"model": model}), match) / budget - 1
+
         if aspect is not None:
-            template = _template(recipe)
             if not aspect > 0:
                 raise UserError(f"aspect: got {aspect!r}; d_model / n_layers must be above 0")
-            n_layers = depth_at_aspect(template, aspect, lambda model: _miss(recipe, model, budget, match))
-            changes.append(Change("model.n_layers", template.n_layers, n_layers))
-            recipe = recipe.model_copy(update={"model": checked_copy(template, "model", n_layers=n_layers)})
+            n_layers = depth_at_aspect(model, aspect, miss_of)
+            changes.append(Change("model.n_layers", model.n_layers, n_layers))
+            model = checked_copy(model, "model", n_layers=n_layers)
         for part in parts:
-            recipe, change = _nearest(recipe, budget, match, part)
+            model, change = _nearest(Knob.of(model, part, recipe.seq_len), miss_of)
             changes.append(change)
-        miss = _miss(recipe, recipe.model, budget, match)
+        miss = miss_of(model)
     if abs(miss) > LARGEST_MISMATCH:
         last = changes[-1]
         raise UserError(
             f"{point.name}: {match} is {1 + miss:.4f} of the baseline's at the nearest {last.key}, {last.after:.7g}, "
             f"and a matched comparison allows {LARGEST_MISMATCH:.0%}; adjust something else"
         )
-    return replace(point, recipe=recipe, adjustment=Adjustment(tuple(changes), match, miss))
+    adjustment = Adjustment(tuple(changes), match, miss)
+    return replace(point, recipe=recipe.model_copy(update={"model": model}), adjustment=adjustment)
 
 
-def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
-    """Return the recipe with the number of one part changed to the value nearest to the budget, and the change."""
-    knob = Knob.of(_template(recipe), part, recipe.seq_len)
+def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[ModelTemplate, Change]:
+    """Return the model with the number of a knob changed to the value nearest to the budget, and the change.
+
+    miss_of: relative distance of a model from the budget.
+    """
 
     def miss(n_steps: int) -> float:
-        return _miss(recipe, knob.at(n_steps), budget, match)
+        return miss_of(knob.at(n_steps))
 
     try:
-        unchanged_miss = abs(_miss(recipe, recipe.model, budget, match))
+        unchanged_miss = abs(miss_of(knob.template))
     except UserError:  # for example a width that is no multiple of its heads
         unchanged_miss = math.inf
     nearest = knob.nearest(miss) if unchanged_miss else knob.start
     key = ".".join(filter(None, ["model", knob.section, knob.adjustable.key]))
     value = knob.adjustable.value
     if abs(miss(nearest)) < unchanged_miss:
-        changed = recipe.model_copy(update={"model": knob.at(nearest)})
-        return changed, Change(key, value, nearest * knob.adjustable.step)
-    return recipe, Change(key, value, value)  # may be between two steps
-
-
-def _miss(recipe: Recipe, model: ModelSection, budget: float, match: Matched) -> float:
-    """Return the relative distance of a recipe with this model from a budget."""
-    return matched_quantity(recipe.model_copy(update={"model": model}), match) / budget - 1
-
-
-def _template(recipe: Recipe) -> ModelTemplate:
-    if not isinstance(recipe.model, ModelTemplate):
-        raise UserError("model.layers: lists every layer; only a model with d_model and n_layers can be adjusted")
-    if recipe.growth:
-        raise UserError(
-            "growth: a model that grows during its run cannot be adjusted; match training_flops with train.steps"
-        )
-    return recipe.model
+        return knob.at(nearest), Change(key, value, nearest * knob.adjustable.step)
+    return knob.template, Change(key, value, value)  # may be between two steps
