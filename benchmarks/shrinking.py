@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from widthwise.config_io import checked_copy
-from widthwise.experiments.statistics import seed_interval
+from widthwise.evaluation.estimate import seed_interval
 from widthwise.files import write_atomic
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe

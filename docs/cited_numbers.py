@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from widthwise.evaluation.estimate import students_t
-from widthwise.experiments.statistics import seed_interval
+from widthwise.evaluation.estimate import seed_interval, students_t
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 from cited_numbers import D32, D48, E6, at_d48, minus, variant
 
-from widthwise.experiments.statistics import verdict
+from widthwise.evaluation.estimate import verdict
 from widthwise.records.estimate import Estimate
 from widthwise.reports.charts import colours
 from widthwise.reports.forest import Effect, forest

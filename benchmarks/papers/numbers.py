@@ -12,9 +12,9 @@ from pydantic import Field
 
 from papers import POINTS
 from widthwise.config_io import Config
+from widthwise.evaluation.estimate import seed_interval
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.scaling_points import Axes, gather
-from widthwise.experiments.statistics import seed_interval
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.analysis import Activations, AnalysedModel

@@ -1,4 +1,4 @@
-"""Standard errors against scipy, the bootstrap and the delta method, and means over texts."""
+"""Standard errors and intervals against scipy, the bootstrap and the delta method, means over texts, and verdicts."""
 
 import math
 
@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio, scores, text_means
+from widthwise.evaluation.estimate import (
+    SampleEstimate,
+    mean,
+    mean_of,
+    paired_mean,
+    ratio,
+    scores,
+    seed_interval,
+    text_means,
+    verdict,
+)
+from widthwise.records.estimate import Estimate
 from widthwise.records.evaluation import Score, Scores
 
 
-def test_a_mean_has_the_standard_error_of_scipy_which_for_accuracies_is_the_binomial_one() -> None:
-    values = np.random.default_rng(0).normal(size=37)
-    assert mean(values) == pytest.approx((np.mean(values), stats.sem(values), 36), rel=1e-12)
+def test_the_standard_error_of_accuracies_is_the_binomial_one() -> None:
     right = np.array([1.0] * 30 + [0.0] * 70)
     assert mean(right).stderr == pytest.approx(math.sqrt(0.3 * 0.7 / 99))
 
@@ -34,15 +43,6 @@ def test_an_exponential_has_the_slope_times_the_error() -> None:
     found = SampleEstimate(2.0, 0.1).exponential()
     assert found == pytest.approx((math.exp(2), 0.1 * slope, math.inf))
     assert SampleEstimate(1000.0, 1.0).exponential().value == math.inf
-
-
-def test_the_interval_of_a_mean_is_that_of_a_t_test() -> None:
-    values = np.random.default_rng(3).normal(size=11)
-    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    interval = mean(values).with_interval()
-    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
-    alone = mean(values[:1]).with_interval()
-    assert (alone.low, alone.high) == (None, None)
 
 
 def test_a_mean_of_means_has_the_error_and_the_interval_of_welch() -> None:
@@ -88,3 +88,55 @@ def test_the_mean_perplexity_is_above_the_perplexity_of_the_mean_loss() -> None:
     assert metrics["mean_token_perplexity"]["value"] == pytest.approx(sum(map(math.exp, LOSSES)) / 4)
     assert metrics["mean_token_perplexity"]["stderr"] == pytest.approx(0.01 / 4 * math.hypot(*map(math.exp, LOSSES)))
     assert metrics["mean_bits_per_byte"] == {"value": pytest.approx(3.4 / 3), "stderr": None}
+
+
+def test_seed_interval_is_students_t_and_one_seed_has_none() -> None:
+    values = [3.11, 3.07, 3.19, 3.02, 3.15]
+    expected = stats.ttest_1samp(values, popmean=0.0).confidence_interval(0.9)
+    estimate = seed_interval(values, confidence=0.9)
+    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert estimate.mean == pytest.approx(np.mean(values))
+    alone = seed_interval([3.0])
+    assert (alone.mean, alone.low, alone.high) == (3.0, None, None)
+
+
+def test_of_one_window_the_interval_is_students_t_over_seeds_and_of_equal_seeds_it_is_that_over_windows() -> None:
+    differences, windows = [0.2, -0.1, 0.4], np.random.default_rng(6).normal(size=23)
+    for found, values in (
+        (paired_mean(np.array(differences)[:, None]), differences),
+        (paired_mean(np.tile(windows, (3, 1))), windows),
+    ):
+        expected = stats.ttest_1samp(values, popmean=0.0).confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    alone = paired_mean(windows[None])
+    assert (alone.mean, alone.low, alone.high) == (pytest.approx(windows.mean()), None, None)
+    assert paired_mean(np.full((3, 5), 0.25)).high == 0.25
+
+
+@pytest.mark.parametrize("n_seeds", [3, 5])
+@pytest.mark.parametrize("parts", [(1, 0, 0), (1, 0.5, 0.5), (1, 1, 0), (0, 1, 1)])
+def test_an_interval_covers_the_truth_in_94_to_97_percent(n_seeds: int, parts: tuple[float, float, float]) -> None:
+    """parts: standard errors of the mean due to seeds, to text, and to the noise of each window of each seed."""
+    random = np.random.default_rng(n_seeds + 20)
+    n_trials, n_windows, covered = 2000, 23, 0
+    for _ in range(n_trials):
+        shapes = ((n_seeds, 1), (1, n_windows), (n_seeds, n_windows))
+        terms = (part * np.prod(shape) ** 0.5 * random.normal(size=shape) for part, shape in zip(parts, shapes))
+        estimate = paired_mean(sum(terms, np.zeros(shapes[-1])))
+        covered += estimate.low <= 0 <= estimate.high
+    assert 0.94 <= covered / n_trials <= 0.97
+
+
+def test_verdict() -> None:
+    for low, high, n_seeds, expected in (
+        (-0.2, -0.1, 3, "better"),
+        (0.1, 0.2, 3, "worse"),
+        (-0.1, 0.1, 3, "cannot tell"),
+        (-0.2, 0.0, 5, "cannot tell"),
+        (-0.01, 0.009, 5, "tie"),
+        (-0.011, 0.001, 5, "cannot tell"),
+        (-0.009, -0.001, 5, "better"),
+        (-0.2, -0.1, 2, "no verdict"),
+    ):
+        found = verdict(Estimate(mean=(low + high) / 2, low=low, high=high, per_seed=[0.0] * n_seeds))
+        assert found == expected, (low, high)

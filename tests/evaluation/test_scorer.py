@@ -106,7 +106,7 @@ def test_a_beginning_is_read_once_a_group(monkeypatch: pytest.MonkeyPatch, float
     scorer = tiny_scorer(max_length=MAX_LENGTH, batch_size=8)
     monkeypatch.setattr(scorer.model, "stream", watched := Mock(wraps=scorer.model.stream))
     question = list(b"in which sea")
-    scorer.token_scores([(question, list(answer)) for answer in (b" A", b" A", b" a long one", b" B")])
+    scorer.continuations([(question, list(answer)) for answer in (b" A", b" A", b" a long one", b" B")])
     n_read = [tuple(call.args[0].shape) for call in watched.call_args_list]
     assert n_read == [(1, 11), (4, 11)]  # all but the last token of the question, then that and the choices
 
@@ -151,7 +151,7 @@ def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.
     scorer = tiny_scorer(max_length=9, batch_size=2)
     documents = [list(b"a text of several windows"), [], list(b"short")]
     whole = scorer.rolling(documents, stride=2)
-    monkeypatch.setattr(scorer, "token_scores", watched := Mock(wraps=scorer.token_scores))
+    monkeypatch.setattr(scorer, "continuations", watched := Mock(wraps=scorer.continuations))
     monkeypatch.setattr(scoring, "BATCHES_AT_ONCE", 2)
     for one, other in zip(scorer.rolling(documents, stride=2), whole, strict=True):
         assert one == pytest.approx(other, rel=1e-12)

@@ -57,11 +57,6 @@ def write_outcome(folder: Path, points: Sequence[Variant | OpenPoint], **further
     return folder
 
 
-def write_comparison(folder: Path, d_model: int) -> Path:
-    variants = [variant("uniform", d_model, 3.0), variant("x", d_model, 2.95)]
-    return write_outcome(folder, variants, baseline="uniform")
-
-
 def write_sweep(folder: Path) -> Path:
     points = [
         variant(f"{group}-{d}", d, scale, group=group, values={"model.d_model": d})
@@ -85,7 +80,9 @@ def by_group(gathered: FitData) -> dict[str, list[tuple[float, int]]]:
 
 
 def test_each_variant_is_a_group_with_a_point_from_each_comparison(tmp_path: Path) -> None:
-    folders = [write_comparison(tmp_path / str(d), d) for d in reversed(SIZES)]
+    folders = [tmp_path / str(d) for d in reversed(SIZES)]
+    for folder, d in zip(folders, reversed(SIZES)):
+        write_outcome(folder, [variant("uniform", d, 3.0), variant("x", d, 2.95)], baseline="uniform")
     gathered = gather(folders, AXES)
     expected = [(12 * d**2, 2) for d in SIZES]
     assert by_group(gathered) == {"uniform": expected, "x": expected}
@@ -149,17 +146,11 @@ def test_scaling_json_is_what_reports_read_and_holds_the_finished_points_of_a_sw
         ("x", "uniform", "point"),
     }
     assert [point.n_seeds for point in read.groups[0].points] == [2] * 4
-    for group in read.groups:
-        band = group.fits["power"].band
-        curve = 3 * np.array(band.x) ** -0.05 * (1.0005 if group.name == "uniform" else 1.0005 * 2.95 / 3)
-        assert (band.x[0], band.x[-1]) == pytest.approx((12 * SIZES[0] ** 2, 12 * SIZES[-1] ** 2))
-        assert (np.array(band.low) < curve).all()
-        assert (np.array(band.high) > curve).all()
+    band = read.groups[0].fits["power"].band
+    assert (band.x[0], band.x[-1]) == pytest.approx((12 * SIZES[0] ** 2, 12 * SIZES[-1] ** 2))
     assert "noise of runs" in read.sentence
     assert "x-512 (failed)" in read.sentence
     assert {group["chosen"] for group in scaling["groups"]} == {"power"}
-    parameters = scaling["groups"][0]["fits"]["power"]["parameters"]
-    assert parameters["b"]["mean"] == pytest.approx(0.05)
     ratios = [saving["ratio"]["mean"] for saving in scaling["savings"] if saving["fit"] == "power"]
     assert ratios == pytest.approx([(2.95 / 3) ** (1 / 0.05)] * 2)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 from small_costs import small_cost
 
+from widthwise.evaluation.estimate import paired_mean, seed_interval
 from widthwise.experiments.outcome import SeedRuns, variant_of
-from widthwise.experiments.statistics import paired_mean, seed_interval
 from widthwise.records.evaluation import Score, TaskResult
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.run import RunResult, TextResult

@@ -32,8 +32,8 @@ VARIANTS: dict[str, Any] = {
     "plain": {},
     "slow": {"model": {"shape": {"kind": "explicit", "widths": [16, 16, 16]}}, "optimizer": {"lr": 0.0003}},
 }
-SHORT = ("train.steps=4", "schedule.warmup_steps=1", "schedule.decay_steps=2")
-ELSEWHERE = "train.validation_skip=240"
+SHORT = ("train.steps=4", "schedule.warmup_steps=1", "schedule.decay_steps=2", "train.validation_skip=240")
+"""Half of the steps, and held-out text that the comparison does not report."""
 
 
 def comparison(folder: Path, *overrides: str, rates_from: Path | None = None, **compare: Any) -> Comparison:
@@ -41,17 +41,14 @@ def comparison(folder: Path, *overrides: str, rates_from: Path | None = None, **
     return read_plan(recipe_file(folder, base=BASE, compare=section), overrides, rates_from=rates_from)
 
 
-def swept(folder: Path, *overrides: str, rates: list[float] = RATES, seeds: tuple[int, ...] = (11, 13)) -> Path:
-    """A folder with the sweep of the comparison."""
-    path = recipe_file(folder, base=BASE, compare={"seeds": [3, 5], "variants": VARIANTS})
-    plan = read_sweep(path, [*SHORT, *overrides], {"over": {"optimizer.lr": rates}, "seeds": list(seeds)})
-    run_experiment(plan, folder / "rates", COMMAND)
-    return folder / "rates"
-
-
 @pytest.fixture(scope="module")
 def rates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return swept(tmp_path_factory.mktemp("rates"), ELSEWHERE)
+    """A folder with the sweep of the comparison."""
+    folder = tmp_path_factory.mktemp("rates")
+    path = recipe_file(folder, base=BASE, compare={"seeds": [3, 5], "variants": VARIANTS})
+    plan = read_sweep(path, SHORT, {"over": {"optimizer.lr": RATES}, "seeds": [11, 13]})
+    run_experiment(plan, folder / "rates", COMMAND)
+    return folder / "rates"
 
 
 def test_a_sweep_of_a_comparison_has_a_group_for_each_variant_sized_as_it_is_compared(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 import pytest
 from tiny_sweeps import RECIPE, hourglass_sizes, recipe_file
 
-from widthwise.experiments.plan import ALLOWED_IN_NAMES, Point, Sweep
+from widthwise.experiments.matching import Point
+from widthwise.experiments.plan import ALLOWED_IN_NAMES, Sweep
 from widthwise.experiments.study import Study
 from widthwise.experiments.sweep import Search, read_axes, read_sweep
 from widthwise.experiments.sweep_section import Range

@@ -10,11 +10,11 @@ import pytest
 from tiny_runs import Listener
 from tiny_sweeps import every_run_raises, recipe_file
 
+from widthwise.evaluation.estimate import paired_mean, verdict
 from widthwise.experiments import jobs
 from widthwise.experiments.plan import Sweep
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
-from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.sweep import read_sweep
 from widthwise.experiments.sweep_results import SweepResults
 from widthwise.mistakes import UserError

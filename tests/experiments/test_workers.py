@@ -69,13 +69,6 @@ def check_as_alone(shared: Path, plan: Plan) -> None:
     assert steps_of(shared) == steps_of(alone)
 
 
-def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(recipe: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shared"
-    assert run_workers(recipe, folder, "10", "0,0") == [signal.SIGKILL, 0, 0]
-    assert json.loads((folder / "outcome.json").read_text())["study"]["n_finished"] == 3
-    check_as_alone(folder, read_sweep(recipe))
-
-
 def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Path) -> None:
     """Both begin at once. The survivor goes on with the run that was cut off, and writes what a worker alone writes."""
     assert run_workers(pair, tmp_path / "shared", "6,0") == [signal.SIGKILL, 0]

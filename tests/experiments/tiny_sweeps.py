@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_operations import forge
 from tiny_runs import TINY
 
 from widthwise.experiments import jobs
@@ -50,11 +49,6 @@ def every_run_raises(error: type[Exception], message: str, *details: Any) -> Ite
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "train_or_resume", fail)
         yield
-
-
-def spoil(run: Path) -> None:
-    """As if a run had been trained on other data."""
-    forge(run / "environment.json", lambda record: record["data"]["corpus"].update(fingerprint="of another Python"))
 
 
 def hourglass_sizes(budget: float, n_layers: int, n_blocks: int, ratio: float, quantum: int) -> tuple[int, int]:

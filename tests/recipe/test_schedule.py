@@ -15,7 +15,7 @@ from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
-from widthwise.experiments.matching import check_matched
+from widthwise.experiments.matching import Point, check_matched
 from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule, CosineSchedule, PowerSchedule, WSDSchedule
@@ -106,7 +106,7 @@ def test_a_run_that_grows_and_one_from_scratch_spend_the_same() -> None:
     )
     scratch, grown = budgeted(4e10, *larger), budgeted(4e10, TWICE)
     assert grown.train.steps > scratch.train.steps
-    check_matched({"grown": grown}, "scratch", scratch, "training_flops", "")
+    check_matched([Point("grown", grown)], Point("scratch", scratch), "training_flops", "")
 
 
 def test_what_is_said_later_replaces_it_and_it_what_was_said() -> None:

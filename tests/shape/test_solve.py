@@ -16,11 +16,6 @@ from widthwise.shape.rounding import round_nearest
 from widthwise.shape.schedule import SCHEDULES, solve_widths
 
 
-def config_cost(config):
-    n_experts = config["n_experts"]
-    return params_cost(config["d_model"], n_experts * RHO if n_experts else 4.0, n_experts)
-
-
 def solve(vector, cost, kind="x"):
     where = [vector[key] for key in ("n_layers", "turn_layer", "turn_ratio")]
     return solve_widths(SCHEDULES[kind], cost, *where)
@@ -54,7 +49,8 @@ def appendix_a(cost, n_layers, turn_layer, turn_width):
 @pytest.mark.parametrize("name", ORACLE["configs"])
 def test_the_papers_configurations_are_reproduced(name):
     config = ORACLE["configs"][name]
-    widths = solve(config, config_cost(config))
+    n_experts = config["n_experts"]
+    widths = solve(config, params_cost(config["d_model"], n_experts * RHO if n_experts else 4.0, n_experts))
     np.testing.assert_allclose(widths, config["widths_continuous"], rtol=1e-9)
     ends = widths[1] / widths[0], widths[-1] / widths[-2], widths[0]
     assert ends == pytest.approx([config[key] for key in ("alpha_minus", "alpha_plus", "d_bar")], rel=1e-9)
@@ -190,4 +186,4 @@ def test_a_ratio_on_the_wrong_side_is_refused():
         ("x", 1.0, "between 0 and 1"), ("growing", 0.0, "between 0 and 1"), ("diamond", 0.9, "above 1"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=f"^model.shape.{SCHEDULES[kind].ratio_key}: {ratio:g} .*{allowed}"):
-            SCHEDULES[kind].check_turn_ratio(ratio)
+            solve_widths(SCHEDULES[kind], params_cost(97), 9, 5, ratio)

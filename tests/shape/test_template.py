@@ -2,9 +2,9 @@
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
-from quadratic_cost import ORACLE, QuadraticCost
-from recipes import RECIPES
+from quadratic_cost import ORACLE, RHO, QuadraticCost, params_cost
 from thinned import every_pair
 
 from widthwise.config_io import parse, to_data
@@ -13,8 +13,8 @@ from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.shape.rounding import round_nearest
 from widthwise.shape.schedule import SCHEDULES, solve_widths
-from widthwise.shape.template import QUANTITIES, ModelTemplate
-from widthwise.yaml_io import merge, parse_yaml, read_recipe, to_yaml
+from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
+from widthwise.yaml_io import merge, read_recipe
 
 DENSE = ORACLE["dense"]
 SEQ_LEN = 4096
@@ -235,17 +235,72 @@ def test_a_virtual_width_is_slots_of_which_the_stream_is_so_much_wider(width: fl
     assert parse(ModelConfig, to_data(model)) == model
 
 
-def test_recipes_resolve_and_one_of_each_kind_survives_yaml():
-    seen = set()
-    for path in RECIPES:
-        data = read_recipe(path)
-        if "model" not in data:
-            continue
-        template = parse(ModelTemplate, data["model"], str(path))
-        resolved = template.resolve(data.get("seq_len", 64))
-        parts = template.shape.kind, template.residual.kind, template.ffn.kind, template.mtp is None
-        if parts not in seen:
-            seen.add(parts)
-            assert parse(ModelConfig, parse_yaml(to_yaml(resolved), "yaml")) == resolved
-            assert parse(ModelTemplate, parse_yaml(to_yaml(template), "yaml")) == template
-    assert len(seen) >= 8
+MIXTURE = ORACLE["configs"]["MoE"]
+N_EXPERTS, TOP_K = 22, 3
+TABLES = 2 * 100263 * 1600
+TOKENS = 104_857_600_000
+"""Sizes of the mixtures of the variable-width paper, *_moe_3b; tables: embedding and head."""
+
+
+UNIFORM_MOE, X_MOE = recipe("uniform_moe_3b"), recipe("x_moe_3b")
+COUNTED = {
+    "params": params_cost(1600, N_EXPERTS * RHO, N_EXPERTS),
+    "active_params": params_cost(1600, TOP_K * RHO, N_EXPERTS),
+    "flops": QuadraticCost(1600, 8 + 6 * TOP_K * RHO, 4 * SEQ_LEN + 2 * N_EXPERTS, 6, 2 * TOP_K * RHO),
+}
+"""Quantity -> the paper's own formula: layers of width w with experts of exactly 0.32 w channels."""
+
+
+def real_valued(which: ModelTemplate, match: str) -> float:
+    """The quantity at the built model's widths, its experts not rounded to whole channels."""
+    return TemplateCost(which, match, SEQ_LEN).total(np.array(which.resolve(SEQ_LEN).widths))
+
+
+@pytest.mark.parametrize("match", COUNTED)
+def test_the_template_counts_a_mixture_by_the_papers_formula(match):
+    for widths in ([1600.0] * 5, [3040.5, 97.25, 480.0, 33.3, 1700.0], [12.5, 1600.0, 3.0]):
+        found = TemplateCost(X_MOE, match, SEQ_LEN).per_layer(np.array(widths))
+        np.testing.assert_allclose(found, COUNTED[match].per_layer(np.array(widths)), rtol=1e-13)
+
+
+def test_widths_of_the_mixture_are_the_papers():
+    resolved = X_MOE.resolve(SEQ_LEN)
+    assert resolved.widths == MIXTURE["widths"]
+    assert [layer.ffn.d_expert for layer in resolved.layers] == [round(RHO * width) for width in MIXTURE["widths"]]
+    assert (resolved.layers[0].ffn.d_expert, min(layer.ffn.d_expert for layer in resolved.layers)) == (973, 154)
+    assert set(UNIFORM_MOE.resolve(SEQ_LEN).widths) == {1600}
+
+
+def test_parameters_of_the_uniform_mixture():
+    cost = UNIFORM_MOE.resolve(SEQ_LEN)
+    gains = cost.costs()["norm"].params
+    assert cost.cost().params - gains == 2_894_537_600
+    assert cost.cost().active_params - gains == 1_026_761_600
+
+
+@pytest.mark.parametrize(
+    ("match", "paper", "n_counted"),
+    [("params", 2_891_691_115.52, N_EXPERTS), ("active_params", 1_020_571_796.48, TOP_K)],
+)
+def test_parameters_of_the_x_mixture(match, paper, n_counted):
+    """The paper counts experts of 0.32 w channels; built ones have whole channels, which is 0.015% more."""
+    assert TABLES + real_valued(X_MOE, match) == pytest.approx(paper, rel=1e-12)
+    built = X_MOE.resolve(SEQ_LEN)
+    n_built = getattr(built.cost(), match) - getattr(built.costs()["norm"], match)
+    rounded_up = sum(
+        n_counted * (2 * layer.d_model + layer.d_out) * (layer.ffn.d_expert - RHO * layer.d_model)
+        for layer in built.layers
+    )
+    assert n_built == pytest.approx(paper + rounded_up, rel=1e-12)
+    assert 0 < n_built / paper - 1 < 0.0002
+
+
+def test_training_compute_of_the_mixtures_is_the_papers():
+    days = {}
+    for name, which in (("uniform", UNIFORM_MOE), ("x", X_MOE)):
+        summary = cost_summary(which.resolve(SEQ_LEN), SEQ_LEN)["flops_per_token"]
+        days[name] = pflops_days(summary["training"], TOKENS)
+    assert {name: round(value, 2) for name, value in days.items()} == {"uniform": 10.13, "x": 9.66}
+    assert round(100 * (days["x"] / days["uniform"] - 1), 1) == -4.6
+    head = 2 * 100263 * 1600
+    assert head + real_valued(X_MOE, "flops") == pytest.approx(MIXTURE["flops_per_token"], rel=1e-12)

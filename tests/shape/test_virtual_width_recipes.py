@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paper_virtual_width import TOTALS, extra_activation_share, site_flops, site_params
 from test_template import SHAPES, SLOTS
 from test_template import small as small_template
 from thinned import in_turn
@@ -23,6 +22,19 @@ from widthwise.shape.search import search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
 from widthwise.yaml_io import merge
+
+TOTALS = {
+    (2, 3): 48,
+    (1, 4): 112,
+    (2, 4): 72,
+    (4, 8): 136,
+    (4, 16): 400,
+    (8, 16): 264,
+    (8, 32): 784,
+    (8, 64): 2592,
+}
+"""(m, n) -> the sum of a site's FLOPs, worked out by hand."""
+
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "virtual_width.md").read_text()
@@ -52,16 +64,19 @@ class TestSite:
 
     def test_flops_are_the_papers_but_for_the_norm(self):
         for ((m, n), total), slot_width in zip(TOTALS.items(), cycle([1, 5, 80])):
-            paper, d_model = site_flops(m, n), m * slot_width
-            assert sum(paper) == total
+            d_model = m * slot_width
+            norm, coefficients = 4 * n / m, 2 * (2 * m + n) * n / m
+            read_and_carry, write = 2 * (m + n) * n / m, 2 * n
+            assert norm + coefficients + read_and_carry + write == total
             dynamic, static = (site_cost(slot_width, n, m, dynamic=dynamic).flops for dynamic in (True, False))
-            assert dynamic == (total - paper.norm) * d_model
-            assert static == (paper.width + paper.depth) * d_model
-            assert dynamic - static == paper.coefficients * d_model
+            assert dynamic == (total - norm) * d_model
+            assert static == (read_and_carry + write) * d_model
 
     @pytest.mark.parametrize(("m", "n", "slot_width", "by_hand"), [(2, 3, 1024, 8234), (8, 64, 256, 30976)])
     def test_parameters(self, m, n, slot_width, by_hand):
-        assert site_cost(slot_width, n, m, dynamic=True).params == site_params(m, n, slot_width) == by_hand
+        """Static table, scales of its entries, one matrix that all slots share, and the gain of its norm."""
+        formula = 2 * n * (2 * m + n) + slot_width * (2 * m + n) + slot_width
+        assert site_cost(slot_width, n, m, dynamic=True).params == formula == by_hand
         assert site_cost(slot_width, n, m, dynamic=False).params == n * (2 * m + n)
 
     def test_a_site_keeps_the_states_and_the_update(self):
@@ -186,17 +201,17 @@ class TestDocuments:
             assert costs.split(" | ") == [f"{n / m:g}", *shares], (m, n)
 
     def test_activation_memory(self):
+        """The paper computes again what is read and written, and one of two states: 2 sites keep 2 n / m bytes."""
         plain = sum(recipe("uniform_200m").explicit_model.layer_costs()[0].values(), Cost()).activation_bytes()
         assert round(plain / 640) == 36
         for m, n, sentence in (
             (2, 3, "{here:g} D at (2, 3), {of_layer:.1%} of the layer, where the paper has {paper:g} D;"),
             (8, 64, "at (8, 64) it is {here:g} D, {of_layer:.1%}, where the paper has {paper:g} D."),
         ):
-            paper = 34 * extra_activation_share(m, n, 1 / 2)
             slots = f"kind: hyper_connections, n_fractions: {m}, n_slots: {n}, state_every: 2"
             layer = recipe(f"uniform_200m 'model.residual={{{slots}}}'").explicit_model.layer_costs()[0]
             kept = layer["residual"].activation_bytes()
-            assert sentence.format(here=kept / 640, of_layer=kept / plain, paper=paper) in GUIDE
+            assert sentence.format(here=kept / 640, of_layer=kept / plain, paper=2 * n / m) in GUIDE
 
     def test_the_law_is_the_line_through_the_printed_points(self):
         points = [(float(r), float(loss)) for loss, r in re.findall(r"(1\.\d+) at r = (\d)", GUIDE)]

@@ -79,7 +79,8 @@ def test_compute_and_memory_count_the_teacher(finished: Path, tmp_path: Path) ->
     assert train(taught, tmp_path / "run")["training_flops"] == pytest.approx(expected, rel=1e-12)
     memories = [plan(recipe, [1]).deployments[0].memory.total_bytes for recipe in (alone, taught)]
     assert memories[1] >= memories[0] + 4 * teacher.cost().params
-    sizes = "{teacher: big, seq_len: 17, vocab_size: 257, params: 8000000000, flops_per_token: 1.6e10}"
+    sizes = "{teacher: big, seq_len: 17, vocab_size: 257, params: 8000000000, flops_per_token: 1.6e10, "
+    sizes += "d_model: 1, root_params: 1, layer_params: 1, pass_elements: 1}"
     large = tiny_recipe(*NARROW, f"train.distill={{teacher: big, sizes: {sizes}}}", "train.precision=bf16")
     assert plan(large, [1]).deployments[0].memory.total_bytes == pytest.approx(2 * 8e9, rel=0.01)
     budgeted = student(finished, f"train.steps={{training_flops: {expected!r}}}")

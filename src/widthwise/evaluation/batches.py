@@ -4,7 +4,7 @@ The choices of a question share its text: the model reads it once, and its keys 
 holds for examples before several questions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -127,8 +127,8 @@ class Batch:
 
         Beginnings are padded on the left, rests and whole rows on the right, where no prediction attends to it.
         """
-        rests = [rows[i].tokens[group.n_shared : -1] for group in self.groups for i in group.rows]
-        following, is_real = _pad_right(rests, device)
+        rests = [torch.tensor(rows[i].tokens[group.n_shared : -1]) for group in self.groups for i in group.rows]
+        following = pad_sequence(rests, batch_first=True).to(device)
         if self.groups[0].n_shared:
             assert isinstance(model, Decoder)
             beginnings = [rows[group.rows[0]].tokens[: group.n_shared] for group in self.groups]
@@ -137,6 +137,8 @@ class Batch:
             model.stream(tokens, cache, _unless_equal(beginnings, is_real_beginning))
             counts = torch.tensor([len(group.rows) for group in self.groups], device=device)
             repeated = cache.repeated(counts, cache.length + following.shape[1])
+            lengths = torch.tensor(list(map(len, rests)), device=device)
+            is_real = torch.arange(following.shape[1], device=device) < lengths[:, None]
             hidden = model.hidden(following, repeated, _unless_equal(rests, is_real))
         else:
             hidden = model.hidden(following)
@@ -166,13 +168,6 @@ def _n_common(tokens: list[int], row: Row) -> int:
     return next(i for i in range(n) if tokens[i] != row.tokens[i])
 
 
-def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return tokens (B, T) padded on the right, and bool (B, T), True on real ones."""
-    tokens = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
-    is_real = torch.arange(tokens.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-    return tokens.to(device), is_real.to(device)
-
-
-def _unless_equal(rows: Sequence[Sequence[int]], is_real: Tensor) -> Tensor | None:
+def _unless_equal(rows: Sequence[Sized], is_real: Tensor) -> Tensor | None:
     """Return None if all rows are equally long and need no padding."""
     return None if len(set(map(len, rows))) == 1 else is_real

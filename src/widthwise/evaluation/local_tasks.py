@@ -50,12 +50,6 @@ class Item(Config):
     def answer(self) -> str:
         """Text of the correct answer."""
 
-    @property
-    def chance(self) -> float:
-        """Accuracy of guessing at random."""
-        n_choices = len(self.pairs(""))
-        return 1 / n_choices if n_choices > 1 else 0.0
-
     @abstractmethod
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         """Return a context and a continuation to score for each choice."""
@@ -226,13 +220,14 @@ def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> Loc
         keys = row.keys() if isinstance(row, dict) else set()
         form = next((form for form in FORMS if form.model_fields.keys() <= keys), None)
         if form is None:
-            allowed = "; ".join(map(_keys, FORMS))
+            allowed = "; ".join(", ".join(form.model_fields) for form in FORMS)
             raise UserError(f"{place}: has keys {', '.join(keys) or 'none'}; must have the keys of one form: {allowed}")
         items.append(parse(form, {name: row[name] for name in form.model_fields}, place))
         where.append(place)
         digest.update(f"{line}\n".encode())
         if type(items[-1]) is not type(items[0]):
-            raise UserError(f"{place}: has another form than the lines before ({_keys(type(items[0]))})")
+            keys = ", ".join(type(items[0]).model_fields)
+            raise UserError(f"{place}: has another form than the lines before ({keys})")
     if not items:
         raise UserError(f"{path}: has no items")
     return LocalTask(path.name.removesuffix(SUFFIX), items, delimiter, digest.hexdigest(), where)
@@ -253,10 +248,6 @@ def local_task(path: Path, delimiter: str = " ") -> dict[str, Any]:
         "metadata": {"version": 1.0},
         **type(task.items[0]).harness(delimiter),
     }
-
-
-def _keys(form: type[Item]) -> str:
-    return ", ".join(form.model_fields)
 
 
 @dataclass(frozen=True)
@@ -290,10 +281,11 @@ def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskAnswers:
     rows = [item.scores([next(continuations) for _ in pairs]) for item, pairs in zip(task.items, encoded.requests)]
     items = {name: [row[name] for row in rows] for name in rows[0]}
     means = {name: mean(np.array(values)) for name, values in items.items()}
+    chances = [1 / len(pairs) if len(pairs) > 1 else 0.0 for pairs in encoded.requests]
     return TaskAnswers(
         n_items=len(task.items),
         n_cut_contexts=n_cut,
-        chance=float(np.mean([item.chance for item in task.items])),
+        chance=float(np.mean(chances)),
         delimiter=task.delimiter,
         metrics=scores(type(task.items[0]).metrics(means)),
         fingerprint=task.fingerprint,

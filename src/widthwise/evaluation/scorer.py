@@ -29,19 +29,15 @@ Request = tuple[Sequence[int], Sequence[int]]
 class Continuation(NamedTuple):
     """The likelihood of a continuation."""
 
-    log_likelihood: float
-    """Log-likelihood of the whole continuation given its context, in nats."""
+    nats: np.ndarray
+    """float64 (n_tokens,): negative log-likelihood of each token."""
     is_greedy: bool
     """True if greedy decoding would produce it."""
 
-
-class TokenScores(NamedTuple):
-    """The scores of every token of a continuation."""
-
-    nats: np.ndarray
-    """float64 (n_tokens,): negative log-likelihoods."""
-    is_greedy: np.ndarray
-    """bool (n_tokens,): True if greedy decoding would produce the token."""
+    @property
+    def log_likelihood(self) -> float:
+        """Log-likelihood of the whole continuation given its context, in nats."""
+        return -float(self.nats.sum())
 
 
 class Scorer:
@@ -72,15 +68,6 @@ class Scorer:
         self.on_progress: Callable[[int, int], object] = lambda n_done, n_total: None
         """Called after each forward pass with the numbers of predicted tokens and of all tokens to predict."""
 
-    def continuations(self, requests: Sequence[Request]) -> list[Continuation]:
-        """Return the likelihood of each continuation, in the order of the requests.
-
-        An empty context means the end-of-text token, the beginning of a document. Requests are truncated to their
-        rightmost max_length + 1 tokens. Raises UserError for an empty continuation and for one that is too long.
-        """
-        rows = self.token_scores(requests)
-        return [Continuation(-float(row.nats.sum()), bool(row.is_greedy.all())) for row in rows]
-
     def rolling(
         self, documents: Sequence[Sequence[int]], stride: int | None = None, prefix: int | None = None
     ) -> list[np.ndarray]:
@@ -100,23 +87,25 @@ class Scorer:
         pieces = [[np.zeros(0)] for _ in documents]
         n_done = 0
         while part := list(islice(requests, BATCHES_AT_ONCE * self.batch_size)):
-            scored = self.token_scores([request for _, request in part], n_done, sum(map(len, documents)))
-            for (index, _), scores in zip(part, scored):
-                pieces[index].append(scores.nats)
-                n_done += len(scores.nats)
+            scored = self.continuations([request for _, request in part], n_done, sum(map(len, documents)))
+            for (index, _), continuation in zip(part, scored):
+                pieces[index].append(continuation.nats)
+                n_done += len(continuation.nats)
         return [np.concatenate(nats) for nats in pieces]
 
-    def token_scores(
+    def continuations(
         self, requests: Sequence[Request], n_before: int = 0, n_total: int | None = None
-    ) -> list[TokenScores]:
-        """Return the scores token by token. requests: as in `continuations`.
+    ) -> list[Continuation]:
+        """Return the likelihood of each continuation, in the order of the requests.
 
-        The model reads a beginning shared by adjacent requests, such as the choices of a question, once. n_before,
-        n_total: for `on_progress`, tokens predicted by earlier calls and by all calls.
+        An empty context means the end-of-text token, the beginning of a document. Requests are truncated to their
+        rightmost max_length + 1 tokens. The model reads a beginning shared by adjacent requests, such as the choices of
+        a question, once. n_before, n_total: for `on_progress`, tokens predicted by earlier calls and by all calls.
+        Raises UserError for an empty continuation and for one that is too long.
         """
         rows = [self._row(*request) for request in requests]
         n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
-        scores: dict[int, TokenScores] = {}
+        scores: dict[int, Continuation] = {}
         with evaluating(self.model) as device:
             for batch in batches(self.model, rows, self.batch_size):
                 scores |= zip(batch.rows, self._score(batch, rows, device))
@@ -134,8 +123,8 @@ class Scorer:
             tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]  # replaces the first token of a full row
         return Row(tokens, n_predicted)
 
-    def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> Iterator[TokenScores]:
-        """Return the scores of the rows of the batch. rows: of all batches."""
+    def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> list[Continuation]:
+        """Return the likelihoods of the rows of the batch. rows: of all batches."""
         members = [rows[index] for index in batch.rows]
         targets = torch.tensor([token for tokens, n in members for token in tokens[-n:]], device=device)
         n_rows = max(1, LOGITS_AT_ONCE.get(device.type, 2**24) // self.model.config.vocab_size)
@@ -149,8 +138,9 @@ class Scorer:
                 nats.append(-logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0])
                 is_greedy.append(logits.argmax(dim=-1) == target)
         ends = np.cumsum([row.n_predicted for row in members])[:-1]
-        all_nats = np.split(torch.cat(nats).double().cpu().numpy(), ends)
-        return map(TokenScores, all_nats, np.split(torch.cat(is_greedy).cpu().numpy(), ends))
+        nats_by_row = np.split(torch.cat(nats).double().cpu().numpy(), ends)
+        greedy_by_row = np.split(torch.cat(is_greedy).cpu().numpy(), ends)
+        return [Continuation(*row) for row in zip(nats_by_row, [bool(tokens.all()) for tokens in greedy_by_row])]
 
 
 def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) -> Iterator[Request]:

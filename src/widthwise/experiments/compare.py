@@ -16,24 +16,23 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, differences, parse, to_data
+from widthwise.config_io import differences, parse, to_data
 from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
-    Matched,
+    ExperimentSection,
     MatchSection,
+    Point,
     adjusted,
     check_matched,
     check_trainable,
     match_with_options,
     matched_ratio,
     without_null,
-    without_unused,
 )
-from widthwise.experiments.plan import MOST_POINTS, Comparison, Point, check_name, run_path
+from widthwise.experiments.plan import MOST_POINTS, Comparison, check_name, run_path
 from widthwise.files import listed
 from widthwise.mistakes import UserError, shortened
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
-from widthwise.recipe.train_section import Seeds
 from widthwise.records.outcome import OpenPoint, Outcome, TunedVariant, Tuning, Variant
 from widthwise.records.record import digests
 from widthwise.run_dir import RunDir
@@ -48,25 +47,18 @@ SHORTENED = ("schedule.warmup_steps", "schedule.decay_steps")
 """Shared keys that may differ in a sweep of fewer steps."""
 
 
-class CompareConfig(Config):
+class CompareConfig(ExperimentSection):
     """The `compare:` section of a recipe."""
 
-    title: str | None = None
-    """Title of the page; default: the name of its folder."""
+    named = "variants"
     variants: Annotated[
         dict[str, dict[str, Any]],
         pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, dict[str, Any] | None]),
     ] = Field(min_length=2, max_length=MOST_POINTS)
     """Name -> changes to the recipe; null drops a variant of an extended recipe. The first is the baseline."""
-    seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
     """Quantity that all variants must match within one percent, and the parts adjusted to reach it. Default: params,
     with the feed-forward of a variant that misses it adjusted where possible."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _adjust_used(cls, section: Any) -> Any:
-        return without_unused(section, "variants")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":
@@ -76,23 +68,18 @@ class CompareConfig(Config):
             self.match.check_names(self.variants, next(iter(self.variants)))
         return self
 
-    @property
-    def matched(self) -> Matched:
-        return "params" if self.match is None else self.match.quantity
-
-    def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> Point:
+    def sized(self, point: Point, baseline: Point) -> Point:
         """Return a variant, adjusted to the baseline as `match` requires. Raises UserError if it still misses.
 
         Without a `match` section, a variant that cannot be adjusted stays unchanged.
         """
-        adjustment = None
         if self.match is None:
             with suppress(UserError):
-                if abs(matched_ratio(recipe, baseline, self.matched) - 1) > LARGEST_MISMATCH:
-                    recipe, adjustment = adjusted(name, recipe, baseline, self.matched, ("ffn",))
-        elif (parts := self.match.parts_of(name)) and name != next(iter(self.variants)):
-            recipe, adjustment = adjusted(name, recipe, baseline, self.matched, parts)
-        return Point(name, recipe, adjustment=adjustment)
+                if abs(matched_ratio(point.recipe, baseline.recipe, "params") - 1) > LARGEST_MISMATCH:
+                    return adjusted(point, baseline, "params", ("ffn",))
+        elif (parts := self.match.parts_of(point.name)) and point.name != baseline.name:
+            return adjusted(point, baseline, self.match.quantity, parts)
+        return point
 
 
 def read_plan(
@@ -136,14 +123,13 @@ def read_plan(
     recipes = recipes or {
         name: parse(Recipe, merge(data, change), f"{where}.variants.{name}") for name, change in config.variants.items()
     }
-    baseline = next(iter(recipes))
-    points = dict[str, Point]()
+    points = {name: Point(name, recipe) for name, recipe in recipes.items()}
+    baseline = next(iter(points.values()))
     refused = dict[str, str]()
-    for name, recipe in recipes.items():
-        points[name] = Point(name, recipe)
+    for name in points:
         try:
             if only in (None, name):
-                points[name] = config.sized(name, recipe, recipes[baseline])
+                points[name] = config.sized(points[name], baseline)
         except UserError as error:
             refused[name] = str(error)
     plan = Comparison(
@@ -151,8 +137,8 @@ def read_plan(
         page_title=config.title,
         points=points,
         seeds=config.seeds,
-        match=config.matched,
-        baseline=baseline,
+        match="params" if config.match is None else config.match.quantity,
+        baseline=baseline.name,
         refused=refused,
     )
     if rates_from is not None:
@@ -164,15 +150,14 @@ def read_plan(
 
 def check_fair(plan: Comparison, tolerance: float = LARGEST_MISMATCH) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
-    recipes = {name: recipe for name, recipe in plan.recipes.items() if name not in plan.refused}
-    for name, recipe in recipes.items():
-        check_trainable(recipe, name)
+    points = [point for point in plan.points.values() if point.name not in plan.refused]
+    for point in points:
+        check_trainable(point)
     advice = (
         "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or set match: none "
         "under compare, or --match none"
     )
-    base = next(iter(recipes))
-    check_matched(recipes, base, recipes[base], plan.match, advice, tolerance, refused=plan.refused.values())
+    check_matched(points, points[0], plan.match, advice, tolerance, refused=plan.refused.values())
 
 
 def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Comparison:
@@ -296,18 +281,12 @@ def _check_recipe(name: str, recipe: Recipe, tried: Recipe, where: str) -> None:
             )
     if tried.data != recipe.data:
         return
-    reported = _held_out(recipe)
-    judged = _held_out(tried)
-    if judged[0] < reported[1] and reported[0] < judged[1]:
-        if reported[1] == math.inf:
-            advice = "set train.validation_tokens, at most half of the text, and sweep the rest"
-        else:
-            advice = f"sweep with train.validation_skip={reported[1]}"
-        raise UserError(f"{where}: {name} was judged on held-out text that is reported; {advice}")
-
-
-def _held_out(recipe: Recipe) -> tuple[float, float]:
-    """Return the indices of the first token of the held-out text of a run, and of the first after it."""
     start = recipe.train.validation_skip
-    n_tokens = recipe.train.validation_tokens
-    return start, math.inf if n_tokens is None else start + n_tokens
+    end = start + (recipe.train.validation_tokens or math.inf)
+    tried_start = tried.train.validation_skip
+    tried_end = tried_start + (tried.train.validation_tokens or math.inf)
+    if tried_start < end and start < tried_end:
+        advice = f"sweep with train.validation_skip={end}"
+        if end == math.inf:
+            advice = "set train.validation_tokens, at most half of the text, and sweep the rest"
+        raise UserError(f"{where}: {name} was judged on held-out text that is reported; {advice}")

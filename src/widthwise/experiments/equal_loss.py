@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.experiments.statistics import seed_interval
+from widthwise.evaluation.estimate import seed_interval
 from widthwise.records.estimate import EqualLoss, Estimate, OverTokens, Validations
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite

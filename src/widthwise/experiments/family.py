@@ -7,10 +7,11 @@ from typing import Any
 
 from widthwise.config_io import checked_copy, mistakes_of
 from widthwise.experiments.jobs import Run
-from widthwise.experiments.plan import Plan, Point, seeded
+from widthwise.experiments.matching import Point
+from widthwise.experiments.plan import Plan, seeded
 from widthwise.experiments.results import Results
 from widthwise.mistakes import UserError, counted
-from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.recipe.recipe import saved_recipe
 from widthwise.recipe.schedule import FlopBudget
 from widthwise.records.outcome import SIZE, Alone, Family, FamilyControl, FamilyMember, OpenPoint, Outcome, Variant
 from widthwise.records.record import finite
@@ -60,7 +61,7 @@ def plan_family(
     """
     first = parents[0]
     for parent in parents[1:]:
-        if _without_seed(parent) != _without_seed(first):
+        if seeded(parent.recipe, 0) != seeded(first.recipe, 0):
             raise UserError(
                 f"--also: {parent.run.path} has another recipe than {first.run.path}; only the seed may differ"
             )
@@ -99,10 +100,6 @@ def plan_family(
         growth=growth,
         alone=alone,
     )
-
-
-def _without_seed(parent: RunCheckpoint) -> Recipe:
-    return parent.recipe.model_copy(update={"train": seeded(parent.recipe, 0).train})
 
 
 class FamilyResults(Results[FamilyPlan]):

@@ -8,7 +8,7 @@ sizes would contain only two or three of them.
 Groups with the same layout, such as the variants of a ladder, are resampled together. Effects that the models of a size
 share, such as data order or a bend that the law lacks, then move both curves and cancel in their ratio.
 
-**The interval** is Student's t times the standard error of the resampled fits, as in `statistics`. Few residuals
+**The interval** is Student's t times the standard error of the resampled fits, as in `estimate`. Few residuals
 understate the spread: they are widened by sqrt(n / n_free), with n_free = n - n_symbols, or n_runs - n_points for runs,
 and t has n_free degrees of freedom. The interval of a factor is computed for its logarithm.
 
@@ -129,7 +129,9 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     centre = scale(law.y(parameters, x))
     residuals = scale(y) - centre
     has_lack_of_fit = False
-    if group.has_seeds:
+    # Runs of the same point that differ show the noise between runs.
+    has_seeds = min(group.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in group.points)
+    if has_seeds:
         lack_of_fit = (n_runs * residuals**2).sum() / n_free
         residuals = np.concatenate([scale(np.array(p.per_seed)) - scale(np.array(p.y)) for p in group.points])
         n_free_runs = int(n_runs.sum() - len(x))
@@ -143,7 +145,7 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     runs = widened[random.integers(len(residuals), size=(N_RESAMPLES, n_runs.sum()))]
     noise = np.add.reduceat(runs, np.cumsum([0, *n_runs[:-1]]), axis=1) / n_runs
     drawn = law.fit(x, law.from_residual_scale(centre + noise))
-    resampled = "the noise of runs" if group.has_seeds else "residuals"
+    resampled = "the noise of runs" if has_seeds else "residuals"
     return Fit(law, group, parameters, drawn, noise, n_free, has_lack_of_fit, resampled)
 
 
@@ -362,19 +364,19 @@ def _saving_sentence(saved: Sequence[Saving], group: str, law: str, x: str) -> s
         if saving.ratio.mean is None:
             return f"never reaches {loss}"
         outside = ", outside its models" if saving.is_extrapolated else ""
-        return f"reaches {loss} with {_share(saving)} ({_ends(saving.ratio, '{:.1%}')}{outside}) of the {x}"
+        return f"reaches {loss} with {saving.ratio.mean:.1%} ({_ends(saving.ratio, '{:.1%}')}{outside}) of the {x}"
 
     curve = by_law[law, "curve"]
     point = by_law[law, "point"]
     by_curves = reached(curve, f"{curve.baseline}'s fitted loss of {curve.at.y:.4g}")
     by_point = reached(point, f"the measured loss of {point.at.name} ({point.at.y:.4g})")
-    shares = [f"{kind} {_share(s)}" for (kind, target), s in by_law.items() if target == "curve" and kind != law]
+    shares = list[str]()
+    for (kind, target), saving in by_law.items():
+        if target == "curve" and kind != law:
+            share = saving.ratio.mean
+            shares.append(f"{kind} never" if share is None else f"{kind} {share:.1%}")
     more = f" Curve against curve with other laws: {', '.join(shares)}." if shares else ""
     return f"{group} {by_curves}, by the two fitted curves; it {by_point}, by its curve and that point.{more}"
-
-
-def _share(saving: Saving) -> str:
-    return "never" if saving.ratio.mean is None else f"{saving.ratio.mean:.1%}"
 
 
 def _ends(interval: Estimate, style: str) -> str:

@@ -74,7 +74,7 @@ class ProcessGroup:
             return self._processes.on_rank_zero(work)
         with watch_signals() as watch:
             while isinstance(order := self._processes.on_rank_zero(lambda: None), _Order):
-                if self._signal(watch.received) or order.run is None:
+                if self._processes.all_reduce_max(watch.received or 0)[0] or order.run is None:
                     continue
                 try:
                     order.run.train(data_cache=self.data_cache)
@@ -100,12 +100,9 @@ class ProcessGroup:
 
     def _send(self, order: _Order) -> None:
         self._processes.on_rank_zero(lambda: order)
-        if received := self._signal(None):
+        # the largest number of a signal that another process received while it waited for this order
+        if received := int(self._processes.all_reduce_max(0)[0]):
             raise Interrupted("stopped before the next run", received)
-
-    def _signal(self, received: int | None) -> int:
-        """Return the signal that any process received while it waited for an order; 0 if none."""
-        return int(self._processes.all_reduce_max(received or 0)[0])
 
 
 Task = Callable[[Observer], object]

@@ -1,10 +1,10 @@
 """Fair comparisons: settings that recipes must share, costs that must be equal, and resizing to equal cost."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import pydantic
 from pydantic import Discriminator, Tag
@@ -13,10 +13,11 @@ from widthwise.config_io import Config, check_one_of, checked_copy, differences,
 from widthwise.mistakes import UserError, shortened
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect
 from widthwise.shape.kinds import Match
-from widthwise.shape.template import ModelSection, ModelTemplate
+from widthwise.shape.template import ModelTemplate
 
 Matched = Literal[Match, "training_flops", "none"]
 """Quantity that recipes can be required to match. training_flops: the compute of the whole run, so that the numbers of
@@ -31,41 +32,82 @@ SHARED = (*HELD_OUT, "train.steps", "train.batch_size", "train.precision")
 """Settings that are equal in all runs of a comparison."""
 
 
-def check_trainable(recipe: Recipe, name: str) -> None:
-    """Raises UserError, with the name of the recipe, if its parts are incompatible."""
-    with mistakes_of(name):
-        recipe.check()
+@dataclass(frozen=True)
+class Change:
+    """A change of one number of a variant."""
+
+    key: str
+    """Key in the recipe."""
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        before = f"{self.before:.7g}"
+        after = f"{self.after:.7g}"
+        return f"{self.key} stays {after}" if before == after else f"{self.key} {before} -> {after}"
 
 
-def check_same_windows(name: str, recipe: Recipe, reference_name: str, reference: Recipe) -> None:
-    """Raises UserError if two recipes are not judged on the same held-out text."""
-    if differing := [*_differences(name, recipe, reference_name, reference, HELD_OUT)]:
+@dataclass(frozen=True)
+class Adjustment:
+    """The changes of a variant, and its remaining miss."""
+
+    changes: tuple[Change, ...]
+    match: Matched
+    miss: float
+    """Quantity of the variant relative to the baseline, minus 1."""
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.changes))}, {self.match} missed by {self.miss:+.3%}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One recipe of an experiment; seeds are set run by run."""
+
+    name: str
+    recipe: Recipe
+    group: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Recipe key -> value, for a point on axes."""
+    adjustment: Adjustment | None = None
+    """Changes that match it to its baseline."""
+
+
+def check_trainable(point: Point) -> None:
+    """Raises UserError, with the name of the point, if the parts of its recipe are incompatible."""
+    with mistakes_of(point.name):
+        point.recipe.check()
+
+
+def check_same_windows(point: Point, reference: Point) -> None:
+    """Raises UserError if two points are not judged on the same held-out text."""
+    if differing := [*_differences(point, reference, HELD_OUT)]:
         raise UserError(f"{'; '.join(differing)}; not comparable")
 
 
 def check_matched(
-    recipes: Mapping[str, Recipe],
-    baseline_name: str,
-    baseline: Recipe,
+    points: Iterable[Point],
+    baseline: Point,
     match: Matched,
     advice: str,
     tolerance: float = LARGEST_MISMATCH,
     refused: Iterable[str] = (),
 ) -> None:
-    """Raises UserError, with all differences, if a recipe is not comparable with the baseline.
+    """Raises UserError, with all differences, if a point is not comparable with the baseline.
 
-    Recipes are comparable if data and tokens are equal, and the matched quantity within the tolerance. With
+    Points are comparable if data and tokens are equal, and the matched quantity within the tolerance. With
     training_flops, the numbers of tokens may differ; the runs of a seed still see the same tokens first. advice: how to
     adjust, or to disable matching. refused: errors of other variants, which are added to the message.
     """
     shared = [key for key in SHARED if (key, match) != ("train.steps", "training_flops")]
     unfair = list[str]()
     missed = list[str]()
-    for name, recipe in recipes.items():
-        unfair += _differences(name, recipe, baseline_name, baseline, shared)
-        ratio = matched_ratio(recipe, baseline, match)
+    for point in points:
+        recipe = point.recipe
+        unfair += _differences(point, baseline, shared)
+        ratio = matched_ratio(recipe, baseline.recipe, match)
         if abs(ratio - 1) > tolerance:
-            missed.append(f"{name}: {match} is {ratio:.4f} of {baseline_name}'s")
+            missed.append(f"{point.name}: {match} is {ratio:.4f} of {baseline.name}'s")
             if match == "training_flops":
                 per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
                 n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
@@ -79,15 +121,13 @@ def check_matched(
         raise UserError("; ".join(errors))
 
 
-def _differences(
-    name: str, recipe: Recipe, reference_name: str, reference: Recipe, shared: Iterable[str]
-) -> Iterator[str]:
+def _differences(point: Point, reference: Point, shared: Iterable[str]) -> Iterator[str]:
     for section in shared:
-        pair = [attrgetter(section)(r) for r in (recipe, reference)]
+        pair = [attrgetter(section)(compared.recipe) for compared in (point, reference)]
         if pair[0] != pair[1]:
             data = [to_data(value) if isinstance(value, Config) else value for value in pair]
             for key, value, expected in differences(data[0], data[1], section):
-                yield f"{name}: {key} is {shortened(value)}, but {shortened(expected)} in {reference_name}"
+                yield f"{point.name}: {key} is {shortened(value)}, but {shortened(expected)} in {reference.name}"
 
 
 def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
@@ -170,13 +210,23 @@ def without_null(changes: Any) -> Any:
     return {name: change for name, change in changes.items() if change is not None}
 
 
-def without_unused(section: Any, key: str) -> Any:
-    """Return a section without the adjustments of names that are null under `key`. section: data, perhaps not valid."""
-    match section:
-        case {"match": {"adjust": dict(adjust), **options}} if isinstance(section.get(key), dict):
-            used = {name: part for name, part in adjust.items() if section[key].get(name, {}) is not None}
-            return section | {"match": options | {"adjust": used}}
-    return section
+class ExperimentSection(Config):
+    """Base of the sections of a recipe that describe an experiment."""
+
+    named: ClassVar[str]
+    """Key of the named changes, of which null drops one, with its adjustment."""
+    title: str | None = None
+    """Title of the page; default: the name of its folder."""
+    seeds: Seeds = (1, 2, 3)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _drop_unused_adjustments(cls, section: Any) -> Any:
+        match section:
+            case {"match": {"adjust": dict(adjust), **options}} if isinstance(section.get(cls.named), dict):
+                used = {name: part for name, part in adjust.items() if section[cls.named].get(name, {}) is not None}
+                return section | {"match": options | {"adjust": used}}
+        return section
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
@@ -189,94 +239,65 @@ def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> 
     return {**(match if isinstance(match, Mapping) else {"quantity": match or "params"}), **options}
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change of one number of a variant."""
-
-    key: str
-    """Key in the recipe."""
-    before: float
-    after: float
-
-    def __str__(self) -> str:
-        before = f"{self.before:.7g}"
-        after = f"{self.after:.7g}"
-        return f"{self.key} stays {after}" if before == after else f"{self.key} {before} -> {after}"
-
-
-@dataclass(frozen=True)
-class Adjustment:
-    """The changes of a variant, and its remaining miss."""
-
-    changes: tuple[Change, ...]
-    match: Matched
-    miss: float
-    """Quantity of the variant relative to the baseline, minus 1."""
-
-    def __str__(self) -> str:
-        return f"{', '.join(map(str, self.changes))}, {self.match} missed by {self.miss:+.3%}"
-
-
 def adjusted(
-    name: str, recipe: Recipe, baseline: Recipe, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
-) -> tuple[Recipe, Adjustment]:
-    """Return the variant with one number of each part changed, in order, to match the baseline as nearly as possible.
+    point: Point, baseline: Point, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
+) -> Point:
+    """Return the point with one number of each part changed, in order, to match the baseline as nearly as possible.
 
     aspect: d_model / n_layers, for which the depth is solved first. Raises UserError if a part has no adjustable
     number, or if the nearest value misses by more than LARGEST_MISMATCH.
     """
+    recipe = point.recipe
     changes: list[Change] = []
-    with mistakes_of(name):
-        budget = matched_quantity(baseline, match)
+    with mistakes_of(point.name):
+        budget = matched_quantity(baseline.recipe, match)
+        if not isinstance(recipe.model, ModelTemplate):
+            raise UserError("model.layers: lists every layer; only a model with d_model and n_layers can be adjusted")
+        if recipe.growth:
+            raise UserError(
+                "growth: a model that grows during its run cannot be adjusted; match training_flops with train.steps"
+            )
+        model = recipe.model
+
+        def miss_of(model: ModelTemplate) -> float:
+            return matched_quantity(recipe.model_copy(update={"model": model}), match) / budget - 1
+
         if aspect is not None:
-            template = _template(recipe)
             if not aspect > 0:
                 raise UserError(f"aspect: got {aspect!r}; d_model / n_layers must be above 0")
-            n_layers = depth_at_aspect(template, aspect, lambda model: _miss(recipe, model, budget, match))
-            changes.append(Change("model.n_layers", template.n_layers, n_layers))
-            recipe = recipe.model_copy(update={"model": checked_copy(template, "model", n_layers=n_layers)})
+            n_layers = depth_at_aspect(model, aspect, miss_of)
+            changes.append(Change("model.n_layers", model.n_layers, n_layers))
+            model = checked_copy(model, "model", n_layers=n_layers)
         for part in parts:
-            recipe, change = _nearest(recipe, budget, match, part)
+            model, change = _nearest(Knob.of(model, part, recipe.seq_len), miss_of)
             changes.append(change)
-        miss = _miss(recipe, recipe.model, budget, match)
+        miss = miss_of(model)
     if abs(miss) > LARGEST_MISMATCH:
         last = changes[-1]
         raise UserError(
-            f"{name}: {match} is {1 + miss:.4f} of the baseline's at the nearest {last.key}, {last.after:.7g}, "
+            f"{point.name}: {match} is {1 + miss:.4f} of the baseline's at the nearest {last.key}, {last.after:.7g}, "
             f"and a matched comparison allows {LARGEST_MISMATCH:.0%}; adjust something else"
         )
-    return recipe, Adjustment(tuple(changes), match, miss)
+    adjustment = Adjustment(tuple(changes), match, miss)
+    return replace(point, recipe=recipe.model_copy(update={"model": model}), adjustment=adjustment)
 
 
-def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
-    """Return the recipe with the number of one part changed to the value nearest to the budget, and the change."""
-    knob = Knob.of(_template(recipe), part, recipe.seq_len)
+def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[ModelTemplate, Change]:
+    """Return the model with the number of a knob changed to the value nearest to the budget, and the change.
+
+    miss_of: relative distance of a model from the budget.
+    """
 
     def miss(n_steps: int) -> float:
-        return _miss(recipe, knob.at(n_steps), budget, match)
+        return miss_of(knob.at(n_steps))
 
     try:
-        unchanged_miss = abs(_miss(recipe, recipe.model, budget, match))
+        unchanged_miss = abs(miss_of(knob.template))
     except UserError:  # for example a width that is no multiple of its heads
         unchanged_miss = math.inf
     nearest = knob.nearest(miss) if unchanged_miss else knob.start
+    key = ".".join(filter(None, ["model", knob.section, knob.adjustable.key]))
     value = knob.adjustable.value
     if abs(miss(nearest)) < unchanged_miss:
-        changed = recipe.model_copy(update={"model": knob.at(nearest)})
-        return changed, Change(knob.path, value, knob.value(nearest))
-    return recipe, Change(knob.path, value, value)  # may be between two steps
-
-
-def _miss(recipe: Recipe, model: ModelSection, budget: float, match: Matched) -> float:
-    """Return the relative distance of a recipe with this model from a budget."""
-    return matched_quantity(recipe.model_copy(update={"model": model}), match) / budget - 1
-
-
-def _template(recipe: Recipe) -> ModelTemplate:
-    if not isinstance(recipe.model, ModelTemplate):
-        raise UserError("model.layers: lists every layer; only a model with d_model and n_layers can be adjusted")
-    if recipe.growth:
-        raise UserError(
-            "growth: a model that grows during its run cannot be adjusted; match training_flops with train.steps"
-        )
-    return recipe.model
+        return knob.at(nearest), Change(key, value, nearest * knob.adjustable.step)
+    return knob.template, Change(key, value, value)  # may be between two steps

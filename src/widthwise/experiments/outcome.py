@@ -11,8 +11,8 @@ import numpy as np
 
 from widthwise.config_io import differences
 from widthwise.data.identity import VALIDATION_KEY, check_data_of_run, recorded_identity
+from widthwise.evaluation.estimate import paired_mean, seed_interval, verdict
 from widthwise.experiments.equal_loss import LossCurve, LossCurves, equal_losses, gaps, tokens_ratios, validations_of
-from widthwise.experiments.statistics import paired_mean, seed_interval, verdict
 from widthwise.mistakes import UserError
 from widthwise.recipe.inspection import ratios
 from widthwise.records.estimate import Estimate, Verdict

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from widthwise.config_io import checked_copy
-from widthwise.experiments.matching import Adjustment, Matched, check_trainable
+from widthwise.experiments.matching import Matched, Point, check_trainable
 from widthwise.mistakes import counted
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
@@ -34,19 +34,6 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
 def run_path(name: str, seed: int) -> Path:
     """Return the path of a run inside the folder of its experiment."""
     return Path("runs") / f"{name}-seed{seed}"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One recipe of an experiment; seeds are set run by run."""
-
-    name: str
-    recipe: Recipe
-    group: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """Recipe key -> value, for a point on axes."""
-    adjustment: Adjustment | None = None
-    """Changes that match it to its baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +194,7 @@ RATIOS = (*(name for name, cost in OF_MODELS.items() if cost.has_ratio), "tokens
 def _costs(point: Point) -> dict[str, Any]:
     """Return a point with the costs of one run."""
     recipe = point.recipe
-    check_trainable(recipe, point.name)
+    check_trainable(point)
     cost = cost_summary(recipe.final_model, recipe.seq_len)
     costs = {key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS}
     costs |= {"steps": recipe.train.steps, "tokens": recipe.n_tokens}

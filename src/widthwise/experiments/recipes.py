@@ -58,7 +58,7 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     else:
         plan = read_sweep(path, overrides)
     check_one_of("--variant", variant, plan.recipes)
-    check_trainable(plan.recipes[variant], variant)
+    check_trainable(plan.points[variant])
     return plan.recipes[variant]
 
 

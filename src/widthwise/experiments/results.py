@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from widthwise.computing import Precision
 from widthwise.experiments.equal_loss import validations_of
 from widthwise.experiments.jobs import Run
+from widthwise.experiments.matching import Point
 from widthwise.experiments.outcome import SeedRuns, check_same_data, variant_of
-from widthwise.experiments.plan import Comparison, Plan, Point, run_path, seeded
+from widthwise.experiments.plan import Comparison, Plan, run_path, seeded
 from widthwise.experiments.scheduler import RunPolicy
 from widthwise.files import write_first
 from widthwise.records.estimate import CONFIDENCE
@@ -30,7 +31,7 @@ PRECISION_FILE = "precision"
 
 
 class Results(RunPolicy, Generic[P]):
-    """The results of an experiment; a context for the locks of a search."""
+    """The results of an experiment."""
 
     def __init__(self, plan: P, folder: Path, command: str, observer: Observer):
         self.plan = plan
@@ -38,16 +39,12 @@ class Results(RunPolicy, Generic[P]):
         self.command = command
         self.observer = observer
         self.title = plan.page_title or folder.resolve().name
+        self.failures: dict[str, str] = {}
+        """Point that could not be trained -> the reason; empty if a failed run stops the experiment."""
         self._trained: dict[str, SeedRuns] = {}
         """Name of a finished point -> its runs."""
         self._variants: dict[tuple[str, bool], Variant] = {}
         """(Point name, whether its baseline has finished) -> its record."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def begin(self) -> list[Run]:
         """Write planned.json, and return the runs of the listed points, in the order of training."""
@@ -59,6 +56,9 @@ class Results(RunPolicy, Generic[P]):
         record = PlannedRuns(title=self.title, command=self.command, baseline=self.plan.baseline, runs=planned)
         record.write(self.folder)
         return runs
+
+    def close(self) -> None:
+        """Release what a search holds, after `begin`."""
 
     @cached_property
     def precision(self) -> Precision:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,8 @@ def _train(results: Results[Plan], group: ProcessGroup, jobs: Jobs, waits: bool)
         data = group.data_cache.open(reference.data, results.observer.preparing)
         reference.held_out(data).check()
         group.data_cache.check(reference.data, results.observer.preparing)
-    with results:
-        runs = results.begin()
+    runs = results.begin()
+    with closing(results):
         undrawn_flops = [plan.reference.training_flops] * (n_runs - len(runs))
         train_all(Schedule(runs, results.observer, results, undrawn_flops), group, jobs, plan.kind, waits)
         return results.write()

@@ -79,11 +79,6 @@ class CurveGroup:
         """Number of seeds of each point."""
         return tuple(point.n_seeds for point in self.points)
 
-    @property
-    def has_seeds(self) -> bool:
-        """True if every point has several runs, which differ in some point, and so show the noise between runs."""
-        return min(self.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in self.points)
-
 
 @dataclass(frozen=True)
 class FitData:

@@ -67,10 +67,10 @@ class _RunObserver(ForwardingObserver):
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
             now = time.monotonic()
-            self._schedule.add_steps(self._run, record["step"], record["step"] - self._step, now - self._since)
+            n_steps = record["step"] - self._step
+            self.remaining(self._schedule.seconds_left(self._run, record["step"], n_steps, now - self._since))
             self._step = record["step"]
             self._since = now
-            self.remaining(self._schedule.seconds_left())
         super().record(record)
 
 
@@ -81,8 +81,8 @@ class Schedule:
     of its steps.
     """
 
-    def __init__(self, runs: Iterable[Run], observer: Observer, policy: RunPolicy, further: Sequence[float] = ()):
-        """runs: in the order of training. further: FLOPs of runs that are not drawn yet."""
+    def __init__(self, runs: Iterable[Run], observer: Observer, policy: RunPolicy, undrawn_flops: Sequence[float] = ()):
+        """runs: in the order of training. undrawn_flops: training FLOPs of the runs that are not drawn yet."""
         self.observer = observer
         self._policy = policy
         self._remaining = {run.name: run for run in runs}
@@ -94,8 +94,8 @@ class Schedule:
             for name, run in self._remaining.items()
         }
         """Run -> its remaining FLOPs, finished or not, in the order of training."""
-        self._undrawn_flops = list(further)
-        self._n_runs = len(self._flops_left) + len(further)
+        self._undrawn_flops = list(undrawn_flops)
+        self._n_runs = len(self._flops_left) + len(undrawn_flops)
         self._idle_flops = 0.0
         """FLOPs of runs that no worker has begun, and half of those that other workers have claimed."""
         self._flops_done = 0.0
@@ -147,16 +147,16 @@ class Schedule:
         number = list(self._flops_left).index(run.name) + 1
         return _RunObserver(self, run, f"run {number} of {self._n_runs}", observer)
 
-    def add_steps(self, run: Run, step: int, n_steps: int, seconds: float) -> None:
-        """Add the last n_steps of a run to the rate. step: of the run, after them."""
+    def seconds_left(self, run: Run, step: int, n_steps: int, seconds: float) -> float:
+        """Return the time until all runs end, with as many at a time as now.
+
+        The last n_steps of this run, up to this step, took the given seconds, and count for the rate.
+        """
         recipe = run.recipe
         flops_per_step = recipe.training_flops / recipe.train.steps
         self._flops_done += n_steps * flops_per_step
         self._flops_left[run.name] = (recipe.train.steps - step) * flops_per_step
         self._seconds += seconds
-
-    def seconds_left(self) -> float:
-        """Return the time until all runs end, with as many at a time as now. Needs one finished step."""
         at_work = [self._flops_left[name] for name in self._at_work]
         n_flops = sum(at_work) + self._idle_flops + sum(self._undrawn_flops)
         n_at_once = len(at_work) + len(self._held_elsewhere)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from widthwise.config_io import require
-from widthwise.experiments.plan import Point
+from widthwise.experiments.matching import Point
 from widthwise.experiments.sweep import STUDY_FILE, Search
 from widthwise.experiments.sweep_section import point_name
 from widthwise.mistakes import UserError
@@ -51,6 +51,7 @@ class Study:
     def __init__(self, plan: Search, folder: Path):
         """Raises UserError if the folder has the study of another search."""
         self._optuna: Any = require("optuna", "sweep")
+        self._filelock: Any = require("filelock", "sweep")
         self._optuna.logging.set_verbosity(logging.WARNING)
         self._sampler = plan.sampler
         self._space = plan.space
@@ -118,15 +119,13 @@ class Study:
 
     def _lock_next(self) -> int | None:
         """Lock a free trial, old or new; return its number or None."""
-        from filelock import FileLock, Timeout
-
         trials = self._trials()
         numbers = [trial.number for trial in trials if not trial.state.is_finished()]
         if len(trials) < self._space.n_trials:
             numbers.append(len(trials))
         for number in numbers:
-            lock = FileLock(self._folder / "trials" / f"{number}.lock")
-            with suppress(Timeout):
+            lock = self._filelock.FileLock(self._folder / "trials" / f"{number}.lock")
+            with suppress(self._filelock.Timeout):
                 lock.acquire(timeout=0)
             if lock.is_locked:
                 self._locks[number] = lock
@@ -175,9 +174,7 @@ class Study:
 
     def _locked(self) -> "BaseFileLock":
         """Return the lock that lets one worker at a time choose."""
-        from filelock import FileLock
-
-        return FileLock(self._folder / "study.lock")
+        return self._filelock.FileLock(self._folder / "study.lock")
 
     def _trials(self) -> "list[FrozenTrial]":
         try:

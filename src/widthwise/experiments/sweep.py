@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.experiments.compare import read_plan, with_values
 from widthwise.experiments.matching import (
-    Adjustment,
     MatchConfig,
+    Point,
     adjusted,
     check_matched,
     check_same_windows,
     check_trainable,
     match_with_options,
 )
-from widthwise.experiments.plan import Ladder, Point, Sweep
+from widthwise.experiments.plan import Ladder, Sweep
 from widthwise.experiments.sweep_section import ASPECT, Range, SweepConfig, name_part, point_name
 from widthwise.mistakes import REMOVED, UserError
 from widthwise.model.config import cost_summary
@@ -48,21 +48,15 @@ class SweepSpace:
         self.baseline: Point | None = None
         if config.baseline is not None:
             recipe = parse(Recipe, merge(data, config.baseline), f"{title}: sweep.baseline")
-            check_trainable(recipe, config.baseline_name)
             self.baseline = Point(config.baseline_name, recipe)
+            check_trainable(self.baseline)
         self.n_trials = 0 if config.search is None else config.search.n_trials
         if self.baseline is not None:
-            self._reference = self.baseline.name, self.baseline.recipe
+            self.reference = self.baseline
         elif config.search is not None:
-            self._reference = title, parse_recipe(dict(data), title)
+            self.reference = Point(title, parse_recipe(dict(data), title))
         else:
-            group, values = config.combinations()[0]
-            name = point_name(group, values)
-            self._reference = name, self._recipe(name, group, values)
-
-    @property
-    def reference(self) -> Recipe:
-        return self._reference[1]
+            self.reference = self._point(*config.combinations()[0])
 
     def grid(self) -> dict[str, Point]:
         """Return name -> point, the baseline first; for a search only the baseline.
@@ -84,22 +78,19 @@ class SweepSpace:
 
     def point(self, group: str, values: Mapping[str, Any]) -> Point:
         """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
-        name = point_name(group, values)
-        adjustment = None
-        recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
-        if self.baseline is None:
-            check_trainable(recipe, name)
-            check_same_windows(name, recipe, *self._reference)
-        else:
-            match = self.config.matching
-            recipe, adjustment = _comparable(name, recipe, group, self._reference, match, values.get(ASPECT))
-        return Point(name, recipe, group, values, adjustment)
+        point = self._point(group, values)
+        if self.baseline is not None:
+            return _comparable(point, self.baseline, self.config.matching)
+        check_trainable(point)
+        check_same_windows(point, self.reference)
+        return point
 
-    def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
-        change = self.config.groups[group].change if group else {}
-        data = copy.deepcopy(merge(self._data, change))
-        apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items()))
-        return parse(Recipe, data, name)
+    def _point(self, group: str, values: Mapping[str, Any]) -> Point:
+        """Return a point of a group without a check of its recipe."""
+        name = point_name(group, values)
+        data = copy.deepcopy(merge(self._data, self.config.groups[group].change if group else {}))
+        apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items() if key != ASPECT))
+        return Point(name, parse(Recipe, data, name), group, values)
 
     def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
         """Return the group and values that the sampler chooses for a trial."""
@@ -133,25 +124,17 @@ class SweepSpace:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def _comparable(
-    name: str,
-    recipe: Recipe,
-    group: str,
-    baseline: tuple[str, Recipe],
-    match: MatchConfig,
-    aspect: float | None = None,
-) -> tuple[Recipe, Adjustment | None]:
-    """Return the recipe of a point, `adjusted` to its baseline if `match` adjusts its group.
+def _comparable(point: Point, baseline: Point, match: MatchConfig) -> Point:
+    """Return a point, `adjusted` to its baseline if `match` adjusts its group.
 
-    baseline: name and recipe. Raises UserError if the point cannot be trained, or compared with the baseline.
+    Raises UserError if the point cannot be trained, or compared with the baseline.
     """
-    adjustment = None
-    if parts := match.parts_of(group):
-        recipe, adjustment = adjusted(name, recipe, baseline[1], match.quantity, parts, aspect)
-    check_trainable(recipe, name)
+    if parts := match.parts_of(point.group):
+        point = adjusted(point, baseline, match.quantity, parts, point.values.get(ASPECT))
+    check_trainable(point)
     advice = "resize it, or set match: none under sweep, or --match none"
-    check_matched({name: recipe}, *baseline, match.quantity, advice)
-    return recipe, adjustment
+    check_matched([point], baseline, match.quantity, advice)
+    return point
 
 
 def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Point]:
@@ -167,20 +150,18 @@ def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Poin
             if name in points:
                 raise UserError(f"sweep: two points are named {name}; rename a rung or a group")
             recipe = parse(Recipe, merge(merge(data, size), section.change), name)
-            base_name = point_name(first, {RUNG: rung})
-            base = recipe if group == first else points[base_name].recipe
+            base = recipe if group == first else points[point_name(first, {RUNG: rung})].recipe
             if config.tokens_per_param is not None:
                 n_params = OF_MODELS[config.count].of_cost(cost_summary(base.explicit_model, base.seq_len))
                 n_steps = max(1, round(config.tokens_per_param * n_params / base.tokens_per_step))
                 recipe = checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
-            adjustment = None
+            points[name] = Point(name, recipe, group, {RUNG: rung})
             if group == first:
-                check_trainable(recipe, name)
+                check_trainable(points[name])
             else:
-                recipe, adjustment = _comparable(name, recipe, group, (base_name, base), config.matching)
-            points[name] = Point(name, recipe, group, {RUNG: rung}, adjustment)
-            reference = next(iter(points.values()))
-            check_same_windows(name, recipe, reference.name, reference.recipe)
+                baseline = points[point_name(first, {RUNG: rung})]
+                points[name] = _comparable(points[name], baseline, config.matching)
+            check_same_windows(points[name], next(iter(points.values())))
     return points
 
 
@@ -193,7 +174,7 @@ class Search(Sweep):
 
     @property
     def reference(self) -> Recipe:
-        return self.space.reference
+        return self.space.reference.recipe
 
     @property
     def n_points(self) -> int:
@@ -246,8 +227,8 @@ def _sweep_of_variants(path: Path, overrides: Sequence[str], options: Mapping[st
         variant = plan.points[group]
         name = point_name(group, values)
         recipe = with_values(variant.recipe, values, name)
-        check_trainable(recipe, name)
         points[name] = Point(name, recipe, group, values, variant.adjustment)
+        check_trainable(points[name])
     about = {"title": f"{plan.title}-sweep", "seeds": config.seeds, "match": plan.match}
     return Sweep(**about, points=points, axes=config.axes_as_data())
 

@@ -1,16 +1,16 @@
 """The results of a sweep, a search or a ladder: failed points are recorded, and the best point is judged."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from widthwise.evaluation.estimate import paired_mean, verdict
 from widthwise.experiments.jobs import Run
+from widthwise.experiments.matching import Point
 from widthwise.experiments.outcome import load_result, windows
-from widthwise.experiments.plan import Ladder, Point, Sweep
+from widthwise.experiments.plan import Ladder, Sweep
 from widthwise.experiments.results import Results
-from widthwise.experiments.statistics import paired_mean, verdict
 from widthwise.experiments.study import PointState, PointStatus, Study
 from widthwise.experiments.sweep import Search
 from widthwise.mistakes import UserError
@@ -22,7 +22,6 @@ from widthwise.records.record import finite
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.listing import stop_message
 from widthwise.training.launch import RankLocalError
-from widthwise.training.observer import Observer
 
 ENDED = ("finished", "failed")
 """States of a point that is not trained any more."""
@@ -32,10 +31,8 @@ S = TypeVar("S", bound=Sweep, covariant=True)
 class SweepResults(Results[S]):
     """The results of a sweep. A failed point is recorded with the reason; the record is written after each point."""
 
-    def __init__(self, plan: S, folder: Path, command: str, observer: Observer):
-        super().__init__(plan, folder, command, observer)
-        self.failures: dict[str, str] = {}
-        """Point that could not be trained -> the reason."""
+    averages_groups: ClassVar[bool] = True
+    """True if the mean of each group is compared with the baseline."""
 
     def may_begin(self, run: Run) -> bool:
         """Return False for a run that has diverged, because it would diverge again. Raises UserError if it has another
@@ -66,9 +63,11 @@ class SweepResults(Results[S]):
         """Record why a point failed. is_final: it diverged; otherwise another start retries it."""
         self.failures[point] = reason.replace(f"{self.folder}/", "")
 
-    def _outcome(self) -> Outcome:
-        """Return the record of all points, finished or not."""
-        drawn = self._drawn()
+    def _outcome(self, drawn: Sequence[PointStatus] = ()) -> Outcome:
+        """Return the record of all points, finished or not.
+
+        drawn: points that a study has drawn. "#" begins the name of a point without a name.
+        """
         listed = [self._status(point) for point in self.plan.points.values()]
         n_ended = sum(point.state in ENDED for point in (*listed, *drawn))
         named = [point for point in drawn if not point.name.startswith("#") or point.state == "failed"]
@@ -94,10 +93,6 @@ class SweepResults(Results[S]):
             n_repeated=n_ended - len(finished) - n_failed,
         )
         return self._record(**self._judgement(points), axes=dict(self.plan.axes), study=study)
-
-    def _drawn(self) -> list[PointStatus]:
-        """Return the points that a study has drawn. "#" begins the name of a point without a name."""
-        return []
 
     def _status(self, point: Point) -> PointStatus:
         """Return the state of a listed point."""
@@ -150,15 +145,10 @@ class SweepResults(Results[S]):
         if baseline is None:
             yield self._difference(best, [best], rival, 2, CONFIDENCE)
         yield self._difference(best, [best], rival, len(ranked), wide)
-        for group in self._averaged_groups:
+        for group in self.plan.axes if self.averages_groups and baseline else ():
             names = [point.name for point in ranked if point.group == group]
-            if len(names) > 1:
+            if group and len(names) > 1:
                 yield self._difference(group, names, rival, len(names), CONFIDENCE)
-
-    @property
-    def _averaged_groups(self) -> list[str]:
-        """Groups whose mean is compared with the baseline; empty without a baseline."""
-        return [group for group in self.plan.axes if group and self.plan.baseline]
 
     def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
         """Return the mean of points minus a rival. n_points: number of points that were compared or averaged."""
@@ -178,11 +168,13 @@ class LadderResults(SweepResults[Ladder]):
 class SearchResults(SweepResults[Search]):
     """The results of a search. Its study draws points for free workers, and records the loss of each point."""
 
-    def __enter__(self) -> Self:
-        self._study = Study(self.plan, self.folder)
-        return self
+    averages_groups = False  # the sampler has selected the points
 
-    def __exit__(self, *error: object) -> None:
+    def begin(self) -> list[Run]:
+        self._study = Study(self.plan, self.folder)
+        return super().begin()
+
+    def close(self) -> None:
         self._study.close()
 
     @property
@@ -207,10 +199,5 @@ class SearchResults(SweepResults[Search]):
         super()._fail(point, reason, is_final)
         self._study.fail(point, self.failures[point], is_final)
 
-    def _drawn(self) -> list[PointStatus]:
-        return self._study.drawn()
-
-    @property
-    def _averaged_groups(self) -> list[str]:
-        """Empty, because the sampler has selected the points."""
-        return []
+    def _outcome(self, drawn: Sequence[PointStatus] = ()) -> Outcome:
+        return super()._outcome(self._study.drawn())

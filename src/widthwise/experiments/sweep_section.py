@@ -10,10 +10,9 @@ import pydantic
 from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config
-from widthwise.experiments.matching import MatchConfig, MatchSection, without_null, without_unused
+from widthwise.experiments.matching import ExperimentSection, MatchConfig, MatchSection, without_null
 from widthwise.experiments.plan import ALLOWED_IN_NAMES, MOST_POINTS, check_name
 from widthwise.mistakes import UserError
-from widthwise.recipe.train_section import Seeds
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -63,18 +62,15 @@ class Range(Config):
             raise ValueError(f"low: got {self.low}; must be less than high = {self.high}")
         if self.log and self.low <= 0:
             raise ValueError(f"low: got {self.low}; a logarithmic scale needs values above 0")
-        if self.step is not None and (self.log or not self._is_whole):
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        if self.step is not None and (self.log or not is_whole):
             raise ValueError(f"step: got {self.step}; needs whole low and high, and no log")
         return self
 
-    @property
-    def _is_whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
     def drawn(self, trial: "Trial", name: str) -> Any:
         """Return the value that the sampler of a search chooses for a trial."""
-        if self._is_whole:
-            return trial.suggest_int(name, int(self.low), int(self.high), step=self.step or 1, log=self.log)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(name, self.low, self.high, step=self.step or 1, log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
         rounded = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
         return min(max(rounded, float(self.low)), float(self.high))
@@ -117,9 +113,10 @@ class SearchConfig(Config):
     """Points to train, not counting the baseline."""
 
 
-class SweepConfig(Config):
+class SweepConfig(ExperimentSection):
     """The `sweep:` section of a recipe."""
 
+    named = "groups"
     rungs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Name of a size -> changes to the recipe. Every group is trained at every size, must match the first group there,
     and is compared with it."""
@@ -127,8 +124,6 @@ class SweepConfig(Config):
     """Tokens of a rung per parameter of its first group, rounded to whole steps; default: by the steps."""
     count: Literal["params", "layer_params"] = "params"
     """Counted parameters: all, or without embedding, head and norms."""
-    title: str | None = None
-    """Title of the page; default: the name of its folder."""
     baseline: dict[str, Any] | None = None
     """Changes to the recipe that make the baseline; {}: the unchanged recipe."""
     baseline_name: str = "baseline"
@@ -142,15 +137,9 @@ class SweepConfig(Config):
     """Name -> a separate grid; null drops a group of an extended recipe."""
     search: SearchConfig | None = None
     """Sampler that chooses points; default: a grid of all combinations."""
-    seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
     """Quantity that every point must match with the baseline within one percent, and the parts of all points, or of a
     group, adjusted to reach it; default: params if there is a baseline."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _adjust_used(cls, section: Any) -> Any:
-        return without_unused(section, "groups")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":

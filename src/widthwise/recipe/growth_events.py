@@ -123,10 +123,6 @@ class Phase:
     growth: Growth | None
     """The growth from the previous model; None for the first phase."""
 
-    @property
-    def n_steps(self) -> int:
-        return self.end - self.start
-
 
 def grown_phases(first: Phase, events: Sequence[GrowthEvent], seq_len: int, settling_steps: int) -> tuple[Phase, ...]:
     """Return the phases of a run whose model grows. first: the phase without growth.

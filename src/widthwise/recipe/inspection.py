@@ -18,6 +18,7 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
     `hidden_widths` has the hidden channels of every map of the feed-forward, in order.
     """
     rows = []
+    has_windows = any(layer.attention.window is not None for layer in config.layers)
     for number, (layer, parts) in enumerate(zip(config.layers, config.layer_costs(), strict=True), start=1):
         cost = sum(parts.values(), Cost())
         attention = layer.attention
@@ -33,11 +34,9 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
                 "forward_flops": cost.forward_flops(seq_len),
                 "kv_bytes": cost.kv_bytes(seq_len),
                 "activation_bytes": cost.activation_bytes(),
+                **({"window": attention.window} if has_windows else {}),
             }
         )
-    if any(layer.attention.window is not None for layer in config.layers):
-        for row, layer in zip(rows, config.layers):
-            row["window"] = layer.attention.window
     return rows
 
 
@@ -50,44 +49,37 @@ def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
     }
 
 
-def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
-    """Return the output of `inspect --json`: cost summary, a row per layer, the baseline's summary and ratios to it."""
-    cost = cost_summary(config, seq_len)
-    summary = {**cost.to_data(), "layers": layer_rows(config, seq_len)}
-    if baseline is not None:
-        baseline_cost = cost_summary(baseline, seq_len)
-        summary |= {"baseline": baseline_cost.to_data(), "ratio": ratios(cost, baseline_cost)}
-    return summary
-
-
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
-    """Return the inspection of a recipe's model next to the model of `against`, by default `ModelTemplate.baseline`.
+    """Return the output of `inspect --json`: costs, a row per layer, and the costs of a baseline with ratios to it.
 
-    If the model grows, it is the last one, and `growth` has the cost of every model. Raises UserError for a recipe that
-    `train` refuses.
+    The baseline is the model of `against`, by default `ModelTemplate.baseline`. The costs of a model that grows are of
+    the last one, and `growth` has the cost of each. Raises UserError for a recipe that `train` refuses.
     """
     recipe.check()
     section = recipe.phases[-1].section
+    cost = cost_summary(recipe.final_model, recipe.seq_len)
+    summary = {**cost.to_data(), "layers": layer_rows(recipe.final_model, recipe.seq_len)}
+    baseline = None
     if against is not None:
         baseline = against.final_model
-    else:
-        baseline = section.baseline().resolve(recipe.seq_len) if isinstance(section, ModelTemplate) else None
-    summary = inspection(recipe.final_model, baseline, recipe.seq_len)
-    summary["n_tokens"] = recipe.n_tokens
-    summary["pflops_days"] = recipe.pflops_days
-    if against is None and isinstance(section, ModelTemplate) and isinstance(section.shape, SolvedShape):
-        match = section.shape.match
-        costs = (CostSummary.model_validate(data) for data in (summary, summary["baseline"]))
-        matched, target = (OF_MODELS[match].of_cost(data) for data in costs)
-        summary["matched"] = {"match": match, "asked": target, "miss": matched / target - 1}
+    elif isinstance(section, ModelTemplate):
+        baseline = section.baseline().resolve(recipe.seq_len)
+    matched: dict[str, Any] = {}
+    if baseline is not None:
+        baseline_cost = cost_summary(baseline, recipe.seq_len)
+        flops = recipe.train.flops_per_token(baseline, recipe.seq_len)
+        compute = pflops_days(flops, recipe.n_tokens) if against is None else against.pflops_days
+        summary["baseline"] = {**baseline_cost.to_data(), "pflops_days": compute}
+        summary["ratio"] = ratios(cost, baseline_cost)
+        if against is None and isinstance(section, ModelTemplate) and isinstance(section.shape, SolvedShape):
+            match = section.shape.match
+            quantity, target = (OF_MODELS[match].of_cost(costs) for costs in (cost, baseline_cost))
+            matched["matched"] = {"match": match, "asked": target, "miss": quantity / target - 1}
+    summary |= {"n_tokens": recipe.n_tokens, "pflops_days": recipe.pflops_days, **matched}
     if dynamic_layers(recipe.final_model):
         summary["chosen_flops"] = _chosen_flops(recipe)
     if recipe.growth:
         summary["growth"] = _phase_costs(recipe)
-    if baseline is not None:
-        flops = recipe.train.flops_per_token(baseline, recipe.seq_len)
-        compute = pflops_days(flops, recipe.n_tokens) if against is None else against.pflops_days
-        summary["baseline"]["pflops_days"] = compute
     return summary
 
 
@@ -113,7 +105,7 @@ def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:
     return [
         {
             "step": phase.start,
-            "n_tokens": phase.n_steps * recipe.tokens_per_step,
+            "n_tokens": (phase.end - phase.start) * recipe.tokens_per_step,
             "params": phase.model.cost().params,
             "pflops_days": pflops_days(until(phase.end) - until(phase.start), 1),
         }

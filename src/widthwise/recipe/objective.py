@@ -15,7 +15,7 @@ from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares
-from widthwise.sizes import WIDEST, Count, NTokens, VocabSize
+from widthwise.sizes import Count, NTokens, VocabSize, Width
 
 
 class WidthBudgetConfig(Config):
@@ -64,11 +64,6 @@ class NestedConfig(Config):
     """Also make a pass at the widths that tokens choose. Otherwise the choice is not trained, and the reported training
     loss is at full width."""
 
-    @property
-    def n_passes(self) -> int:
-        """Forward and backward passes over the batch in a step."""
-        return 2 + self.chosen
-
     def check(self, model: ModelConfig) -> None:
         """Raise UserError if no layer of the model has narrower widths."""
         if all(layer.config.min_fraction == 1 for layer in dynamic_layers(model)):
@@ -87,13 +82,12 @@ class TeacherSizes(Config):
     params: pydantic.PositiveInt
     flops_per_token: pydantic.PositiveFloat
     """Forward FLOPs at seq_len, including the head."""
-    d_model: int = Field(default=0, ge=0, le=WIDEST)
-    """This and the following fields are 0 in recipes of versions without them."""
-    root_params: pydantic.NonNegativeInt = 0
+    d_model: Width
+    root_params: pydantic.PositiveInt
     """Parameters outside of layers."""
-    layer_params: pydantic.NonNegativeInt = 0
+    layer_params: pydantic.PositiveInt
     """Parameters of the largest layer."""
-    pass_elements: pydantic.NonNegativeInt = 0
+    pass_elements: pydantic.PositiveInt
     """Most elements per token in its forward pass: the activations of one sublayer and 4 * d_model."""
 
     @classmethod

@@ -30,7 +30,6 @@ from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.shrinking import Curve
 from widthwise.shape.adjusting import closest_size
-from widthwise.shape.profile import sizes_of
 from widthwise.shape.rounding import FAR
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import QUANTITIES, ModelTemplate
@@ -105,12 +104,20 @@ def curve_of_cut(model: ModelConfig, smaller: ModelConfig) -> Curve:
     """
     uniform_rule(model)
     whole = model.layers[0]
+    widths = list[float]()
+    attention = list[float]()
+    hidden = list[float]()
     for where, layer in smaller.named_layers():
         cut, uncut = (to_data(config.ffn) for config in (layer, whole))
         for key, value in uncut.items():
             if cut[key] != value and key not in layer.ffn.hidden_axes:
                 raise UserError(f"{where}.ffn.{key}: a curve has no points for it")
-    return Curve.of([*map(sizes_of, smaller.layers)], sizes_of(whole))
+        width = layer.d_model / whole.d_model
+        n_channels, n_whole = (part.attention.n_heads * part.attention.head_dim for part in (layer, whole))
+        widths.append(width)
+        attention.append(n_channels / n_whole / width)
+        hidden.append(sum(layer.ffn.hidden_widths) / sum(whole.ffn.hidden_widths) / width)
+    return Curve(kind="curve", widths=widths, attention=attention, hidden=hidden)
 
 
 def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) -> dict[str, Any]:

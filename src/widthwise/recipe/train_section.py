@@ -208,7 +208,7 @@ class TrainConfig(Config):
     @property
     def n_passes(self) -> int:
         """Forward and backward passes over the batch in an optimizer step."""
-        return 1 if self.nested is None else self.nested.n_passes
+        return 1 if self.nested is None else 2 + self.nested.chosen
 
 
 Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]

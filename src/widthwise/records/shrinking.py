@@ -6,20 +6,10 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from widthwise.records.certificate import ModelSize
-from widthwise.records.record import Number, Record, StoredRecord
+from widthwise.records.record import Record, StoredRecord
 
 SHRUNK = "shrunk"
 """Stem of two files: the record, and a recipe with the shape after the cut."""
-
-
-class LayerSizes(Record):
-    """Sizes of one layer, in channels."""
-
-    width: Number
-    attention: Number
-    """n_heads * head_dim."""
-    hidden: Number
-    """Hidden units of the feed-forward, of all blocks together."""
 
 
 class Curve(Record):
@@ -31,14 +21,6 @@ class Curve(Record):
     attention: Sequence[float] | None = None
     """Width of attention over the uniform model's, and over the width of the layer; `hidden` likewise."""
     hidden: Sequence[float] | None = None
-
-    @classmethod
-    def of(cls, layers: Sequence[LayerSizes], uniform: LayerSizes) -> "Curve":
-        """Return the sizes of layers relative to a layer of the uniform model."""
-        widths = [layer.width / uniform.width for layer in layers]
-        attention = [layer.attention / uniform.attention / width for layer, width in zip(layers, widths)]
-        hidden = [layer.hidden / uniform.hidden / width for layer, width in zip(layers, widths)]
-        return cls(kind="curve", widths=widths, attention=attention, hidden=hidden)
 
     def section(self, match: str) -> dict[str, Any]:
         """Return `model.shape` of a recipe, without sizes that follow its rule.

@@ -37,22 +37,13 @@ class Knob:
             return cls(template, adjust, template.shape.adjustable())
 
     @property
-    def path(self) -> str:
-        """Its path in a recipe."""
-        return ".".join(filter(None, ["model", self.section, self.adjustable.key]))
-
-    @property
     def start(self) -> int:
         """The value of the template in steps, rounded to the nearest whole number."""
         return max(1, round(self.adjustable.value / self.adjustable.step))
 
-    def value(self, n_steps: int) -> float:
-        """Return the value of a number of steps, an integer if the step is one."""
-        return n_steps * self.adjustable.step
-
     def at(self, n_steps: int) -> ModelTemplate:
         """Return the template with another value, in steps. Raise UserError if it is not allowed."""
-        change: dict[str, Any] = {self.adjustable.key: self.value(n_steps)}
+        change: dict[str, Any] = {self.adjustable.key: n_steps * self.adjustable.step}
         if self.section is not None:
             section = checked_copy(getattr(self.template, self.section), f"model.{self.section}", **change)
             change = {self.section: section}

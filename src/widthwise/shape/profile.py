@@ -7,14 +7,6 @@ import numpy as np
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.hourglass import HourglassTemplate
 from widthwise.model.ffn.interface import FFNTemplate, HiddenWidthTemplate
-from widthwise.model.layer import LayerConfig
-from widthwise.records.shrinking import LayerSizes
-
-
-def sizes_of(layer: LayerConfig) -> LayerSizes:
-    """Return the sizes of a layer that a curve controls."""
-    attention = layer.attention.n_heads * layer.attention.head_dim
-    return LayerSizes(width=layer.d_model, attention=attention, hidden=sum(layer.ffn.hidden_widths))
 
 
 def along(points: Sequence[float], n_layers: int) -> np.ndarray:

@@ -62,14 +62,6 @@ class Schedule:
             )
         return turn
 
-    def check_turn_ratio(self, turn_ratio: float) -> None:
-        """Raise UserError if the turn width over d_model is outside of `ratios`."""
-        low, high = self.ratios
-        if not low < turn_ratio < high:
-            allowed = f"between {low:g} and {high:g}" if np.isfinite(high) else f"above {low:g}"
-            got = f"model.shape.{self.ratio_key}: {turn_ratio:g} times d_model"
-            raise UserError(f"{got}; kind '{self.kind}' needs {allowed}")
-
     def widths(self, end_width: float, turn_width: float, n_layers: int, turn_layer: int) -> np.ndarray:
         """Return real widths in channels, (n_layers,), with exactly turn_width at the turn.
 
@@ -124,9 +116,8 @@ class WidthCost(ABC):
     out.
     """
 
-    def __init__(self, d_model: int):
-        """d_model: width of the uniform model, whose cost is the budget."""
-        self.d_model = d_model
+    d_model: int
+    """Width of the uniform model, whose cost is the budget."""
 
     @abstractmethod
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
@@ -145,10 +136,14 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
     """Return real widths in channels, (n_layers,), that cost as much as n_layers layers of width cost.d_model.
 
     The width at `turn_layer` (counted from 1) is turn_ratio * cost.d_model. The cost grows with the end width, so at
-    most one fits. turn_layer: from `Schedule.turn_layer`. Raises UserError if no budget remains for the ends, or an end
-    has the wrong size relative to the turn.
+    most one fits. turn_layer: from `Schedule.turn_layer`. Raises UserError for a ratio outside of `Schedule.ratios`, if
+    no budget remains for the ends, and if an end has the wrong size relative to the turn.
     """
-    schedule.check_turn_ratio(turn_ratio)
+    low, high = schedule.ratios
+    if not low < turn_ratio < high:
+        allowed = f"between {low:g} and {high:g}" if np.isfinite(high) else f"above {low:g}"
+        got = f"model.shape.{schedule.ratio_key}: {turn_ratio:g} times d_model"
+        raise UserError(f"{got}; kind '{schedule.kind}' needs {allowed}")
 
     def widths(end_width: float, ratio: float = turn_ratio) -> np.ndarray:
         return schedule.widths(end_width, ratio * cost.d_model, n_layers, turn_layer)

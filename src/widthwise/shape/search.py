@@ -54,36 +54,37 @@ class SearchResult:
 
         `miss` is the relative difference from the budget.
         """
-        return [self._row(index) for index in range(min(n, len(self)))]
-
-    def _row(self, index: int) -> dict[str, Any]:
-        sizes = Sizes(*map(int, self.sizes.at(index)))
-        config = self.count.build(sizes)
-        counted = totals(config, self.count.seq_len)
-        for name, value in counted.items():
-            assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
-        attention = config.layers[0].attention
-        name = f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}"
-        return {
-            "name": f"{name}-a{sizes.d_attention}" if self.space.attention_ratio else name,
-            "is_pareto": bool(self.is_pareto[index]),
-            **sizes._asdict(),
-            "n_heads": attention.n_heads,
-            "n_kv_heads": attention.n_kv_heads,
-            "head_dim": attention.head_dim,
-            "ratio": sizes.d_hidden / sizes.d_model,
-            "attention_ratio": sizes.d_attention / sizes.d_model,
-            "aspect": sizes.d_model / sizes.n_layers,
-            "miss": counted[self.space.match] / self.budget - 1,
-            **counted,
-        }
+        rows = []
+        for index in range(min(n, len(self))):
+            sizes = Sizes(*map(int, self.sizes.at(index)))
+            config = self.count.build(sizes)
+            counted = totals(config, self.count.seq_len)
+            for name, value in counted.items():
+                assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
+            attention = config.layers[0].attention
+            name = f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}"
+            row = {
+                "name": f"{name}-a{sizes.d_attention}" if self.space.attention_ratio else name,
+                "is_pareto": bool(self.is_pareto[index]),
+                **sizes._asdict(),
+                "n_heads": attention.n_heads,
+                "n_kv_heads": attention.n_kv_heads,
+                "head_dim": attention.head_dim,
+                "ratio": sizes.d_hidden / sizes.d_model,
+                "attention_ratio": sizes.d_attention / sizes.d_model,
+                "aspect": sizes.d_model / sizes.n_layers,
+                "miss": counted[self.space.match] / self.budget - 1,
+                **counted,
+            }
+            rows.append(row)
+        return rows
 
     def summary(self, n: int) -> dict[str, Any]:
         """Return the result as plain data, with the first n candidates."""
         return {
             "match": self.space.match,
             "budget": self.budget,
-            "tolerance": self.space.tolerance_or_default,
+            "tolerance": self.space.tolerance or GRIDS[self.space.grid].tolerance,
             "costs": list(self.space.costs),
             "seq_len": self.count.seq_len,
             "n_examined": self.n_examined,
@@ -185,7 +186,7 @@ def _valid(
     misses = np.abs(count(space.match, examined) / budget - 1)
     has_ffn = examined.d_hidden > 0
     nearest = f"{100 * misses[has_ffn].min():.2g}%" if has_ffn.any() else "more"
-    tolerance = space.tolerance_or_default
+    tolerance = space.tolerance or GRIDS[space.grid].tolerance
     aspect = space.aspect_limits
     ratio = space.ratio_range or ANY
     faults = {

@@ -131,11 +131,6 @@ class SearchSpace(Config):
         return heads
 
     @property
-    def tolerance_or_default(self) -> float:
-        """Largest relative miss of the budget."""
-        return GRIDS[self.grid].tolerance if self.tolerance is None else self.tolerance
-
-    @property
     def aspect_limits(self) -> tuple[float, float]:
         """Smallest and largest d_model / n_layers."""
         return self.aspect or (ANY if self.n_layers else ASPECT)

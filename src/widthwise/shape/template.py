@@ -210,7 +210,7 @@ class TemplateCost(WidthCost):
     """
 
     def __init__(self, template: ModelTemplate, match: Match, seq_len: int):
-        super().__init__(template.d_model)
+        self.d_model = template.d_model
         self.template = template
         self.seq_len = seq_len
         self.match: Match = match

@@ -91,7 +91,7 @@ class UniformTotals:
         n_blocks: np.ndarray,
         n_layers: np.ndarray,
         ratio: np.ndarray,
-        attention: Callable[[float], Any] = lambda d_model: d_model,
+        attention: Callable[[float], Any],
     ) -> np.ndarray:
         """Return the real widths at which a total reaches the target with d_hidden = ratio * d_model, (n,).
 

@@ -13,8 +13,8 @@ from small_costs import small_variant
 from thinned import hard_but
 
 from widthwise.config_io import parse
+from widthwise.evaluation.estimate import seed_interval
 from widthwise.experiments.equal_loss import FEWEST_VALIDATIONS
-from widthwise.experiments.statistics import seed_interval
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_MODELS

@@ -11,7 +11,7 @@ from papers.work import AnalysisWork, EvaluationWork
 
 from widthwise.analysis.profile import ProfileOptions
 from widthwise.config_io import parse
-from widthwise.experiments.statistics import seed_interval
+from widthwise.evaluation.estimate import seed_interval
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 
