@@ -12,7 +12,7 @@ from thinned import every_pair, in_turn
 from torch import Tensor
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import FreeForm, read_slots, reference_read_slots
+from widthwise.kernels.hyper_connections import FreeForm, read_slots
 from widthwise.kernels.hyper_connections_chunks import add_product, product
 
 SITES = [
@@ -113,8 +113,9 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
 def test_a_read_that_nobody_writes_after():
     chain = chain_of((2, 3, 2, 5))
     (tables,) = chain.tables
-    ours, _ = read_slots(chain.state, *tables, 2, 1e-5, 1)
-    truth, _ = reference_read_slots(chain.state, *tables, 2, 1e-5)
+    (form,) = chain.forms
+    ours, _ = read_slots(chain.state, form, tables, 1)
+    truth, _ = form.reference(chain.state, *tables)
     assert_same(*(torch.autograd.grad(out.sin().sum(), [chain.state, *tables]) for out in (ours, truth)), 1e-10)
 
 

@@ -6,7 +6,7 @@ from comparing import random
 from slot_chains import Chain
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import read_form
+from widthwise.kernels.hyper_connections import read_slots
 from widthwise.kernels.manifold_connections import ManifoldForm, Permutations, Sinkhorn
 
 EPS = 1e-6
@@ -93,7 +93,7 @@ def test_no_tokens_and_a_bf16_state_mixed_in_fp32():
     assert all((gradient == 0).all() for gradient in chain.gradients(chain.fused())[1:])
     form, tables = chain.forms[0], [table.float() for table in chain.tables[0]]
     state = random(2, 7, 3, 5, dtype=torch.bfloat16)
-    (ours, kept), (truth, coefficients) = read_form(state, form, tables, 1), form.reference(state, *tables)
+    (ours, kept), (truth, coefficients) = read_slots(state, form, tables, 1), form.reference(state, *tables)
     assert ours.dtype == truth.dtype == torch.bfloat16
     assert coefficients.dtype == kept.write.dtype == torch.float32
     torch.testing.assert_close(ours, truth, rtol=2**-7, atol=2**-7)
