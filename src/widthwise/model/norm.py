@@ -161,6 +161,12 @@ class QKNormConfig(Config):
         """Return the axes of one norm. heads: the axes of queries or keys, n_heads first."""
         return {"head_dim": heads["head_dim"]} if self.over == "head" else heads
 
+    def build(self, heads: Axes, norm_dim: int | None) -> "Norm":
+        """Build the module for queries or keys. norm_dim: their `q_norm_dim` or `k_norm_dim`."""
+        axes = self.axes(heads)
+        norm_dim = size(axes) if norm_dim is None else norm_dim
+        return NormConfig(eps=self.eps, norm_dim=norm_dim, gain_offset=self.gain_offset).build(axes)
+
     def cost(self, heads: Axes, is_kept_by_attention: bool) -> Cost:
         """Return the cost of the gain, the output, and one reciprocal root mean square per norm.
 
