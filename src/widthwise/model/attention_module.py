@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from widthwise.kernels.attention import attention
+from widthwise.kernels.attention_in_blocks import Scoring
 from widthwise.kernels.rotary import rotate
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Linear
@@ -19,6 +20,7 @@ class Attention(nn.Module):
         self.config = config
         self.norm = norm.build(d_in, d_model)
         self.rope = config.rope
+        self.scoring = Scoring(config.scale, config.window, config.score_cap)
         self.w_q = Linear({"d_model": d_in}, config.queries, has_bias=config.bias)
         self.w_k = Linear({"d_model": d_in}, config.keys, has_bias=config.bias)
         self.w_v = Linear({"d_model": d_in}, config.values, has_bias=config.bias)
@@ -44,7 +46,6 @@ class Attention(nn.Module):
         queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))  # (B, heads, T, sizes of heads)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
-        window = self.config.window
-        options = context.documents, context.masks.get(window), window, self.config.score_cap
-        attended = attention(queries, keys, values, self.config.scale, *options)
+        mask = context.masks.get(self.scoring.window)
+        attended = attention(queries, keys, values, self.scoring, context.documents, mask)
         return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
