@@ -278,7 +278,7 @@ class ShardedModel:
         layers = config.layers if config.mtp is None else (*config.layers, config.mtp.layer)
         ropes = {layer.attention.rope for layer in layers}
         n_factors = sum(2 * rope.head_dim for rope in ropes if rope is not None)
-        windows = {layer.attention.window for layer in layers}
+        windows = {layer.attention.window for layer in layers if layer.attention.score_cap is None}
         if self.recipe.data.mask_documents:
             mask_bytes = bytes_per_element * n_rows * seq_len**2 * len(windows)
         else:
