@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from differentiated import with_gradients
+from comparing import assert_forms_agree, with_gradients
 from measured import kept_bytes
 from thinned import every_pair, in_turn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -73,8 +73,7 @@ def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before
     n_texts, n_keys = shape[0], shape[3] + n_before
     inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
     arguments = *inputs, Scoring(SCALE, window), documents
-    ours, truth = (with_gradients(form, *arguments) for form in (attend, reference_attention))
-    torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
+    assert_forms_agree(attend, reference_attention, *arguments, rtol=1e-10, atol=1e-11)
 
 
 @in_turn(
@@ -117,8 +116,7 @@ def test_capped_scores_have_the_values_and_gradients_of_the_literal_form(compile
     if compiled:
         torch._dynamo.reset()
         attend = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    ours, truth = (with_gradients(form, *inputs) for form in (attend, literal))
-    torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
+    assert_forms_agree(attend, literal, *inputs, rtol=1e-10, atol=1e-11)
 
 
 def seen(n_queries, n_keys, documents, window):

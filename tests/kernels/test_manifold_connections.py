@@ -17,21 +17,6 @@ def n_logits(carry: Sinkhorn | Permutations, n: int) -> int:
     return [0, 1, 2, 6, 24][n] if isinstance(carry, Permutations) else n * n
 
 
-@pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_the_hand_written_carry_is_the_reference(carry, n):
-    logits = random(5, n_logits(carry, n)).requires_grad_()
-    reference = carry.reference(logits, n)
-    ours, kept = carry.forward(logits.detach().T.contiguous(), n)
-    torch.testing.assert_close(ours.permute(2, 0, 1), reference, rtol=1e-13, atol=1e-13)
-    weights = random(5, n, n, seed=1)
-    (truth,) = torch.autograd.grad(reference, logits, weights)
-    gradient = carry.backward(weights.permute(1, 2, 0).contiguous(), *kept)
-    torch.testing.assert_close(gradient.T, truth, rtol=1e-12, atol=1e-13)
-    if carry in (CARRIES[1], CARRIES[3]):
-        assert torch.autograd.gradcheck(lambda x: carry.reference(x, n), logits)
-
-
 @pytest.mark.parametrize("n", [2, 4, 7])
 def test_sums_of_a_sinkhorn_carry_are_1_within_the_eps_and_the_iterations(n):
     carry = Sinkhorn(20, EPS, EPS).reference(0.3 * random(1000, n * n), n)
@@ -51,14 +36,6 @@ def test_a_carry_of_permutations_is_doubly_stochastic_and_any_permutation(n):
     assert set(corners.unique().tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.parametrize("carry", [CARRIES[0], CARRIES[3]])
-def test_a_product_over_64_layers_does_not_grow(carry):
-    product = torch.eye(4, dtype=torch.float64)
-    for seed in range(128):
-        product = carry.reference(2 * random(50, n_logits(carry, 4), seed=seed), 4) @ product
-    assert torch.linalg.matrix_norm(product, ord=2).max() <= 1 + 1e-4
-
-
 def chain_of(carry, n=3, width=5, tokens=(2, 7), dtype=torch.float64) -> Chain:
     """Three sites and an exit."""
     k = 2 * n + n_logits(carry, n)
@@ -73,9 +50,11 @@ def chain_of(carry, n=3, width=5, tokens=(2, 7), dtype=torch.float64) -> Chain:
 
 
 @pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize(("n_bytes", "state_every"), [(2**20, 1), (1, 2), (9000, 3)])
-def test_sites_and_exit_are_the_reference_for_any_number_of_tokens_at_a_time(carry, n_bytes, state_every, monkeypatch):
-    chain = chain_of(carry)
+@pytest.mark.parametrize(("n", "n_bytes", "state_every"), [(3, 2**20, 1), (2, 1, 2), (4, 9000, 3)])
+def test_sites_and_exit_are_the_reference_for_any_number_of_tokens_at_a_time(
+    carry, n, n_bytes, state_every, monkeypatch
+):
+    chain = chain_of(carry, n)
     truth = chain.reference()
     monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
     chain.assert_same(chain.fused(state_every), truth, 1e-11)

@@ -181,8 +181,8 @@ class KVCache:
     def __init__(
         self, layers: Sequence[AttentionConfig], batch_size: int, capacity: int, n_rewound: int = 0, **tensor_options
     ):
-        """layers: attention of each layer; capacity: in tokens; n_rewound: largest number of tokens that `rewind` forgets
-        of a pass; tensor_options: dtype and device."""
+        """layers: attention of each layer; capacity: in tokens; n_rewound: most tokens of a pass that `rewind` forgets;
+        tensor_options: dtype and device."""
         self.layers: list[LayerCache] = []
         for heads in layers:
             kind = LayerCache

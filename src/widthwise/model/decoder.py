@@ -266,9 +266,7 @@ class Decoder(nn.Module):
         modules = [depth.layer for depth in self.depths] if of_mtp else self.layers
         heads = [layer.config.attention for layer in cast(Iterable[DecoderLayer], modules)]
         table = self.embedding.weight
-        return KVCache(
-            heads, batch_size, capacity, len(self.depths), dtype=compute_dtype(table), device=table.device
-        )
+        return KVCache(heads, batch_size, capacity, len(self.depths), dtype=compute_dtype(table), device=table.device)
 
     def _context(
         self,
