@@ -86,6 +86,7 @@ class Granite(RotaryDecoder):
 
     model_type = "granite"
     class_name = "GraniteForCausalLM"
+    scale_is_free = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
@@ -97,9 +98,6 @@ class Granite(RotaryDecoder):
 
     def scale(self, fields: Fields, head_dim: int) -> float:
         return fields.positive("attention_multiplier", 1.0)
-
-    def query_factor(self, attention: AttentionConfig) -> float:
-        return 1.0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         return {
@@ -127,6 +125,8 @@ class _WindowOfLayer(Windowed):
     """A family in which layer_types names the layers with a window, and `slides` where it is missing."""
 
     usual_window = 4096
+    full_every: ClassVar[int | None] = None
+    """In a config without layer_types, every such layer has no window; None: all have one."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
@@ -147,7 +147,7 @@ class _WindowOfLayer(Windowed):
 
     def slides(self, fields: Fields, layer: int) -> bool:
         """Return whether a layer has a window in a config without layer_types."""
-        return True
+        return self.full_every is None or (layer + 1) % self.full_every != 0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         names = {False: "full_attention", True: "sliding_attention"}
@@ -221,9 +221,7 @@ class OLMo3(_RotationOfWindow, OLMo2):
     class_name = "Olmo3ForCausalLM"
     kv_heads_by_default = True
     usual_rope_base = 5e5
-
-    def slides(self, fields: Fields, layer: int) -> bool:
-        return (layer + 1) % 4 != 0
+    full_every = 4
 
 
 class Gemma2(_WindowOfLayer):
@@ -236,6 +234,8 @@ class Gemma2(_WindowOfLayer):
     gain_offset = 1.0
     ties_by_default = True
     usual_head_dim = 256
+    full_every = 2
+    scale_is_free = True
     usual_score_cap: ClassVar[float | None] = 50.0
     usual_logit_cap: ClassVar[float | None] = 30.0
     norm_names: ClassVar = {
@@ -247,9 +247,6 @@ class Gemma2(_WindowOfLayer):
     activation: ClassVar = {"hidden_activation": "gelu_pytorch_tanh"}
     fixed: ClassVar = {**activation, "use_bidirectional_attention": False}
 
-    def slides(self, fields: Fields, layer: int) -> bool:
-        return layer % 2 == 0
-
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         cap = fields.optional("attn_logit_softcapping", self.usual_score_cap, fields.positive)
         return super().attention(fields, norm, layer).model_copy(update={"score_cap": cap})
@@ -260,9 +257,6 @@ class Gemma2(_WindowOfLayer):
 
     def scale(self, fields: Fields, head_dim: int) -> float:
         return fields.positive("query_pre_attn_scalar", 256) ** -0.5
-
-    def query_factor(self, attention: AttentionConfig) -> float:
-        return 1.0
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)

@@ -140,29 +140,9 @@ class Mixture(Matrix):
         return (self.weight.to(x.dtype) @ x.unflatten(-1, (-1, self.width))).flatten(-2)
 
 
-class Copies(nn.Module):
-    """Repeat the embedding until the slots are full."""
-
-    def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
-        super().__init__()
-        self.n_copies = d_out // d_in
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return rows.repeat(1, 1, self.n_copies)
-
-
-ENTRIES = {"expand": Mixture, "slot": Mixture, "copies": Copies}
-
-
-class SumOfGroups(nn.Module):
+def sum_of_groups(stream: Tensor, d_model: int) -> Tensor:
     """Sum all groups of d_model coordinates."""
-
-    def __init__(self, d_model: int):
-        super().__init__()
-        self.d_model = d_model
-
-    def forward(self, stream: Tensor) -> Tensor:
-        return wide(stream).unflatten(-1, (-1, self.d_model)).sum(dim=-2).to(stream.dtype)
+    return wide(stream).unflatten(-1, (-1, d_model)).sum(dim=-2).to(stream.dtype)
 
 
 class GroupNorm(nn.Module):
@@ -184,13 +164,15 @@ class GroupNorm(nn.Module):
 
 
 class Ends(NamedTuple):
-    """The modules between the stream and the embedding, and between the stream and the head."""
+    """Functions between the stream and the embedding, and between the stream and the head."""
 
     n_columns: int
     """Columns of the embedding matrix."""
-    entry: Mixture | Copies | None = None
+    entry: Mixture | None = None
+    n_copies: int = 1
+    """Groups of coordinates that start as the embedding."""
     group_norm: GroupNorm | None = None
-    reduce: nn.Module | None = None
+    reduce: Callable[[Tensor], Tensor] | None = None
 
 
 class PlainResidual(nn.Module):
@@ -271,13 +253,16 @@ class HyperConnection(nn.Module):
         d_model = config.embedding_size
         embedding = residual["embedding"]
         b = residual["slot_width"]
-        entry = ENTRIES[embedding](embedding, d_model, width, b) if embedding in ENTRIES else None
+        entry = Mixture(embedding, d_model, width, b) if embedding in ("expand", "slot") else None
+        n_copies = width // d_model if embedding == "copies" else 1
         group_norm = None
         if residual["group_norm"]:
             norm_dim = residual["group_norm_dim"] or d_model
             group_norm = GroupNorm(residual["group_norm"], d_model, width, config.final_norm["eps"], norm_dim)
-        reduce = SumOfGroups(d_model) if residual["reduce"] == "sum" else Mixture(residual["reduce"], width, d_model, b)
-        return Ends(width if embedding == "direct" else d_model, entry, group_norm, reduce)
+        reduce = partial(sum_of_groups, d_model=d_model)
+        if residual["reduce"] != "sum":
+            reduce = Mixture(residual["reduce"], width, d_model, b)
+        return Ends(width if embedding == "direct" else d_model, entry, n_copies, group_norm, reduce)
 
     def coefficients(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) in fp32 or wider -> (n_slots, n_coefficients), or one for each token."""
@@ -343,11 +328,8 @@ class Mixing(nn.Module):
         x = reads[..., None, :] @ flat.unflatten(-1, (self.n_slots, -1))
         return x.flatten(-2).to(stream.dtype), logits
 
-
-class ManifoldReduction(Mixing):
-    """One read of the slots before the last norm."""
-
     def forward(self, stream: Tensor) -> Tensor:
+        """Return one mixture of the slots, as before the last norm."""
         return self.read(stream)[0]
 
 
@@ -363,10 +345,8 @@ class ManifoldConnection(nn.Module):
 
     @staticmethod
     def ends(config: Any) -> Ends:
-        entry = Copies("copies", config.embedding_size, config.hidden_size, config.embedding_size)
-        return Ends(
-            config.embedding_size, entry, reduce=ManifoldReduction(config.residual, (config.residual["n_slots"],))
-        )
+        n_slots = config.residual["n_slots"]
+        return Ends(config.embedding_size, n_copies=n_slots, reduce=Mixing(config.residual, (n_slots,)))
 
     def carry(self, logits: Tensor) -> Tensor:
         """Return (B, T, n, n), whose entry (j, k) is the weight of slot j in the next slot k."""
@@ -854,6 +834,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         has_positions = config.learned_positions
         self.embed_positions = nn.Embedding(config.max_position_embeddings, ends.n_columns) if has_positions else None
         self.entry = ends.entry
+        self.n_copies = ends.n_copies
         self.group_norm = ends.group_norm
         self.reduce = ends.reduce
         layers = config.per_layer_config
@@ -925,6 +906,8 @@ class WidthwiseModel(WidthwisePreTrainedModel):
             rows = rows + self.embed_positions(position_ids)
         if self.entry is not None:
             rows = self.entry(rows)
+        if self.n_copies > 1:
+            rows = rows.repeat(1, 1, self.n_copies)
         return pad(rows, (0, self.config.hidden_size - rows.shape[-1]))
 
     def leave(self, stream: Tensor) -> Tensor:

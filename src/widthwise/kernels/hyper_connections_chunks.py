@@ -144,14 +144,13 @@ class Chunks:
         for start in range(0, n_tokens, size):
             rows = slice(start, start + size)
             chunk = self.state[rows]
-            yield rows, chunk, self._coefficients(start, chunk)
-
-    def _coefficients(self, start: int, chunk: Tensor) -> Any:
-        if self._cache is None:
-            return self.site.coefficients(chunk, self.scratch)
-        if start not in self._cache:
-            self._cache[start] = self.site.coefficients(chunk, Scratch(chunk))
-        return self._cache[start]
+            if self._cache is None:
+                coefficients: Any = self.site.coefficients(chunk, self.scratch)
+            elif start in self._cache:
+                coefficients = self._cache[start]
+            else:
+                coefficients = self._cache[start] = self.site.coefficients(chunk, Scratch(chunk))
+            yield rows, chunk, coefficients
 
     def of_the_write(self) -> "Chunks":
         """Return chunks whose tables end with the coefficients of the write, without other ones unless cached."""

@@ -133,10 +133,10 @@ class ShardedModel:
         layer = root = 0
         if layout.n_devices > 1:
             # In the backward pass: two gathered layers, the gradients of one layer twice, of the root once.
-            gathered = [unit.gathered_entries(n_shards) for unit in self._layers]
+            gathered = [n_shards * unit.block_entries(n_shards) for unit in self._layers]
             neighbours = max(map(sum, pairwise([0, *gathered])))
             layer = FP32_BYTES * (neighbours + 2 * max(gathered) + self._root.n_params)
-            root = FP32_BYTES * self._root.gathered_entries(n_shards)
+            root = FP32_BYTES * n_shards * self._root.block_entries(n_shards)
 
         def row(moment: str, n_gradients: int, n_cast: int, saved: Cost, buffers: int, teacher: int) -> RankMemory:
             return RankMemory(
