@@ -48,6 +48,7 @@ class Mistral(Windowed):
 
     model_type = "mistral"
     class_name = "MistralForCausalLM"
+    usual_positions = 131072
     biases = "none"
     usual_window = 4096
 
@@ -57,6 +58,7 @@ class Phi3(Windowed):
 
     model_type = "phi3"
     class_name = "Phi3ForCausalLM"
+    usual_positions = 4096
     biases = "none"
     default_eps = 1e-5
     kv_heads_by_default = True
@@ -160,6 +162,7 @@ class Ministral(_WindowOfLayer):
 
     model_type = "ministral"
     class_name = "MinistralForCausalLM"
+    usual_positions = 131072
     biases = "none"
 
 
@@ -229,6 +232,7 @@ class Gemma2(_WindowOfLayer):
 
     model_type = "gemma2"
     class_name = "Gemma2ForCausalLM"
+    usual_positions = 8192
     heads_divide_width = True
     placement = "both"
     gain_offset = 1.0
@@ -281,6 +285,7 @@ class Gemma3(_RotationOfWindow, Gemma2):
 
     model_type = "gemma3_text"
     class_name = "Gemma3ForCausalLM"
+    usual_positions = 131072
     usual_score_cap = None
     usual_logit_cap = None
     fixed: ClassVar = {**Gemma2.fixed, "attn_logit_softcapping": None}  # which transformers does not apply
@@ -301,6 +306,7 @@ class Gemma3(_RotationOfWindow, Gemma2):
 class Qwen2(SwitchedWindow):
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
+    usual_positions = 32768
     biases = "qkv"
 
     def slides(self, fields: Fields, layer: int) -> bool:
@@ -320,6 +326,7 @@ class SmolLM3(SwitchedWindow):
 
     model_type = "smollm3"
     class_name = "SmolLM3ForCausalLM"
+    usual_positions = 32768
     usual_window = None
     usual_rope_base = 2e6
     ties_by_default = True
