@@ -64,7 +64,9 @@ class SlotNorm(RMSNorm):
 
 
 class HyperConnection(SlotSite):
-    def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
+    def __init__(self, config: HyperConnectionsConfig, d_before: int, d_read: int, d_write: int):
+        n_read = d_read // config.slot_width
+        n_write = d_write // config.slot_width
         norm_dim = config.slot_norm_dim or config.slot_width
         super().__init__(config, FreeForm(n_read, config.eps * (norm_dim / config.slot_width)))
         self.n_write = n_write
@@ -114,5 +116,4 @@ class HyperConnection(SlotSite):
         return torch.cat((table[:, :-1], table[:, -1:] * (slots[:, None] % self.n_write == blocks)), dim=1)
 
 
-def build_site(config: HyperConnectionsConfig, d_before: int, d_read: int, d_write: int) -> HyperConnection:
-    return HyperConnection(config, d_read // config.slot_width, d_write // config.slot_width)
+build_site = HyperConnection

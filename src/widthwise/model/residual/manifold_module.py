@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from widthwise.kernels.hyper_connections import read_slots
 from widthwise.kernels.manifold_connections import Carry, ManifoldForm, Permutations, Sinkhorn
-from widthwise.model.axes import Control, Norm, Scale, Vector
+from widthwise.model.axes import Control, Scale, Vector
 from widthwise.model.context import Exit
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.manifold import ManifoldConfig, n_carry_logits
@@ -52,7 +52,7 @@ class Mixing(nn.Module):
 
 
 class ManifoldConnection(SlotSite):
-    def __init__(self, config: ManifoldConfig):
+    def __init__(self, config: ManifoldConfig, d_before: int, d_read: int, d_write: int):
         n_slots = config.n_slots
         n_logits = n_carry_logits(config.carry, n_slots)
         mixing = Mixing(config, CARRIES[config.carry](config), (n_slots, n_slots, n_logits))
@@ -66,10 +66,10 @@ class ManifoldConnection(SlotSite):
 class ManifoldExit(Exit):
     """One read of the slots, then the last norm."""
 
-    def __init__(self, config: ManifoldConfig, norm: Norm):
+    def __init__(self, config: ManifoldConfig, d_model: int, width: int, norm: NormConfig):
         super().__init__()
         self.reduce = Mixing(config, None, (config.n_slots,))
-        self.norm = norm
+        self.norm = norm.build({"d_model": width})
 
     def share_reduction(self, source: "ManifoldExit") -> None:
         self.reduce.dynamic.weight = source.reduce.dynamic.weight
@@ -79,13 +79,9 @@ class ManifoldExit(Exit):
         return self.norm(x)
 
 
-def build_site(config: ManifoldConfig, d_before: int, d_read: int, d_write: int) -> ManifoldConnection:
-    return ManifoldConnection(config)
-
-
 def build_entry(config: ManifoldConfig, d_model: int) -> CopiesEntry:
     return CopiesEntry(d_model, config.n_slots, config.slot_width)
 
 
-def build_exit(config: ManifoldConfig, d_model: int, width: int, norm: NormConfig) -> ManifoldExit:
-    return ManifoldExit(config, norm.build({"d_model": width}))
+build_site = ManifoldConnection
+build_exit = ManifoldExit
