@@ -55,8 +55,10 @@ class Norm(nn.Module):
     `norm_dim` is the number of coordinates, except in a first or last layer that is wider than its input, and in a
     grown model. `stat_width`: number of summed coordinates, null for all. `placement`: `pre`, before the sublayer, or
     `reordered`, on its update. `output_multiplier`: constant factor of the output. `gain_offset`: added to the weight.
-    `post`: the norm of the update in addition to the one before the sublayer.
+    `post`: the norm of the update in addition to the one before the sublayer. A width of 0 means no norm.
     """
+
+    weight: Any
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class Norm(nn.Module):
         self.output_multiplier = output_multiplier
         self.gain_offset = gain_offset
         self.post: Norm | None = None
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - gain_offset))
-        self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - gain_offset)) if width else None
+        self.bias = nn.Parameter(torch.zeros(width)) if width and kind == "layer" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., width) -> the same shape and type."""
@@ -92,7 +94,7 @@ class Norm(nn.Module):
 
     def before(self, x: Tensor) -> Tensor:
         """Return the input of the sublayer from the stream."""
-        return x if self.placement == "reordered" else self(x)
+        return x if self.placement in ("reordered", "none") else self(x)
 
     def after(self, update: Tensor) -> Tensor:
         """Return the update of the stream from the output of the sublayer."""
@@ -101,22 +103,9 @@ class Norm(nn.Module):
         return self(update) if self.placement == "reordered" else update
 
 
-class NoNorm(nn.Module):
-    """A sublayer without a norm."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return x
-
-    def after(self, update: Tensor) -> Tensor:
-        return update
-
-
-def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm | NoNorm:
+def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm:
     """Build the norms of a sublayer that reads d_read coordinates and writes d_write."""
-    width = normalised_width(placement, d_read, d_write)
-    if not width:
-        return NoNorm()
-    first = Norm(width, **norm, placement=placement)
+    first = Norm(normalised_width(placement, d_read, d_write), **norm, placement=placement)
     if placement == "both":
         first.post = Norm(d_write, **{**norm, "stat_width": None})
     return first
@@ -516,7 +505,7 @@ class FeedForward(nn.Module):
         d_model: int,
         d_ff: int,
         d_out: int,
-        norm: Norm | NoNorm,
+        norm: Norm,
         activation: str = "silu",
         gated: bool = True,
         bias: bool = False,
@@ -528,7 +517,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_out, bias=bias)
 
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: replaces `self.norm`."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.hidden(norm.before(x))))
@@ -539,7 +528,7 @@ class FeedForward(nn.Module):
         return self.activation(self.gate_proj(x)) * self.up_proj(x)
 
 
-def ffn_norm(layer: Any) -> Norm | NoNorm:
+def ffn_norm(layer: Any) -> Norm:
     """Build the norm of a feed-forward."""
     return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
@@ -567,14 +556,14 @@ class Hourglass(nn.Module):
         outputs = [d_model] * (n_blocks - 1) + [d_model if self.is_shared else self.d_out]
         placement = "none" if ffn["norm"] == "shared" else ffn["norm"] or layer.norm_placement
         norms = [self._norm(layer, placement, d_write) for d_write in outputs]
-        self.norm = self._norm(layer, "pre", self.d_out) if ffn["norm"] == "shared" else NoNorm()
+        self.norm = self._norm(layer, "pre" if ffn["norm"] == "shared" else "none", self.d_out)
         n_whole = 1 if self.is_shared else n_blocks
         form = ffn.get("activation", "silu"), ffn.get("gated", True)
         blocks = [FeedForward(d_model, *sizes, *form) for sizes in zip(widths[:n_whole], outputs, norms)]
         self.blocks = nn.ModuleList([*blocks, *(nn.ModuleDict({"norm": norm}) for norm in norms[n_whole:])])
 
     @staticmethod
-    def _norm(layer: Any, placement: str, d_write: int) -> Norm | NoNorm:
+    def _norm(layer: Any, placement: str, d_write: int) -> Norm:
         """Build the norm of a block that writes d_write coordinates; its divisor differs as its width does."""
         d_read = layer.layer_width
         width = normalised_width(layer.norm_placement, d_read, layer.layer_out)
@@ -612,7 +601,8 @@ class MoE(nn.Module):
         self.gate_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
         self.up_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
         self.down_proj = Matrix(ffn["d_expert"], self.n_experts * d_out)
-        self.shared = FeedForward(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
+        inside = build_norm("none", d_model, d_out, layer.ffn_norm)
+        self.shared = FeedForward(d_model, ffn["d_shared"], d_out, inside) if ffn["d_shared"] else None
         self.shared_gate = Matrix(d_model, 1) if ffn.get("gated_shared", False) else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -745,7 +735,7 @@ class DynamicWidth(FeedForward):
             self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
             self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         norm = norm or self.norm
         if self.score is None or self.bias is None:
             return super().forward(x, norm)

@@ -25,7 +25,6 @@ from vllm.sequence import IntermediateTensors
 
 from widthwise.interop.modeling_widthwise import (
     FeedForward,
-    NoNorm,
     Norm,
     Rope,
     WidthwiseAttention,
@@ -114,7 +113,7 @@ class SplitSwiGLU(nn.Module):
         d_out = plain.down_proj.out_features
         self.down_proj = RowParallelLinear(d_ff, d_out, prefix=f"{prefix}.down_proj", **options)
 
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """x: (T, layer_width), the stream -> the update (T, layer_out). norm: replaces `self.norm`."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.activation(self.gate_up_proj(norm.before(x)))))
