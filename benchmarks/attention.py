@@ -15,7 +15,7 @@ from workloads import DTYPES
 
 from widthwise.computing import Precision
 from widthwise.kernels.attention import sdpa_attention
-from widthwise.kernels.attention_in_blocks import attention_in_blocks
+from widthwise.kernels.attention_in_blocks import Scoring, attention_in_blocks
 
 D_MODEL, N_TOKENS = 256, 1024
 FORMS = {"sdpa": sdpa_attention, "blocks": attention_in_blocks}
@@ -67,7 +67,7 @@ CASES = [
 def run_of(form: Callable[..., Tensor], case: Case, dtype: torch.dtype, with_backward: bool) -> Callable[[], object]:
     """One call of a form: with its gradients, or without autograd."""
     inputs, documents = case.heads(dtype), case.documents()
-    attend = partial(form, *inputs, case.head_dim**-0.5, documents)
+    attend = partial(form, *inputs, Scoring(case.head_dim**-0.5), documents)
     if not with_backward:
         return torch.no_grad()(attend)
     direction = torch.randn_like(attend())

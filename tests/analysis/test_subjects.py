@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from widthwise.analysis import subject
 from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
 from widthwise.analysis.subject import AttentionCalls, Watcher
-from widthwise.kernels.attention_in_blocks import attention_in_blocks
+from widthwise.kernels.attention_in_blocks import Scoring, attention_in_blocks
 from widthwise.mistakes import UserError
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -126,7 +126,7 @@ def test_weights_are_in_single_precision_even_under_autocast():
 @pytest.mark.parametrize("score_cap", [None, 0.3])
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1], [-1, -2, 0, 0, 0, 0, 0]])])
 def test_attention_in_blocks_is_seen_too(documents, score_cap):
-    in_blocks = partial(attention_in_blocks, scale=0.7, documents=documents, score_cap=score_cap)
+    in_blocks = partial(attention_in_blocks, scoring=Scoring(0.7, cap=score_cap), documents=documents)
     found, expected = weights_of(2, in_blocks)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 

@@ -57,89 +57,69 @@ TIED = {"tie_word_embeddings": True}
 BIASED = {**TIED, "attention_bias": True}
 UNTIED_BIASED = {"tie_word_embeddings": False, "attention_bias": True}
 
+
+def of(kind: str, **options: Any) -> tuple[str, dict[str, Any]]:
+    """A config class of transformers and its options."""
+    return f"{kind}Config", {**(GPT2_SIZES if kind == "GPT2" else SIZES), **options}
+
+
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+OLMO3_RULES = {"full_attention": YARN_RULE, "sliding_attention": PLAIN_RULE}
+GEMMA3_RULES = {"full_attention": LINEAR_RULE, "sliding_attention": PLAIN_RULE}
+NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+CAPS = {"attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.3}
+SWITCHED = {"use_sliding_window": True, "sliding_window": 4}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {**SIZES, "head_dim": 10}),
-    "llama_tied_biased": ("LlamaConfig", {**SIZES, **BIASED, "rms_norm_eps": 1e-5}),
-    "llama_one_kv_head": ("LlamaConfig", {**SIZES, "num_key_value_heads": 1}),
-    "llama_linear": ("LlamaConfig", {**SIZES, "rope_parameters": LINEAR_RULE}),
-    "llama_llama3": ("LlamaConfig", {**SIZES, "rope_parameters": LLAMA3_RULE, "head_dim": 16}),
-    "llama_yarn": ("LlamaConfig", {**SIZES, "rope_parameters": YARN_RULE, "head_dim": 16}),
-    "qwen2": ("Qwen2Config", SIZES),
-    "qwen2_tied": ("Qwen2Config", {**SIZES, **TIED}),
-    "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 8}),
-    "qwen3_tied_biased": ("Qwen3Config", {**SIZES, **BIASED, "head_dim": 6}),
-    "olmo2": ("Olmo2Config", SIZES),
-    "olmo2_tied": ("Olmo2Config", {**SIZES, **TIED}),
-    "olmo3": (
-        "Olmo3Config",
-        {**SIZES, **WINDOWS, "rope_parameters": {"full_attention": YARN_RULE, "sliding_attention": PLAIN_RULE}},
+    "llama": of("Llama", head_dim=10),
+    "llama_tied_biased": of("Llama", **BIASED, rms_norm_eps=1e-5),
+    "llama_one_kv_head": of("Llama", num_key_value_heads=1),
+    "llama_linear": of("Llama", rope_parameters=LINEAR_RULE),
+    "llama_llama3": of("Llama", rope_parameters=LLAMA3_RULE, head_dim=16),
+    "llama_yarn": of("Llama", rope_parameters=YARN_RULE, head_dim=16),
+    "qwen2": of("Qwen2"),
+    "qwen2_tied": of("Qwen2", **TIED),
+    "qwen3": of("Qwen3", head_dim=8),
+    "qwen3_tied_biased": of("Qwen3", **BIASED, head_dim=6),
+    "olmo2": of("Olmo2"),
+    "olmo2_tied": of("Olmo2", **TIED),
+    "olmo3": of("Olmo3", **WINDOWS, rope_parameters=OLMO3_RULES),
+    "olmo3_plain": of("Olmo3", num_hidden_layers=5, sliding_window=3, rope_parameters=None, num_key_value_heads=None),
+    "mistral": of("Mistral", head_dim=10, sliding_window=None),
+    "mistral_window": of("Mistral", sliding_window=5),
+    "ministral": of("Ministral", **WINDOWS, head_dim=10),
+    "qwen2_window": of("Qwen2", **WINDOWS, use_sliding_window=True),
+    "qwen3_window": of("Qwen3", **SWITCHED, max_window_layers=1),
+    "smollm3_window": of("SmolLM3", num_hidden_layers=5, use_sliding_window=True, sliding_window=3),
+    "mixtral_window": of("Mixtral", num_local_experts=3, sliding_window=6),
+    "phi3": of("Phi3", sliding_window=7),
+    "granite": of("Granite", **BIASED, **MULTIPLIERS),
+    "smollm3": of("SmolLM3", num_hidden_layers=5),
+    "gemma3": of(
+        "Gemma3Text",
+        **{**WINDOWS, "layer_types": ALTERNATING},
+        **{"num_hidden_layers": 3, "head_dim": 10, "query_pre_attn_scalar": 13, "rope_parameters": GEMMA3_RULES},
     ),
-    "olmo3_plain": (
-        "Olmo3Config",
-        {**SIZES, "num_hidden_layers": 5, "sliding_window": 3, "rope_parameters": None, "num_key_value_heads": None},
+    "gemma3_plain": of("Gemma3Text", num_hidden_layers=7, sliding_window=3, rope_parameters=None, **UNTIED_BIASED),
+    "gemma3_capped": of("Gemma3Text", head_dim=10, sliding_window=3, rope_parameters=None, final_logit_softcapping=0.9),
+    "gemma2": of("Gemma2", **CAPS, num_hidden_layers=3, head_dim=10, query_pre_attn_scalar=13, sliding_window=4),
+    "gemma2_plain": of("Gemma2", rope_parameters=None, **UNTIED_BIASED),
+    "gemma2_uncapped": of(
+        "Gemma2", **NO_CAPS, layer_types=ALTERNATING[1:], sliding_window=3, rope_parameters=LINEAR_RULE
     ),
-    "mistral": ("MistralConfig", {**SIZES, "head_dim": 10, "sliding_window": None}),
-    "mistral_window": ("MistralConfig", {**SIZES, "sliding_window": 5}),
-    "ministral": ("MinistralConfig", {**SIZES, **WINDOWS, "head_dim": 10}),
-    "qwen2_window": ("Qwen2Config", {**SIZES, **WINDOWS, "use_sliding_window": True}),
-    "qwen3_window": ("Qwen3Config", {**SIZES, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
-    "smollm3_window": (
-        "SmolLM3Config",
-        {**SIZES, "num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 3},
+    "mixtral": of("Mixtral", num_local_experts=5),
+    "qwen3_moe": of("Qwen3Moe", **EXPERTS, head_dim=6, num_hidden_layers=3),
+    "qwen3_moe_unnormalised": of("Qwen3Moe", **{**EXPERTS, "norm_topk_prob": False}),
+    "qwen2_moe": of("Qwen2Moe", **EXPERTS, num_hidden_layers=3, shared_expert_intermediate_size=17),
+    "qwen2_moe_window": of(
+        "Qwen2Moe",
+        **{**EXPERTS, **SWITCHED, "norm_topk_prob": False, "max_window_layers": 2},
+        **{"num_hidden_layers": 4, "shared_expert_intermediate_size": 9},
     ),
-    "mixtral_window": ("MixtralConfig", {**SIZES, "num_local_experts": 3, "sliding_window": 6}),
-    "phi3": ("Phi3Config", {**SIZES, "sliding_window": 7}),
-    "granite": ("GraniteConfig", {**SIZES, **BIASED, **MULTIPLIERS}),
-    "smollm3": ("SmolLM3Config", {**SIZES, "num_hidden_layers": 5}),
-    "gemma3": (
-        "Gemma3TextConfig",
-        {
-            **{**SIZES, **WINDOWS, "num_hidden_layers": 3, "head_dim": 10, "query_pre_attn_scalar": 13},
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {"full_attention": LINEAR_RULE, "sliding_attention": PLAIN_RULE},
-        },
-    ),
-    "gemma3_plain": (
-        "Gemma3TextConfig",
-        {**SIZES, "num_hidden_layers": 7, "sliding_window": 3, "rope_parameters": None, **UNTIED_BIASED},
-    ),
-    "gemma3_capped": (
-        "Gemma3TextConfig",
-        {**SIZES, "head_dim": 10, "sliding_window": 3, "rope_parameters": None, "final_logit_softcapping": 0.9},
-    ),
-    "gemma2": (
-        "Gemma2Config",
-        {
-            **{**SIZES, "num_hidden_layers": 3, "head_dim": 10, "query_pre_attn_scalar": 13, "sliding_window": 4},
-            **{"attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.3},
-        },
-    ),
-    "gemma2_plain": ("Gemma2Config", {**SIZES, "rope_parameters": None, **UNTIED_BIASED}),
-    "gemma2_uncapped": (
-        "Gemma2Config",
-        {
-            **{**SIZES, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3},
-            **{"attn_logit_softcapping": None, "final_logit_softcapping": None, "rope_parameters": LINEAR_RULE},
-        },
-    ),
-    "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 5}),
-    "qwen3_moe": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "head_dim": 6, "num_hidden_layers": 3}),
-    "qwen3_moe_unnormalised": ("Qwen3MoeConfig", {**SIZES, **EXPERTS, "norm_topk_prob": False}),
-    "qwen2_moe": (
-        "Qwen2MoeConfig",
-        {**SIZES, **EXPERTS, "num_hidden_layers": 3, "shared_expert_intermediate_size": 17},
-    ),
-    "qwen2_moe_window": (
-        "Qwen2MoeConfig",
-        {
-            **{**SIZES, **EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 9},
-            **{"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "norm_topk_prob": False},
-        },
-    ),
-    "olmoe": ("OlmoeConfig", {**SIZES, "num_experts": 5, "num_experts_per_tok": 3}),
-    "gpt2": ("GPT2Config", {**GPT2_SIZES, "n_inner": 50}),
-    "gpt2_untied": ("GPT2Config", {**GPT2_SIZES, "tie_word_embeddings": False, "activation_function": "gelu"}),
-    "gpt2_scaled_by_layer": ("GPT2Config", {**GPT2_SIZES, "scale_attn_by_inverse_layer_idx": True}),
+    "olmoe": of("Olmoe", num_experts=5, num_experts_per_tok=3),
+    "gpt2": of("GPT2", n_inner=50),
+    "gpt2_untied": of("GPT2", tie_word_embeddings=False, activation_function="gelu"),
+    "gpt2_scaled_by_layer": of("GPT2", scale_attn_by_inverse_layer_idx=True),
 }
 """Name -> class of transformers and its options."""
 

@@ -15,9 +15,10 @@ from hf_models import CONFIGS, TOLERANCE, hf_folder, hf_logits, hf_model, own_lo
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from widthwise.interop.architecture import Fields
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.families import REFUSED as REFUSED_FAMILIES
-from widthwise.interop.hf_import import import_hf
+from widthwise.interop.hf_import import WIDTHWISE, import_hf
 from widthwise.model.decoder import build
 from widthwise.model.generate import SamplingConfig, generate, pad_left
 from widthwise.runs.save import import_plan
@@ -61,6 +62,12 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path, nam
     imported, theirs = import_hf(folder), AutoConfig.from_pretrained(folder)
     assert imported.config.final_norm.eps == theirs.rms_norm_eps
     assert set(getattr(theirs, "layer_types", None) or ()) <= {"full_attention"}
+
+
+def test_a_missing_context_is_the_one_that_transformers_takes() -> None:
+    for name, family in FAMILIES.items():
+        assert family.n_positions(Fields({}, "config.json")) == AutoConfig.for_model(name).max_position_embeddings
+    assert "max_position_embeddings: is required but missing" in refusal(WIDTHWISE.n_positions, Fields({}, "x"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from comparing import random
 from torch import Tensor
 
-from widthwise.kernels.hyper_connections import read_form, reference_write_slots, write_slots
+from widthwise.kernels.hyper_connections import read_slots, reference_write_slots, write_slots
 
 MULTIPLIER = 0.7
 Tables = Sequence[Tensor | None]
@@ -27,7 +27,7 @@ class Chain:
     def _run(self, is_fused: bool, state_every: int = 1) -> Tensor:
         state = self.state
         for i, (form, tables) in enumerate(zip(self.forms, self.tables, strict=True)):
-            x, kept = read_form(state, form, tables, state_every) if is_fused else form.reference(state, *tables)
+            x, kept = read_slots(state, form, tables, state_every) if is_fused else form.reference(state, *tables)
             if i == len(self.mixes):
                 return x
             update = torch.sin(x.to(self.mixes[i].dtype) @ self.mixes[i])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from differentiated import with_gradients
+from comparing import assert_forms_agree, with_gradients
 from measured import kept_bytes
 from thinned import every_pair, in_turn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,10 +15,11 @@ from widthwise.kernels.attention import (
     reference_attention,
     sdpa_attention,
 )
-from widthwise.kernels.attention_in_blocks import Blocks
+from widthwise.kernels.attention_in_blocks import Blocks, Scoring
 
 in_blocks = attention_in_blocks.attention_in_blocks
 SCALE = 0.7
+PLAIN = Scoring(SCALE)
 
 
 def heads(shape, dtype=torch.float64, n_keys=None):
@@ -55,14 +56,10 @@ SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1
 """B, n_heads, n_kv_heads, T, head_dim, v_head_dim."""
 
 
-def fused_attention(queries, keys, values, scale, documents, window):
-    return sdpa_attention(queries, keys, values, scale, documents, window=window)
-
-
 def plain_attention(*arguments):
     """Without torch's fused kernels, which take values of the size of keys alone."""
     with sdpa_kernel(SDPBackend.MATH):
-        return fused_attention(*arguments)
+        return sdpa_attention(*arguments)
 
 
 @every_pair(
@@ -70,13 +67,13 @@ def plain_attention(*arguments):
     ("kind", [None, "in a line", "in turns", "padded"]),
     ("n_before", [0, 1, 6]),
     ("shape", SHAPES),
-    ("attend", [in_blocks, fused_attention, plain_attention]),
+    ("attend", [in_blocks, sdpa_attention, plain_attention]),
 )
 def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind, window):
     n_texts, n_keys = shape[0], shape[3] + n_before
     inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
-    ours, truth = (with_gradients(form, *inputs, SCALE, documents, window) for form in (attend, reference_attention))
-    torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
+    arguments = *inputs, Scoring(SCALE, window), documents
+    assert_forms_agree(attend, reference_attention, *arguments, rtol=1e-10, atol=1e-11)
 
 
 @in_turn(
@@ -88,8 +85,9 @@ def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before
 def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound, cap):
     inputs, documents = heads(shape, dtype), documents_of(kind, shape[0], shape[3])
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    ours = with_gradients(in_blocks, *inputs, SCALE, documents, None, cap)
-    truth = with_gradients(reference_attention, *exact, SCALE, documents, None, cap)
+    scoring = Scoring(SCALE, cap=cap)
+    ours = with_gradients(in_blocks, *inputs, scoring, documents)
+    truth = with_gradients(reference_attention, *exact, scoring, documents)
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == dtype
         assert (own - expected).norm() <= bound * expected.norm()
@@ -113,13 +111,12 @@ def test_capped_scores_have_the_values_and_gradients_of_the_literal_form(compile
         return scores.masked_fill(~seen(shape[3], n_keys, documents, window), -torch.inf).softmax(-1) @ values
 
     def attend(*heads):
-        return attention(*heads, SCALE, documents, window=window, score_cap=cap)
+        return attention(*heads, Scoring(SCALE, window, cap), documents)
 
     if compiled:
         torch._dynamo.reset()
         attend = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    ours, truth = (with_gradients(form, *inputs) for form in (attend, literal))
-    torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
+    assert_forms_agree(attend, literal, *inputs, rtol=1e-10, atol=1e-11)
 
 
 def seen(n_queries, n_keys, documents, window):
@@ -150,18 +147,18 @@ def test_keys_before_the_window_are_never_read(kind, n_queries):
     """They may hold anything, such as what an older text left in a cache."""
     queries, keys, values = heads((2, 4, 2, n_queries, 6, 6), n_keys=17)
     documents = documents_of(kind, 2, 17)
-    truth = reference_attention(queries, keys, values, SCALE, documents, 4)
+    truth = reference_attention(queries, keys, values, Scoring(SCALE, 4), documents)
     with torch.no_grad():
         for x in (keys, values):
             x[:, :, : max(0, 17 - n_queries - 3)] = torch.nan
-    torch.testing.assert_close(attention(queries, keys, values, SCALE, documents, window=4), truth)
+    torch.testing.assert_close(attention(queries, keys, values, Scoring(SCALE, 4), documents), truth)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_autocast_makes_the_types_that_torch_makes(dtype):
     inputs = heads((2, 4, 2, 13, 6, 6), dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, truth = (with_gradients(form, *inputs, SCALE) for form in (in_blocks, sdpa_attention))
+        ours, truth = (with_gradients(form, *inputs, PLAIN) for form in (in_blocks, sdpa_attention))
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == expected.dtype
         assert (own - expected).norm() <= 2e-2 * expected.norm()
@@ -169,7 +166,7 @@ def test_autocast_makes_the_types_that_torch_makes(dtype):
 
 def test_autograd_keeps_queries_keys_and_values_only():
     inputs = heads((2, 4, 2, 13, 6, 3))
-    assert kept_bytes(lambda: in_blocks(*inputs, SCALE), without=inputs) == 0
+    assert kept_bytes(lambda: in_blocks(*inputs, PLAIN), without=inputs) == 0
 
 
 @in_turn(
@@ -185,7 +182,7 @@ def test_the_choice_is_in_one_graph_under_a_compiler(kind, n_queries, v_head_dim
         return 2 * attention(*arguments)
 
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(*(with_gradients(form, *inputs, SCALE, documents) for form in (compiled, attend)))
+    torch.testing.assert_close(*(with_gradients(form, *inputs, PLAIN, documents) for form in (compiled, attend)))
 
 
 class TestChoice:
@@ -193,12 +190,12 @@ class TestChoice:
 
     @pytest.fixture
     def taken(self, monkeypatch):
-        def form_of(n_queries, dtype=torch.bfloat16, **options):
+        def form_of(n_queries, dtype=torch.bfloat16, documents=None, **options):
             forms = []
             for form in (in_blocks, sdpa_attention, reference_attention):
                 monkeypatch.setattr(kernel, form.__name__, lambda *_, form=form: forms.append(form))
             inputs = heads((1, 2, 2, n_queries, 2, 2), dtype)
-            attention(*inputs, SCALE, **options)
+            attention(*inputs, Scoring(SCALE, **options), documents)
             return forms
 
         return form_of
@@ -221,14 +218,14 @@ class TestChoice:
     def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):
         with sdpa_kernel(SDPBackend.MATH):
             assert taken(64) == [sdpa_attention]
-            assert taken(64, score_cap=9.0) == [reference_attention]
+            assert taken(64, cap=9.0) == [reference_attention]
         monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
         assert taken(64) == [sdpa_attention]
-        assert taken(64, score_cap=9.0) == [reference_attention]
+        assert taken(64, cap=9.0) == [reference_attention]
 
     def test_capped_scores_are_always_taken_in_blocks(self, taken):
         for dtype in (torch.bfloat16, torch.float64):
-            assert taken(1, dtype, score_cap=9.0) == taken(5, dtype, score_cap=9.0) == [in_blocks]
+            assert taken(1, dtype, cap=9.0) == taken(5, dtype, cap=9.0) == [in_blocks]
 
 
 class TestOneQuery:
@@ -248,15 +245,15 @@ class TestOneQuery:
         monkeypatch.setattr(kernel, "BLOCK_BYTES", n_bytes)
         inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
         for cap in (None, 0.6):
-            ours = one_query_attention(*inputs, SCALE, documents, cap)
-            truth = reference_attention(*inputs, SCALE, documents, score_cap=cap)
+            arguments = *inputs, Scoring(SCALE, cap=cap), documents
+            ours, truth = one_query_attention(*arguments), reference_attention(*arguments)
             torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
-            torch.testing.assert_close(attention(*inputs, SCALE, documents, score_cap=cap), truth)
+            torch.testing.assert_close(attention(*arguments), truth)
 
     def test_it_reads_a_cache_with_room(self):
         queries, keys, values = heads((2, 6, 3, 1, 5, 4), n_keys=9)
         room = [torch.full((2, 3, 14, x.shape[-1]), torch.nan, dtype=x.dtype) for x in (keys, values)]
         for own, x in zip(room, (keys, values), strict=True):
             own[:, :, :9] = x
-        found = one_query_attention(queries, *(own[:, :, :9] for own in room), SCALE)
-        torch.testing.assert_close(found, reference_attention(queries, keys, values, SCALE))
+        found = one_query_attention(queries, *(own[:, :, :9] for own in room), PLAIN)
+        torch.testing.assert_close(found, reference_attention(queries, keys, values, PLAIN))

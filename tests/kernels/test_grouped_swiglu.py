@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from differentiated import with_gradients
+from comparing import assert_forms_agree
 from thinned import in_turn
 
 from widthwise.kernels.grouped_swiglu import grouped_swiglu, reference_grouped_swiglu
@@ -31,9 +31,6 @@ def inputs(n_tokens, d_model, d_expert, d_out, n_experts, top_k, dtype=torch.flo
     return normal(n_tokens, d_model), chosen, weights, w_gate, w_up, normal(n_experts, d_out, d_expert, n_in=d_expert)
 
 
-FORMS = (grouped_swiglu, reference_grouped_swiglu)
-
-
 @in_turn(
     ("sizes", SIZES),
     (
@@ -43,14 +40,12 @@ FORMS = (grouped_swiglu, reference_grouped_swiglu)
 )
 def test_fused_equals_reference(sizes, dtype, tolerance):
     arguments = inputs(*sizes, dtype, torch.promote_types(dtype, torch.float32))
-    ours, truth = (with_gradients(form, *arguments) for form in FORMS)
-    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+    assert_forms_agree(grouped_swiglu, reference_grouped_swiglu, *arguments, rtol=tolerance)
 
 
 @pytest.mark.parametrize("sizes", SIZES[:4:3])
 def test_autocast_equals_reference_under_autocast(sizes):
     arguments = inputs(*sizes, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, truth = (with_gradients(form, *arguments) for form in FORMS)
-    assert ours[0].dtype == torch.bfloat16
-    torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
+        out = assert_forms_agree(grouped_swiglu, reference_grouped_swiglu, *arguments, rtol=3e-2)
+    assert out.dtype == torch.bfloat16

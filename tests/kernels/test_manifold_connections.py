@@ -6,7 +6,7 @@ from comparing import random
 from slot_chains import Chain
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import read_form
+from widthwise.kernels.hyper_connections import read_slots
 from widthwise.kernels.manifold_connections import ManifoldForm, Permutations, Sinkhorn
 
 EPS = 1e-6
@@ -15,21 +15,6 @@ CARRIES = [Sinkhorn(20, EPS, EPS), Sinkhorn(1, 0.0, 0.0), Sinkhorn(3, 0.01, 0.00
 
 def n_logits(carry: Sinkhorn | Permutations, n: int) -> int:
     return [0, 1, 2, 6, 24][n] if isinstance(carry, Permutations) else n * n
-
-
-@pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_the_hand_written_carry_is_the_reference(carry, n):
-    logits = random(5, n_logits(carry, n)).requires_grad_()
-    reference = carry.reference(logits, n)
-    ours, kept = carry.forward(logits.detach().T.contiguous(), n)
-    torch.testing.assert_close(ours.permute(2, 0, 1), reference, rtol=1e-13, atol=1e-13)
-    weights = random(5, n, n, seed=1)
-    (truth,) = torch.autograd.grad(reference, logits, weights)
-    gradient = carry.backward(weights.permute(1, 2, 0).contiguous(), *kept)
-    torch.testing.assert_close(gradient.T, truth, rtol=1e-12, atol=1e-13)
-    if carry in (CARRIES[1], CARRIES[3]):
-        assert torch.autograd.gradcheck(lambda x: carry.reference(x, n), logits)
 
 
 @pytest.mark.parametrize("n", [2, 4, 7])
@@ -51,14 +36,6 @@ def test_a_carry_of_permutations_is_doubly_stochastic_and_any_permutation(n):
     assert set(corners.unique().tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.parametrize("carry", [CARRIES[0], CARRIES[3]])
-def test_a_product_over_64_layers_does_not_grow(carry):
-    product = torch.eye(4, dtype=torch.float64)
-    for seed in range(128):
-        product = carry.reference(2 * random(50, n_logits(carry, 4), seed=seed), 4) @ product
-    assert torch.linalg.matrix_norm(product, ord=2).max() <= 1 + 1e-4
-
-
 def chain_of(carry, n=3, width=5, tokens=(2, 7), dtype=torch.float64) -> Chain:
     """Three sites and an exit."""
     k = 2 * n + n_logits(carry, n)
@@ -73,9 +50,11 @@ def chain_of(carry, n=3, width=5, tokens=(2, 7), dtype=torch.float64) -> Chain:
 
 
 @pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize(("n_bytes", "state_every"), [(2**20, 1), (1, 2), (9000, 3)])
-def test_sites_and_exit_are_the_reference_for_any_number_of_tokens_at_a_time(carry, n_bytes, state_every, monkeypatch):
-    chain = chain_of(carry)
+@pytest.mark.parametrize(("n", "n_bytes", "state_every"), [(3, 2**20, 1), (2, 1, 2), (4, 9000, 3)])
+def test_sites_and_exit_are_the_reference_for_any_number_of_tokens_at_a_time(
+    carry, n, n_bytes, state_every, monkeypatch
+):
+    chain = chain_of(carry, n)
     truth = chain.reference()
     monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
     chain.assert_same(chain.fused(state_every), truth, 1e-11)
@@ -93,7 +72,7 @@ def test_no_tokens_and_a_bf16_state_mixed_in_fp32():
     assert all((gradient == 0).all() for gradient in chain.gradients(chain.fused())[1:])
     form, tables = chain.forms[0], [table.float() for table in chain.tables[0]]
     state = random(2, 7, 3, 5, dtype=torch.bfloat16)
-    (ours, kept), (truth, coefficients) = read_form(state, form, tables, 1), form.reference(state, *tables)
+    (ours, kept), (truth, coefficients) = read_slots(state, form, tables, 1), form.reference(state, *tables)
     assert ours.dtype == truth.dtype == torch.bfloat16
     assert coefficients.dtype == kept.write.dtype == torch.float32
     torch.testing.assert_close(ours, truth, rtol=2**-7, atol=2**-7)

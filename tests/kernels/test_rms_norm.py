@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from differentiated import with_gradients
+from comparing import assert_forms_agree
 from thinned import in_turn
 
 from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
@@ -17,10 +17,9 @@ def tensors(shape, dtype=torch.float64, gain=None):
     return x, values.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
 
 
-def both_forms(x, gain, norm_dim=None):
-    """Output and both gradients of the fused form and of the reference."""
-    arguments = x, gain, 1e-5, norm_dim or x.shape[-1]
-    return [with_gradients(form, *arguments) for form in (rms_norm, reference_rms_norm)]
+def assert_same(x, gain, norm_dim=None, **tolerances):
+    """The fused form and the reference."""
+    return assert_forms_agree(rms_norm, reference_rms_norm, x, gain, 1e-5, norm_dim or x.shape[-1], **tolerances)
 
 
 @in_turn(
@@ -32,7 +31,7 @@ def both_forms(x, gain, norm_dim=None):
 )
 def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
     x, gain = tensors(shape, dtype)
-    torch.testing.assert_close(*both_forms(x, gain, norm_dim), rtol=tolerance, atol=tolerance * 4)
+    assert_same(x, gain, norm_dim, rtol=tolerance, atol=tolerance * 4)
 
 
 @in_turn(
@@ -43,7 +42,7 @@ def test_any_gain_has_the_right_gradient_also_of_a_zero_vector(gain, dtype):
     x, gain = tensors((4, 3), dtype, gain)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     for values in (x, torch.zeros_like(x, requires_grad=True)):
-        torch.testing.assert_close(*both_forms(values, gain), rtol=tolerance, atol=tolerance)
+        assert_same(values, gain, rtol=tolerance)
 
 
 @pytest.mark.parametrize(("form", "values"), [(rms_norm, [0.0, 1.0, -2.0]), (reference_rms_norm, [1.5, -0.5, 2.0])])
@@ -54,15 +53,13 @@ def test_groups_with_gains_of_their_own_are_norms_of_their_own(form, values):
     def alone(x, gain, eps, norm_dim):
         return torch.stack([reference_rms_norm(x[:, :, i], gain[i], eps, norm_dim) for i in range(4)], dim=2)
 
-    torch.testing.assert_close(*(with_gradients(each, x, gain, 1e-5, 3) for each in (form, alone)))
+    assert_forms_agree(form, alone, x, gain, 1e-5, 3, rtol=1e-7)
 
 
 def test_autocast_type_is_the_output_type():
     x, gain = tensors((3, 17), torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, truth = both_forms(x, gain)
-    torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
-    assert ours[0].dtype == torch.bfloat16
+        assert assert_same(x, gain, rtol=3e-2).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("dtype", "gain"), [(torch.float32, [0.0, 1.0, -2.0]), (torch.bfloat16, [0.7, 1.0, 3.0])])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from differentiated import with_gradients
+from comparing import assert_forms_agree, with_gradients
 from thinned import every_pair
 
 from widthwise.kernels import sliced_swiglu as kernel
@@ -77,8 +77,7 @@ def operands(dtype=torch.float64, n=N, d_model=D_MODEL, d_ff=D_FF, d_out=D_OUT):
 def test_equals_the_masked_form(form, width, edge, n, row_tile, monkeypatch):
     monkeypatch.setattr(kernel, "ROW_TILE", {torch.float64: row_tile})
     arguments = (*operands(n=n), width(n).requires_grad_(), edge)
-    ours, truth = (with_gradients(each, *arguments) for each in (form, reference_sliced_swiglu))
-    torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
+    assert_forms_agree(form, reference_sliced_swiglu, *arguments, rtol=1e-12)
 
 
 def test_under_autocast():

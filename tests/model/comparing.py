@@ -1,13 +1,13 @@
 """Random numbers, and two computations compared with all their gradients."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.model.axes import LayerNorm, RMSNorm, Weight
 from widthwise.model.context import PassContext
-from widthwise.model.initial_weights import drawn
 from widthwise.model.norm import NormConfig, NormSite
 
 
@@ -33,7 +33,7 @@ def started(module: nn.Module, std: float = 1.0, noise: float = 0.0, seed: int =
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
         if isinstance(part, Weight):
-            part.weight.copy_(drawn(part, std, generator))
+            part.weight.copy_(part.drawn(std, generator))
             part.weight += noise * torch.randn(part.weight.shape, generator=generator)
     return module
 
@@ -72,3 +72,20 @@ def assert_same(
     for gradient, wanted in zip(*gradients, strict=True):
         size = 1.0 if wanted is None else max(1.0, wanted.abs().max().item())
         torch.testing.assert_close(gradient, wanted, rtol=rtol, atol=atol * size)
+
+
+def with_gradients(op: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, ...]:
+    """The output and, for a fixed random direction of it, the gradients of all arguments that want one, 0 if unused."""
+    out = op(*arguments)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    wanted = [each for each in arguments if isinstance(each, Tensor) and each.requires_grad]
+    return out, *torch.autograd.grad(out, wanted, direction, materialize_grads=True)
+
+
+def assert_forms_agree(
+    ours: Callable[..., Tensor], truth: Callable[..., Tensor], *arguments: Any, rtol: float, atol: float | None = None
+) -> Tensor:
+    """Both have the same output and gradients of these arguments. Returns our output. atol: rtol if omitted."""
+    found, expected = (with_gradients(form, *arguments) for form in (ours, truth))
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol if atol is None else atol)
+    return found[0]

@@ -16,9 +16,9 @@ from torch import Tensor
 from widthwise.data.config import open_data
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, Loader
 from widthwise.growth.choices import ShrinkOptions
-from widthwise.kernels.linear_cross_entropy import Head, Teacher
+from widthwise.kernels.linear_cross_entropy import Head, Teacher, relative_distance
 from widthwise.model.compiling import compile_layers
-from widthwise.model.decoder import Decoder, build, relative_distance
+from widthwise.model.decoder import Decoder, build
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.objective import DistillConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe

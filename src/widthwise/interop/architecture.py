@@ -320,6 +320,8 @@ class Architecture(ABC):
     """Name of the causal language model class in transformers."""
     base_prefix: ClassVar[str]
     """Prefix of all tensors except the head's; missing in a model saved without its head."""
+    usual_positions: ClassVar[int | None] = 2048
+    """Longest context in tokens where config.json does not have it, as in transformers; None: it is required."""
     buffers: ClassVar[str]
     """Regular expression for tensors in older checkpoints that follow from the config."""
 
@@ -337,7 +339,7 @@ class Architecture(ABC):
 
     def n_positions(self, fields: Fields) -> int:
         """Return the longest context of the model, in tokens."""
-        return fields.size("max_position_embeddings", 2048)
+        return fields.size("max_position_embeddings", self.usual_positions)
 
     def check_written(self, fields: Fields) -> None:  # noqa: B027
         """Raise UserError if transformers refuses the result of `write`."""

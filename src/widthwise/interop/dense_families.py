@@ -48,6 +48,7 @@ class Mistral(Windowed):
 
     model_type = "mistral"
     class_name = "MistralForCausalLM"
+    usual_positions = 131072
     biases = "none"
     usual_window = 4096
 
@@ -57,6 +58,7 @@ class Phi3(Windowed):
 
     model_type = "phi3"
     class_name = "Phi3ForCausalLM"
+    usual_positions = 4096
     biases = "none"
     default_eps = 1e-5
     kv_heads_by_default = True
@@ -86,6 +88,7 @@ class Granite(RotaryDecoder):
 
     model_type = "granite"
     class_name = "GraniteForCausalLM"
+    scale_is_free = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
@@ -97,9 +100,6 @@ class Granite(RotaryDecoder):
 
     def scale(self, fields: Fields, head_dim: int) -> float:
         return fields.positive("attention_multiplier", 1.0)
-
-    def query_factor(self, attention: AttentionConfig) -> float:
-        return 1.0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         return {
@@ -127,6 +127,8 @@ class _WindowOfLayer(Windowed):
     """A family in which layer_types names the layers with a window, and `slides` where it is missing."""
 
     usual_window = 4096
+    full_every: ClassVar[int | None] = None
+    """In a config without layer_types, every such layer has no window; None: all have one."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
@@ -147,7 +149,7 @@ class _WindowOfLayer(Windowed):
 
     def slides(self, fields: Fields, layer: int) -> bool:
         """Return whether a layer has a window in a config without layer_types."""
-        return True
+        return self.full_every is None or (layer + 1) % self.full_every != 0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         names = {False: "full_attention", True: "sliding_attention"}
@@ -160,6 +162,7 @@ class Ministral(_WindowOfLayer):
 
     model_type = "ministral"
     class_name = "MinistralForCausalLM"
+    usual_positions = 131072
     biases = "none"
 
 
@@ -221,9 +224,7 @@ class OLMo3(_RotationOfWindow, OLMo2):
     class_name = "Olmo3ForCausalLM"
     kv_heads_by_default = True
     usual_rope_base = 5e5
-
-    def slides(self, fields: Fields, layer: int) -> bool:
-        return (layer + 1) % 4 != 0
+    full_every = 4
 
 
 class Gemma2(_WindowOfLayer):
@@ -231,11 +232,14 @@ class Gemma2(_WindowOfLayer):
 
     model_type = "gemma2"
     class_name = "Gemma2ForCausalLM"
+    usual_positions = 8192
     heads_divide_width = True
     placement = "both"
     gain_offset = 1.0
     ties_by_default = True
     usual_head_dim = 256
+    full_every = 2
+    scale_is_free = True
     usual_score_cap: ClassVar[float | None] = 50.0
     usual_logit_cap: ClassVar[float | None] = 30.0
     norm_names: ClassVar = {
@@ -247,9 +251,6 @@ class Gemma2(_WindowOfLayer):
     activation: ClassVar = {"hidden_activation": "gelu_pytorch_tanh"}
     fixed: ClassVar = {**activation, "use_bidirectional_attention": False}
 
-    def slides(self, fields: Fields, layer: int) -> bool:
-        return layer % 2 == 0
-
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         cap = fields.optional("attn_logit_softcapping", self.usual_score_cap, fields.positive)
         return super().attention(fields, norm, layer).model_copy(update={"score_cap": cap})
@@ -260,9 +261,6 @@ class Gemma2(_WindowOfLayer):
 
     def scale(self, fields: Fields, head_dim: int) -> float:
         return fields.positive("query_pre_attn_scalar", 256) ** -0.5
-
-    def query_factor(self, attention: AttentionConfig) -> float:
-        return 1.0
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
@@ -287,6 +285,7 @@ class Gemma3(_RotationOfWindow, Gemma2):
 
     model_type = "gemma3_text"
     class_name = "Gemma3ForCausalLM"
+    usual_positions = 131072
     usual_score_cap = None
     usual_logit_cap = None
     fixed: ClassVar = {**Gemma2.fixed, "attn_logit_softcapping": None}  # which transformers does not apply
@@ -307,6 +306,7 @@ class Gemma3(_RotationOfWindow, Gemma2):
 class Qwen2(SwitchedWindow):
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
+    usual_positions = 32768
     biases = "qkv"
 
     def slides(self, fields: Fields, layer: int) -> bool:
@@ -326,6 +326,7 @@ class SmolLM3(SwitchedWindow):
 
     model_type = "smollm3"
     class_name = "SmolLM3ForCausalLM"
+    usual_positions = 32768
     usual_window = None
     usual_rope_base = 2e6
     ties_by_default = True

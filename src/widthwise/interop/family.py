@@ -157,6 +157,8 @@ class RotaryDecoder(Family):
     kv_heads_by_default: ClassVar[bool] = True
     """True if a missing num_key_value_heads means num_attention_heads; otherwise it is required."""
     usual_rope_base: ClassVar[float] = DEFAULT_BASE
+    scale_is_free: ClassVar[bool] = False
+    """True if config.json has the factor of the scores."""
     further_keys: ClassVar[dict[str, Any]] = {}
 
     def window(self, fields: Fields, layer: int) -> int | None:
@@ -183,7 +185,7 @@ class RotaryDecoder(Family):
 
     def query_factor(self, attention: AttentionConfig) -> float:
         """Return the factor of rotated queries and keys that explains the factor of the scores."""
-        return round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
+        return 1.0 if self.scale_is_free else round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         n_heads = fields.size("num_attention_heads")

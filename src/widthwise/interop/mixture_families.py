@@ -67,6 +67,7 @@ class OLMoE(_NamedMixture):
 
     model_type = "olmoe"
     class_name = "OlmoeForCausalLM"
+    usual_positions = 4096
     default_eps = 1e-5
     qk_norm = "all_heads"
     fixed: ClassVar = {**RotaryDecoder.fixed, "clip_qkv": None}
@@ -87,6 +88,7 @@ class OLMoE(_NamedMixture):
 class Mixtral(Windowed, _Mixture):
     model_type = "mixtral"
     class_name = "MixtralForCausalLM"
+    usual_positions = 131072
     biases = "none"
     default_eps = 1e-5
     usual_rope_base = 1e6
@@ -108,6 +110,7 @@ class Qwen3MoE(Windowed, _NamedMixture):
 
     model_type = "qwen3_moe"
     class_name = "Qwen3MoeForCausalLM"
+    usual_positions = 32768
     qk_norm = "head"
     usual_window = 4096
     size_keys: ClassVar = {**_NamedMixture.size_keys, "d_expert": "moe_intermediate_size"}

@@ -55,8 +55,10 @@ class Norm(nn.Module):
     `norm_dim` is the number of coordinates, except in a first or last layer that is wider than its input, and in a
     grown model. `stat_width`: number of summed coordinates, null for all. `placement`: `pre`, before the sublayer, or
     `reordered`, on its update. `output_multiplier`: constant factor of the output. `gain_offset`: added to the weight.
-    `post`: the norm of the update in addition to the one before the sublayer.
+    `post`: the norm of the update in addition to the one before the sublayer. A width of 0 means no norm.
     """
+
+    weight: Any
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class Norm(nn.Module):
         self.output_multiplier = output_multiplier
         self.gain_offset = gain_offset
         self.post: Norm | None = None
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - gain_offset))
-        self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - gain_offset)) if width else None
+        self.bias = nn.Parameter(torch.zeros(width)) if width and kind == "layer" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., width) -> the same shape and type."""
@@ -92,7 +94,7 @@ class Norm(nn.Module):
 
     def before(self, x: Tensor) -> Tensor:
         """Return the input of the sublayer from the stream."""
-        return x if self.placement == "reordered" else self(x)
+        return x if self.placement in ("reordered", "none") else self(x)
 
     def after(self, update: Tensor) -> Tensor:
         """Return the update of the stream from the output of the sublayer."""
@@ -101,22 +103,9 @@ class Norm(nn.Module):
         return self(update) if self.placement == "reordered" else update
 
 
-class NoNorm(nn.Module):
-    """A sublayer without a norm."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return x
-
-    def after(self, update: Tensor) -> Tensor:
-        return update
-
-
-def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm | NoNorm:
+def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm:
     """Build the norms of a sublayer that reads d_read coordinates and writes d_write."""
-    width = normalised_width(placement, d_read, d_write)
-    if not width:
-        return NoNorm()
-    first = Norm(width, **norm, placement=placement)
+    first = Norm(normalised_width(placement, d_read, d_write), **norm, placement=placement)
     if placement == "both":
         first.post = Norm(d_write, **{**norm, "stat_width": None})
     return first
@@ -140,29 +129,9 @@ class Mixture(Matrix):
         return (self.weight.to(x.dtype) @ x.unflatten(-1, (-1, self.width))).flatten(-2)
 
 
-class Copies(nn.Module):
-    """Repeat the embedding until the slots are full."""
-
-    def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
-        super().__init__()
-        self.n_copies = d_out // d_in
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return rows.repeat(1, 1, self.n_copies)
-
-
-ENTRIES = {"expand": Mixture, "slot": Mixture, "copies": Copies}
-
-
-class SumOfGroups(nn.Module):
+def sum_of_groups(stream: Tensor, d_model: int) -> Tensor:
     """Sum all groups of d_model coordinates."""
-
-    def __init__(self, d_model: int):
-        super().__init__()
-        self.d_model = d_model
-
-    def forward(self, stream: Tensor) -> Tensor:
-        return wide(stream).unflatten(-1, (-1, self.d_model)).sum(dim=-2).to(stream.dtype)
+    return wide(stream).unflatten(-1, (-1, d_model)).sum(dim=-2).to(stream.dtype)
 
 
 class GroupNorm(nn.Module):
@@ -184,13 +153,15 @@ class GroupNorm(nn.Module):
 
 
 class Ends(NamedTuple):
-    """The modules between the stream and the embedding, and between the stream and the head."""
+    """Functions between the stream and the embedding, and between the stream and the head."""
 
     n_columns: int
     """Columns of the embedding matrix."""
-    entry: Mixture | Copies | None = None
+    entry: Mixture | None = None
+    n_copies: int = 1
+    """Groups of coordinates that start as the embedding."""
     group_norm: GroupNorm | None = None
-    reduce: nn.Module | None = None
+    reduce: Callable[[Tensor], Tensor] | None = None
 
 
 class PlainResidual(nn.Module):
@@ -271,13 +242,16 @@ class HyperConnection(nn.Module):
         d_model = config.embedding_size
         embedding = residual["embedding"]
         b = residual["slot_width"]
-        entry = ENTRIES[embedding](embedding, d_model, width, b) if embedding in ENTRIES else None
+        entry = Mixture(embedding, d_model, width, b) if embedding in ("expand", "slot") else None
+        n_copies = width // d_model if embedding == "copies" else 1
         group_norm = None
         if residual["group_norm"]:
             norm_dim = residual["group_norm_dim"] or d_model
             group_norm = GroupNorm(residual["group_norm"], d_model, width, config.final_norm["eps"], norm_dim)
-        reduce = SumOfGroups(d_model) if residual["reduce"] == "sum" else Mixture(residual["reduce"], width, d_model, b)
-        return Ends(width if embedding == "direct" else d_model, entry, group_norm, reduce)
+        reduce = partial(sum_of_groups, d_model=d_model)
+        if residual["reduce"] != "sum":
+            reduce = Mixture(residual["reduce"], width, d_model, b)
+        return Ends(width if embedding == "direct" else d_model, entry, n_copies, group_norm, reduce)
 
     def coefficients(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) in fp32 or wider -> (n_slots, n_coefficients), or one for each token."""
@@ -343,11 +317,8 @@ class Mixing(nn.Module):
         x = reads[..., None, :] @ flat.unflatten(-1, (self.n_slots, -1))
         return x.flatten(-2).to(stream.dtype), logits
 
-
-class ManifoldReduction(Mixing):
-    """One read of the slots before the last norm."""
-
     def forward(self, stream: Tensor) -> Tensor:
+        """Return one mixture of the slots, as before the last norm."""
         return self.read(stream)[0]
 
 
@@ -363,10 +334,8 @@ class ManifoldConnection(nn.Module):
 
     @staticmethod
     def ends(config: Any) -> Ends:
-        entry = Copies("copies", config.embedding_size, config.hidden_size, config.embedding_size)
-        return Ends(
-            config.embedding_size, entry, reduce=ManifoldReduction(config.residual, (config.residual["n_slots"],))
-        )
+        n_slots = config.residual["n_slots"]
+        return Ends(config.embedding_size, n_copies=n_slots, reduce=Mixing(config.residual, (n_slots,)))
 
     def carry(self, logits: Tensor) -> Tensor:
         """Return (B, T, n, n), whose entry (j, k) is the weight of slot j in the next slot k."""
@@ -536,7 +505,7 @@ class FeedForward(nn.Module):
         d_model: int,
         d_ff: int,
         d_out: int,
-        norm: Norm | NoNorm,
+        norm: Norm,
         activation: str = "silu",
         gated: bool = True,
         bias: bool = False,
@@ -548,7 +517,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_out, bias=bias)
 
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: replaces `self.norm`."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.hidden(norm.before(x))))
@@ -559,7 +528,7 @@ class FeedForward(nn.Module):
         return self.activation(self.gate_proj(x)) * self.up_proj(x)
 
 
-def ffn_norm(layer: Any) -> Norm | NoNorm:
+def ffn_norm(layer: Any) -> Norm:
     """Build the norm of a feed-forward."""
     return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
@@ -587,14 +556,14 @@ class Hourglass(nn.Module):
         outputs = [d_model] * (n_blocks - 1) + [d_model if self.is_shared else self.d_out]
         placement = "none" if ffn["norm"] == "shared" else ffn["norm"] or layer.norm_placement
         norms = [self._norm(layer, placement, d_write) for d_write in outputs]
-        self.norm = self._norm(layer, "pre", self.d_out) if ffn["norm"] == "shared" else NoNorm()
+        self.norm = self._norm(layer, "pre" if ffn["norm"] == "shared" else "none", self.d_out)
         n_whole = 1 if self.is_shared else n_blocks
         form = ffn.get("activation", "silu"), ffn.get("gated", True)
         blocks = [FeedForward(d_model, *sizes, *form) for sizes in zip(widths[:n_whole], outputs, norms)]
         self.blocks = nn.ModuleList([*blocks, *(nn.ModuleDict({"norm": norm}) for norm in norms[n_whole:])])
 
     @staticmethod
-    def _norm(layer: Any, placement: str, d_write: int) -> Norm | NoNorm:
+    def _norm(layer: Any, placement: str, d_write: int) -> Norm:
         """Build the norm of a block that writes d_write coordinates; its divisor differs as its width does."""
         d_read = layer.layer_width
         width = normalised_width(layer.norm_placement, d_read, layer.layer_out)
@@ -632,7 +601,8 @@ class MoE(nn.Module):
         self.gate_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
         self.up_proj = Matrix(d_model, self.n_experts * ffn["d_expert"])
         self.down_proj = Matrix(ffn["d_expert"], self.n_experts * d_out)
-        self.shared = FeedForward(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
+        inside = build_norm("none", d_model, d_out, layer.ffn_norm)
+        self.shared = FeedForward(d_model, ffn["d_shared"], d_out, inside) if ffn["d_shared"] else None
         self.shared_gate = Matrix(d_model, 1) if ffn.get("gated_shared", False) else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -765,7 +735,7 @@ class DynamicWidth(FeedForward):
             self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
             self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         norm = norm or self.norm
         if self.score is None or self.bias is None:
             return super().forward(x, norm)
@@ -854,6 +824,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         has_positions = config.learned_positions
         self.embed_positions = nn.Embedding(config.max_position_embeddings, ends.n_columns) if has_positions else None
         self.entry = ends.entry
+        self.n_copies = ends.n_copies
         self.group_norm = ends.group_norm
         self.reduce = ends.reduce
         layers = config.per_layer_config
@@ -925,6 +896,8 @@ class WidthwiseModel(WidthwisePreTrainedModel):
             rows = rows + self.embed_positions(position_ids)
         if self.entry is not None:
             rows = self.entry(rows)
+        if self.n_copies > 1:
+            rows = rows.repeat(1, 1, self.n_copies)
         return pad(rows, (0, self.config.hidden_size - rows.shape[-1]))
 
     def leave(self, stream: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from vllm.sequence import IntermediateTensors
 
 from widthwise.interop.modeling_widthwise import (
     FeedForward,
-    NoNorm,
     Norm,
     Rope,
     WidthwiseAttention,
@@ -54,11 +53,6 @@ class Rotary(nn.Module):
         return rotate(heads, (self.cos[positions], self.sin[positions]))
 
 
-def matrix_options(vllm_config: VllmConfig) -> dict[str, Any]:
-    """Return the common options of all matrices: the quantisation, and a result without the bias."""
-    return {"quant_config": vllm_config.quant_config, "return_bias": False}
-
-
 class SplitAttention(nn.Module):
     """Grouped-query attention with the heads of its layer, divided among the devices."""
 
@@ -69,7 +63,7 @@ class SplitAttention(nn.Module):
         self.k_norm = plain.k_norm
         self.rotary = rotary
         self.head_dim = plain.head_dim
-        options = matrix_options(vllm_config)
+        options = {"quant_config": vllm_config.quant_config, "return_bias": False}
         n_heads, n_kv_heads = (matrix.out_features // self.head_dim for matrix in (plain.q_proj, plain.k_proj))
         sizes = (plain.q_proj.in_features, self.head_dim, n_heads, n_kv_heads)
         has_bias = plain.q_proj.bias is not None
@@ -113,13 +107,13 @@ class SplitSwiGLU(nn.Module):
         self.norm = plain.norm
         d_model = plain.up_proj.in_features
         d_ff = plain.up_proj.out_features
-        options = {"bias": False, **matrix_options(vllm_config)}
+        options = {"bias": False, "quant_config": vllm_config.quant_config, "return_bias": False}
         self.gate_up_proj = MergedColumnParallelLinear(d_model, [d_ff] * 2, prefix=f"{prefix}.gate_up_proj", **options)
         self.activation = SiluAndMul()
         d_out = plain.down_proj.out_features
         self.down_proj = RowParallelLinear(d_ff, d_out, prefix=f"{prefix}.down_proj", **options)
 
-    def forward(self, x: Tensor, norm: Norm | NoNorm | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """x: (T, layer_width), the stream -> the update (T, layer_out). norm: replaces `self.norm`."""
         norm = norm or self.norm
         return norm.after(self.down_proj(self.activation(self.gate_up_proj(norm.before(x)))))

@@ -82,6 +82,7 @@ class Widthwise(Architecture):
     model_type = "widthwise"
     class_name = "WidthwiseForCausalLM"
     base_prefix = "model."
+    usual_positions = None
     buffers = r"(?!)"
 
     def check(self, config: ModelConfig) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from widthwise.kernels.attention_in_blocks import attention_in_blocks, compute_type
+from widthwise.kernels.attention_in_blocks import Scoring, attention_in_blocks, compute_type
 from widthwise.kernels.dispatch import reference_wanted, soft_capped, without_autocast
 
 BLOCK_BYTES = 2**20
@@ -27,27 +27,20 @@ def visible(
 
 
 def reference_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    documents: Tensor | None = None,
-    window: int | None = None,
-    score_cap: float | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, documents: Tensor | None = None
 ) -> Tensor:
-    """Return softmax(scale * q k^T) v, where a token sees itself and the tokens before it in its document.
+    """Return softmax(scores) v, where a token sees itself and the tokens before it in its document.
 
     queries: (B, n_heads, T, head_dim), of the last T of S tokens; keys: (B, n_kv_heads, S, head_dim); values:
     (B, n_kv_heads, S, v_head_dim); n_kv_heads divides n_heads, and neighbouring query heads share a key-value head.
     documents: integers (B, S), the document of each token; None: one document. Each padding token is a separate
-    document. window: number of tokens that a token sees at most, including itself. score_cap: bound of
-    the scores, see `soft_capped`; None: no bound. -> (B, n_heads, T, v_head_dim).
+    document. -> (B, n_heads, T, v_head_dim).
     """
     n_heads, n_queries = queries.shape[1:3]
     group_size = n_heads // keys.shape[1]
     keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
-    scores = soft_capped(scale * (queries @ keys.transpose(2, 3)), score_cap)
-    mask = visible(n_queries, keys.shape[2], documents, queries.device, window)
+    scores = soft_capped(scoring.scale * (queries @ keys.transpose(2, 3)), scoring.cap)
+    mask = visible(n_queries, keys.shape[2], documents, queries.device, scoring.window)
     scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(dim=-1) @ values
 
@@ -56,12 +49,11 @@ def sdpa_attention(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    scale: float,
+    scoring: Scoring,
     documents: Tensor | None = None,
     mask: Tensor | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """Compute `reference_attention` by torch's fused function, which has kernels for every device.
+    """Compute `reference_attention` without a cap by torch's fused function, which has kernels for every device.
 
     mask: (B or 1, 1, T, S), the keys that each query sees, either bool or numbers to add to the scores; None: computed
     by `visible` if needed.
@@ -69,8 +61,8 @@ def sdpa_attention(
     n_queries = queries.shape[2]
     n_keys, head_dim = keys.shape[2:]
     v_head_dim = values.shape[-1]
-    if mask is None and (documents is not None or window is not None or 1 < n_queries < n_keys):
-        mask = visible(n_queries, n_keys, documents, queries.device, window)
+    if mask is None and (documents is not None or scoring.window is not None or 1 < n_queries < n_keys):
+        mask = visible(n_queries, n_keys, documents, queries.device, scoring.window)
     if head_dim != v_head_dim and flash_is_enabled():
         # Flash kernels need equal sizes, and the plain form would keep all T x S weights. Zeros change no score or sum.
         size = max(head_dim, v_head_dim)
@@ -80,7 +72,7 @@ def sdpa_attention(
     is_causal = mask is None and n_queries > 1
     has_groups = queries.shape[1] != keys.shape[1]
     attended = scaled_dot_product_attention(
-        queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=has_groups
+        queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scoring.scale, enable_gqa=has_groups
     )
     return attended[..., :v_head_dim]
 
@@ -91,15 +83,11 @@ def flash_is_enabled() -> bool:
 
 
 def one_query_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    documents: Tensor | None = None,
-    score_cap: float | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, documents: Tensor | None = None
 ) -> Tensor:
-    """Compute `reference_attention` for T = 1 over the keys and values of a cache, on the CPU without a backward pass.
+    """Compute `reference_attention` without a window for T = 1 over the keys and values of a cache.
 
+    For the CPU without a backward pass.
     Reading keys and values takes most of the time. Torch's fused function is slow at it in 16 bits, and reads a shared
     key-value head once for each query head: this form takes 0.4 to 0.7 of its time in bf16, 0.15 to 0.35 where 3 or 4
     heads share a key-value head, and 0.9 to 1.2 in fp32. It converts a block of heads that fits into a core's cache to
@@ -113,13 +101,13 @@ def one_query_attention(
     is_other = None
     if documents is not None:
         is_other = (documents != documents[:, -1:]).repeat_interleave(n_kv_heads, dim=0)[:, None]
-    rows = (queries.to(wide) * scale).reshape(n_texts * n_kv_heads, -1, head_dim)
+    rows = (queries.to(wide) * scoring.scale).reshape(n_texts * n_kv_heads, -1, head_dim)
     keys, values = (x.flatten(0, 1) for x in (keys, values))
     attended = rows.new_empty(*rows.shape[:2], values.shape[-1])
     n_at_once = max(1, BLOCK_BYTES // (n_keys * head_dim * wide.itemsize))
     with without_autocast(queries):
         for heads in (slice(i, i + n_at_once) for i in range(0, len(rows), n_at_once)):
-            scores = soft_capped(torch.bmm(rows[heads], keys[heads].to(wide).transpose(1, 2)), score_cap)
+            scores = soft_capped(torch.bmm(rows[heads], keys[heads].to(wide).transpose(1, 2)), scoring.cap)
             if is_other is not None:
                 scores.masked_fill_(is_other[heads], float("-inf"))
             torch.bmm(scores.softmax(dim=-1), values[heads].to(wide), out=attended[heads])
@@ -147,11 +135,9 @@ def attention(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    scale: float,
+    scoring: Scoring,
     documents: Tensor | None = None,
     mask: Tensor | None = None,
-    window: int | None = None,
-    score_cap: float | None = None,
 ) -> Tensor:
     """Compute `reference_attention` in blocks where that is faster, otherwise by torch's fused function.
 
@@ -161,25 +147,27 @@ def attention(
     """
     is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     n_queries, head_dim = queries.shape[2:]
-    if window is not None:
-        n_keys = min(keys.shape[2], n_queries + window - 1)
+    if scoring.window is not None:
+        n_keys = min(keys.shape[2], n_queries + scoring.window - 1)
         keys, values = (x[:, :, -n_keys:] for x in (keys, values))
         documents = None if documents is None else documents[:, -n_keys:]
         mask = None if mask is None else mask[..., -n_keys:]
-        window = window if window < n_keys else None
+        if scoring.window >= n_keys:
+            scoring = Scoring(scoring.scale, None, scoring.cap)
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
     is_plain = reference_wanted() or not flash_is_enabled()
-    if score_cap is not None and is_plain:
-        return reference_attention(queries, keys, values, scale, documents, window, score_cap)
-    use_blocks = score_cap is not None
+    use_blocks = is_capped = scoring.cap is not None
+    if is_capped and is_plain:
+        return reference_attention(queries, keys, values, scoring, documents)
     if queries.device.type == "cpu" and not is_plain:
         dtype = compute_type(queries)
         # Without a cap it pays in bf16 over a cache of some size. A compiled graph would need a loop for every length.
-        is_slow = score_cap is not None or (dtype == torch.bfloat16 and keys.numel() >= 2**16)
+        is_slow = is_capped or (dtype == torch.bfloat16 and keys.numel() >= 2**16)
         if n_queries == 1 and is_slow and not is_differentiated and not torch.compiler.is_compiling():
-            return one_query_attention(queries, keys, values, scale, documents, score_cap)
-        skips_keys = documents is not None or (window is not None and window <= 0.25 * keys.shape[2])
+            return one_query_attention(queries, keys, values, scoring, documents)
+        has_short_window = scoring.window is not None and scoring.window <= 0.25 * keys.shape[2]
+        skips_keys = documents is not None or has_short_window
         use_blocks = use_blocks or blocks_are_faster(n_queries, head_dim, dtype, is_differentiated, skips_keys)
     if use_blocks:
-        return attention_in_blocks(queries, keys, values, scale, documents, window, score_cap)
-    return sdpa_attention(queries, keys, values, scale, documents, mask, window)
+        return attention_in_blocks(queries, keys, values, scoring, documents)
+    return sdpa_attention(queries, keys, values, scoring, documents, mask)

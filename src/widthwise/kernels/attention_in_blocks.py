@@ -32,6 +32,16 @@ def rows_at_once(device_type: str, n_keys: int) -> int:
     return 64 if n_keys <= 256 else 128
 
 
+class Scoring(NamedTuple):
+    """Scores of queries and keys: scale * q k^T, of the keys that a query sees."""
+
+    scale: float
+    window: int | None = None
+    """Tokens that a token sees at most, including itself; None: all before it."""
+    cap: float | None = None
+    """Bound of the scores, see `soft_capped`; None: no bound."""
+
+
 class Block(NamedTuple):
     """A batch of products of queries and keys."""
 
@@ -219,18 +229,12 @@ forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def attention_in_blocks(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    documents: Tensor | None = None,
-    window: int | None = None,
-    score_cap: float | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, documents: Tensor | None = None
 ) -> Tensor:
     """Compute `attention.reference_attention`. Keeps queries, keys and values for backward. No second derivative."""
     dtype = compute_type(queries)
     queries, keys, values = (x.to(dtype) for x in (queries, keys, values))
-    return forward(queries, keys, values, scale, documents, window, score_cap)
+    return forward(queries, keys, values, scoring.scale, documents, scoring.window, scoring.cap)
 
 
 def compute_type(queries: Tensor) -> torch.dtype:

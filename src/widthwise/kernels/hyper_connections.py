@@ -13,34 +13,55 @@ of the paper.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import refuse_double_backward, use_fused, widened, without_autocast
-from widthwise.kernels.hyper_connections_chunks import Chunks, Site, SiteTables, add_product, product, site_of
+from widthwise.kernels.hyper_connections_chunks import Chunks, Site, add_product, product
+from widthwise.kernels.manifold_connections import ManifoldForm
 
 
-def reference_read_slots(
-    state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None, n_read: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return the input of a sublayer, and the coefficients for `reference_write_slots`.
+class FreeForm(NamedTuple):
+    """Coefficients without a constraint: scale * tanh(state / rms(state) @ projection) + static.
 
-    coefficients = scale * tanh(state / rms(state) @ projection) + static, each slot normalised separately.
-
-    state: (B, T, n, b); static: (n, k), k = n_read + n + n_write; projection: (b, k), with the norm's gain folded in;
-    scale: (n, k); both None if all tokens share the coefficients. -> (B, T, n_read * b) in the state's dtype, and
-    (B, T, n, k), or `static` itself, in fp32 or wider.
+    Each slot is normalised separately. Parameters: static (n, k), k = n_read + n + n_write; projection (b, k), with the
+    norm's gain folded in, and scale (n, k), both None if all tokens share the coefficients.
     """
-    with without_autocast(state):
-        wide = widened(state)
-        coefficients = static.to(wide.dtype)
-        if projection is not None and scale is not None:
-            inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-            coefficients = scale * torch.tanh(inverse_rms * (wide @ projection.to(wide.dtype))) + coefficients
-        return (coefficients[..., :n_read].transpose(-1, -2) @ wide).flatten(-2).to(state.dtype), coefficients
+
+    n_read: int
+    eps: float
+
+    def reference(
+        self, state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the input of a sublayer, and the coefficients for `reference_write_slots`.
+
+        state: (B, T, n, b) -> (B, T, n_read * b) in its dtype; (B, T, n, k), or `static` itself, in fp32 or wider.
+        """
+        with without_autocast(state):
+            wide = widened(state)
+            coefficients = static.to(wide.dtype)
+            if projection is not None and scale is not None:
+                inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+                coefficients = scale * torch.tanh(inverse_rms * (wide @ projection.to(wide.dtype))) + coefficients
+            x = coefficients[..., : self.n_read].transpose(-1, -2) @ wide
+            return x.flatten(-2).to(state.dtype), coefficients
+
+    def site(self, parameters: Sequence[Tensor | None], dtype: torch.dtype) -> Site:
+        """Return the parameters in the layout of chunks."""
+        static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
+        assert static is not None
+        n_slots = static.shape[1]
+        static = static.clone()  # with one slot or coefficient it still shares the parameter's memory
+        static[self.n_read : self.n_read + n_slots].diagonal().add_(1)
+        return Site(static, projection, scale, self.n_read, self.eps)
+
+
+Form = FreeForm | ManifoldForm
+"""A form of the coefficients."""
 
 
 def reference_write_slots(
@@ -48,7 +69,7 @@ def reference_write_slots(
 ) -> Tensor:
     """Return the state after a sublayer, state + carry^T state + multiplier * write update, in the state's dtype.
 
-    state: (B, T, n, b); update: (B, T, n_write * b); coefficients: from `reference_read_slots`.
+    state: (B, T, n, b); update: (B, T, n_write * b); coefficients: from the `reference` of a form.
     """
     with without_autocast(state):
         n_slots, slot_width = state.shape[-2:]
@@ -83,12 +104,6 @@ def _blocks(x: Tensor, state: Tensor) -> Tensor:
     return x.reshape(n_tokens, x.shape[-1] // slot_width, slot_width).to(state.dtype)
 
 
-def _mixtures(table: Tensor, site: SiteTables) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a chunk's table (k, C, n) into read (C, n_read, n), carry (C, n, n) and write (C, n_write, n)."""
-    read, carry, write = table.transpose(0, 1).split(site.sizes, dim=1)
-    return read, carry, write
-
-
 def _gradients(
     chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write: Tensor
 ) -> tuple[Tensor, list[Tensor | None]]:
@@ -121,7 +136,7 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, state: Tensor, form: "Form", state_every: int, *parameters: Tensor | None
+        ctx: Any, state: Tensor, form: Form, state_every: int, *parameters: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         with without_autocast(state):
             slots = _slots(state)
@@ -134,7 +149,7 @@ class _Read(torch.autograd.Function):
             carried_slots = carried.view(n_tokens, n_carried, slot_width)
             write = slots.new_empty(n_tokens, n_write, n_slots)
             for rows, chunk, coefficients in Chunks(slots, site):
-                read, carry, write[rows] = _mixtures(coefficients.table, site)
+                read, carry, write[rows] = coefficients.table.transpose(0, 1).split(site.sizes, dim=1)
                 product(read, chunk, out=x_slots[rows])
                 product(carry, chunk, out=carried_slots[rows])
         x = x.to(state.dtype)
@@ -233,7 +248,7 @@ def _recomputed(writing: Any, dtype: torch.dtype) -> Tensor:
     state = torch.empty_like(chunks.state)
     blocks = _blocks(_update_of(writing), chunks.state)
     for rows, chunk, (table, *_) in chunks:
-        _, carry, write = _mixtures(table, chunks.site)
+        _, carry, write = table.transpose(0, 1).split(chunks.site.sizes, dim=1)
         add_product(product(carry, chunk, out=state[rows]), write.transpose(1, 2), blocks[rows], writing.multiplier)
     return state.to(dtype)
 
@@ -247,59 +262,12 @@ class ReferenceRead(NamedTuple):
 
 
 def read_slots(
-    state: Tensor,
-    static: Tensor,
-    projection: Tensor | None,
-    scale: Tensor | None,
-    n_read: int,
-    eps: float,
-    state_every: int = 1,
+    state: Tensor, form: Form, parameters: Sequence[Any], state_every: int
 ) -> tuple[Tensor, ReferenceRead | FusedRead]:
-    """Return the input of a sublayer, and the argument of `write_slots`. See `reference_read_slots`.
+    """Return the input of a sublayer, and the argument of `write_slots`.
 
-    state_every: the hand-written form keeps one state of so many consecutive sites for the backward pass.
-    """
-    return read_form(state, FreeForm(n_read, eps), (static, projection, scale), state_every)
-
-
-class Form(Protocol):
-    """A form of the coefficients, `FreeForm` or `ManifoldForm`."""
-
-    @property
-    def n_read(self) -> int: ...
-
-    @property
-    def reference(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """State and parameters -> the results of `reference_read_slots`."""
-        ...
-
-    def site(self, parameters: Sequence[Tensor | None], dtype: torch.dtype) -> SiteTables:
-        """Return the parameters in the layout of chunks."""
-        ...
-
-
-class FreeForm(NamedTuple):
-    """Coefficients without a constraint. Parameters: static, projection and scale of `reference_read_slots`."""
-
-    n_read: int
-    eps: float
-
-    def site(self, parameters: Sequence[Tensor | None], dtype: torch.dtype) -> Site:
-        """Return the parameters in the layout of chunks."""
-        return site_of(parameters, self.n_read, self.eps, dtype)
-
-    def reference(
-        self, state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return reference_read_slots(state, static, projection, scale, self.n_read, self.eps)
-
-
-def read_form(
-    state: Tensor, form: Form, parameters: Sequence[Tensor | None], state_every: int
-) -> tuple[Tensor, ReferenceRead | FusedRead]:
-    """Return the input of a sublayer, and the argument of `write_slots`, for any form of the coefficients.
-
-    parameters: tables of the form, the first one not None.
+    parameters: of the form, the first one not None; state_every: the hand-written form keeps one state of so many
+    consecutive sites for the backward pass.
     """
     is_recorded = any(x is not None and x.requires_grad for x in (state, parameters[0]))  # or no read is in the graph
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):

@@ -6,11 +6,14 @@ them are as fast in this layout if C is odd; otherwise rows a power of two apart
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from widthwise.kernels.manifold_connections import ManifoldSite
 
 CHUNK_BYTES = 2**20
 """Size of the slots and coefficients of a chunk: about a second-level cache."""
@@ -47,30 +50,6 @@ class Coefficients(NamedTuple):
     """(C, n): 1 / rms of each slot."""
 
 
-class SiteTables(Protocol):
-    """The parameters of one site in the layout of chunks. See `Site` for the members."""
-
-    @property
-    def chunk_factor(self) -> int:
-        """Size of its chunks, as a multiple of CHUNK_BYTES."""
-        ...
-
-    @property
-    def tables(self) -> tuple[Tensor | None, ...]: ...
-
-    @property
-    def sizes(self) -> tuple[int, int, int]: ...
-
-    @property
-    def n_kept(self) -> int: ...
-
-    def coefficients(self, chunk: Tensor, scratch: Scratch) -> Any: ...
-
-    def backward(self, chunk: Tensor, coefficients: Any, grad: Tensor, grad_chunk: Tensor, sums: Any) -> None: ...
-
-    def of_the_write(self) -> "SiteTables": ...
-
-
 class Site(NamedTuple):
     """The parameters of one site, or of some of its coefficients, in the layout of chunks."""
 
@@ -84,6 +63,7 @@ class Site(NamedTuple):
     eps: float
 
     chunk_factor = 1
+    """Size of its chunks, as a multiple of CHUNK_BYTES."""
 
     @property
     def tables(self) -> tuple[Tensor | None, ...]:
@@ -150,7 +130,7 @@ class Site(NamedTuple):
 class Chunks:
     """The state of a site, an odd number of tokens at a time, with the coefficients of each chunk."""
 
-    def __init__(self, state: Tensor, site: SiteTables, keeps: bool = False):
+    def __init__(self, state: Tensor, site: "Site | ManifoldSite", keeps: bool = False):
         """state: (N, n, b). keeps: cache coefficients for the next pass; otherwise each chunk overwrites them."""
         self.state = state
         self.site = site
@@ -164,28 +144,17 @@ class Chunks:
         for start in range(0, n_tokens, size):
             rows = slice(start, start + size)
             chunk = self.state[rows]
-            yield rows, chunk, self._coefficients(start, chunk)
-
-    def _coefficients(self, start: int, chunk: Tensor) -> Any:
-        if self._cache is None:
-            return self.site.coefficients(chunk, self.scratch)
-        if start not in self._cache:
-            self._cache[start] = self.site.coefficients(chunk, Scratch(chunk))
-        return self._cache[start]
+            if self._cache is None:
+                coefficients: Any = self.site.coefficients(chunk, self.scratch)
+            elif start in self._cache:
+                coefficients = self._cache[start]
+            else:
+                coefficients = self._cache[start] = self.site.coefficients(chunk, Scratch(chunk))
+            yield rows, chunk, coefficients
 
     def of_the_write(self) -> "Chunks":
         """Return chunks whose tables end with the coefficients of the write, without other ones unless cached."""
         return Chunks(self.state, self.site.of_the_write()) if self._cache is None else self
-
-
-def site_of(parameters: Sequence[Tensor | None], n_read: int, eps: float, dtype: torch.dtype) -> Site:
-    """Return the site of static (n, k), projection (b, k) and scale (n, k) of `reference_read_slots`."""
-    static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
-    assert static is not None
-    n_slots = static.shape[1]
-    static = static.clone()  # with one slot or coefficient it still shares the parameter's memory
-    static[n_read : n_read + n_slots].diagonal().add_(1)
-    return Site(static, projection, scale, n_read, eps)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -50,6 +50,12 @@ class Teacher(NamedTuple):
     states_weight: float = 1.0
 
 
+def relative_distance(states: Tensor, aims: Tensor) -> Tensor:
+    """Return the mean over positions of |states - aims|^2 / |aims|^2, a scalar in fp32 or wider. Inputs: (..., n)."""
+    aims = widened(aims)
+    return ((widened(states) - aims).square().sum(dim=-1) / aims.square().sum(dim=-1)).mean()
+
+
 def reference_linear_cross_entropy(
     hidden: Tensor, head: Head, targets: Tensor, z_coefficient: float = 0.0, teacher: Teacher | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

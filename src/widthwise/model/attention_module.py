@@ -3,12 +3,13 @@
 from torch import Tensor, nn
 
 from widthwise.kernels.attention import attention
+from widthwise.kernels.attention_in_blocks import Scoring
 from widthwise.kernels.rotary import rotate
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.axes import Linear, RMSNorm
+from widthwise.model.axes import Linear
 from widthwise.model.context import LayerCache, PassContext
-from widthwise.model.cost import Axes, size
-from widthwise.model.norm import NormSite, QKNormConfig
+from widthwise.model.cost import size
+from widthwise.model.norm import NormSite
 
 
 class Attention(nn.Module):
@@ -19,13 +20,14 @@ class Attention(nn.Module):
         self.config = config
         self.norm = norm.build(d_in, d_model)
         self.rope = config.rope
+        self.scoring = Scoring(config.scale, config.window, config.score_cap)
         self.w_q = Linear({"d_model": d_in}, config.queries, has_bias=config.bias)
         self.w_k = Linear({"d_model": d_in}, config.keys, has_bias=config.bias)
         self.w_v = Linear({"d_model": d_in}, config.values, has_bias=config.bias)
         self.w_o = Linear(config.attended, {"d_model": d_model}, has_bias=config.out_bias)
         if config.qk_norm is not None:
-            self.q_norm = _qk_norm(config.qk_norm, config.queries, config.qk_norm.q_norm_dim)
-            self.k_norm = _qk_norm(config.qk_norm, config.keys, config.qk_norm.k_norm_dim)
+            self.q_norm = config.qk_norm.build(config.queries, config.qk_norm.q_norm_dim)
+            self.k_norm = config.qk_norm.build(config.keys, config.qk_norm.k_norm_dim)
 
     def forward(self, x: Tensor, context: PassContext, cache: LayerCache | None = None) -> Tensor:
         """x: (B, T, d_in), the stream -> the update (B, T, d_model).
@@ -44,13 +46,6 @@ class Attention(nn.Module):
         queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))  # (B, heads, T, sizes of heads)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
-        window = self.config.window
-        options = context.documents, context.masks[window], window, self.config.score_cap
-        attended = attention(queries, keys, values, self.config.scale, *options)
+        mask = context.masks.get(self.scoring.window)
+        attended = attention(queries, keys, values, self.scoring, context.documents, mask)
         return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
-
-
-def _qk_norm(config: QKNormConfig, heads: Axes, norm_dim: int | None) -> RMSNorm:
-    axes = config.axes(heads)
-    norm_dim = size(axes) if norm_dim is None else norm_dim
-    return RMSNorm(axes, config.eps, norm_dim, gain_offset=config.gain_offset)

@@ -38,10 +38,6 @@ class LearnedPositionsConfig(Config):
     n_positions: NTokens
     """Rows, and longest context of the model."""
 
-    def cost(self, width: int) -> Cost:
-        """Return the cost of the table. width: its columns. Nothing is kept for the backward pass."""
-        return vector(self.n_positions * width)
-
 
 class ModelConfig(Config):
     """A decoder. `d_model` is the width of embedding and head only; no layer's size is read from it."""
@@ -143,19 +139,14 @@ class ModelConfig(Config):
         n_columns = self.residual.embedding_width(self.d_model)
         embedding = vector(self.vocab_size * n_columns) + self.residual.entry_cost(self.d_model)
         if self.positions is not None:
-            embedding += self.positions.cost(n_columns)
-        head = self.head_cost.shared() if self.tie_embeddings else self.head_cost
+            embedding += vector(self.positions.n_positions * n_columns)  # nothing is kept for the backward pass
+        head = linear(self.d_model, self.vocab_size)
         return {
             "embedding": embedding,
-            "head": head + Cost(activation_elements=self.d_model),
+            "head": (head.shared() if self.tie_embeddings else head) + Cost(activation_elements=self.d_model),
             "norm": self.final_norm.cost(self.final_norm_width, is_read=False),
             "residual": self.residual.exit_cost(self.d_model),
         }
-
-    @property
-    def head_cost(self) -> Cost:
-        """Cost of the matrix of the head."""
-        return linear(self.d_model, self.vocab_size)
 
     def costs(self) -> dict[str, Cost]:
         """Return the cost of the whole model by part, see PARTS. `mtp` is the cost of MTP heads in training."""
@@ -163,7 +154,7 @@ class ModelConfig(Config):
         for costs in (self.end_costs(), *self.layer_costs()):
             parts = {part: cost + costs.get(part, Cost()) for part, cost in parts.items()}
         if self.mtp is not None:
-            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, self.head_cost)
+            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, linear(self.d_model, self.vocab_size))
         return parts
 
     def exit_flops(self, seq_len: int) -> list[float]:

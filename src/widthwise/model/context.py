@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from widthwise.kernels.attention import visible
 from widthwise.kernels.rotary import Rope
+from widthwise.model.attention import AttentionConfig
 
 Stream = Any
 """Value passed from layer to layer. Its type depends on the residual."""
@@ -31,7 +33,8 @@ class PassContext:
     """Rotary frequencies of the heads of a layer -> cosines and sines for the tokens of this pass."""
     masks: dict[int | None, Tensor | None]
     """Window of attention -> (B or 1, 1, T, S): bool, True for visible keys, or numbers to add to the scores; None:
-    causal over the T tokens within the window."""
+    causal over the T tokens within the window. Windows that only layers with capped scores have are missing, because
+    these read no mask."""
     width_fraction: Tensor | None = None
     """Scalar that replaces the widths that dynamic-width layers choose for each token."""
     start: int = 0
@@ -50,16 +53,21 @@ class PassContext:
         return replace(self, rope=rope, masks=masks, positions=positions, documents=documents)
 
 
-def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
-    """Return bool (B, S) over cached and new tokens, False for padding; None if nothing is padding.
+def mask_of(
+    window: int | None, tokens: Tensor, start: int, documents: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
+    """Return the mask of new tokens (B, T) after `start` cached ones; None for causal attention over the new tokens.
 
-    start: number of cached tokens. seen, is_real: the masks of the cached and of the new tokens; None: all are real.
-    Reads no values, which would wait for a GPU.
+    dtype: bool, or of numbers to add to the scores.
     """
-    if is_real is None and seen is None:
+    n_new = tokens.shape[1]
+    is_cut = window is not None and window < start + n_new
+    if documents is None and (n_new == 1 or not (is_cut or start)):
         return None
-    new = torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real
-    return torch.cat((new.new_ones(len(new), start) if seen is None else seen, new), dim=1)
+    mask = visible(n_new, start + n_new, documents, tokens.device, window)
+    if dtype == torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
 def padding_documents(real: Tensor) -> Tensor:
@@ -105,28 +113,16 @@ class Exit(nn.Module, ABC):
         """Return the normalised input of the head, (B, T, d_model), from the stream after the last layer."""
 
 
-class CacheShape(NamedTuple):
-    """Sizes of the cached keys and values of one layer per token."""
-
-    n_kv_heads: int
-    head_dim: int
-    """Size of a key head."""
-    v_head_dim: int
-    """Size of a value head."""
-    window: int | None = None
-    """Tokens that attention needs; None: all."""
-
-
 class LayerCache:
     """Cached keys and values of one layer, for up to `capacity` tokens."""
 
     first = 0
     """Position of the first token that is held."""
 
-    def __init__(self, shape: CacheShape, batch_size: int, capacity: int, **tensor_options):
-        self.shape = shape
-        self.keys = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.head_dim, **tensor_options)
-        self.values = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.v_head_dim, **tensor_options)
+    def __init__(self, heads: AttentionConfig, batch_size: int, capacity: int, **tensor_options):
+        self.heads = heads
+        self.keys = torch.zeros(batch_size, heads.n_kv_heads, capacity, heads.head_dim, **tensor_options)
+        self.values = torch.zeros(batch_size, heads.n_kv_heads, capacity, heads.value_dim, **tensor_options)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store T tokens from `start` on. Return the keys and values of tokens 0 to start + T - 1.
@@ -158,8 +154,8 @@ class WindowCache(LayerCache):
 
         Raise ValueError if tokens before `start` are needed that were dropped.
         """
-        assert self.shape.window is not None
-        first = start - min(start, self.shape.window - 1)
+        assert self.heads.window is not None
+        first = start - min(start, self.heads.window - 1)
         if first == start:  # no earlier token is needed
             self.first = start
         if first < self.first:
@@ -183,18 +179,18 @@ class KVCache:
     """
 
     def __init__(
-        self, shapes: Sequence[CacheShape], batch_size: int, capacity: int, n_rewound: int = 0, **tensor_options
+        self, layers: Sequence[AttentionConfig], batch_size: int, capacity: int, n_rewound: int = 0, **tensor_options
     ):
-        """shapes: one per layer; capacity: in tokens; n_rewound: largest number of tokens of a pass that `rewind`
-        forgets; tensor_options: dtype and device."""
+        """layers: attention of each layer; capacity: in tokens; n_rewound: most tokens of a pass that `rewind` forgets;
+        tensor_options: dtype and device."""
         self.layers: list[LayerCache] = []
-        for shape in shapes:
+        for heads in layers:
             kind = LayerCache
             n_held = capacity
-            if shape.window is not None and shape.window + n_rewound < capacity:
+            if heads.window is not None and heads.window + n_rewound < capacity:
                 kind = WindowCache
-                n_held = shape.window + n_rewound
-            self.layers.append(kind(shape, batch_size, n_held, **tensor_options))
+                n_held = heads.window + n_rewound
+            self.layers.append(kind(heads, batch_size, n_held, **tensor_options))
         self.n_rewound = n_rewound
         self.capacity = capacity
         self.length = 0
@@ -224,8 +220,9 @@ class KVCache:
         counts: integers (B,), the repetitions of each text.
         """
         keys = self.layers[0].keys
-        options: dict[str, Any] = {"dtype": keys.dtype, "device": keys.device}
-        copy = KVCache([layer.shape for layer in self.layers], int(counts.sum()), capacity, self.n_rewound, **options)
+        heads = [layer.heads for layer in self.layers]
+        n_texts = int(counts.sum())
+        copy = KVCache(heads, n_texts, capacity, self.n_rewound, dtype=keys.dtype, device=keys.device)
         for layer_before, layer in zip(self.layers, copy.layers):
             layer.copy_from(layer_before, self.length, counts)
         copy.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))

@@ -1,19 +1,17 @@
 """The decoder: embedding, layers, norm, head, and MTP heads for later tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels.attention import visible
-from widthwise.kernels.dispatch import compute_dtype, soft_capped, widened
-from widthwise.kernels.linear_cross_entropy import Head, Teacher, linear_cross_entropy
+from widthwise.kernels.dispatch import compute_dtype, soft_capped
+from widthwise.kernels.linear_cross_entropy import Head, Teacher, linear_cross_entropy, relative_distance
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, LearnedPositions, Linear, Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import CacheShape, Choices, KVCache, PassContext, Stream, all_real, padding_documents
-from widthwise.model.initial_weights import drawn, initial_std
+from widthwise.model.context import Choices, KVCache, PassContext, Stream, mask_of, padding_documents
 from widthwise.model.layer import LayerConfig
 from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
@@ -96,23 +94,23 @@ class Decoder(nn.Module):
         assert not missing, f"no weights for {', '.join(missing)}"
 
     def init_weights(self, seed: int) -> None:
-        """Fill every weight from the seed, equally on any device and for any dtype. See `model.initial_weights`.
+        """Fill every weight from the seed, equally on any device and for any dtype. See `Weight.drawn`.
 
         Weights are drawn one at a time, so that no process needs memory for all of them.
         """
         config = self.config
         init = config.init
         ends = (self.embedding, None if config.tie_embeddings else self.head, self.positions)
-        stds: list[tuple[nn.Module, float]] = [(module, init.std) for module in ends if module is not None]
+        stds: list[tuple[Weight, float]] = [(module, init.std) for module in ends if module is not None]
         widths = dict(zip(self.layers, config.widths))
         for part in (*self.layers, self.entry, self.exit, *self.mtp):
             ratio = config.d_model / widths.get(part, config.d_model)
             for module in part.modules():
-                stds.append((module, initial_std(init, module, ratio, config.n_residual_additions)))
+                if isinstance(module, Weight):
+                    stds.append((module, module.initial_std(init, ratio, config.n_residual_additions)))
         generator = torch.Generator().manual_seed(seed)
         for module, std in stds:
-            if isinstance(module, Weight):
-                put(module.weight, drawn(module, std, generator, init.truncate_at))
+            put(module.weight, module.drawn(std, generator, init.truncate_at))
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
@@ -267,12 +265,8 @@ class Decoder(nn.Module):
         """Return an empty cache for `capacity` tokens in the model's dtype, on its device. of_mtp: for MTP heads."""
         modules = [depth.layer for depth in self.depths] if of_mtp else self.layers
         heads = [layer.config.attention for layer in cast(Iterable[DecoderLayer], modules)]
-        shapes = [CacheShape(head.n_kv_heads, head.head_dim, head.value_dim, head.window) for head in heads]
-        options: dict[str, Any] = {
-            "dtype": compute_dtype(self.embedding.weight),
-            "device": self.embedding.weight.device,
-        }
-        return KVCache(shapes, batch_size, capacity, n_rewound=len(self.depths), **options)
+        table = self.embedding.weight
+        return KVCache(heads, batch_size, capacity, len(self.depths), dtype=compute_dtype(table), device=table.device)
 
     def _context(
         self,
@@ -290,7 +284,11 @@ class Decoder(nn.Module):
         )
         n_new = tokens.shape[1]
         start = 0 if cache is None else cache.length
-        real = all_real(tokens, start, None if cache is None else cache.seen, is_real)
+        real = None  # bool (B, S) over cached and new tokens, False for padding; None if nothing is padding
+        seen = None if cache is None else cache.seen
+        if is_real is not None or seen is not None:
+            new = torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real
+            real = torch.cat((new.new_ones(len(new), start) if seen is None else seen, new), dim=1)
         if positions is None and real is not None:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
         elif positions is None:
@@ -303,27 +301,13 @@ class Decoder(nn.Module):
         tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
         forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
-        are_masked = documents is not None
+        # Of documents numbers in the dtype of the queries: torch would convert a bool mask, and copy it per layer.
+        mask_dtype = torch.bool if documents is None else compute_dtype(self.embedding.weight)
         if real is not None:
             documents = padding_documents(real)
-        masks: dict[int | None, Tensor | None] = {}  # None for plain causal attention over the new tokens
-        for window in {layer.attention.window for layer in layers}:
-            mask = None
-            is_cut = window is not None and window < start + n_new
-            if documents is not None or (n_new > 1 and (is_cut or start)):
-                mask = visible(n_new, start + n_new, documents, tokens.device, window)
-            if mask is not None and are_masked:
-                # Numbers in the dtype of the queries, because torch would convert a bool mask and copy it per layer.
-                numbers = torch.zeros_like(mask, dtype=compute_dtype(self.embedding.weight))
-                mask = numbers.masked_fill_(~mask, -torch.inf)
-            masks[window] = mask
+        windows = {layer.attention.window for layer in layers if layer.attention.score_cap is None}
+        masks = {window: mask_of(window, tokens, start, documents, mask_dtype) for window in windows}
         return PassContext(tables, masks, forced, start, positions, documents)
-
-
-def relative_distance(states: Tensor, aims: Tensor) -> Tensor:
-    """Return the mean over positions of |states - aims|^2 / |aims|^2, a scalar in fp32 or wider. Inputs: (..., n)."""
-    aims = widened(aims)
-    return ((widened(states) - aims).square().sum(dim=-1) / aims.square().sum(dim=-1)).mean()
 
 
 def blueprint(config: ModelConfig) -> Decoder:

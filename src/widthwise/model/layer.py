@@ -16,7 +16,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn import FFN
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
@@ -150,7 +150,5 @@ class MTPConfig(MTPOptions):
 
     def exit_cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
         """Return the cost of the loss of one depth: the exit, and the gradient of the head's input."""
-        cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + head.shared()
-        if self.share_reduce:
-            cost += vector(-residual.reduction_params(d_model))
-        return cost + Cost(activation_elements=d_model)
+        cost = residual.exit_cost(d_model, self.share_reduce) + self.final_norm.cost(d_model, is_read=False)
+        return cost + head.shared() + Cost(activation_elements=d_model)

@@ -41,22 +41,16 @@ class NormConfig(Config):
             raise ValueError(f"stat_width: got {self.stat_width}; is only for an rms norm")
         return self
 
-    @property
-    def keeps_output(self) -> bool:
-        """True if autograd keeps the output even if no product reads it, because the backward pass needs it.
-
-        Other norms keep two numbers per coordinate in fp32: the input (without its mean for `layer`), and the input
-        over its root mean square.
-        """
-        return self.kind == "rms" and self.stat_width is None
-
     def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
         """Return the cost of normalising n_vectors of each token, including the kept reciprocal root mean squares.
 
         is_read: True if a matrix product follows, which keeps the output in any case. The head keeps gradients instead.
         """
-        n_outputs = n_vectors * width if is_read or self.keeps_output else 0
-        n_in_fp32 = n_vectors * (1 + (0 if self.keeps_output else 2 * width))
+        # The backward pass of an rms norm of all coordinates needs its output. Other norms keep two numbers for each
+        # coordinate in fp32: the input (without its mean for `layer`), and the input over its root mean square.
+        keeps_output = self.kind == "rms" and self.stat_width is None
+        n_outputs = n_vectors * width if is_read or keeps_output else 0
+        n_in_fp32 = n_vectors * (1 if keeps_output else 1 + 2 * width)
         parameters = vector(N_VECTORS[self.kind] * width)
         return parameters + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
@@ -160,6 +154,12 @@ class QKNormConfig(Config):
     def axes(self, heads: Axes) -> Axes:
         """Return the axes of one norm. heads: the axes of queries or keys, n_heads first."""
         return {"head_dim": heads["head_dim"]} if self.over == "head" else heads
+
+    def build(self, heads: Axes, norm_dim: int | None) -> "Norm":
+        """Build the module for queries or keys. norm_dim: their `q_norm_dim` or `k_norm_dim`."""
+        axes = self.axes(heads)
+        norm_dim = size(axes) if norm_dim is None else norm_dim
+        return NormConfig(eps=self.eps, norm_dim=norm_dim, gain_offset=self.gain_offset).build(axes)
 
     def cost(self, heads: Axes, is_kept_by_attention: bool) -> Cost:
         """Return the cost of the gain, the output, and one reciprocal root mean square per norm.

@@ -98,10 +98,6 @@ class Unit:
         """Return the entries that each of n_shards processes holds, including padding."""
         return sum(block_entries(parameter.shape, n_shards) for parameter in self.parameters)
 
-    def gathered_entries(self, n_shards: int) -> int:
-        """Return the entries of the unit gathered from n_shards processes, including padding."""
-        return n_shards * self.block_entries(n_shards)
-
 
 def sharded_units(layers: Iterable[tuple[str, nn.Module]], model: nn.Module) -> list[Unit]:
     """Return the units of a model: its named layers, then the root with all other parameters.

@@ -17,8 +17,8 @@ from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig, MTPOptions
+from widthwise.model.residual.hyper_connections import VirtualWidthTemplate
 from widthwise.model.residual.slots import HyperConnectionOptions
-from widthwise.model.residual.virtual_width import VirtualWidthTemplate
 from widthwise.recipe.design import shape_section
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search_space import ShapeRequest

@@ -133,10 +133,10 @@ class ShardedModel:
         layer = root = 0
         if layout.n_devices > 1:
             # In the backward pass: two gathered layers, the gradients of one layer twice, of the root once.
-            gathered = [unit.gathered_entries(n_shards) for unit in self._layers]
+            gathered = [n_shards * unit.block_entries(n_shards) for unit in self._layers]
             neighbours = max(map(sum, pairwise([0, *gathered])))
             layer = FP32_BYTES * (neighbours + 2 * max(gathered) + self._root.n_params)
-            root = FP32_BYTES * self._root.gathered_entries(n_shards)
+            root = FP32_BYTES * n_shards * self._root.block_entries(n_shards)
 
         def row(moment: str, n_gradients: int, n_cast: int, saved: Cost, buffers: int, teacher: int) -> RankMemory:
             return RankMemory(
@@ -278,7 +278,7 @@ class ShardedModel:
         layers = config.layers if config.mtp is None else (*config.layers, config.mtp.layer)
         ropes = {layer.attention.rope for layer in layers}
         n_factors = sum(2 * rope.head_dim for rope in ropes if rope is not None)
-        windows = {layer.attention.window for layer in layers}
+        windows = {layer.attention.window for layer in layers if layer.attention.score_cap is None}
         if self.recipe.data.mask_documents:
             mask_bytes = bytes_per_element * n_rows * seq_len**2 * len(windows)
         else:

@@ -96,7 +96,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         assert isinstance(old, DynamicConfig)
         if self.d_ff < old.d_ff:
             raise ValueError(f"d_ff: got {self.d_ff} where it was {old.d_ff}; growth takes nothing away")
-        if self._begins_to_choose(old):
+        if self.mask.has_width and not old.mask.has_width:  # tokens that used all units begin to choose
             if old.grown_from:
                 raise ValueError(f"grown_from: got {list(old.grown_from)}; a layer that has grown keeps its mask")
             return self._started_whole(old)
@@ -129,15 +129,11 @@ class DynamicConfig(WidthChoice, FFNConfig):
         n_chosen = self.full_width * (1 - self.min_fraction)
         return self if n_chosen == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_chosen)})
 
-    def _begins_to_choose(self, old: "DynamicConfig") -> bool:
-        """Return True if growth from `old` gives a width to tokens that used all units."""
-        return self.mask.has_width and not old.mask.has_width
-
     def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         start = "every token with all units at first (conversion)"
         if isinstance(old, SwiGLUConfig):
             yield f"feed-forward {old.kind} -> {self.kind}, {start}"
-        elif isinstance(old, DynamicConfig) and self._begins_to_choose(old):
+        elif isinstance(old, DynamicConfig) and self.mask.has_width and not old.mask.has_width:
             yield f"mask {old.mask.kind} -> {self.mask.kind}, {start}"
         yield from super().growth_in_words(old)
 

@@ -42,14 +42,15 @@ class BlockOptions(Config):
     """Factor of a block's update in the input of later blocks. If it equals the residual's multiplier, blocks act as
     layers without attention."""
 
-    @property
-    def is_swiglu(self) -> bool:
-        """True for blocks whose gate has a kernel that keeps less for the backward pass."""
-        return self.gated and self.activation == "silu"
+    def block(self, d_hidden: int) -> SwiGLUConfig | MLPConfig:
+        """Return the config of one block, a SwiGLU if it is one, because its gate keeps less for the backward pass."""
+        if self.gated and self.activation == "silu":
+            return SwiGLUConfig(d_ff=d_hidden)
+        return MLPConfig(d_ff=d_hidden, activation=self.activation, gated=self.gated)
 
     def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
         """Return the cost of the matrices and of the hidden activations kept for the backward pass."""
-        if self.is_swiglu:
+        if self.gated and self.activation == "silu":
             return swiglu_cost(d_model, d_hidden, d_out)
         return MLPOptions(activation=self.activation, gated=self.gated).mlp_cost(d_model, d_hidden, d_out)
 

@@ -8,20 +8,10 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import Linear
 from widthwise.model.context import Choices, FeedForward, PassContext
-from widthwise.model.ffn.hourglass import BlockOptions, HourglassConfig
-from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.ffn.mlp_module import MLP
-from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
-
-
-def build_block(form: BlockOptions, d_model: int, d_hidden: int, d_out: int, norm: NormSite) -> SwiGLU | MLP:
-    """Build one block of an hourglass."""
-    if form.is_swiglu:
-        return SwiGLU(SwiGLUConfig(d_ff=d_hidden), d_model, d_out, norm)
-    config = MLPConfig(d_ff=d_hidden, activation=form.activation, gated=form.gated)
-    return MLP(config, d_model, d_out, norm)
 
 
 class Hourglass(FeedForward):
@@ -33,7 +23,7 @@ class Hourglass(FeedForward):
         shared, sites = config.norm_sites(d_model, d_out, norm)
         self.norm = nn.Identity() if shared is None else shared.build(d_model, d_out)
         blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), sites)
-        self.blocks = nn.ModuleList(build_block(config, d_model, *sizes) for sizes in blocks)
+        self.blocks = nn.ModuleList(config.block(n).build(d_model, d_write, site) for n, d_write, site in blocks)
         if config.share_weights:
             matrices = [(name, child) for name, child in self.blocks[0].named_children() if isinstance(child, Linear)]
             for block, (name, matrix) in product(self.blocks, matrices):

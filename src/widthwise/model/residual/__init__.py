@@ -5,7 +5,7 @@ See `interface.py` for the interface. Layer and decoder do not depend on the var
 
 from typing import Annotated
 
-from widthwise.model.residual import hyper_connections, manifold, plain, virtual_width  # noqa: F401  (imported to be registered)
+from widthwise.model.residual import hyper_connections, manifold, plain  # noqa: F401  (imported to be registered)
 from widthwise.model.residual.interface import RESIDUALS, ResidualConfig, register_residual
 from widthwise.model.residual.interface import ResidualTemplate as _ResidualTemplate
 

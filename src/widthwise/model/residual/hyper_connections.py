@@ -9,14 +9,16 @@ arXiv:2503.14125).
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from fractions import Fraction
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from widthwise.config_io import options_of
-from widthwise.model.cost import Cost
+from widthwise.model.cost import Cost, vector
 from widthwise.model.kinds import may_be_added, must_agree, must_stay
 from widthwise.model.residual.interface import (
+    RESIDUALS,
     Idle,
     PrefixLayout,
     ResidualConfig,
@@ -25,12 +27,12 @@ from widthwise.model.residual.interface import (
     SlotLayout,
     register_residual,
 )
+from widthwise.model.residual.manifold import ManifoldTemplate
 from widthwise.model.residual.slots import (
     ENTRY_COSTS,
     REDUCTION_COSTS,
     HyperConnectionOptions,
     SlotsConfig,
-    group_norm_cost,
     n_blocks,
 )
 from widthwise.sizes import NSlots, Width
@@ -117,12 +119,17 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
         cost = ENTRY_COSTS.get(self.embedding)
         return Cost() if cost is None else cost(d_model, self.n_slots, self.slot_width)
 
-    def exit_cost(self, d_model: int) -> Cost:
+    def exit_cost(self, d_model: int, shares_reduction: bool = False) -> Cost:
         cost = REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width)
-        return cost if self.group_norm is None else cost + group_norm_cost(self.group_norm, d_model, self.stream_width)
-
-    def reduction_params(self, d_model: int) -> int:
-        return int(REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width).params)
+        if shares_reduction:
+            cost = cost.shared()
+        if self.group_norm is None:
+            return cost
+        width = self.stream_width
+        cost += vector(width) + Cost(activation_fp32_elements=width // d_model)  # the reduction keeps its output
+        if self.group_norm == "layer":  # keeps its output before the bias
+            cost += vector(width) + Cost(activation_elements=width)
+        return cost
 
     @property
     def layout(self) -> SlotLayout:
@@ -250,4 +257,38 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         )
 
 
+LARGEST_DENOMINATOR = 8
+"""Largest denominator of a virtual width as a fraction of d_model; n_fractions and n_slots allow any."""
+
+
+class VirtualWidthTemplate(HyperConnectionsTemplate):
+    """Short form of a `HyperConnectionsTemplate` that gives only the virtual width: 1.5 means 3 halves of d_model."""
+
+    kind: Literal["virtual"] = "virtual"  # pyright: ignore[reportIncompatibleVariableOverride]
+    width: Annotated[float, pydantic.Field(gt=1, le=1024)]
+    """Stream over d_model: n_slots / n_fractions in lowest terms, but with at least two fractions; to two decimals."""
+    constraint: Literal["none", "manifold"] = "none"
+    """`manifold`: the `ManifoldTemplate` of as many slots, each d_model wide, so that the width is a whole number."""
+
+    @pydantic.model_validator(mode="after")
+    def _in_slots(self) -> Any:
+        for key in ("n_fractions", "slot_width", "n_slots"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key}: conflicts with width, which gives n_slots / n_fractions; give only one")
+        if self.constraint == "manifold":
+            if self.width % 1:
+                raise ValueError(f"width: got {self.width:g}; must be whole with constraint: manifold")
+            given = {key: getattr(self, key) for key in self.model_fields_set - {"kind", "width", "constraint"}}
+            return ManifoldTemplate.model_validate({**given, "n_slots": int(self.width)})
+        fraction = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
+        if abs(fraction - self.width) > 0.005:
+            allowed = f"a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {fraction}"
+            raise ValueError(f"width: got {self.width:g}; must be {allowed}")
+        m = max(2, fraction.denominator)
+        options = {key: getattr(self, key) for key in HyperConnectionsTemplate.model_fields}
+        slots = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * fraction)}
+        return HyperConnectionsTemplate.model_validate(options | slots)
+
+
 register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)
+RESIDUALS.templates.add(VirtualWidthTemplate)

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from widthwise.kernels.hyper_connections import read_slots, reference_read_slots, write_slots
+from widthwise.kernels.hyper_connections import FreeForm
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
-from widthwise.model.context import Site
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from widthwise.model.residual.over_width_module import build_entry, build_exit
+from widthwise.model.residual.over_width_module import SlotSite, build_entry, build_exit
 from widthwise.model.residual.slots import N_SCALES
 
 __all__ = ["HyperConnection", "build_entry", "build_exit", "build_site"]
@@ -64,13 +63,12 @@ class SlotNorm(RMSNorm):
         return 1.0
 
 
-class HyperConnection(Site):
-    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
-
-    def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
-        super().__init__()
-        self.config = config
-        self.n_read = n_read
+class HyperConnection(SlotSite):
+    def __init__(self, config: HyperConnectionsConfig, d_before: int, d_read: int, d_write: int):
+        n_read = d_read // config.slot_width
+        n_write = d_write // config.slot_width
+        norm_dim = config.slot_norm_dim or config.slot_width
+        super().__init__(config, FreeForm(n_read, config.eps * (norm_dim / config.slot_width)))
         self.n_write = n_write
         takes_own = config.writes == "own"
         self._pattern = Pattern(config.n_slots, n_read, n_write, config.write_init, config.n_owned_slots, takes_own)
@@ -80,7 +78,7 @@ class HyperConnection(Site):
             slot = {"slot_width": config.slot_width}
             has_entries = config.scale == "entries"
             norm = SlotNorm if has_entries else RMSNorm
-            self.norm = norm(slot, config.eps, config.slot_norm_dim or config.slot_width)
+            self.norm = norm(slot, config.eps, norm_dim)
             self.dynamic = Control(slot, {"n_coefficients": self._pattern.n_coefficients}, start=0.0)
             self.scale = Scale(self.table, start=1.0) if has_entries else Scale({"n_scales": N_SCALES}, start=0.01)
 
@@ -88,20 +86,17 @@ class HyperConnection(Site):
         if self.config.read_init == "in_turn":
             self.static.start = self._pattern._replace(first_read=index * self.n_read)
 
-    def _reading(self) -> tuple[Tensor, Tensor | None, Tensor | None, int, float]:
-        """Return static coefficients, projection, scale, n_read and eps for `read_slots`."""
+    def tables(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         n_slots, n_coefficients = self.table.values()
         static = self._of_all_blocks(self.static().view(n_slots, n_coefficients))
         if not self.config.dynamic:
-            return static, None, None, self.n_read, self.config.eps
+            return static, None, None
         # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
         # kernels divide by the slot width b instead of norm_dim = n, with an eps that compensates:
         # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
         # With scale `numbers` the projection is not divided by sqrt(n), so multiply it here.
-        slot_width = self.config.slot_width
-        norm_dim = self.norm.norm_dim
-        root = 1.0 if self.config.scale == "entries" else math.sqrt(norm_dim)
-        projection = (self.norm.weight * (root / math.sqrt(slot_width)))[:, None] * self.dynamic.weight.T
+        root = 1.0 if self.config.scale == "entries" else math.sqrt(self.norm.norm_dim)
+        projection = (self.norm.weight * (root / math.sqrt(self.config.slot_width)))[:, None] * self.dynamic.weight.T
         if self.config.writes == "own":
             projection = torch.cat((projection[:, :-1], projection[:, -1:].expand(-1, self.n_write)), dim=1)
         if self.config.scale == "entries":
@@ -111,7 +106,7 @@ class HyperConnection(Site):
             mixed, written = self.scale().split(1)
             columns = torch.cat((mixed.expand(n_mixed), written.expand(n_coefficients - n_mixed)))
             scale = columns.expand(n_slots, -1)
-        return static, projection, self._of_all_blocks(scale), self.n_read, self.config.eps * (norm_dim / slot_width)
+        return static, projection, self._of_all_blocks(scale)
 
     def _of_all_blocks(self, table: Tensor) -> Tensor:
         """Return the table with a column per written block, which is 0 for slots that do not take that block."""
@@ -120,19 +115,5 @@ class HyperConnection(Site):
         slots, blocks = (torch.arange(n, device=table.device) for n in (self.config.n_slots, self.n_write))
         return torch.cat((table[:, :-1], table[:, -1:] * (slots[:, None] % self.n_write == blocks)), dim=1)
 
-    def coefficients(self, stream: Tensor) -> Tensor:
-        """Return the mixing coefficients, (B, T, n_slots, n_coefficients), in fp32 or wider.
 
-        They have no first two axes if all tokens share them. See `kernels.hyper_connections.reference_read_slots`.
-        """
-        return reference_read_slots(stream, *self._reading())[1]
-
-    def read(self, stream: Tensor) -> tuple[Tensor, Any]:
-        return read_slots(stream, *self._reading(), self.config.state_every)
-
-    def write(self, skip: Any, update: Tensor) -> Tensor:
-        return write_slots(skip, update, self.config.multiplier)
-
-
-def build_site(config: HyperConnectionsConfig, d_before: int, d_read: int, d_write: int) -> HyperConnection:
-    return HyperConnection(config, d_read // config.slot_width, d_write // config.slot_width)
+build_site = HyperConnection

@@ -112,13 +112,12 @@ class ResidualConfig(Config, ABC):
         """Build a module (B, T, embedding_width) -> the stream before the first layer."""
         return import_module(self.module).build_entry(self, d_model)
 
-    def exit_cost(self, d_model: int) -> Cost:
-        """Return the cost of the exit without its last norm. By default 0."""
-        return Cost()
+    def exit_cost(self, d_model: int, shares_reduction: bool = False) -> Cost:
+        """Return the cost of the exit without its last norm. By default 0.
 
-    def reduction_params(self, d_model: int) -> int:
-        """Return the parameters of the exit's matrix, which MTP heads can share."""
-        return 0
+        shares_reduction: omit the parameters of its matrix, which an MTP head shares with the model.
+        """
+        return Cost()
 
     def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "Exit":
         """Build the exit. norm: the last norm before the head, over `width` coordinates."""

@@ -84,13 +84,11 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         return self.site_cost(self.slot_width, self.n_slots)
 
-    def exit_cost(self, d_model: int) -> Cost:
+    def exit_cost(self, d_model: int, shares_reduction: bool = False) -> Cost:
         """Return the cost of one read; it keeps the last state."""
-        mixing = mixing_cost(self.n_slots, 1, 0, d_model, state_every=1)
-        return mixing + linear(self.n_slots * d_model, self.n_slots) + vector(self.n_slots + 1)
-
-    def reduction_params(self, d_model: int) -> int:
-        return self.n_slots * self.n_slots * d_model
+        matrix = linear(self.n_slots * d_model, self.n_slots)
+        mixing = mixing_cost(self.n_slots, 1, 0, d_model, state_every=1) + vector(self.n_slots + 1)
+        return mixing + (matrix.shared() if shares_reduction else matrix)
 
     @property
     def layout(self) -> SlotLayout:

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widthwise.kernels.hyper_connections import read_form, write_slots
+from widthwise.kernels.hyper_connections import read_slots
 from widthwise.kernels.manifold_connections import Carry, ManifoldForm, Permutations, Sinkhorn
-from widthwise.model.axes import Control, Norm, Scale, Vector
-from widthwise.model.context import Exit, Site
+from widthwise.model.axes import Control, Scale, Vector
+from widthwise.model.context import Exit
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.manifold import ManifoldConfig, n_carry_logits
-from widthwise.model.residual.over_width_module import CopiesEntry
+from widthwise.model.residual.over_width_module import CopiesEntry, SlotSite
 
 CARRIES: dict[str, Any] = {
     "sinkhorn": lambda config: Sinkhorn(
@@ -51,52 +51,37 @@ class Mixing(nn.Module):
         return self.static()[None], self.dynamic.weight.T * scales
 
 
-class ManifoldConnection(Site):
-    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
-
-    n_read = 1
-
-    def __init__(self, config: ManifoldConfig):
-        super().__init__()
-        self.config = config
+class ManifoldConnection(SlotSite):
+    def __init__(self, config: ManifoldConfig, d_before: int, d_read: int, d_write: int):
         n_slots = config.n_slots
         n_logits = n_carry_logits(config.carry, n_slots)
-        self.mixing = Mixing(config, CARRIES[config.carry](config), (n_slots, n_slots, n_logits))
+        mixing = Mixing(config, CARRIES[config.carry](config), (n_slots, n_slots, n_logits))
+        super().__init__(config, mixing.form)
+        self.mixing = mixing
 
-    def coefficients(self, stream: Tensor) -> Tensor:
-        """Return the mixing coefficients, (B, T, n_slots, 1 + n_slots + 1), in fp32 or wider."""
-        return self.mixing.form.reference(stream, *self.mixing.tables())[1]
-
-    def read(self, stream: Tensor) -> tuple[Tensor, Any]:
-        return read_form(stream, self.mixing.form, self.mixing.tables(), self.config.state_every)
-
-    def write(self, skip: Any, update: Tensor) -> Tensor:
-        return write_slots(skip, update, self.config.multiplier)
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self.mixing.tables()
 
 
 class ManifoldExit(Exit):
     """One read of the slots, then the last norm."""
 
-    def __init__(self, config: ManifoldConfig, norm: Norm):
+    def __init__(self, config: ManifoldConfig, d_model: int, width: int, norm: NormConfig):
         super().__init__()
         self.reduce = Mixing(config, None, (config.n_slots,))
-        self.norm = norm
+        self.norm = norm.build({"d_model": width})
 
     def share_reduction(self, source: "ManifoldExit") -> None:
         self.reduce.dynamic.weight = source.reduce.dynamic.weight
 
     def forward(self, stream: Tensor) -> Tensor:
-        x, _ = read_form(stream, self.reduce.form, self.reduce.tables(), state_every=1)
+        x, _ = read_slots(stream, self.reduce.form, self.reduce.tables(), state_every=1)
         return self.norm(x)
-
-
-def build_site(config: ManifoldConfig, d_before: int, d_read: int, d_write: int) -> ManifoldConnection:
-    return ManifoldConnection(config)
 
 
 def build_entry(config: ManifoldConfig, d_model: int) -> CopiesEntry:
     return CopiesEntry(d_model, config.n_slots, config.slot_width)
 
 
-def build_exit(config: ManifoldConfig, d_model: int, width: int, norm: NormConfig) -> ManifoldExit:
-    return ManifoldExit(config, norm.build({"d_model": width}))
+build_site = ManifoldConnection
+build_exit = ManifoldExit

@@ -1,4 +1,4 @@
-"""Entry and exit of an over-width stream: from a token to n slots, and from n slots to the head's d_model coordinates.
+"""The parts of an over-width stream: entries from a token to n slots, sites, and exits from n slots to the head.
 
 Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training, the first d_model coordinates of
 the stream are the embedding of a model without virtual width. Unless a reduction starts as a mean, the head reads only
@@ -6,16 +6,46 @@ these coordinates, so that the whole model initially equals that model.
 """
 
 import math
+from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
+from widthwise.kernels.hyper_connections import Form, read_slots, write_slots
 from widthwise.kernels.rms_norm import rms_norm
 from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
-from widthwise.model.context import Exit
+from widthwise.model.context import Exit, Site
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+
+
+class SlotSite(Site):
+    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
+
+    def __init__(self, config: Any, form: Form):
+        super().__init__()
+        self.config = config
+        self.form = form
+        self.n_read = form.n_read
+
+    @abstractmethod
+    def tables(self) -> tuple[Any, ...]:
+        """Return the parameters of `form`."""
+
+    def coefficients(self, stream: Tensor) -> Tensor:
+        """Return the mixing coefficients, (B, T, n_slots, n_coefficients), in fp32 or wider.
+
+        They have no first two axes if all tokens share them. See the `reference` of the form.
+        """
+        return self.form.reference(stream, *self.tables())[1]
+
+    def read(self, stream: Tensor) -> tuple[Tensor, Any]:
+        return read_slots(stream, self.form, self.tables(), self.config.state_every)
+
+    def write(self, skip: Any, update: Tensor) -> Tensor:
+        return write_slots(skip, update, self.config.multiplier)
 
 
 class DirectEntry(nn.Module):

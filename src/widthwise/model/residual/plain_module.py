@@ -100,7 +100,7 @@ class PlainEntry(nn.Module):
 class PlainExit(Exit):
     """The exit, which normalises the first `width` coordinates and returns the first d_model."""
 
-    def __init__(self, d_model: int, width: int, norm: NormConfig):
+    def __init__(self, config: PlainResidualConfig, d_model: int, width: int, norm: NormConfig):
         super().__init__()
         self.d_model = d_model
         self.width = width
@@ -118,11 +118,13 @@ class PlainExit(Exit):
 class PlainResidual(Site):
     """Site that reads a prefix, and adds the update to a prefix with the update's width."""
 
-    def __init__(self, resize: Resize, d_write: int, multiplier: float):
+    def __init__(self, config: PlainResidualConfig, d_before: int, d_read: int, d_write: int):
         super().__init__()
-        self.resize = resize
+        axes = projected(config.resize, d_before, d_read)
+        projection = PROJECTIONS[config.projections]({"d_model": d_before}, axes) if axes else None
+        self.resize = Resize(config.resize, d_read, projection)
         self.d_write = d_write
-        self.multiplier = multiplier
+        self.multiplier = config.multiplier
 
     def read(self, stream: Stream) -> tuple[Tensor, Stream]:
         stream = self.resize(stream)
@@ -133,15 +135,9 @@ class PlainResidual(Site):
         return Stream(torch.add(prefix, update, alpha=self.multiplier), parked)
 
 
-def build_site(config: PlainResidualConfig, d_before: int, d_read: int, d_write: int) -> PlainResidual:
-    axes = projected(config.resize, d_before, d_read)
-    projection = PROJECTIONS[config.projections]({"d_model": d_before}, axes) if axes else None
-    return PlainResidual(Resize(config.resize, d_read, projection), d_write, config.multiplier)
-
-
 def build_entry(config: PlainResidualConfig, d_model: int) -> PlainEntry:
     return PlainEntry()
 
 
-def build_exit(config: PlainResidualConfig, d_model: int, width: int, norm: NormConfig) -> PlainExit:
-    return PlainExit(d_model, width, norm)
+build_site = PlainResidual
+build_exit = PlainExit

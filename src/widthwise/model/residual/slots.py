@@ -129,9 +129,3 @@ REDUCTION_COSTS: dict[str, CostOfEnd] = {
     "sum": lambda d_model, n_slots, b: Cost(),
 }
 """Reduction -> its cost. A reduction with a matrix keeps the slots for the backward pass."""
-
-
-def group_norm_cost(kind: str, d_model: int, width: int) -> Cost:
-    """Return the cost without the output, which the reduction keeps. `layer` also keeps its output before the bias."""
-    cost = vector(width) + Cost(activation_fp32_elements=width // d_model)
-    return cost + vector(width) + Cost(activation_elements=width) if kind == "layer" else cost
