@@ -111,16 +111,16 @@ class TestNewFolder:
         gone.wait()
         here = f"{files.HOST}-{gone.pid}"
         leftovers = {name: tmp_path / f".{name}.{here}.0a1b2c3d" for name in ("out", "other")}
-        elsewhere = [tmp_path / f".out.{host}{gone.pid}.0a1b2c3d" for host in ("not-this-host-", "")]
+        elsewhere = tmp_path / f".out.not-this-host-{gone.pid}.0a1b2c3d"
         alive = tmp_path / f".out.{files.HOST}-{os.getpid()}.0a1b2c3d"
-        kept = [leftovers["other"], *elsewhere, alive, tmp_path / f".out.{here}.mine"]
+        kept = [leftovers["other"], elsewhere, alive, tmp_path / f".out.{here}.mine"]
         for folder in {*leftovers.values(), *kept}:
             folder.mkdir()
             (folder / "file").write_text("x")
         with pytest.warns(UserWarning, match="was left") as warned, new_folder(tmp_path / "out"):
             assert not leftovers["out"].exists()
         named = sorted(str(each.message).partition(": ")[0] for each in warned)
-        assert named == sorted(map(str, (leftovers["other"], *elsewhere)))
+        assert named == sorted(map(str, (leftovers["other"], elsewhere)))
         assert {*kept, tmp_path / "out"} == set(tmp_path.iterdir())
 
 

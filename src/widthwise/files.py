@@ -50,17 +50,16 @@ def check_plain_file(path: Path, max_bytes: int | None = None) -> None:
         raise UserError(f"{path}: has {n_bytes:,} bytes; allowed: up to {max_bytes:,}")
     if n_bytes > MAX_POINTER_BYTES:
         return
-    with refusing(f"{path}: cannot be read", OSError), open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
+    with (
+        refusing(f"{path}: cannot be read", OSError),
+        open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file,
+    ):
         beginning = file.read(len(LFS_POINTER))
         n_bytes = os.fstat(file.fileno()).st_size  # it may have grown
     if beginning != b"" and n_bytes == 0:
         raise UserError(f"{path}: is not a plain file")
     if beginning == LFS_POINTER:
         raise UserError(f"{path}: is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it")
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: Path, max_bytes: int | None = None) -> str:
@@ -99,13 +98,9 @@ def parse_json(text: str, where: str) -> Any:
     An integer too large for a float is read as infinity, so that no later conversion overflows.
     """
     try:
-        return json.loads(text, parse_int=_number)
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 300 else float(digits))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not valid JSON ({error})") from None
-
-
-def _number(digits: str) -> int | float:
-    return int(digits) if len(digits) <= 300 else float(digits)
 
 
 def listed(paths: Path | str | Iterable[Path | str]) -> list[Path]:
@@ -166,7 +161,7 @@ class Leftover(NamedTuple):
 def leftovers(folder: Path) -> Iterator[Leftover]:
     """Yield the temporaries in a folder whose process was killed or runs on another host."""
     for path in folder.glob(".*.*.*"):
-        match = re.fullmatch(r"\.(.+)\.(?:([\w-]+)-)?(\d{1,9})\.[0-9a-f]{8}", path.name)
+        match = re.fullmatch(r"\.(.+)\.([\w-]+)-(\d{1,9})\.[0-9a-f]{8}", path.name)
         if match is not None and not (match[2] == HOST and _is_alive(int(match[3]))):
             yield Leftover(path, match[1], match[2] == HOST)
 

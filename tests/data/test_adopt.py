@@ -69,6 +69,8 @@ def test_adopted_shards_hold_the_same_tokens_and_true_counts_and_take_no_second_
         assert record.n_bytes == record.n_token_bytes == n_tokens - len(documents)  # all but the end-of-text tokens
         assert seen[f"checking {theirs}/{name}"] == (n_bytes, n_bytes)
     assert data.manifest.corpus.n_documents == len(TRAIN) + len(HELD_OUT)
+    with pytest.raises(UserError, match="has no names of documents; it was adopted"):
+        next(data.documents("train"))
     assert contents(theirs) == before
     assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]
     assert (tmp_path / "out/train.bin").samefile(theirs / "a.bin")

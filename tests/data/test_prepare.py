@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, count, islice, takewhile
 
 import pytest
-from source_folders import check_same_bytes, corpus_of, in_manifest
+from source_folders import check_same_bytes, corpus_of
 
 from widthwise.data import encode
 from widthwise.data.corpus import named_corpus
@@ -44,6 +44,8 @@ def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
         assert (everything == data.tokenizer.eos_id).sum() == part.n_documents
         assert all(tokens[-1] == data.tokenizer.eos_id for tokens in own)
         assert list(data.documents(name)) == [(e.name, len(tokens)) for (_, e), tokens in zip(entries, own)]
+    names = {"train.names.jsonl", "held_out.names.jsonl"}
+    assert data.identity.files.keys() == data.manifest.files.keys() - names
     assert list(seen) == ["reading", "training the tokenizer", "tokenizing", "computing checksums"]
     assert (seen["reading"], seen["tokenizing"]) == ((n_bytes, None), (n_bytes, n_bytes))
     assert seen["computing checksums"][0] == seen["computing checksums"][1]
@@ -103,20 +105,6 @@ def test_the_tokenizer_is_trained_on_the_training_split_alone(tmp_path):
         data = prepare(SYNTHETIC, tmp_path / str(number), tokenizer="bpe-300", held_out=held_out)
         assert data.tokenizer.id == train_bpe(iter(split_texts(data)[0]), 300).id
         assert data.manifest.corpus.n_bytes < MAX_TRAINING_BYTES
-
-
-def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
-    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes")
-    for name in ("train.names.jsonl", "held_out.names.jsonl"):
-        in_manifest(lambda said, name=name: said["files"].pop(name))(data.path)
-        (data.path / name).unlink()
-    in_manifest(lambda said: said.pop("held_out_from"))(data.path)
-    old = PreparedData.open(data.path)
-    old.verify()
-    assert old.identity == data.identity
-    assert data.identity.files == {name: record.sha256 for name, record in old.manifest.files.items()}
-    with pytest.raises(UserError, match="has no names of documents; it was adopted, or prepared by an older"):
-        next(old.documents("train"))
 
 
 def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):

@@ -44,14 +44,8 @@ class EncodedBatch:
     """int64 (n_documents,), including the end-of-text tokens."""
 
 
-def encode(entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer) -> Generator[EncodedBatch]:
-    """Tokenize documents in order. Raises UserError for a document that cannot be encoded, with its name."""
-    for batch in batches_of(entries):
-        yield encode_batch(batch, tokenizer)
-
-
 def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> EncodedBatch:
-    """Tokenize the documents of a batch."""
+    """Tokenize the documents of a batch. Raises UserError for a document that cannot be encoded, with its name."""
     texts = ["" if entry.split is None else document.text for document, entry in batch]
     try:
         documents = tokenizer.encode_batch(texts)
@@ -84,9 +78,9 @@ def batches_of(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple
 def encode_with_workers(
     entries: Iterable[tuple[Document, Entry]], spec: str, file: Path, n_workers: int
 ) -> Generator[EncodedBatch]:
-    """Encode documents as `encode` does, in order, with `n_workers` processes.
+    """Encode documents in order, in batches, with `n_workers` processes.
 
-    spec, file: the saved tokenizer. Raises UserError as `encode`, and if a worker dies.
+    spec, file: the saved tokenizer. Raises UserError as `encode_batch`, and if a worker dies.
     """
     idle: SimpleQueue[Connection] = SimpleQueue()
     running: deque[Future[EncodedBatch]] = deque()
@@ -177,15 +171,6 @@ class SplitShards:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    @property
-    def n_train_tokens(self) -> int:
-        return self.splits().train.n_tokens
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of text in both splits."""
-        return self.splits().n_bytes
-
     def fill(self, batches: Iterable[EncodedBatch], has_added: Callable[[], object] = lambda: None) -> None:
         """Append batches until full; `has_added` is called after each batch."""
         for batch in batches:
@@ -217,12 +202,12 @@ class SplitShards:
             return 0
         if self.max_tokens is None:
             return len(train_lengths)
-        after = self.n_train_tokens + np.cumsum(train_lengths)
+        after = self.splits().train.n_tokens + np.cumsum(train_lengths)
         n_kept = int(np.searchsorted(after, self.max_tokens, side="right"))
         self.is_full = n_kept < len(train_lengths)
         return n_kept
 
-    def found(self) -> Scan:
+    def totals(self) -> Scan:
         """Return the totals of the documents written."""
         splits = self.splits()
         return Scan(
@@ -234,5 +219,6 @@ class SplitShards:
         )
 
     def splits(self) -> Splits:
+        """Return the counts of both splits."""
         records = (SplitRecord(**dict(zip(SplitRecord.model_fields, count))) for count in self._counts.tolist())
         return Splits(**dict(zip(Splits.model_fields, records)))

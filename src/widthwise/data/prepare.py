@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from widthwise.data.documents import Corpus, Document, Entry, ProgressCallback, Scan, Split, ignore_progress
-from widthwise.data.encode import SplitShards, encode, encode_with_workers
+from widthwise.data.encode import SplitShards, batches_of, encode_batch, encode_with_workers
 from widthwise.data.identity import CorpusRecord, HeldOutRecord
 from widthwise.data.json_tokenizer import check_spec, open_tokenizer
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
@@ -175,12 +175,12 @@ def prepare(
         file = trained.save(folder)
         entries = division.entries(opened)
         if n_workers is None:
-            batches = encode(entries, trained)
+            batches = (encode_batch(batch, trained) for batch in batches_of(entries))
         else:
             batches = encode_with_workers(entries, trained.spec, file, n_workers)
         with SplitShards(folder, trained, max_tokens) as shards, closing(batches):
-            shards.fill(batches, lambda: progress("tokenizing", shards.n_bytes, _n_bytes_in_all(shards, expected)))
-            if expected not in (None, shards.found()):
+            shards.fill(batches, lambda: progress("tokenizing", *_progress(shards, expected)))
+            if expected not in (None, shards.totals()):
                 raise UserError(f"{opened.name}: changed while it was being read; prepare it again")
         _finish(folder, opened.name, division, shards, progress)
 
@@ -191,14 +191,16 @@ def _opened(source: Corpus | Path | str) -> Corpus:
     return source if isinstance(source, Corpus) else open_source(str(source))
 
 
-def _n_bytes_in_all(shards: SplitShards, expected: Scan | None) -> int | None:
-    """Return the bytes of text to tokenize; with `max_tokens` an estimate from the tokens so far."""
+def _progress(shards: SplitShards, expected: Scan | None) -> tuple[int, int | None]:
+    """Return the bytes of text done and in all; with `max_tokens` an estimate from the tokens so far."""
+    splits = shards.splits()
+    n_tokens = splits.train.n_tokens
     if expected is not None:
-        return expected.n_bytes
+        return splits.n_bytes, expected.n_bytes
     assert shards.max_tokens is not None
     if shards.is_full:
-        return shards.n_bytes
-    return round(shards.n_bytes * shards.max_tokens / shards.n_train_tokens) if shards.n_train_tokens else None
+        return splits.n_bytes, splits.n_bytes
+    return splits.n_bytes, round(splits.n_bytes * shards.max_tokens / n_tokens) if n_tokens else None
 
 
 def _finish(folder: Path, name: str, division: Division, shards: SplitShards, progress: ProgressCallback) -> None:
@@ -206,7 +208,7 @@ def _finish(folder: Path, name: str, division: Division, shards: SplitShards, pr
 
     name: of the corpus.
     """
-    totals = shards.found()
+    totals = shards.totals()
     if shards.max_tokens is not None and totals.n_held_out in (0, totals.n_documents):
         raise UserError(
             f"max_tokens: got {shards.max_tokens}, which leaves {totals.n_documents - totals.n_held_out} documents for "

@@ -122,7 +122,7 @@ class PreparedData:
         Raises UserError for a folder without names, or with a different number of names than documents.
         """
         if names_path(self.path / split).name not in self.manifest.files:
-            raise UserError(f"{self.path}: has no names of documents; it was adopted, or prepared by an older version")
+            raise UserError(f"{self.path}: has no names of documents; it was adopted")
         starts = getattr(self, split).document_starts
         try:
             yield from zip(read_names(self.path / split), np.diff(starts).tolist(), strict=True)
@@ -244,7 +244,9 @@ def adopt(
     paths = {"train": Path(train), "held_out": Path(held_out)}
     files = {name: _token_files(path) for name, path in paths.items()}
     opened = open_tokenizer(tokenizer)
-    if _inodes(files["train"]) & _inodes(files["held_out"]):
+    stats = {name: [bin_path(file.prefix).stat() for file in parts] for name, parts in files.items()}
+    train_files, held_out_files = ({(stat.st_dev, stat.st_ino) for stat in stats[name]} for name in paths)
+    if train_files & held_out_files:
         raise UserError(f"{held_out}: is both train and held-out; held-out text must not be in the training text")
 
     def fill(folder: Path) -> None:
@@ -279,11 +281,6 @@ def _token_files(path: Path) -> list[TokenFile]:
     if not files:
         raise UserError(f"{path}: holds no shards; expected files NAME.bin and NAME.idx")
     return files
-
-
-def _inodes(files: list[TokenFile]) -> set[tuple[int, int]]:
-    stats = [bin_path(file.prefix).stat() for file in files]
-    return {(stat.st_dev, stat.st_ino) for stat in stats}
 
 
 def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:

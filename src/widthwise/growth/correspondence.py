@@ -128,10 +128,6 @@ class AxisMap:
         return cls.of(n_old, [*range(n_old), *[-1] * (n_new - n_old)], zero)
 
     @property
-    def is_identity(self) -> bool:
-        return len(self.index) == self.n_old and bool((self.index == torch.arange(self.n_old)).all())
-
-    @property
     def is_appended(self) -> bool:
         """True if all old entries come first, in their old order, followed by new ones."""
         places = torch.arange(len(self.index))

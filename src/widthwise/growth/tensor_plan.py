@@ -200,7 +200,7 @@ class TensorPlan:
         else:
             grown = old
             for dim, axis in enumerate(self.maps):
-                if not axis.is_identity:
+                if not axis.is_appended or len(axis.index) > axis.n_old:
                     grown = grown.index_select(dim, axis.index.clamp(min=0).to(old.device))
         return grown if factor == 1.0 else (grown.double() * factor + shift).to(old.dtype)
 

@@ -1,5 +1,6 @@
 """Costs of training a recipe on devices of a kind: memory, time, traffic and data. Nothing is trained or written."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import DataCost, Deployment, Plan, RankMemory, Setup, StepTraffic
 from widthwise.runs.rank_memory import Layout, ShardedModel
-from widthwise.training.devices import Device, known_gpu
+from widthwise.training.devices import DEVICES_PER_NODE, Device, known_gpu
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of text per token of byte-level BPE with 32,000 to 100,000 tokens on English text, approximately."""
@@ -125,8 +126,13 @@ class Planner:
     def _communication_seconds(self, device: Device, traffic: StepTraffic) -> float | None:
         """Return the time of a step's rings; None for a device of unknown bandwidths."""
         layout = self.layout
-        within_copy = device.ring_bytes_per_second(layout.n_shards, layout.n_shards_in_node)
-        over_copies = device.ring_bytes_per_second(layout.n_replicas, layout.n_replicas_in_node)
+        n_shards_in_node = layout.n_shards
+        n_replicas_in_node = layout.n_replicas
+        if layout.n_devices > DEVICES_PER_NODE:
+            n_shards_in_node = math.gcd(layout.n_shards, DEVICES_PER_NODE)
+            n_replicas_in_node = DEVICES_PER_NODE // n_shards_in_node
+        within_copy = device.ring_bytes_per_second(layout.n_shards, n_shards_in_node)
+        over_copies = device.ring_bytes_per_second(layout.n_replicas, n_replicas_in_node)
         if not (within_copy and over_copies):
             return None
         shared = traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.broadcast_bytes

@@ -20,7 +20,6 @@ whole until the last pass of a step, which reduces them unit by unit and replace
 gathers and reduces nothing.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from widthwise.recipe.optimizers import hidden_matrices
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import RankMemory, StepTraffic
-from widthwise.training.devices import DEVICES_PER_NODE
 
 FP32_BYTES = 4
 BF16_BYTES = 2
@@ -75,16 +73,6 @@ class Layout:
     def n_replicas(self) -> int:
         """Copies of the model."""
         return self.n_devices // self.n_shards
-
-    @property
-    def n_shards_in_node(self) -> int:
-        """Devices of one node that share a copy."""
-        return self.n_shards if self.n_devices <= DEVICES_PER_NODE else math.gcd(self.n_shards, DEVICES_PER_NODE)
-
-    @property
-    def n_replicas_in_node(self) -> int:
-        """Devices of one node that hold the same shard of different copies."""
-        return self.n_replicas if self.n_devices <= DEVICES_PER_NODE else DEVICES_PER_NODE // self.n_shards_in_node
 
 
 class ShardedModel:

@@ -8,7 +8,6 @@ from typing import Any
 from widthwise.analysis.dynamic_width import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.data.loader import HeldOut
-from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
@@ -38,6 +37,8 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     state = loop.state
     records = loop.run.metrics()
     analyses = {} if model is None else model_analyses(model, loop.held_out, validation.token_widths)
+    train = [folder.manifest.splits.train for folder in loop.data.folders]
+    held_out = [folder.manifest.splits.held_out for folder in loop.data.folders]
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
     of_last_model = _since(records, ("growth", "grown"))
@@ -78,7 +79,12 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         val_perplexity=validation.perplexity,
         val_bits_per_byte=validation.bits_per_byte,
         val_window_losses=validation.window_losses,
-        data=_counts(loop.data),
+        data=DataCounts(
+            n_train_tokens=sum(split.n_tokens for split in train),
+            n_train_bytes=sum(split.n_bytes for split in train),
+            n_held_out_tokens=sum(split.n_tokens for split in held_out),
+            n_held_out_bytes=sum(split.n_bytes for split in held_out),
+        ),
         tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds),
         wall_seconds=state.wall_seconds,
         peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in _since(records, ("grown",))), default=0)
@@ -88,17 +94,6 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         pflops_days=pflops_days(spent.training_flops, 1),
         **{key: value for key, value in optional.items() if value is not None},
         notes=[*state.notes, *notes_on_spikes(records)],
-    )
-
-
-def _counts(data: OpenedData) -> DataCounts:
-    train = [folder.manifest.splits.train for folder in data.folders]
-    held_out = [folder.manifest.splits.held_out for folder in data.folders]
-    return DataCounts(
-        n_train_tokens=sum(split.n_tokens for split in train),
-        n_train_bytes=sum(split.n_bytes for split in train),
-        n_held_out_tokens=sum(split.n_tokens for split in held_out),
-        n_held_out_bytes=sum(split.n_bytes for split in held_out),
     )
 
 

@@ -94,7 +94,8 @@ class _Launch:
     def train(self, recipe: Recipe, may_resume: bool) -> RunResult:
         path = self.run.path
         recipe = recipe.settled(lambda: self.processes.on_rank_zero(lambda: chosen_precision(path, self.observer)))
-        recipe = self.processes.same_on_every_rank(lambda: _checked(recipe.resolved()))
+        recipe = self.processes.same_on_every_rank(recipe.resolved)
+        self.processes.same_on_every_rank(recipe.check)
 
         def is_begun() -> bool:
             if path.exists() and not path.is_dir():
@@ -116,7 +117,7 @@ class _Launch:
             return self._resume(recipe) if self.processes.on_rank_zero(is_begun) else self._start(recipe)
 
     def resume(self, before: Recipe, recipe: Recipe) -> RunResult:
-        self.processes.same_on_every_rank(lambda: _checked(recipe))
+        self.processes.same_on_every_rank(recipe.check)
         with ExitStack() as lock:
             self.processes.on_rank_zero(lambda: lock.enter_context(self.run.locked()))
             self.processes.on_rank_zero(lambda: take_over(self.run, before, recipe))
@@ -191,9 +192,8 @@ class _Launch:
             result = self.processes.on_rank_zero(finish)
         received = int(self.processes.all_reduce_max(watch.received or 0)[0])
         if received:
-            raise self.processes.on_every_rank(
-                Interrupted(f"{self.run.path}: has finished; stopped after it", received)
-            )
+            stopped = Interrupted(f"{self.run.path}: has finished; stopped after it", received)
+            raise self.processes.on_every_rank(stopped)
         return result
 
     def _environment(self) -> dict[str, Any]:
@@ -254,11 +254,6 @@ def _bound_record(loop: TrainingLoop) -> dict[str, Any]:
     teacher = loop.train_state.objective.teacher
     record: dict[str, Any] = {VALIDATION_KEY: identity} if any(identity.values()) else {}
     return record if teacher is None else {**record, TEACHER_KEY: teacher.step}
-
-
-def _checked(recipe: Recipe) -> Recipe:
-    recipe.check()
-    return recipe
 
 
 def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Recipe:

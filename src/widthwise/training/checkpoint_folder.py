@@ -273,18 +273,16 @@ def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe
     damages: the result of `latest_valid`; deleted too, except checkpoints rewritten since. recipe: recorded in the
     seals of this run; checkpoints whose seal has a different recipe stay.
     """
-    candidates = [path for path in checkpoint_paths(folder) if _is_prunable(path, recipe)]
+    candidates = []
+    for path in checkpoint_paths(folder):
+        try:
+            seal = manifest_of(path).seal
+        except UserError:  # damaged
+            seal = None
+        if recipe is None or seal is None or seal.recipe == recipe:
+            candidates.append(path)
     damaged = {damage.path for damage in damages if damage.path in candidates and find_damage(damage.path)}
     good = [path for path in candidates if path not in damaged]
     kept_steps = rules.kept([step_of(path) for path in good])
     for path in (*(path for path in good if step_of(path) not in kept_steps), *damaged):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_prunable(path: Path, recipe: str | None) -> bool:
-    """Return True for a checkpoint of this run, or one whose run is unknown because of damage or age."""
-    try:
-        seal = manifest_of(path).seal
-    except UserError:
-        return True
-    return recipe is None or seal is None or seal.recipe == recipe

@@ -54,21 +54,20 @@ def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> Mapping[s
 
 
 def adopt(optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-    """Give an optimizer that has made no step the state of its parameters, whole tensors by name and part."""
+    """Give an optimizer that has made no step the state of its parameters, whole tensors by name and part.
+
+    A process that shares the model takes its rows. All parts are copied, because alignment may change how kernels
+    round, and a part may belong to the old optimizer.
+    """
     parameters = dict(model.named_parameters())
     for name, parts in states:
         parameter = parameters[name]
-        optimizer.state[parameter] = {part: _like(parameter, value) for part, value in parts.items()}
-
-
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a part of a parameter's state on the parameter's device, reduced to the rows of this process.
-
-    Copied, because alignment may change how kernels round, and a part may belong to the old optimizer.
-    """
-    if not value.shape or not is_shared(parameter):
-        return value.to(parameter.device, copy=True)
-    return with_rows(parameter, value[held_rows(parameter)].to(parameter.device, copy=True))
+        for part, value in parts.items():
+            if value.shape and is_shared(parameter):
+                rows = value[held_rows(parameter)].to(parameter.device, copy=True)
+                optimizer.state[parameter][part] = with_rows(parameter, rows)
+            else:
+                optimizer.state[parameter][part] = value.to(parameter.device, copy=True)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class TrainingLoop:
         phase = self.recipe.phase_at(step + 1)
         if phase.start != step or step == 0:
             return
-        is_recorded = self.metrics_logger.last_step("growth") == step  # by a killed process
+        is_recorded = self.metrics_logger.last_steps["growth"] == step  # by a killed process
         before = None if is_recorded else self._validate()
         self.train_state = self.train_state.grown(phase)
         self.train_state.set_progress(step)
@@ -233,7 +233,7 @@ class TrainingLoop:
     @property
     def _has_validated(self) -> bool:
         """True if the validation of this step is recorded, perhaps by a killed process; step 0 records none."""
-        return self.metrics_logger.last_step("validation") >= self.state.step
+        return self.metrics_logger.last_steps["validation"] >= self.state.step
 
     def _validate(self) -> Validation:
         """Validate at this step, and record it once."""

@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -126,7 +127,8 @@ class MetricsLogger:
             keep_freed_memory()
         self.stopwatch = Stopwatch()
         self._memory = PeakMemory(processes.device)
-        self._steps: dict[str, int] = {}
+        self.last_steps: Counter[str] = Counter()
+        """Event -> step of its last record; 0 without one."""
         self.held_out_losses: dict[int, float] = {}
         """Step -> loss of each recorded validation."""
         self._inherited = Spent()
@@ -145,7 +147,7 @@ class MetricsLogger:
             return self._run.metrics()
 
         records = self._processes.on_rank_zero(rewound)
-        self._steps = {record["event"]: record["step"] for record in records}
+        self.last_steps = Counter({record["event"]: record["step"] for record in records})
         self.held_out_losses = {r["step"]: r["loss"] for r in records if r["event"] == "validation"}
         self._inherited = inherited(records)
 
@@ -198,7 +200,7 @@ class MetricsLogger:
             loss=loss,
             lr=train_state.lr(state.step),
             grad_norm=grad_norm,
-            tokens=self._spent(state.step).tokens,
+            tokens=self._inherited.until(self._recipe, state.step).tokens,
             **speed,
             **record,
         )
@@ -212,7 +214,7 @@ class MetricsLogger:
             self._run.metrics_file.append([record])
 
         self._processes.on_rank_zero(append)
-        self._steps[event] = step
+        self.last_steps[event] = step
         if event == "validation":
             self.held_out_losses[step] = values["loss"]
         self._observer.record(record)
@@ -229,7 +231,7 @@ class MetricsLogger:
 
     def write_with_costs(self, step: int, event: str, **values: Any) -> None:
         """Add a record with the tokens and the compute spent so far."""
-        _, tokens, training_flops = self._spent(step)
+        _, tokens, training_flops = self._inherited.until(self._recipe, step)
         self.write(step, event, tokens=tokens, training_flops=training_flops, **values)
 
     def follow(self) -> None:
@@ -237,11 +239,3 @@ class MetricsLogger:
         before = self._run.path
         if self._run.follow():
             self._note(f"{before}: was moved to {self._run.path} during training; the run continues there")
-
-    def last_step(self, event: str) -> int:
-        """Return the step of the last record of an event, 0 without one."""
-        return self._steps.get(event, 0)
-
-    def _spent(self, step: int) -> Spent:
-        """Return the costs by a step, including the parent run's."""
-        return self._inherited.until(self._recipe, step)

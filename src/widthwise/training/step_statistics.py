@@ -127,7 +127,7 @@ class LayerWatch(Recompute):
             config = self._model.config
             with torch.no_grad():
                 stream = config.residual.to_slots(outputs[0], config.widths[index])
-                self._squares[index] += _square(stream)
+                self._squares[index] += _sum_of_squares([stream], self._squares)
             self._n_numbers[index] += stream.numel()
         return outputs
 
@@ -154,12 +154,9 @@ class LayerWatch(Recompute):
         return torch.stack((*(of_held / n_copies).view(3, -1), outputs / n_numbers)).sqrt()
 
 
-def _square(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
-
-
 def _sum_of_squares(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
-    return sum((_square(held(tensor)) for tensor in tensors), start=like.new_zeros(()))
+    norms = (torch.linalg.vector_norm(held(tensor), dtype=torch.float64) for tensor in tensors)
+    return sum((norm.square() for norm in norms), start=like.new_zeros(()))
 
 
 def norms_record(norms: Tensor) -> dict[str, list[float | None]]:

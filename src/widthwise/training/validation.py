@@ -31,7 +31,7 @@ from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, check_prompts, stream_tokens
 from widthwise.model.shards import reshard
 from widthwise.recipe.recipe import Recipe
-from widthwise.recipe.train_section import SampleConfig, ValidationTask, ValidationText
+from widthwise.recipe.train_section import SampleConfig, ValidationText
 from widthwise.records.analysis import TokenWidths
 from widthwise.records.evaluation import TaskAnswers
 from widthwise.training.processes import ALONE, Processes
@@ -162,7 +162,10 @@ class ValidationSets:
         def identity() -> dict[str, dict[str, str]]:
             texts = {name: _text(f"validation.texts.{name}", text, held_out) for name, text in config.texts.items()}
             scorer = _scorer(model, held_out)
-            tasks = {name: _task(f"validation.tasks.{name}", task, scorer) for name, task in config.tasks.items()}
+            tasks = {}
+            for name, task in config.tasks.items():
+                with mistakes_of(f"validation.tasks.{name}"):
+                    tasks[name] = encode_task(scorer, load_task(Path(task.file), task.delimiter, task.limit))
             opened.append(cls(held_out, texts, tasks, None if sample is None else Sampler(sample, held_out, model)))
             return opened[0].identity()
 
@@ -198,11 +201,6 @@ class ValidationSets:
 def _scorer(model: Decoder, held_out: HeldOut) -> Scorer:
     dtype = torch.bfloat16 if held_out.precision == "bf16" else None
     return Scorer(model, held_out.data.tokenizer, held_out.seq_len, held_out.batch_size, dtype)
-
-
-def _task(where: str, config: ValidationTask, scorer: Scorer) -> EncodedTask:
-    with mistakes_of(where):
-        return encode_task(scorer, load_task(Path(config.file), config.delimiter, config.limit))
 
 
 def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
