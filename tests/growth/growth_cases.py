@@ -12,6 +12,7 @@ from widthwise.growth.certificate import certify, decoder_of
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import GrowthPlan, plan_growth
 from widthwise.growth.tensor_plan import FreshEntries, filled
+from widthwise.model import initial_weights
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, build
 from widthwise.shape.template import ModelTemplate
@@ -161,7 +162,7 @@ def with_random_weights(config: ModelConfig, seed: int) -> Weights:
     model = blueprint(config)
     weights = {}
     for name, parameter in model.named_parameters():
-        start = model.get_submodule(name.removesuffix(".weight")).drawn(0.0, generator)
+        start = initial_weights.drawn(model.get_submodule(name.removesuffix(".weight")), 0.0, generator)
         noise = torch.empty(parameter.shape, dtype=torch.float64).normal_(0.0, 0.3, generator=generator)
         weights[name] = start.double() + noise
     return weights

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import LayerNorm, RMSNorm, Weight
 from widthwise.model.context import PassContext
+from widthwise.model.initial_weights import drawn
 from widthwise.model.norm import NormConfig, NormSite
 
 
@@ -33,7 +34,7 @@ def started(module: nn.Module, std: float = 1.0, noise: float = 0.0, seed: int =
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
         if isinstance(part, Weight):
-            part.weight.copy_(part.drawn(std, generator))
+            part.weight.copy_(drawn(part, std, generator))
             part.weight += noise * torch.randn(part.weight.shape, generator=generator)
     return module
 

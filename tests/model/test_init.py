@@ -9,6 +9,7 @@ from thinned import in_turn
 from widthwise.config_io import parse
 from widthwise.model.axes import Linear
 from widthwise.model.decoder import build
+from widthwise.model.initial_weights import drawn as drawn_weight
 from widthwise.shape.template import ModelTemplate
 
 PAPER = {
@@ -72,7 +73,7 @@ def started(start, dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     """The first weight of a matrix, and what the generator gives after it."""
     module = Linear({"d_in": 4}, {"d_out": 6}, start=start).to(dtype)
     generator = torch.Generator().manual_seed(3)
-    return module.drawn(0.5, generator), torch.rand((), generator=generator)
+    return drawn_weight(module, 0.5, generator), torch.rand((), generator=generator)
 
 
 def test_what_does_not_draw_leaves_the_other_weights_as_they_were():

@@ -150,7 +150,9 @@ class Comparison(Plan):
         """Lines on adjusted variants, on values that a sweep chose, and on parameters without gradient."""
         lines = super().adjustment_lines
         if self.tuning is not None:
-            lines += [f"{choice.name}: {choice.in_words} (of {self.tuning.sweep})" for choice in self.tuning.variants]
+            for choice in self.tuning.variants:
+                chosen = ", ".join(f"{key} {value:.7g}" for key, value in choice.chosen.items())
+                lines.append(f"{choice.name}: {chosen} (of {self.tuning.sweep})")
         for name, recipe in self.recipes.items():
             if n := recipe.final_model.n_dead_params:
                 lines.append(f"{name}: {n:,} parameters receive no gradient because of the shape")

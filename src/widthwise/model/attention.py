@@ -198,7 +198,7 @@ class AttentionTemplate(AttentionOptions):
                 f"ratio: got {self.ratio:g}; must be a fraction of whole numbers up to {LARGEST_DENOMINATOR}, such as "
                 f"{self._fraction or Fraction(1, LARGEST_DENOMINATOR)}"
             )
-        unit, formula = self._unit
+        unit, formula = self.unit
         if self.d_attention is not None and self.d_attention % unit:
             raise ValueError(f"d_attention: got {self.d_attention}; must be a multiple of {unit} ({formula})")
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
@@ -224,12 +224,12 @@ class AttentionTemplate(AttentionOptions):
         """Every width must be a multiple of this: whole groups of heads, of an even size if they are rotary."""
         if self.d_attention is not None:
             return 1
-        unit, _ = self._unit
+        unit, _ = self.unit
         numerator, denominator = self._fraction.as_integer_ratio()
         return unit * denominator // math.gcd(numerator, unit * denominator)
 
     @property
-    def _unit(self) -> tuple[int, str]:
+    def unit(self) -> tuple[int, str]:
         """The number of which n_heads * head_dim must be a multiple, and its formula for errors."""
         if self.n_heads is None:
             return self.constant_head_dim * self.kv_group_size, "head_dim * kv_group_size"
@@ -258,7 +258,7 @@ class AttentionTemplate(AttentionOptions):
     def at_width(self, d_model: int) -> AttentionConfig:
         """Return the attention of a layer of width d_model. Raise ValueError where heads do not fit the width."""
         if d_model % self.quantum:
-            _, formula = self._unit
+            _, formula = self.unit
             if self.ratio is not None:
                 formula += f", over ratio {self._fraction}"
             raise ValueError(f"d_model: got {d_model}; attention needs a multiple of {self.quantum} ({formula})")

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
 from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
-from widthwise.model.config import InitConfig
 from widthwise.model.cost import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None
@@ -35,29 +34,6 @@ class Weight(nn.Module):
         """The named axes of each dimension of the weight: of rows and columns, or of the entries of a vector."""
         return (self.out_axes,) if self.in_axes is self.out_axes else (self.out_axes, self.in_axes)
 
-    def initial_std(self, init: InitConfig, width_ratio: float, n_additions: int) -> float:
-        """Return the standard deviation of its entries before training.
-
-        width_ratio: d_model of the embedding over the layer's width; n_additions: number of updates of the stream.
-        """
-        return init.std
-
-    def drawn(self, std: float, generator: torch.Generator, truncate_at: float | None = None) -> Tensor:
-        """Return the whole weight before training, in fp32: its start, or normal(std).
-
-        truncate_at: cut of the normal distribution, in standard deviations.
-        """
-        # Drawn on the CPU in fp32 for any dtype and device of the model, so that a seed determines the weights.
-        weight = torch.empty(self.weight.shape, dtype=torch.float32)
-        if isinstance(self.start, (int, float)):
-            return weight.fill_(self.start)
-        if self.start is not None:
-            self.start(weight, generator)
-            return weight
-        if truncate_at is None:
-            return weight.normal_(0.0, std, generator=generator)
-        return nn.init.trunc_normal_(weight, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
-
     def extra_repr(self) -> str:
         return f"{self.in_axes}" if self.in_axes is self.out_axes else f"{self.in_axes} -> {self.out_axes}"
 
@@ -76,17 +52,6 @@ class Linear(Weight):
     def writes_stream(self) -> bool:
         """True for the last matrix of a sublayer, which has the stream on its output side alone."""
         return "d_model" in self.out_axes and "d_model" not in self.in_axes
-
-    def initial_std(self, init: InitConfig, width_ratio: float, n_additions: int) -> float:
-        """Return `init.std`, scaled by width, and by depth for a matrix that writes the stream.
-
-        The recipe of the variable-width paper (section 4 of its release): std / sqrt(width_multiplier) * sqrt(d_model /
-        w) in a layer of width w, and for a matrix that writes the stream divided by the root of the number of updates,
-        2 * n_layers if every layer has one attention and one feed-forward. With width_multiplier = d_model / base width
-        this is muP for Adam; the paper keeps it constant.
-        """
-        std = init.std / math.sqrt(init.width_multiplier) * math.sqrt(width_ratio)
-        return std / math.sqrt(n_additions) if self.writes_stream and init.depth_scaled else std
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(in_axes)) -> (..., size(out_axes))."""

@@ -12,6 +12,7 @@ from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, LearnedPositions, Linear, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices, KVCache, PassContext, Stream, mask_of, padding_documents
+from widthwise.model.initial_weights import drawn, initial_std
 from widthwise.model.layer import LayerConfig
 from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
@@ -94,23 +95,23 @@ class Decoder(nn.Module):
         assert not missing, f"no weights for {', '.join(missing)}"
 
     def init_weights(self, seed: int) -> None:
-        """Fill every weight from the seed, equally on any device and for any dtype. See `Weight.drawn`.
+        """Fill every weight from the seed, equally on any device and for any dtype. See `model.initial_weights`.
 
         Weights are drawn one at a time, so that no process needs memory for all of them.
         """
         config = self.config
         init = config.init
         ends = (self.embedding, None if config.tie_embeddings else self.head, self.positions)
-        stds: list[tuple[Weight, float]] = [(module, init.std) for module in ends if module is not None]
+        stds: list[tuple[nn.Module, float]] = [(module, init.std) for module in ends if module is not None]
         widths = dict(zip(self.layers, config.widths))
         for part in (*self.layers, self.entry, self.exit, *self.mtp):
             ratio = config.d_model / widths.get(part, config.d_model)
             for module in part.modules():
-                if isinstance(module, Weight):
-                    stds.append((module, module.initial_std(init, ratio, config.n_residual_additions)))
+                stds.append((module, initial_std(init, module, ratio, config.n_residual_additions)))
         generator = torch.Generator().manual_seed(seed)
         for module, std in stds:
-            put(module.weight, module.drawn(std, generator, init.truncate_at))
+            if isinstance(module, Weight):
+                put(module.weight, drawn(module, std, generator, init.truncate_at))
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
