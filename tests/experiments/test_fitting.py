@@ -163,6 +163,16 @@ def test_a_bend_chooses_the_irreducible_loss_where_there_are_points_enough(tmp_p
     assert fit_groups(gather([path], Axes("x", "y")), "t", "c")["groups"][0]["chosen"] != "power_irreducible"
 
 
+def test_a_curve_of_too_few_points_is_left_out_unless_it_is_the_baseline(tmp_path: Path) -> None:
+    rows = ["kind,x,y", "a,1,3", "a,2,2.9", "a,4,2.85", "b,1,3", "b,2,2.8"]
+    path = table(tmp_path, "\n".join(rows))
+    found = fit_groups(gather([path], Axes("x", "y", "kind"), "a"), "t", "c")
+    assert [group.name for group in found.groups] == ["a"]
+    assert "Left out: b, because a law needs points at 3 or more different x, and b has 2." in found.sentence
+    with pytest.raises(UserError, match=r"over x a law needs points at 3 or more different x, and b has 2"):
+        fit_groups(gather([path], Axes("x", "y", "kind"), "b"), "t", "c")
+
+
 def test_a_law_that_cannot_be_fitted_says_why(tmp_path: Path) -> None:
     gathered = gather([table(tmp_path, "x,y\n1,3\n2,2.9\n4,2.85\n")], Axes("x", "y"))
     found = fit_groups(gathered, "t", "c")["groups"][0]["fits"]

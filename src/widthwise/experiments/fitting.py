@@ -213,7 +213,8 @@ def fit_groups(
     """Fit all laws to all groups. Return the content of scaling.json: fits, savings, and the answer as text.
 
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. `parabola` and
-    `chinchilla` are fitted alone, and without savings. Raises UserError if no law can be fitted to a group.
+    `chinchilla` are fitted alone, and without savings. Groups with too few points are left out, and named
+    in the text. Raises UserError if no group is left, or the baseline has too few.
     """
     axes = data.axes
     baseline = data.baseline
@@ -227,19 +228,24 @@ def fit_groups(
         raise UserError(
             "--law chinchilla: needs two variables, as in --x params --x2 tokens; other laws take --x alone"
         )
+    too_small = dict[str, str]()
     for group in data.groups:
         if len(group.points) > MOST_POINTS:
             raise UserError(f"fit: {group.name} has {len(group.points):,} points; a law takes at most {MOST_POINTS:,}")
-        reasons = [form.objection(group) for form in laws.values()]
+        reasons = [form.objection(group) or "" for form in laws.values()]
         if all(reasons):
-            raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
-    possible = [(form, group) for form in laws.values() for group in data.groups if form.objection(group) is None]
+            too_small[group.name] = reasons[0]
+    groups = [group for group in data.groups if group.name not in too_small]
+    if not groups or baseline in too_small:
+        reason = too_small[data.groups[0].name if baseline is None else baseline]
+        raise UserError(f"fit: over {axes.x} a law {reason}; --group-by decides which models share a curve")
+    possible = [(form, group) for form in laws.values() for group in groups if form.objection(group) is None]
     fits: Fits = {kind: {} for kind in laws}
     for n_done, (form, group) in enumerate(possible):
         (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
         fits[form.kind][group.name] = fit_law(form, group)
-    chosen, why = _choice(data.groups, fits, law)
-    recorded = [_recorded(group, fits, chosen) for group in data.groups]
+    chosen, why = _choice(groups, fits, law)
+    recorded = [_recorded(group, fits, chosen) for group in groups]
     saved = list[Saving]()
     for by_group in fits.values():
         for name, fit in by_group.items():
@@ -257,6 +263,7 @@ def fit_groups(
     sentences += [_law_sentence(fits[chosen][group.name], group, axes) for group in recorded]
     sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {n_drawn:,} times.")
     sentences += [f"Left out: {points}." for points in data.left_out]
+    sentences += [f"Left out: {name}, because a law {reason}." for name, reason in too_small.items()]
     return ScalingLaws(
         title=title,
         command=command,
