@@ -21,11 +21,12 @@ from typing import Any
 from widthwise.evaluation.estimate import seed_interval, students_t
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
+from widthwise.records.scaling import ScalingLaws
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 D32, D48 = "compute_optimal_d32", "compute_optimal"
-D64, D64_MORE = "compute_optimal_d64", "compute_optimal_d64_more_seeds"
+D64, D32_REORDERED, LAWS = "compute_optimal_d64", "compute_optimal_d32_reordered", "compute_optimal_laws"
 D48_REORDERED = ("compute_optimal_reordered", "compute_optimal_more_seeds")
 """Records of other seeds than in D48, on the same texts in another order."""
 F6, MORE, HALF = "found_6m", "found_6m_more_seeds", "found_6m_half_rate"
@@ -184,7 +185,7 @@ def findings() -> Iterator[str]:
     yield f"is [higher by {ci(at_d48('cut'))}]"
     yield f"if {ratio(E6, virtual, 'activation_bytes', '.2f')} times the activation memory"
     yield f"at 0.39M ({ci(at_d48(virtual))})"
-    yield f"at 0.66M have {mean(D64, virtual)} and {mean(D64_MORE, virtual)}."
+    yield f"nor at 0.66M ({d(D64, virtual)})"
     sections = (
         twenty_tokens,
         ten_times_the_size,
@@ -215,10 +216,17 @@ def twenty_tokens() -> Iterator[str]:
         runs = f"{fmean(reordered(name)):+.3f}", ci(at_d48(name))
         yield row(*in_the_course(D48, name, 384), *runs, ratio(D48, name, "flops"), ratio(D48, name, "kv_bytes"))
     yield f"differs by up to {max(others) - min(others):.3f}"
-    yield f"is {loss(D64, 'uniform')} and {loss(D64_MORE, 'uniform')}."
-    for name in ("virtual-2-3", "hourglass", "x-head-size"):
-        second = mean(D64_MORE, name) if name == "virtual-2-3" else ""
-        yield row(*in_the_course(D64, name, 640), second, ratio(D64, name, "flops"), ratio(D64, name, "kv_bytes"))
+    yield f"whose mean loss is {loss(D64, 'uniform')}:"
+    scaling = ScalingLaws.read(RESULTS / LAWS)
+    savings = [saving for saving in scaling.savings if saving.fit == "power" and saving.kind == "curve"]
+    ratios = {saving.group: saving.ratio for saving in savings}
+    kinds = ("virtual-2-3", "hourglass", "x-head-size")
+    for name in kinds:
+        course = in_the_course(D64, name, 640)[:-1]
+        yield row(*course, d(D64, name), ratio(D64, name, "flops"), ratio(D64, name, "kv_bytes"))
+    yield listed(f"{value:+.3f}" for value in minus(D64, "virtual-2-3").per_seed)
+    for name in kinds:
+        yield row(d(D32_REORDERED, name), f"{fmean(reordered(name)):+.3f}", d(D64, name), ci(ratios[name], ".2f"))
 
 
 def in_the_course(folder: str, name: str, validate_every: int) -> list[str]:
@@ -446,15 +454,17 @@ def results() -> Iterator[str]:
     small, virtual = "compare_small", "virtual-2-3"
     yield from (d(D32, virtual), ratio(D32, virtual, "flops"))
     yield f"[{ci(at_d48(virtual))}]"
-    yield from (f"[{mean(record, virtual)}]" for record in (D64, D64_MORE))
+    yield f"[{d(D64, virtual)}]"
     yield from (d(E6, virtual), ratio(E6, virtual, "flops", ".2f"), d(VIRTUAL, "r1.5"))
     yield from (ratio(VIRTUAL, "r1.5", of, ".2f") for of in ("params", "flops"))
     yield from (d(D32, "found"), f"[{ci(at_d48('found'))}]", ci(five_seeds()))
     yield listed(seeds_of(minus(F12, "mean")))
     yield from (d(D32, "x"), d(D32, "x-head-size"), *(f"[{ci(at_d48(name))}]" for name in ("x", "x-head-size")))
+    yield f"[{d(D64, 'x-head-size')}]"
     yield from (d(E6, "x"), d(E6, "x-head-size"))
     yield from (d(HEADS, NUMBER), d(HEADS, SIZE), d(BOOKS, "x"), d(FFN, "x"), d(small, "x"))
-    yield from (d(D32, "hourglass"), f"[{ci(at_d48('hourglass'))}]", d(E6, "hourglass"), d(FFN, "hourglass"))
+    yield from (d(D32, "hourglass"), f"[{ci(at_d48('hourglass'))}]", f"[{d(D64, 'hourglass')}]")
+    yield from (d(E6, "hourglass"), d(FFN, "hourglass"))
     yield d(D32, "dynamic")
     yield from (d(E6, "dynamic"), f"with {asked(E6, 'dynamic')} of the units")
     yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
@@ -513,10 +523,10 @@ def results() -> Iterator[str]:
 def readme() -> Iterator[str]:
     """Yield the numbers at the end of training and early in it, idea by idea."""
     virtual = "virtual-2-3"
-    yield from (d(D32, "hourglass"), ci(at_d48("hourglass")), d(E6, "hourglass"))
-    yield from (d(D32, virtual), ci(at_d48(virtual)), d(E6, virtual))
+    yield from (d(D32, "hourglass"), ci(at_d48("hourglass")), d(D64, "hourglass"), d(E6, "hourglass"))
+    yield from (d(D32, virtual), ci(at_d48(virtual)), d(D64, virtual), d(E6, virtual))
     yield from (d(D32, "x"), ci(at_d48("x")), d(HEADS, NUMBER))
-    yield from (d(D32, "x-head-size"), ci(at_d48("x-head-size")), d(E6, "x-head-size"))
+    yield from (d(D32, "x-head-size"), ci(at_d48("x-head-size")), d(D64, "x-head-size"), d(E6, "x-head-size"))
     yield from (d("compare_manifold", name) for name in ("sinkhorn", "free_1_4"))
     yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
     yield f"hourglass has {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the uniform model's KV cache"

@@ -15,7 +15,7 @@ from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
 from widthwise.model.norm import NormSite
 from widthwise.model.residual.plain import PlainResidualConfig
-from widthwise.model.residual.plain_module import PlainResidual, Resize, Stream
+from widthwise.model.residual.plain_module import PlainResidual, Stream
 
 
 class LeakyOptions(Config):
@@ -88,12 +88,12 @@ class GatedResidualConfig(PlainResidualConfig):
         return super().cost(d_before, d_read, d_write) + self.matched_cost(0, d_read, d_write)
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "GatedResidual":
-        return GatedResidual(super().build(d_before, d_read, d_write).resize, d_write, self.multiplier)
+        return GatedResidual(self, d_before, d_read, d_write)
 
 
 class GatedResidual(PlainResidual):
-    def __init__(self, resize: Resize, d_write: int, multiplier: float):
-        super().__init__(resize, d_write, multiplier)
+    def __init__(self, config: GatedResidualConfig, d_before: int, d_read: int, d_write: int):
+        super().__init__(config, d_before, d_read, d_write)
         self.gate = Vector({}, start=1.0)
 
     def write(self, skip: Stream, update: Tensor) -> Stream:

@@ -189,7 +189,8 @@ def test_another_model_gives_the_sizes_if_this_one_can_be_cut_to_it() -> None:
 def test_the_curve_of_a_cut_has_its_layers_at_its_own_widths(sizes: tuple[LayerSizes, ...]) -> None:
     model = model_of()
     curve, rule = curve_of_cut(model, smaller_config(model, sizes)), uniform_rule(model)
-    shape = CurveShape.model_validate({name: tuple(points) for name, points in curve.points.items()})
+    points = {"widths": curve.widths, "attention": curve.attention, "hidden": curve.hidden}
+    shape = CurveShape.model_validate({name: tuple(values) for name, values in points.items() if values})
     widths = [size.d_model for size in sizes]
     assert [point * model.d_model for point in curve.widths] == pytest.approx(widths)
     for size, (attention, ffn) in zip(sizes, shape.layer_parts(rule.attention, rule.ffn, model.d_model, widths)):

@@ -113,7 +113,7 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     baseline = totals(base.resolve(seq_len), seq_len)
     budget = baseline[space.match] if space.budget is None else space.budget
     count = UniformTotals(
-        lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), quantum, heads.unit[0], seq_len
+        lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), quantum, heads.unit, seq_len
     )
     examined = _grid_sizes(count, budget, space, heads)
     is_valid, rejected = _valid(count, budget, space, examined)
@@ -169,8 +169,7 @@ def _grid_sizes(count: UniformTotals, budget: float, space: SearchSpace, heads: 
     d_model = np.concatenate([np.maximum(nearest + step, 1) * quantum for step in (-1, 0, 1)])
     n_blocks, n_layers, ratio, factor = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio, factor))
     widths: Any = d_model
-    unit, _ = heads.unit
-    d_attention = np.maximum(np.rint(factor * heads.width(widths) / unit), 1) * unit
+    d_attention = np.maximum(np.rint(factor * heads.width(widths) / heads.unit), 1) * heads.unit
     d_hidden = count.d_hidden(match, budget, Sizes(n_blocks, n_layers, d_model, 0, d_attention))
     d_hidden = np.where(np.isfinite(d_hidden), d_hidden, ratio * d_model)
     d_hidden = np.maximum(np.rint(d_hidden / grid.d_hidden), 0) * grid.d_hidden
