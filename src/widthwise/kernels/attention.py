@@ -153,7 +153,7 @@ def attention(
         documents = None if documents is None else documents[:, -n_keys:]
         mask = None if mask is None else mask[..., -n_keys:]
         if scoring.window >= n_keys:
-            scoring = Scoring(scoring.scale, None, scoring.cap)
+            scoring = scoring._replace(window=None)
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
     is_plain = reference_wanted() or not flash_is_enabled()
     use_blocks = is_capped = scoring.cap is not None

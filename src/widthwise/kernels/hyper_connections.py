@@ -149,9 +149,8 @@ class _Read(torch.autograd.Function):
             carried_slots = carried.view(n_tokens, n_carried, slot_width)
             write = slots.new_empty(n_tokens, n_write, n_slots)
             for rows, chunk, coefficients in Chunks(slots, site):
-                read, carry, write[rows] = coefficients.table.transpose(0, 1).split(
-                    site.sizes, dim=1
-                )  # (C, rows of each, n)
+                table = coefficients.table.transpose(0, 1)  # (C, n_read + n + n_write, n)
+                read, carry, write[rows] = table.split(site.sizes, dim=1)
                 product(read, chunk, out=x_slots[rows])
                 product(carry, chunk, out=carried_slots[rows])
         x = x.to(state.dtype)
