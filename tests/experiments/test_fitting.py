@@ -90,6 +90,13 @@ def test_each_variant_is_a_group_with_a_point_from_each_comparison(tmp_path: Pat
     assert gathered.groups[1].points[0].y == pytest.approx((loss(32, 0, 2.95) + loss(32, 1, 2.95)) / 2)
 
 
+def test_comparisons_of_one_size_are_seeds_of_one_point(tmp_path: Path) -> None:
+    folders = [write_outcome(tmp_path / f"{d}-{i}", [variant("x", d, 2.95)]) for d in SIZES for i in range(2)]
+    gathered = gather(folders, AXES)
+    assert by_group(gathered) == {"x": [(12 * d**2, 4) for d in SIZES]}
+    assert gathered.groups[0].points[0].per_seed == 2 * (loss(32, 0, 2.95), loss(32, 1, 2.95))
+
+
 def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_a_key_or_by_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"d{d}-seed{seed}", d, seed) for d in SIZES for seed in (1, 2, 3)]
     gathered = gather(runs, Axes("training_flops", "val_loss"))

@@ -96,6 +96,7 @@ class FitData:
 def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> FitData:
     """Collect every model in the paths: .csv files, run directories, or folders of comparisons or sweeps.
 
+    Models of several folders with equal group, name and variables are seeds of one point.
     baseline: a group; by default the common baseline of all comparisons, if it is a group. Raises UserError if a path
     is none of these, or a number is missing or has no logarithm.
     """
@@ -106,8 +107,13 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
     tabulated = [row for path in tables for row in _table_points(path, axes)]
     measured, baselines, left_out = _measured([path for path in paths if path not in tables], axes)
     groups: dict[str, list[Point]] = {}
-    for group, point in [*tabulated, *measured]:
+    for group, point in tabulated:
         groups.setdefault(group, []).append(point)
+    seeds: dict[tuple[str, str, float, float | None], list[float]] = {}
+    for group, point in measured:
+        seeds.setdefault((group, point.name, point.x, point.x2), []).extend(point.per_seed)
+    for (group, name, x, x2), per_seed in seeds.items():
+        groups.setdefault(group, []).append(Point.of_seeds(name, x, per_seed, x2))
     if not groups:
         raise UserError(f"fit: got no finished model; {'; '.join(left_out)}")
     if baseline is not None:
