@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import check_one_of, parse, to_data
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.interop.family import FEED_FORWARD, PROJECTIONS
-from widthwise.mistakes import UserError
+from widthwise.mistakes import UserError, shortened
 from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
@@ -102,10 +102,14 @@ class Widthwise(Architecture):
         overrides = fields.get("per_layer_config", {})
         if not isinstance(overrides, dict) or not all(isinstance(changes, dict) for changes in overrides.values()):
             fields.refuse("per_layer_config", "a mapping from layers to mappings")
-        wrong = next((key for key in overrides if not key.isdecimal() or int(key) >= n_layers), None)
-        if wrong is not None:
-            where = f"{fields.where}: per_layer_config"
-            raise UserError(f"{where}: got {wrong!r}; allowed: the number of a layer below {n_layers}")
+        where = f"{fields.where}: per_layer_config"
+        n_digits = len(str(MOST_LAYERS))
+        known = (*LAYER_KEYS, "intermediate_size")  # which other tools read; feed_forward has the sizes
+        for number, changes in overrides.items():
+            if not number.isdecimal() or len(number) > n_digits or int(number) >= n_layers:
+                raise UserError(f"{where}: got {shortened(number)}; allowed: the number of a layer below {n_layers}")
+            for key in changes:
+                check_one_of(f"{where}: {number}", key, known)
         by_layer = {int(key): changes for key, changes in overrides.items()}
         layers: list[dict[str, Any]] = [{} for _ in range(n_layers)]
         for i, layer in enumerate(layers):

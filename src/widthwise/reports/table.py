@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -82,12 +83,15 @@ _LATEX = {
     **{letter: f"{{{letter}}}" for letter in "[]*"},  # after \\ a bracket or a star would be read as its argument
     **{MINUS: "$-$", MISSING: "--", TIMES: r"$\times$", "…": r"\ldots{}", "†": r"\dag{}"},
     **{"↑": r"$\uparrow$", "↓": r"$\downarrow$"},
+    "\0": "{}",
 }
+_LIGATURE = re.compile(r"([-',])(?=\1)")
+"""Letters that LaTeX would print as one with the next, such as -- as a dash."""
 
 
 def latex_escape(text: str) -> str:
     """Return text that LaTeX prints unchanged, without commands, comments or alignment."""
-    return "".join(_LATEX.get(letter, letter) for letter in clean(text))
+    return "".join(_LATEX.get(letter, letter) for letter in _LIGATURE.sub("\\1\0", clean(text)))
 
 
 def by_row(caption: str, corner: str, cells: Mapping[str, Mapping[str, str]]) -> Table:
