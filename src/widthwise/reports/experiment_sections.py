@@ -210,15 +210,13 @@ def baseline_answer(outcome: Outcome) -> list[str]:
 
 
 def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
-    """Return a sentence on the variant with the lowest loss, for an experiment without a baseline."""
+    """Return a sentence on the variant with the lowest loss, for a comparison whose baseline has no loss."""
     finished = [variant for variant in variants if variant.has_loss]
     if not finished:
         return []
     best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
-    verb = "ends at a held-out loss of"
-    if len(variants) > 1:
-        verb = f"has the lowest held-out loss of {len(variants)} variants,"
-    return [f"{clean(best.name)} {verb} {fixed(best.val_loss.mean, 4)}."]
+    loss = fixed(best.val_loss.mean, 4)
+    return [f"{clean(best.name)} has the lowest held-out loss of {len(variants)} variants, {loss}."]
 
 
 def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> str:
@@ -233,8 +231,8 @@ def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> st
     return f"Variants, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
 
 
-def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table | None) -> Section | None:
-    """Return the main tables, further texts and tasks, the tables `more`, and the loss and difference of every seed."""
+def results_section(outcome: Outcome, caption: str, looks: Looks, more: Table | None = None) -> Section | None:
+    """Return the main tables, further texts and tasks, the table `more`, and the loss and difference of every seed."""
     main = main_tables(outcome, caption, looks)
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
@@ -245,7 +243,7 @@ def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table |
             for seed, loss, difference in zip(outcome.seeds, losses, differences)
         }
     seeds = by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded
-    return section("Results", *main, validated_table(outcome), *more, seeds)
+    return section("Results", *main, validated_table(outcome), more, seeds)
 
 
 def open_points_section(outcome: Outcome) -> Section | None:
@@ -303,20 +301,16 @@ def shape_section(outcome: Outcome, names: Collection[str]) -> Section | None:
     return section("Shapes at one budget", note("shapes", level=level), *shape_figures(outcome, names))
 
 
-def loss_figures(runs: Runs, looks: Looks, suffix: str = "", subject: str = "") -> list[Figure]:
-    """Return held-out and training loss over an axis that readers choose, and the last third of the held-out loss.
-
-    suffix: end of the keys of the figures. subject: start of their titles.
-    """
+def loss_figures(runs: Runs, looks: Looks) -> list[Figure]:
+    """Return held-out and training loss over an axis that readers choose, and the last third of the held-out loss."""
     figures = []
     for event, title in LOSSES.items():
         losses = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
-        key = f"{event}-loss{suffix}"
-        caption = f"{subject}: {title.lower()}" if subject else title
-        figures.append(curve_figure(key, caption, losses, looks, "step", title.lower(), crop=True))
+        key = f"{event}-loss"
+        figures.append(curve_figure(key, title, losses, looks, "step", title.lower(), crop=True))
         if event == "validation":
             late = {name: bundle.last_third() for name, bundle in losses.items()}
-            caption += ", last third of training"
+            caption = f"{title}, last third of training"
             figures.append(curve_figure(f"{key}-late", caption, late, looks, "step", title.lower()))
     return [figure for figure in figures if figure is not None]
 
