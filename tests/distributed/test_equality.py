@@ -175,7 +175,7 @@ def test_a_run_that_is_resumed_on_other_processes_is_the_same_run(resumed: Path,
 
 @pytest.mark.hard
 def test_processes_that_share_a_student_share_its_teacher(alone, tmp_path: Path) -> None:
-    taught = f"train.distill={{teacher: {alone('x, carried')}, layers: all}}"
+    taught = f"train.distill={{teacher: {alone('x, carried')}}}"
     orders = [order(case("x, projected", taught, "train.shards=2"), tmp_path / "shared", "float64")]
     launched(tmp_path, 2, orders=orders, divided=[], compiled=[])
     assert_same_in_fp64(tmp_path / "shared", alone("x, projected", taught, dtype="float64"))

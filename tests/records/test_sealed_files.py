@@ -23,7 +23,6 @@ CHECKED_BY = {
         manifest.json outcome.json planned.json result.json scaling.json search.json tracking.json""",
     "the seal of checkpoints and of the result": "metrics.jsonl",
     "manifest.json": "state.json rng.safetensors model.safetensors .names.jsonl tokenizer.json tokenizer_spec.json",
-    "environment.json": "origin.safetensors",
     "nothing, because it is only shown": "samples.jsonl",
     "the reader of analyses, which counts its tokens": "text.jsonl",
     "the readers of Hugging Face folders": """config.json generation_config.json model.safetensors.index.json

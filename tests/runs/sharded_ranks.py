@@ -151,7 +151,7 @@ def most_memory(case: dict[str, Any]) -> int:
     model = sharded(recipe.explicit_model, mesh, recipe.train.activation_checkpointing)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with LiveMemory() as live:
-        teacher = None if recipe.train.distill is None else LoadedTeacher(recipe, None, OnMesh(mesh))
+        teacher = None if recipe.train.distill is None else LoadedTeacher(recipe, OnMesh(mesh))
         for _ in range(2):
             live.peak_bytes = 0
             step(model, mesh, case["shape"], case["n_passes"], recipe.train.precision, teacher)

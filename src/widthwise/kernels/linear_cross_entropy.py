@@ -3,7 +3,6 @@
 This pays on every device: with a vocabulary of 100,263, the logits of 4,096 tokens are 1.6 GB in fp32.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,10 +33,7 @@ class Head(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """Predictions of another model to learn in addition to the targets. They receive no gradient.
-
-    The last two fields are for the layers before the head; the head ignores them.
-    """
+    """Predictions of another model to learn in addition to the targets. They receive no gradient."""
 
     hidden: Tensor
     """(..., d_teacher), the input of the teacher's head at the student's positions."""
@@ -45,15 +41,6 @@ class Teacher(NamedTuple):
     share: float
     """Share of the teacher in the objective, from 0 to 1."""
     temperature: float
-    states: Sequence[Tensor] = ()
-    """Hidden states to learn after the student's last layers, (..., n_coordinates) for each layer."""
-    states_weight: float = 1.0
-
-
-def relative_distance(states: Tensor, aims: Tensor) -> Tensor:
-    """Return the mean over positions of |states - aims|^2 / |aims|^2, a scalar in fp32 or wider. Inputs: (..., n)."""
-    aims = widened(aims)
-    return ((widened(states) - aims).square().sum(dim=-1) / aims.square().sum(dim=-1)).mean()
 
 
 def reference_linear_cross_entropy(
@@ -110,9 +97,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         n_rows = rows_per_chunk(hidden.device.type, len(weight))
         share = 0.0 if teacher is None else teacher.share
         by_logits = None
-        if teacher is not None:  # cast its head once, not for every chunk
-            head = teacher.head
-            teacher = teacher._replace(head=head._replace(weight=head.weight.to(teacher.hidden.dtype)))
+        if teacher is not None:
+            hidden_of_teacher = teacher.hidden.flatten(0, -2)
+            # Cast once, not for every chunk.
+            head = teacher.head._replace(weight=teacher.head.weight.to(hidden_of_teacher.dtype))
+            teacher = teacher._replace(hidden=hidden_of_teacher, head=head)
         for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
             logits = linear(hidden[rows], compute_weight).to(wide)
@@ -173,8 +162,6 @@ def linear_cross_entropy(
     if reference_wanted():
         return reference_linear_cross_entropy(hidden, head, targets, z_coefficient, teacher)
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
-    if teacher is not None:
-        teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
     objective, loss, log_normaliser = _LinearCrossEntropy.apply(
         hidden.flatten(0, -2), *head, targets.flatten(), z_coefficient, teacher, with_gradient
     )

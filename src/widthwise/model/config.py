@@ -114,14 +114,9 @@ class ModelConfig(Config):
         return [self.d_model, *(layer.d_out for layer in self.layers[:-1])]
 
     @property
-    def n_coordinates(self) -> int:
-        """Coordinates of all slots."""
-        return math.prod(self.residual.slot_shape(self.d_model))
-
-    @property
     def stream_width(self) -> int:
         """Coordinates of the stream: of all slots, or of the widest layer where layers write a prefix of one vector."""
-        return max(self.n_coordinates, *self.widths)
+        return max(math.prod(self.residual.slot_shape(self.d_model)), *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
         """Return the cost of every layer by part. Count equal neighbours once, because counting is slow."""

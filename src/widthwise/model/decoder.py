@@ -1,13 +1,13 @@
 """The decoder: embedding, layers, norm, head, and MTP heads for later tokens."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels.dispatch import compute_dtype, soft_capped
-from widthwise.kernels.linear_cross_entropy import Head, Teacher, linear_cross_entropy, relative_distance
+from widthwise.kernels.linear_cross_entropy import Head, Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Embedding, LearnedPositions, Linear, Weight
 from widthwise.model.config import ModelConfig
@@ -18,9 +18,6 @@ from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.shards import put
-
-See = Callable[[int, Stream], None]
-"""Called after each layer, with its index and the stream."""
 
 
 class Loss(NamedTuple):
@@ -136,7 +133,6 @@ class Decoder(nn.Module):
         is_real: Tensor | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
-        see: See | None = None,
     ) -> Stream:
         """Return the residual's stream after the last layer. tokens: integers (B, T).
 
@@ -148,21 +144,19 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.check_room(*tokens.shape)
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
-        stream, _ = self._run_layers(self.embed(tokens, context.positions), context, cache, see)
+        stream, _ = self._run_layers(self.embed(tokens, context.positions), context, cache)
         if cache is not None:
             cache.advance(tokens.shape[1], is_real)
         return stream
 
     def _run_layers(
-        self, stream: Stream, context: PassContext, cache: KVCache | None = None, see: See | None = None
+        self, stream: Stream, context: PassContext, cache: KVCache | None = None
     ) -> tuple[Stream, tuple[Choices, ...]]:
         choices = []
         for i, layer in enumerate(self.layers):
             cached = None if cache is None else cache.layers[i]
             stream, chosen = self.recompute.run(i, layer, stream, context, cache=cached)
             choices.append(chosen)
-            if see is not None:
-                see(i, stream)
         return stream, tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
@@ -192,27 +186,16 @@ class Decoder(nn.Module):
 
         width_fraction: forced on all tokens in dynamic-width layers. documents, positions: see `stream`; a target
         counts even if it belongs to another document than its token. teacher: predictions to learn in addition to the
-        targets, and hidden states, whose mean `relative_distance` from the student's is added to the objective. MTP
-        heads learn from targets only.
+        targets. MTP heads learn from targets only.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
         entered = self.embed(tokens, context.positions)
-        aims = () if teacher is None else teacher.states
-        distances = list[Tensor]()
-
-        def compare(layer: int, stream: Stream) -> None:
-            index = layer - len(self.layers) + len(aims)
-            if index >= 0:
-                distances.append(relative_distance(self.slots(stream).flatten(-2), aims[index]))
-
-        stream, choices = self._run_layers(entered, context, see=compare)
+        stream, choices = self._run_layers(entered, context)
         hidden = self.exit(stream)
         objective, losses, log_normalisers = linear_cross_entropy(hidden, self.output, targets, z_coefficient, teacher)
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
-        if teacher is not None and distances:
-            objective = objective + teacher.states_weight * torch.stack(distances).mean()
         if self.config.mtp is None:
             return Loss(objective, losses, log_normalisers, choices)
         mtp_objective, mtp_losses = self._mtp_losses(entered, stream, targets, context)

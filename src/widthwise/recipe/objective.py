@@ -113,10 +113,7 @@ class DistillConfig(Config):
     """The model also learns the predictions of a trained one; Hinton et al. 2015, arXiv:1503.02531.
 
     The objective is (1 - weight) * loss + weight * temperature^2 * KL(teacher || student), where both predict
-    softmax(logits / temperature). With `layers` it also has layers_weight times the mean, over these layers and all
-    tokens, of |h - a|^2 / |a|^2. Here h is the stream after a layer, including carried coordinates, and a is the
-    teacher's stream, in the coordinates to which `shrink` rotated and cut it, or unchanged if the student was not cut.
-    Reported losses are for the targets, and MTP heads learn from targets only.
+    softmax(logits / temperature). Reported losses are for the targets, and MTP heads learn from targets only.
     """
 
     teacher: str
@@ -125,18 +122,8 @@ class DistillConfig(Config):
     """Share of the teacher in the objective."""
     temperature: float = Field(default=1.0, ge=1e-3, le=1e3)
     """Above 1 the student learns more from tokens that the teacher considers unlikely."""
-    layers: Literal["none", "last", "all"] = "none"
-    """Layers that also learn the teacher's hidden states: none, the last, or all."""
-    layers_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Factor of the mean of |h - a|^2 / |a|^2, unless `layers` is none."""
     sizes: TeacherSizes | None = None
     """Filled in when a recipe is read."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "DistillConfig":
-        if self.layers == "none" and self.layers_weight != 1:
-            raise ValueError(f"layers_weight: got {self.layers_weight}; has nothing to weigh, because layers is none")
-        return self
 
     def check(self, model: ModelConfig) -> None:
         """Raise UserError if student and teacher differ in vocab_size."""

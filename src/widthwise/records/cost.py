@@ -107,8 +107,7 @@ class RankMemory(Record):
     gradients. In addition the masks of documents, if `data` sets them. A growth that freezes old entries needs a mask
     of all entries and, in the update, the weights before it."""
     teacher_bytes: int = 0
-    """Bytes of a teacher: its weights, sharded like the student's; the activations of its pass; in the loss its logits
-    and hidden states; and what the backward pass keeps of them."""
+    """Bytes of a teacher: its weights, sharded like the student's; in its pass also activations, in the loss logits."""
 
     @pydantic.computed_field
     @property

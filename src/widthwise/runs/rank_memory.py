@@ -3,13 +3,13 @@
 Memory is a table with a row for each moment of a step and a column for each group of tensors. The peak is the row with
 the largest sum.
 
-| moment   | gradients         | casts to bf16  | activations                 | buffers                | teacher     |
-|----------|-------------------|----------------|-----------------------------|------------------------|-------------|
-| teacher  |                   |                |                             | packing                | own pass    |
-| loss     |                   | all            | kept by all layers          | loss or layer; packing | its outputs |
-| layers.i | of layers i to n  | of layers to i | kept by layers to i, and of | layer; packing         | differences |
-|          | (and of the head) |                | the larger sublayer of i    |                        |             |
-| update   | all               |                |                             | layer or old weights   |             |
+| moment   | gradients         | casts to bf16  | activations                 | buffers                | teacher    |
+|----------|-------------------|----------------|-----------------------------|------------------------|------------|
+| teacher  |                   |                |                             | packing                | own pass   |
+| loss     |                   | all            | kept by all layers          | loss or layer; packing | its logits |
+| layers.i | of layers i to n  | of layers to i | kept by layers to i, and of | layer; packing         |            |
+|          | (and of the head) |                | the larger sublayer of i    |                        |            |
+| update   | all               |                |                             | layer or old weights   |            |
 
 Every row also has the parameters and the optimizer state, both fp32, the root if processes share the model, and the
 weights of the teacher. A step of several passes has all gradients in every row.
@@ -126,7 +126,7 @@ class ShardedModel:
             layer = FP32_BYTES * (neighbours + 2 * max(gathered) + self._root.n_params)
             root = FP32_BYTES * n_shards * self._root.block_entries(n_shards)
 
-        def row(moment: str, n_gradients: int, n_cast: int, saved: Cost, buffers: int, teacher: int) -> RankMemory:
+        def row(moment: str, n_gradients: int, n_cast: int, saved: Cost, buffers: int) -> RankMemory:
             return RankMemory(
                 moment=moment,
                 parameter_bytes=FP32_BYTES * n_entries,
@@ -136,42 +136,37 @@ class ShardedModel:
                 cast_weight_bytes=0 if train.precision == "fp32" else BF16_BYTES * n_cast,
                 activation_bytes=round(n_tokens * saved.activation_bytes(n_bytes)),
                 buffer_bytes=buffers + masks,
-                teacher_bytes=teacher,
+                teacher_bytes=teacher["weights"] + teacher[moment],
             )
 
         packing = self._packing_bytes(layout.micro_batch_size, seq_len, n_bytes)
         if teacher:
-            yield row("teacher", 0, 0, Cost(), packing, teacher["own pass"])
+            yield row("teacher", 0, 0, Cost(), packing)
         all_saved = RECOMPUTE[train.activation_checkpointing].kept(config)
         loss = max(self._loss_bytes(n_tokens, train), layer)
-        yield row("loss", 0, sum(self._n_cast), all_saved, loss + packing, teacher["loss"])
+        yield row("loss", 0, sum(self._n_cast), all_saved, loss + packing)
         # Sharded, the root's gradients count as buffers until the end.
         n_gradients = head if layout.n_devices == 1 else 0
         for i, saved in reversed(list(enumerate(self._saved_at_layers(train.activation_checkpointing)))):
             n_gradients += self._layers[i].block_entries(n_shards)
             n_cast = sum(self._n_cast[: i + 1])
-            yield row(self._layers[i].name, n_gradients, n_cast, saved, layer + packing, teacher["layers"])
+            yield row(self._layers[i].name, n_gradients, n_cast, saved, layer + packing)
         tied = FP32_BYTES * head if config.tie_embeddings else 0  # two gradients before they are added
         old_weights = 0
         if self._freezes_entries:  # all old entries, and two copies of the moved entries of one tensor
             largest = max(block_entries(parameter.shape, n_shards) for parameter in self.model.parameters())
             old_weights = FP32_BYTES * (n_entries + 2 * largest)
-        yield row("update", n_entries, 0, Cost(), max(tied, layer, old_weights), teacher["update"])
+        yield row("update", n_entries, 0, Cost(), max(tied, layer, old_weights))
 
     def _teacher_bytes(self, train: TrainConfig, n_tokens: int) -> Counter[str]:
-        """Return the bytes of a teacher by moment; empty without one. Its weights are sharded like the student's.
+        """Return the bytes of a teacher's weights, sharded like the student's, and what a moment adds to them.
 
-        For each state that the student learns, the loss computes the difference in fp32 and saves it for the backward
-        pass.
+        The result is empty without a teacher.
         """
         if train.distill is None or train.distill.sizes is None:
             return Counter()
         sizes = train.distill.sizes
         n_bytes = number_bytes(train)
-        n_states = {"none": 0, "last": 1, "all": self.model.config.n_layers}[train.distill.layers]
-        n_coordinates = n_tokens * n_states * self.model.config.n_coordinates
-        states = n_bytes * n_coordinates
-        differences = FP32_BYTES * n_coordinates
         n_logits = min(self._rows_per_chunk, n_tokens) * self.model.head.weight.shape[0]
         logits = LOGITS_OF_TEACHER * FP32_BYTES * n_logits + n_bytes * n_tokens * sizes.d_model
         weights = n_bytes * -(-sizes.params // train.shards)
@@ -181,10 +176,9 @@ class ShardedModel:
             layers = 2 * n_bytes * sizes.layer_params  # two layers are gathered at a time
         return Counter(
             {
-                "own pass": weights + layers + states + n_bytes * n_tokens * sizes.pass_elements,
-                "loss": weights + states + differences + logits,
-                "layers": weights + differences,
-                "update": weights,
+                "weights": weights,
+                "teacher": layers + n_bytes * n_tokens * sizes.pass_elements,
+                "loss": logits,
             }
         )
 

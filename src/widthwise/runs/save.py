@@ -109,17 +109,18 @@ def write_first(
     model: Decoder,
     tokenizer: Tokenizer | None,
     provenance: Mapping[str, Any],
-    write_records: Callable[[Path], Mapping[str, Any]] = lambda folder: {},
+    write_records: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Write the run directory of a model at step 0 atomically.
 
     recipe: resolved, with the model's config; provenance: entries of environment.json; write_records: adds files to the
-    folder and returns further entries.
+    folder.
     """
     recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
         partial = RunDir(folder)
-        partial.begin(to_yaml(recipe), {**environment(), **provenance, **write_records(folder)})
+        write_records(folder)
+        partial.begin(to_yaml(recipe), {**environment(), **provenance})
         if tokenizer is not None:
             tokenizer.save(partial.tokenizer_folder)
         optimizer = recipe.optimizer.build(model)

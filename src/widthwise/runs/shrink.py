@@ -50,7 +50,6 @@ from widthwise.runs.open import is_run, open_model, usual_device
 from widthwise.runs.save import Beginning, read_import, write_first
 from widthwise.runs.speed import faster_precision
 from widthwise.runs.trained import check_finite, check_tokens, check_vocabulary
-from widthwise.training.teacher import Origin
 from widthwise.training.validation import validate
 from widthwise.yaml_io import apply_overrides, dump_yaml
 
@@ -113,8 +112,7 @@ def shrink_run(
     if not math.isfinite(loss_before):
         raise UserError(f"{path}: its held-out loss is {loss_before}; only a model with a finite loss can be cut")
     say(f"measuring the need of the parts on {options.calibration_batches} batches")
-    first_rows = model.embedding.weight[:256].detach().to("cpu", torch.float32, copy=True)
-    stream, reason = _arrange_stream(model, partial(covariance, model, passes, boundaries), options)
+    reason = _arrange_stream(model, partial(covariance, model, passes, boundaries), options)
     need = measure(model, batches, boundaries, n_rows)
     scores = layer_needs(model, need, options.score)
     reorder(model, order_of_need(scores))
@@ -150,15 +148,12 @@ def shrink_run(
         resolved = checked_copy(recipe, "recipe", model=smaller).resolved()
         resolved.check()
         provenance = {**data.identity.record(), **source.origin}
-        old_layers = torch.tensor([old for old, _ in layers_kept(sizes).pairs()])
-        origin = Origin(stream[..., : smaller.d_model], old_layers, first_rows)
 
-        def write_records(folder: Path) -> Mapping[str, Any]:
+        def write_records(folder: Path) -> None:
             shrinking.write(folder)
             if shape is not None:
                 shape_recipe = recipe_of_cut(recipe, config, shape, options.budget or "params")
                 write_atomic(folder / f"{SHRUNK}.yaml", dump_yaml(shape_recipe))
-            return origin.write(folder)
 
         write_first(Path(out), resolved, small, data.tokenizer, provenance, write_records)
         shrinking.stored_in(Path(out))
@@ -230,27 +225,20 @@ def _layer_cuts(
     ]
 
 
-def _arrange_stream(
-    model: Decoder, correlated: Callable[[], Tensor], options: ShrinkOptions
-) -> tuple[Tensor, str | None]:
+def _arrange_stream(model: Decoder, correlated: Callable[[], Tensor], options: ShrinkOptions) -> str | None:
     """Sort the coordinates of the stream by need, in place, without changing the function.
 
-    Returns their origin, see `Origin.stream`, and the reason why the stream could not be rotated, or None. Coordinates
-    of a stream that is not rotated are sorted by the squares that sublayers read, or not moved if layers have different
-    widths.
+    Returns the reason why the stream could not be rotated, or None. Coordinates of a stream that is not rotated are
+    sorted by the squares that sublayers read, or not moved if layers have different widths.
     """
     config = model.config
     reason = why_not_turned(config)
-    stream = torch.arange(config.d_model)
     if options.stream == "turned" and reason is None:
         fold_gains(model)
-        turn = torch.linalg.eigh(correlated()).eigenvectors.flip(-1)
-        reorder(model, Order(turn))
-        stream = turn.float().cpu()
+        reorder(model, Order(torch.linalg.eigh(correlated()).eigenvectors.flip(-1)))
     elif all({layer.d_in, layer.d_model, layer.d_out} == {config.d_model} for layer in config.layers):
-        stream = correlated().diag().argsort(descending=True, stable=True).cpu()
-        reorder(model, Order(stream))
-    return stream, reason
+        reorder(model, Order(correlated().diag().argsort(descending=True, stable=True)))
+    return reason
 
 
 def _validated(model: Decoder, held_out: HeldOut) -> tuple[float, Tensor]:

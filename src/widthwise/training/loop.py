@@ -40,7 +40,7 @@ class TrainingLoop:
         self.name = run.path.resolve().name
         self.metrics_logger = MetricsLogger(run, recipe, observer, processes, self.note)
         torch.manual_seed(self.config.seed)
-        self._teacher = None if self.config.distill is None else LoadedTeacher(recipe, run, processes)
+        self._teacher = None if self.config.distill is None else LoadedTeacher(recipe, processes)
         self.train_state = TrainState.untrained(recipe, recipe.phases[0], processes, self._teacher)
         self.held_out = recipe.held_out(data, processes.world_size)
         self.sets = ValidationSets.opened(recipe, self.held_out, self.train_state.model, processes)
