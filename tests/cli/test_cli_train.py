@@ -141,7 +141,7 @@ def test_a_dry_run_of_train_is_the_plan_for_this_machine(recipe: Path, succeeds,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace(total_memory=2))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace(total_memory=85_000_000_000))
     dry, _ = succeeds("train", recipe, *SHAPE, "--dry-run")
     plan, _ = succeeds("plan", recipe, *SHAPE, "--device", "H100")
     assert plan.startswith(dry)
