@@ -60,6 +60,7 @@ REMOVED = {
     "tune": "was removed; `sweep RECIPE --over optimizer.lr=...`, then `compare RECIPE --rates-from FOLDER`",
     "ladder": "was removed; use a `sweep` section with rungs, tokens_per_param and groups",
     "--ladder": "was removed; give the sweep section of the recipe rungs",
+    "family": "was removed; `grow RUN --to RECIPE` for each size, or `compare` recipes with `growth` events",
     "bake": "was removed; `widthwise export` folds the constants that growth kept into the weights",
     "pad": "was removed; `widthwise export --pad-heads` pads heads; give other sizes to `widthwise grow`",
     "checkpoint": "was removed; every verb reads checkpoints in several files, and `widthwise export` writes one file",

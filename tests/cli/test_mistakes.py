@@ -66,7 +66,7 @@ MISTAKES = {
         ("compare pair.yaml --match kv_bytes --dry-run", "narrow: "),
         ("compare pair.yaml --jobs 0", "--jobs: got '0'; must be auto or a number of at least 1"),
         ("discover base.yaml", "discover: was removed; `shape: {kind: found}`"),
-        ("family small", "--to: is required; pass the recipe of a larger model, repeated for several"),
+        ("family small --to wide.yaml", "family: was removed; `grow RUN --to RECIPE` for each size, or `compare`"),
         ("bake run --out baked", "bake: was removed; `widthwise export` folds"),
         ("explore base.yaml model.d_modl=3 --no-browser", "did you mean 'd_model'?"),
         ("explore base.yaml --port 65536", "--port: got 65536"),

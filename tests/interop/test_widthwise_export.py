@@ -248,6 +248,11 @@ def test_a_broken_config_is_refused_with_the_place(tmp_path: Path) -> None:
     said = json.loads((path / "config.json").read_text())
     for change, message in (
         ({"per_layer_config": {"5": {}}}, "per_layer_config: got '5'; allowed: the number of a layer below 5"),
+        ({"per_layer_config": {"9" * 5000: {}}}, "per_layer_config: got '9+[.]{3}; allowed: the number of a layer"),
+        (
+            {"per_layer_config": {"1": {"head_dimm": 4}}},
+            "per_layer_config: 1: got 'head_dimm'; did you mean 'head_dim",
+        ),
         ({"per_layer_config": [1]}, r"per_layer_config: got \[1\]; allowed: a mapping from layers to mappings"),
         ({"residual": {"kind": "other"}}, "residual.*'other', which is not registered"),
         ({"head_dim": 7}, "head_dim: got 7; rotary positions rotate pairs"),

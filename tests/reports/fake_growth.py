@@ -1,12 +1,10 @@
-"""A made-up run that `grow` made larger, with its certificate, and a family of one size, grown and alone."""
+"""A made-up run that `grow` made larger, with its certificate."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-from fake_comparison import SHAPES, write_comparison, write_run
-from page_section import change
+from fake_comparison import write_run
 
 from widthwise.run_dir import RunDir
 
@@ -50,28 +48,3 @@ def write_grown_run(folder: Path) -> Path:
     RunDir(folder).write_result(result)
     (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
     return folder
-
-
-def write_family(folder: Path) -> Path:
-    """One size with two seeds."""
-    names = ("wide", "wide-alone")
-    for name, seed in itertools.product(names, (1, 2)):
-        write_run(folder / f"{name}-seed{seed}", name, seed, SHAPES["x"], 0.0)
-    members = [
-        {"name": "wide", "seed": seed, "run": f"runs/wide-seed{seed}", "params": 10, "start": 1, "tokens": 136}
-        | {"flops_own": 3.0, "flops": 5.0, "flops_alone": 6.0, "val_loss": 2.5, "val_bits_per_byte": 1.5}
-        for seed in (1, 2)
-    ]
-    controls = [{"name": "wide", "seed": seed, "run": f"runs/wide-alone-seed{seed}"} for seed in (1, 2)]
-    costs = {"shared_flops": 2.0, "family_flops": 5.0, "flops_alone": 6.0}
-    family = {"sources": ["runs/small"], "alone": "tokens", **costs, "members": members, "controls": controls}
-
-    def let_grow(data: dict[str, Any]) -> None:
-        alone, grown, _ = data["points"]
-        data |= {"title": "family of runs/small", "baseline": None, "matched": None, "baseline_group": "alone"}
-        data |= {"family": family, "points": [grown, alone]}
-        for point, name, group in zip(data["points"], names, ("grown", "alone")):
-            runs = [f"{name}-seed{seed}" for seed in (1, 2)]
-            point |= {"name": name, "runs": runs, "group": group, "values": {"size": "wide"}}
-
-    return change(write_comparison(folder) / "outcome.json", let_grow)

@@ -121,9 +121,13 @@ def test_escaped_latex_holds_no_active_character(text: str) -> None:
     printed = re.sub(
         r"\\(textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar)\{\}", "", latex_escape(text)
     )
-    printed = re.sub(r"\\(textquotedbl|textasciigrave|ldots|dag)\{\}|\$-\$|\$\\times\$|\{[\[\]*]\}", "", printed)
+    printed = re.sub(r"\\(textquotedbl|textasciigrave|ldots|dag)\{\}|\$-\$|\$\\times\$|\{[\[\]*]?\}", "", printed)
     printed = re.sub(r"\\[{}%_&#$]", "", printed)
     assert not set(printed) & set('\\{}%_&#$~^"[]*\n')
+
+
+def test_latex_makes_no_dash_of_two_hyphens() -> None:
+    assert latex_escape("--out x-2, ''a---b") == "-{}-out x-2, '{}'a-{}-{}-b"
 
 
 def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]) -> None:

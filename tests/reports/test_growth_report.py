@@ -1,4 +1,4 @@
-"""Runs whose models grow, and families of them, on the page: what they had cost by then, and the loss across it."""
+"""Runs whose models grow, on the page: what they had cost by then, and the loss across it."""
 
 import json
 import re
@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from boxes import refusal
 from fake_comparison import SHAPES, add_to_result, cost, write_run
-from fake_growth import CERTIFICATE, write_family, write_grown_run
+from fake_growth import CERTIFICATE, write_grown_run
 from page_section import run_page
 
 from widthwise.config_io import parse
 from widthwise.records.certificate import Certificate
-from widthwise.records.outcome import Outcome
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import progress
-from widthwise.reports.family_page import branch_table, family_answer, family_question
 from widthwise.reports.growth import growth_section
 from widthwise.reports.run import read_run
 from widthwise.reports.table import Table
@@ -107,26 +105,3 @@ def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path, seed: int,
     runs = {name: [read_run(tmp_path / name)] for name in ("small", "grown")}
     parts = growth_section(runs, styles(runs)).parts
     assert sum(isinstance(part, Figure) for part in parts) == n_figures
-
-
-def test_sizes_are_beside_the_same_models_trained_alone_and_costs_beside_separate_runs(tmp_path: Path) -> None:
-    found = Outcome.read(write_family(tmp_path))
-    assert family_question(found, found.family).startswith(
-        "What does wide cost and reach, grown from runs/small, compared with the same model trained alone"
-    )
-    first, *others = family_answer(found)
-    assert "1.20 times the training FLOPs" in first
-    assert "wide" in others[0]
-    assert "the same model trained alone" in others[0]
-    assert [row[0] for row in branch_table(found.family).rows][-1] == "wide, alone, seed 2"
-
-
-def test_a_family_without_controls_compares_nothing(tmp_path: Path) -> None:
-    found = Outcome.read(write_family(tmp_path))
-    grown = found.variants[0].with_changes(difference=None, verdict=None)
-    alone = found.with_changes(
-        points=[grown], baseline_group=None, family=found.family.with_changes(alone=None, controls=())
-    )
-    assert alone.baseline_words is None
-    assert alone.baseline_of(grown) is None
-    assert family_answer(alone)[1:] == ["wide ends at a held-out loss of 3.0377."]

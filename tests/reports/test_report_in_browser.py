@@ -8,7 +8,7 @@ import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_full_comparison
-from fake_growth import write_family, write_grown_run
+from fake_growth import write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
 from test_evaluation_report import evaluation_table
@@ -30,7 +30,6 @@ BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "sweep": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
     "scaling.json": write_scaling,
     "analysis.json": _analysis,
-    "family": write_family,
     "evaluation_table.json": lambda folder: evaluation_table().write(folder).parent,
     "growth": write_grown_run,
 }
@@ -74,7 +73,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_kind_of_page_is_opened_here() -> None:
-    assert set(BUILDERS) == {*PAGES, "comparison", "sweep", "family", "growth"} - {Outcome.file_name}
+    assert set(BUILDERS) == {*PAGES, "comparison", "sweep", "growth"} - {Outcome.file_name}
 
 
 def check_figures(page: Page, report: Path, width: int, colour: str) -> None:

@@ -3,8 +3,10 @@
 test_rank_memory.py has what processes really hold and send, benchmarks/memory.py what training really needs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from boxes import refusal
 from tiny_runs import tiny_recipe
 
@@ -13,7 +15,7 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.design import WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import Deployment
-from widthwise.runs.plan import Planner, data_cost, plan, remarks
+from widthwise.runs.plan import Planner, data_cost, device_at_hand, plan, remarks
 from widthwise.runs.proposal import Proposal, propose
 from widthwise.training.devices import Device
 
@@ -81,6 +83,18 @@ def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet(
     found = Device.from_options("rtx3060", 0.5, memory="11GB", tflops=20.0)
     assert (found.name, found.memory_bytes, found.flops_per_second) == ("RTX 3060", 11e9, 10e12)
     assert found.memory_bytes_per_second == 360e9
+    assert Device.from_options("4090", memory="48GB") == Device.from_options("rtx4090", memory="48GB")
+    assert "expected a size above 0" in refusal(Device.from_options, "9" * 400 + "GB")
+
+
+@pytest.mark.parametrize(("name", "n_bytes", "expected"), [("80GB", 85e9, 80e9), ("40GB", 42e9, 42e9)])
+def test_the_device_at_hand_has_no_more_memory_than_its_driver_shows(monkeypatch, name, n_bytes, expected) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: f"NVIDIA A100-SXM4-{name}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=int(n_bytes)))
+    device = device_at_hand()
+    assert device is not None
+    assert (device.memory_bytes, device.peak_flops_per_second) == (expected, 312e12)
 
 
 @pytest.mark.parametrize(

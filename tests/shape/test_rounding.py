@@ -105,3 +105,6 @@ def test_rounding_widens_and_narrows_only_where_the_widths_do():
     assert round_whole(np.array([215.0, 209.0, 215.0]), 32, 210).tolist() == [224, 224, 224]
     assert round_whole(np.array([64.0, 215.0, 209.0]), 32, 210).tolist() == [64, 224, 192]
     assert round_whole(np.array([209.0, 215.0, 64.0]), 32, 210).tolist() == [192, 224, 64]
+    # A layer that exceeds only because its neighbours go down goes down too.
+    assert round_whole(np.array([209.5, 209.0, 209.5]), 32, 210).tolist() == [192, 192, 192]
+    assert round_whole(np.array([64.0, 208.5, 209.0, 209.5, 215.0]), 32, 210).tolist() == [64, 192, 192, 192, 224]

@@ -15,7 +15,7 @@ from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.grow import GrowOptions, carry_out, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, grow_run, growth_intended, wanted_recipe
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.growth_step import FrozenEntries
@@ -93,12 +93,13 @@ def test_update_norms_are_those_of_what_has_moved(tmp_path: Path) -> None:
 
 def test_a_run_that_was_grown_learns_apart_and_resumes_to_the_bit(apart: Path, tmp_path: Path) -> None:
     source = RunCheckpoint.of(unfinished_copy(apart, tmp_path / "source", 4))
-    wanted = wanted_recipe(source, None, ["model.layers.1.ffn.d_ff=80"])
+    wider = ["model.layers.1.ffn.d_ff=80"]
+    wanted = wanted_recipe(source, None, wider)
     alike = growth_intended(source, wanted, GrowOptions()).recipe.rewarmup
     options = GrowOptions(rewarmup_steps=4, freeze_steps=2)
     differ = growth_intended(source, wanted, options).recipe.rewarmup
     assert (alike and alike.grown_from, differ and differ.grown_from) == (None, source.model)
-    carry_out(source, growth_intended(source, wanted, options), tmp_path / "grown")
+    grow_run(source.run.path, tmp_path / "grown", overrides=wider, options=options)
     resume(tmp_path / "grown")
     old = weights_at(tmp_path / "source", 4)
     for step, stays in ((6, True), (7, False)):

@@ -98,6 +98,7 @@ MODELS = {
     "slots": (UNIFORM, SLOTS),
     "experts": ("model.ffn={kind: moe, n_experts: 4, top_k: 2, d_expert: 16}",),
     "further heads": ("model.mtp={}",),
+    "more heads than layers": ("model.mtp={n_depths: 4}",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Verbs that train many runs and compare them, `compare`, `sweep`, `search` and `family`, and scaling laws, `fit`."""
+"""Verbs that train many runs and compare them, `compare`, `sweep` and `search`, and scaling laws, `fit`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import PositiveInt
 
-from widthwise.cli.options import Changes, JsonOption, RunArgument, Seeds, is_change
+from widthwise.cli.options import Changes, JsonOption, Seeds, is_change
 from widthwise.cli.progress import TrackerName, shown_progress, training_progress
 from widthwise.cli.terminal import progress_console, say, say_json, say_result, say_tables
 from widthwise.config_io import Config
@@ -206,45 +206,6 @@ def search(
         run_and_report(plan_of_search(summary, recipes[: 1 + n_trained], options.seeds), folder, as_json, training)
 
 
-class FamilyOptions(Config):
-    """The options of a family."""
-
-    to: tuple[Path, ...] = ()
-    """Recipe of a larger model; repeat for several."""
-    also: tuple[Path, ...] = ()
-    """Run of the same recipe with another seed, which is grown too; repeat for several."""
-    alone: Literal["tokens", "flops"] | None = None
-    """Also train each model from scratch, on equal tokens or with equal training FLOPs."""
-    out: Path | None = None
-    """Folder of the new runs; default: RUN-family."""
-
-
-def family(
-    run: RunArgument,
-    options: FamilyOptions,
-    training: Annotated[TrainingOptions, WORKERS],
-    overrides: Changes = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Grow one run into several sizes without changing its function, and train each to the end of its recipe.
-
-    Changes apply to all recipes. Finished runs are not repeated: the same command continues an interrupted family.
-
-    Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
-    """
-    from widthwise.experiments.family import plan_family
-    from widthwise.reports.writing import check_kind
-    from widthwise.runs.trained import RunCheckpoint
-
-    if not options.to:
-        raise UserError("--to: is required; pass the recipe of a larger model, repeated for several")
-    folder = options.out or run.with_name(f"{run.name}-family")
-    check_kind(folder, Outcome.file_name)
-    parents = [RunCheckpoint.of(parent) for parent in (run, *options.also)]
-    plan = plan_family(parents, options.to, overrides or (), options.alone)
-    run_and_report(plan, folder, as_json, training)
-
-
 class FitOptions(Config):
     """The axes, groups, law and folder of a fit."""
 
@@ -315,7 +276,6 @@ def run_and_report(
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.comparison_page import tuning_table
     from widthwise.reports.experiment import answer
-    from widthwise.reports.family_page import branch_table
     from widthwise.reports.writing import write_report
 
     jobs = jobs_of(plan, training.n_jobs)
@@ -336,8 +296,7 @@ def run_and_report(
     files = reversed(write_report([folder]))
     failed = [point for point in outcome.open_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
-    branches = branch_table(outcome.family) if outcome.family is not None else None
-    tables = [comparison_table(outcome), branches, tuning_table(outcome.tuning)]
+    tables = [comparison_table(outcome), tuning_table(outcome.tuning)]
     say_result(outcome, as_json, [*answer(outcome), *reasons], tables, files)
     if outcome.study is not None and not outcome.study.n_finished:
         raise RunFailed(f"{folder}: all {outcome.study.n_failed} points failed")

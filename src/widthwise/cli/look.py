@@ -260,7 +260,7 @@ class ReportOptions(Config):
     figures: Literal["svg", "pdf"] | None = None
     """Also write each figure of the page to a file."""
     columns: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
-    """Quantities of the main table of a comparison, sweep or family, such as val_loss,layer_params."""
+    """Quantities of the main table of a comparison or sweep, such as val_loss,layer_params."""
     watch: PositiveInt | None = None
     """Update the page every N seconds until training ends; the browser reloads it."""
 
@@ -272,7 +272,7 @@ def report(
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
 
-    DIR is the folder of a comparison, sweep, family, fit, analysis or evaluation. Several run directories give a
+    DIR is the folder of a comparison, sweep, fit, analysis or evaluation. Several run directories give a
     common report; several comparisons give a table of the effects that change sign.
 
     Example: `widthwise report runs/quickstart --figures pdf`

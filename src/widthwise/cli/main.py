@@ -34,7 +34,7 @@ VERBS = {
     ),
     "Train": ("data.data_app", "train.train", "train.resume", "train.runs"),
     "Compare": ("experiment.compare", "experiment.sweep", "experiment.fit"),
-    "Change": ("convert.grow", "convert.shrink", "experiment.family"),
+    "Change": ("convert.grow", "convert.shrink"),
     "Look": ("look.eval_", "look.analyze", "look.generate", "look.report"),
     "Ship": ("convert.export", "convert.import_"),
 }

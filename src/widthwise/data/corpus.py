@@ -25,9 +25,9 @@ ENDINGS = ("at dawn", "in the rain", "near the river", "by night")
 
 @cache
 def synthetic_documents() -> tuple[Document, ...]:
-    """Return 500 documents, about 200 KB, of sentences with agreement of verb and subject, and one hero each.
+    """Return N_DOCUMENTS documents, about 200 KB, each about one animal, its hero.
 
-    A model gains from bigrams (word order), from agreement across an adjective, and from copying the hero.
+    A model can learn the order of words, the agreement of verb and subject, and to copy the hero of the document.
     """
     documents = []
     for index in range(N_DOCUMENTS):
@@ -35,11 +35,11 @@ def synthetic_documents() -> tuple[Document, ...]:
         hero = _pick(rng, NOUNS)
         sentences = [f"This is about the {hero}."]
         for _ in range(SENTENCES_PER_DOCUMENT):
-            plural = rng.random() < 0.3
+            is_plural = rng.random() < 0.3
             adjective = f"{_pick(rng, ADJECTIVES)} " if rng.random() < 0.5 else ""
-            noun = _pick(rng, NOUNS) + "s" if plural else hero
+            noun = _pick(rng, NOUNS) + "s" if is_plural else hero
             verb = _pick(rng, VERBS)
-            if not plural:
+            if not is_plural:
                 verb = verb[:-1] + "ies" if verb.endswith("y") else verb + "s"
             sentences.append(f"The {adjective}{noun} {verb} the {_pick(rng, NOUNS)} {_pick(rng, ENDINGS)}.")
         documents.append(Document(f"synthetic/{index:04d}", " ".join(sentences) + "\n"))

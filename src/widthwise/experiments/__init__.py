@@ -1,1 +1,1 @@
-"""Experiments of more than one run: comparisons, sweeps, ladders, families, scaling laws."""
+"""Experiments of more than one run: comparisons, sweeps, ladders, scaling laws."""

@@ -22,7 +22,7 @@ from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
 from widthwise.runs.rank_memory import memory_on_cpu
-from widthwise.runs.train import resume, train_or_resume
+from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import Interrupted, RankLocalError, is_launched, watch_signals
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
@@ -37,8 +37,6 @@ class Run:
     path: Path
     recipe: Recipe
     point: str
-    grown_at: int | None = None
-    """Step at which another run was grown into this one; None for a run from scratch."""
 
     @property
     def name(self) -> str:
@@ -47,8 +45,6 @@ class Run:
 
     def train(self, observer: Observer | None = None, data_cache: DataCache | None = None) -> RunResult:
         """Train the run to its end, from its last checkpoint. Raises the errors of `runs.train.train`."""
-        if self.grown_at is not None:
-            return resume(self.path, observer)
         return train_or_resume(self.recipe, self.path, observer, data_cache)
 
 

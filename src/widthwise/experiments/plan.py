@@ -40,7 +40,7 @@ def run_path(name: str, seed: int) -> Path:
 class Plan(ABC):
     """Points that are trained with the same seeds, and compared."""
 
-    kind: ClassVar[Literal["comparison", "sweep", "ladder", "family"]]
+    kind: ClassVar[Literal["comparison", "sweep", "ladder"]]
     is_timed: ClassVar[bool] = False
     """True if a step of each point is measured first, to report the expected time."""
     row: ClassVar[str] = "point"

@@ -1,7 +1,4 @@
-"""The results of an experiment, read from its folder as runs finish, and what a failed run stops.
-
-Other plans: sweep_results.py, family.py.
-"""
+"""The results of an experiment, read from its folder as runs finish, and what a failed run stops."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -116,12 +113,8 @@ class Results(RunPolicy, Generic[P]):
             runs = self._runs_of(name)
             trained = SeedRuns.read(self.folder, [str(run_path(name, seed)) for seed in self.plan.seeds])
             for run in runs:
-                self._check_data(run, self._first_read or runs[0])
+                check_same_data(run, self._first_read or runs[0])
             self._trained[name] = trained
-
-    def _check_data(self, run: RunDir, first: RunDir) -> None:
-        """Families accept any data."""
-        check_same_data(run, first)
 
     @property
     def _first_read(self) -> RunDir | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from widthwise.experiments.family import FamilyPlan, FamilyResults
 from widthwise.experiments.jobs import Jobs, ProcessGroup
 from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
 from widthwise.experiments.results import PRECISION_FILE, ComparisonResults, Results
@@ -32,7 +31,6 @@ RESULTS: dict[type[Plan], type[Results[Any]]] = {
     Sweep: SweepResults,
     Ladder: LadderResults,
     Search: SearchResults,
-    FamilyPlan: FamilyResults,
 }
 """Kind of plan -> its results."""
 TRIED_FLOPS = 5e10

@@ -89,10 +89,7 @@ class Schedule:
         self._at_work: set[str] = set()
         self._held_elsewhere: list[str] = []
         self._n_announced = 0
-        self._flops_left = {
-            name: run.recipe.training_flops * (1 - (run.grown_at or 0) / run.recipe.train.steps)
-            for name, run in self._remaining.items()
-        }
+        self._flops_left = {name: run.recipe.training_flops for name, run in self._remaining.items()}
         """Run -> its remaining FLOPs, finished or not, in the order of training."""
         self._undrawn_flops = list(undrawn_flops)
         self._n_runs = len(self._flops_left) + len(undrawn_flops)

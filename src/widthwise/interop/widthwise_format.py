@@ -1,7 +1,7 @@
-"""The `model_type` widthwise, for models that no other format can express: sizes of all layers, and exceptions.
+"""The `model_type` widthwise, for models that no other format can express.
 
-Transformers runs `modeling_widthwise`. This file has the names in config.json and of the tensors, and the code that is
-copied into a folder, so that transformers can run its model without this package.
+Its config.json has the usual value of each key, and the exceptions of single layers. Transformers runs
+`modeling_widthwise`, which is copied into the folder of a model, so that it runs without this package.
 """
 
 from collections import Counter
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import check_one_of, parse, to_data
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
 from widthwise.interop.family import FEED_FORWARD, PROJECTIONS
-from widthwise.mistakes import UserError
+from widthwise.mistakes import UserError, shortened
 from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
@@ -74,6 +74,7 @@ NAMES = {
 }
 """Parts of our names -> parts of the names of tensors that other programs know; None: dropped."""
 
+# The kinds that `modeling_widthwise` has.
 FEED_FORWARDS = ("swiglu", "mlp", "hourglass", "moe", "dynamic")
 RESIDUALS = ("plain", "hyper_connections", "manifold")
 
@@ -83,7 +84,7 @@ class Widthwise(Architecture):
     class_name = "WidthwiseForCausalLM"
     base_prefix = "model."
     usual_positions = None
-    buffers = r"(?!)"
+    buffers = r"(?!)"  # matches nothing
 
     def check(self, config: ModelConfig) -> None:
         """Raise UserError for components that `modeling_widthwise` lacks, such as plugins."""
@@ -101,20 +102,24 @@ class Widthwise(Architecture):
         overrides = fields.get("per_layer_config", {})
         if not isinstance(overrides, dict) or not all(isinstance(changes, dict) for changes in overrides.values()):
             fields.refuse("per_layer_config", "a mapping from layers to mappings")
-        wrong = next((key for key in overrides if not key.isdecimal() or int(key) >= n_layers), None)
-        if wrong is not None:
-            where = f"{fields.where}: per_layer_config"
-            raise UserError(f"{where}: got {wrong!r}; allowed: the number of a layer below {n_layers}")
+        where = f"{fields.where}: per_layer_config"
+        n_digits = len(str(MOST_LAYERS))
+        known = (*LAYER_KEYS, "intermediate_size")  # which other tools read; feed_forward has the sizes
+        for number, changes in overrides.items():
+            if not number.isdecimal() or len(number) > n_digits or int(number) >= n_layers:
+                raise UserError(f"{where}: got {shortened(number)}; allowed: the number of a layer below {n_layers}")
+            for key in changes:
+                check_one_of(f"{where}: {number}", key, known)
         by_layer = {int(key): changes for key, changes in overrides.items()}
         layers: list[dict[str, Any]] = [{} for _ in range(n_layers)]
-        for i, data in enumerate(layers):
+        for i, layer in enumerate(layers):
             for key, (*part, field) in LAYER_KEYS.items():
-                node = data.setdefault(part[0], {}) if part else data
-                node[field] = by_layer.get(i, {}).get(key, fields.get(key))
-        data = {ours: fields.get(theirs) for theirs, ours in MODEL_KEYS.items()}
+                section = layer.setdefault(part[0], {}) if part else layer
+                section[field] = by_layer.get(i, {}).get(key, fields.get(key))
+        model = {ours: fields.get(theirs) for theirs, ours in MODEL_KEYS.items()}
         if fields.flag("learned_positions", False):
-            data["positions"] = {"n_positions": self.n_positions(fields)}
-        config = parse(ModelConfig, {**data, "layers": layers}, fields.where)
+            model["positions"] = {"n_positions": self.n_positions(fields)}
+        config = parse(ModelConfig, {**model, "layers": layers}, fields.where)
         self.check(config)
         return config
 
@@ -127,12 +132,12 @@ class Widthwise(Architecture):
             for layer, data in zip(config.layers, model["layers"])
         ]
         usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
-        digits = len(str(config.n_layers - 1))
+        n_digits = len(str(config.n_layers - 1))
         exceptions = {}
         for i, layer in enumerate(layers):
             if layer != usual:
-                changes = {key: value for key, value in layer.items() if value != usual[key]}
-                exceptions[str(i).zfill(digits)] = changes
+                number = str(i).zfill(n_digits)  # as transformers writes the keys
+                exceptions[number] = {key: value for key, value in layer.items() if value != usual[key]}
         return {
             "hidden_size": config.stream_width,
             "num_hidden_layers": config.n_layers,
@@ -151,16 +156,16 @@ class Widthwise(Architecture):
             owner = name.rpartition(".")[0]
             is_vector = isinstance(modules[owner], Vector)  # a bias or a coefficient, without a matrix
             path = [NAMES.get(part, part) for part in (owner if is_vector else name).split(".")]
-            parts = [part for part in path if part is not None]
-            yield HFTensor(".".join(parts if parts[0] in ("lm_head", "mtp") else ("model", *parts)), (name,))
+            hf_name = ".".join(part for part in path if part is not None)
+            yield HFTensor(hf_name if path[0] in ("lm_head", "mtp") else self.base_prefix + hf_name, (name,))
 
 
 def _usual(values: list[Any]) -> Any:
     """Return the largest of sizes, or the most frequent value, for tools that read one value for all layers."""
     if all(type(value) is int for value in values):
         return max(values)
-    most = Counter(map(repr, values)).most_common(1)[0][0]
-    return next(value for value in values if repr(value) == most)
+    most_frequent = Counter(map(repr, values)).most_common(1)[0][0]  # mappings have no hash, so count their texts
+    return next(value for value in values if repr(value) == most_frequent)
 
 
 FILES = ("configuration_widthwise.py", "modeling_widthwise.py")

@@ -33,8 +33,8 @@ class PassContext:
     """Rotary frequencies of the heads of a layer -> cosines and sines for the tokens of this pass."""
     masks: dict[int | None, Tensor | None]
     """Window of attention -> (B or 1, 1, T, S): bool, True for visible keys, or numbers to add to the scores; None:
-    causal over the T tokens within the window. Windows that only layers with capped scores have are missing, because
-    these read no mask."""
+    causal over the T tokens within the window. Layers with capped scores read no mask, so a window that only they have
+    is missing."""
     width_fraction: Tensor | None = None
     """Scalar that replaces the widths that dynamic-width layers choose for each token."""
     start: int = 0
@@ -61,8 +61,8 @@ def mask_of(
     dtype: bool, or of numbers to add to the scores.
     """
     n_new = tokens.shape[1]
-    is_cut = window is not None and window < start + n_new
-    if documents is None and (n_new == 1 or not (is_cut or start)):
+    hides_keys = window is not None and window < start + n_new
+    if documents is None and (n_new == 1 or (start == 0 and not hides_keys)):  # one query sees all keys in its window
         return None
     mask = visible(n_new, start + n_new, documents, tokens.device, window)
     if dtype == torch.bool:
@@ -91,7 +91,6 @@ class Site(nn.Module, ABC):
 
     def set_index(self, index: int) -> None:
         """Set the number of sites before this one. Only initial weights may depend on it."""
-        return
 
     @abstractmethod
     def read(self, stream: Stream) -> tuple[Tensor, Any]:
@@ -181,16 +180,17 @@ class KVCache:
     def __init__(
         self, layers: Sequence[AttentionConfig], batch_size: int, capacity: int, n_rewound: int = 0, **tensor_options
     ):
-        """layers: attention of each layer; capacity: in tokens; n_rewound: most tokens of a pass that `rewind` forgets;
-        tensor_options: dtype and device."""
+        """layers: attention of each layer; capacity: in tokens; n_rewound: number of tokens of a pass that `rewind` may
+        forget; tensor_options: dtype and device.
+        """
         self.layers: list[LayerCache] = []
         for heads in layers:
-            kind = LayerCache
+            cache_class = LayerCache
             n_held = capacity
             if heads.window is not None and heads.window + n_rewound < capacity:
-                kind = WindowCache
+                cache_class = WindowCache
                 n_held = heads.window + n_rewound
-            self.layers.append(kind(heads, batch_size, n_held, **tensor_options))
+            self.layers.append(cache_class(heads, batch_size, n_held, **tensor_options))
         self.n_rewound = n_rewound
         self.capacity = capacity
         self.length = 0
@@ -225,7 +225,8 @@ class KVCache:
         copy = KVCache(heads, n_texts, capacity, self.n_rewound, dtype=keys.dtype, device=keys.device)
         for layer_before, layer in zip(self.layers, copy.layers):
             layer.copy_from(layer_before, self.length, counts)
-        copy.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))
+        seen = self.seen
+        copy.advance(self.length, None if seen is None else seen.repeat_interleave(counts, dim=0))
         return copy
 
     def rewind(self, length: int) -> None:

@@ -31,15 +31,14 @@ class Recompute:
         return self.every is not None and index % self.every == 0
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: LayerCache | None = None) -> Any:
-        """Return layer(*inputs, cache), and keep only the inputs for the backward pass if the layer is recomputed
-        there.
+        """Return layer(*inputs, cache). For a layer that the backward pass recomputes, keep only the inputs.
 
-        Random draws are repeated. Without gradients, or with a cache, this is a plain call.
+        A recomputed layer repeats its random draws. Without gradients, or with a cache, this is a plain call.
         """
         if self.every is None or cache is not None or not torch.is_grad_enabled():
             return layer(*inputs, cache)
-        # Pass tensors one by one, so that hooks on saved tensors see them; and as views, so that no layer finds the
-        # write of its state, which would recompute the layer before.
+        # Tensors are passed one by one, so that hooks on saved tensors see them. They are views, because the backward
+        # pass of slots would otherwise follow them to the layer that wrote them and recompute that layer as well.
         leaves, structure = tree_flatten(inputs)
         leaves = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
@@ -69,18 +68,17 @@ class Recompute:
         with torch.device("meta"):
             inputs = _inputs(model)
         costs = list[Cost]()
-        streams = list[Any]()
-        n_elements = 0
+        kept = dict[StorageWeakRef, int]()  # elements of each storage, which tensors may share
         for (i, cost), stream in zip(self._indexed_costs(model), inputs, strict=True):
-            if self.is_recomputed(i):
-                streams.append(stream)
-                tensors = [leaf for leaf in tree_leaves(streams) if isinstance(leaf, Tensor)]
-                memory = {StorageWeakRef(x.untyped_storage()): x for x in tensors}  # tensors may share memory
-                n_before = n_elements
-                n_elements = sum(x.untyped_storage().nbytes() // x.element_size() for x in memory.values())
-                costs.append(Cost(activation_fp32_elements=n_elements - n_before))
-            else:
+            if not self.is_recomputed(i):
                 costs.append(activations_of(cost))
+                continue
+            n_before = sum(kept.values())
+            for tensor in tree_leaves(stream):
+                if isinstance(tensor, Tensor):
+                    storage = tensor.untyped_storage()
+                    kept[StorageWeakRef(storage)] = storage.nbytes() // tensor.element_size()
+            costs.append(Cost(activation_fp32_elements=sum(kept.values()) - n_before))
         return costs
 
     def recomputed(self, model: ModelConfig) -> list[Cost]:
@@ -98,7 +96,8 @@ class Recompute:
         for i, costs in enumerate(model.layer_costs()):
             yield i, sum(costs.values(), Cost())
         if model.mtp is not None:
-            yield from ((k, model.mtp.slots_cost(model.residual, model.d_model)) for k in range(model.mtp.n_depths))
+            for k in range(model.mtp.n_depths):
+                yield k, model.mtp.slots_cost(model.residual, model.d_model)
 
 
 def activations_of(*costs: Cost) -> Cost:
@@ -118,9 +117,10 @@ def _inputs(model: ModelConfig) -> list[Any]:
     entered = stream = residual.build_entry(d_model)(torch.empty(1, 1, residual.embedding_width(d_model)))
     for layer, d_before in zip(model.layers, model.widths_before, strict=True):
         inputs.append(stream)
-        for widths in layer.sites(d_before):
-            site = residual.build(*widths)
-            stream = site.write(site.read(stream)[1], torch.empty(1, 1, widths[-1]))
+        for d_stream, d_read, d_write in layer.sites(d_before):
+            site = residual.build(d_stream, d_read, d_write)
+            _, skip = site.read(stream)
+            stream = site.write(skip, torch.empty(1, 1, d_write))
     if model.mtp is not None:
         slots, later = (residual.to_slots(x, d_model) for x in (stream, entered))
         for _ in range(model.mtp.n_depths):

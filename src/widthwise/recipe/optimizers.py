@@ -45,7 +45,7 @@ def _groups(config: AdamWConfig, model: Decoder, where: str = "optimizer.adamw")
 
 
 def _adamw(config: AdamWConfig, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
-    """Build AdamW for some groups. lr: peak rate of `set_lr`."""
+    """Build AdamW for some groups. lr: the peak of the rates that `set_lr` gets, of which each group has a factor."""
     torch_groups = [
         _torch_group(group, group.lr_factor * (config.lr / lr), config.weight_decay)
         | {"eps": config.eps / group.multiplied_by}
@@ -58,16 +58,16 @@ def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:
     """Build both optimizers, each with one parameter group per `ParameterGroup`. Raises as `adamw`."""
     groups = _groups(config.adamw, model)
     hidden = [_torch_group(group, 1.0, config.weight_decay) for group in groups if group.are_hidden_matrices]
-    kind = ShardedMuon if is_sharded(model.embedding.weight) else torch.optim.Muon
-    matrices = kind(
+    muon_class = ShardedMuon if is_sharded(model.embedding.weight) else torch.optim.Muon
+    matrix_optimizer = muon_class(
         hidden, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
     )
-    rest = [group for group in groups if not group.are_hidden_matrices]
-    return MuonAndAdamW(matrices, _adamw(config.adamw, rest, config.lr))
+    others = [group for group in groups if not group.are_hidden_matrices]
+    return MuonAndAdamW(matrix_optimizer, _adamw(config.adamw, others, config.lr))
 
 
 def hidden_matrices(config: Optimizer, model: Decoder) -> set[nn.Parameter]:
-    """Return the parameters that a step needs unsharded, and of which it keeps only the momentum."""
+    """Return the parameters that Muon trains; empty for AdamW. Muon needs them unsharded, and keeps their momentum."""
     groups = [] if config.kind == "adamw" else _groups(config.adamw, model)
     return {parameter for group in groups if group.are_hidden_matrices for parameter in group.parameters}
 
@@ -92,17 +92,17 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_factor"]
 
 
-def state_shapes(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, torch.Size]]:
-    """Return the shapes of an optimizer's states for each parameter after the first step, by name."""
-    parts = optimizer.parts if isinstance(optimizer, MuonAndAdamW) else (optimizer,)
-    return {
-        parameter: {"momentum_buffer": parameter.shape}
-        if isinstance(part, torch.optim.Muon)
-        else {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": torch.Size()}
-        for part in parts
-        for group in part.param_groups
-        for parameter in group["params"]
-    }
+def state_shapes(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, torch.Size]]:
+    """Return, for each parameter, the names and shapes of the states that its first step creates."""
+    shapes: dict[Tensor, dict[str, torch.Size]] = {}
+    for part in optimizer.parts if isinstance(optimizer, MuonAndAdamW) else (optimizer,):
+        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            if isinstance(part, torch.optim.Muon):
+                shapes[parameter] = {"momentum_buffer": parameter.shape}
+            else:
+                shapes[parameter] = {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": torch.Size()}
+    return shapes
 
 
 class ShardedMuon(torch.optim.Muon):
@@ -115,25 +115,26 @@ class ShardedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         assert closure is None
-        moved = [
+        matrices = [
             (parameter, group)
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        n_shards = moved[0][0].device_mesh.size(1) if moved else 1
-        for first in range(0, len(moved), n_shards):
-            self._move(moved[first : first + n_shards])
+        n_shards = matrices[0][0].device_mesh.size(1) if matrices else 1
+        for first in range(0, len(matrices), n_shards):
+            self._move(matrices[first : first + n_shards])
 
-    def _move(self, turn: "Sequence[tuple[DTensor, dict[str, Any]]]") -> None:
-        """Update at most one matrix per process; each process makes one of them orthogonal."""
-        shards = turn[0][0].device_mesh.get_group(1)
+    def _move(self, matrices: "Sequence[tuple[DTensor, dict[str, Any]]]") -> None:
+        """Update at most one matrix per process. The process with the matrix's index makes it orthogonal."""
+        shards = matrices[0][0].device_mesh.get_group(1)
         rank = dist.get_rank(shards)
         steps = []
-        for owner, (parameter, group) in enumerate(turn):
+        for owner, (parameter, group) in enumerate(matrices):
             update = whole(with_rows(parameter, self._update(parameter, group)))
+            # The broadcast overwrites the update of a matrix that another process owns.
             steps.append(_step_along(update, group) if owner == rank else update)
-        for owner, ((parameter, group), step) in enumerate(zip(turn, steps)):
+        for owner, ((parameter, group), step) in enumerate(zip(matrices, steps)):
             dist.broadcast(step, group=shards, group_src=owner)
             rows = held(parameter)
             rows.mul_(1 - group["lr"] * group["weight_decay"])
@@ -152,9 +153,9 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def _step_along(update: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the step of a whole matrix: the change of a matrix of zeros by torch's Muon without momentum and decay."""
-    moved = nn.Parameter(torch.zeros_like(update))
-    moved.grad = update
+    """Return the step of a whole matrix. It is what torch's Muon without momentum and decay adds to zeros."""
+    matrix = nn.Parameter(torch.zeros_like(update))
+    matrix.grad = update
     options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
-    torch.optim.Muon([moved], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
-    return moved.detach()
+    torch.optim.Muon([matrix], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
+    return matrix.detach()

@@ -84,17 +84,17 @@ class CostSummary(Record):
 
 
 class RankMemory(Record):
-    """Bytes of a process at the moment of a step when it needs the most memory: the sum of the fields below."""
+    """Bytes of a process at the moment of a step when it needs the most memory; the total is the sum of the others."""
 
     moment: str
     """The loss, the update, or the layer or MTP head that the backward pass has reached."""
     parameter_bytes: int
-    """Its blocks of the parameters, in fp32, padding included."""
+    """Its shards of the parameters, in fp32, padding included."""
     gradient_bytes: int
-    """Its blocks of the gradients computed so far; if a step has several passes, all gradients, which stay unsharded
+    """Its shards of the gradients computed so far; if a step has several passes, all gradients, which stay unsharded
     until the last pass."""
     optimizer_bytes: int
-    """The optimizer's state for its blocks of the parameters."""
+    """The optimizer's state for its shards of the parameters."""
     root_bytes: int
     """Parameters outside layers, gathered from the forward pass to the end of the backward pass."""
     cast_weight_bytes: int
@@ -104,8 +104,8 @@ class RankMemory(Record):
     and their gradients."""
     buffer_bytes: int
     """The larger of two needs at different times: logits and weight gradient of the loss, or gathered layers with their
-    gradients. In addition document masks, if `data` sets them, and for a growth that freezes old entries a mask of all
-    entries and, in the update, the weights before it."""
+    gradients. In addition the masks of documents, if `data` sets them. A growth that freezes old entries needs a mask
+    of all entries and, in the update, the weights before it."""
     teacher_bytes: int = 0
     """Bytes of a teacher: its weights, sharded like the student's; the activations of its pass; in the loss its logits
     and hidden states; and what the backward pass keeps of them."""
@@ -177,9 +177,9 @@ class DataCost(Record):
     disk_bytes: int
     """Size of the token files."""
     text_bytes: int
-    """Size of the text of these tokens, at BYTES_PER_TOKEN."""
+    """Size of the text of these tokens, at `runs.plan.BYTES_PER_TOKEN`."""
     prepare_core_hours: Number
-    """Hours of one CPU core, at TEXT_BYTES_PER_CORE_SECOND."""
+    """Hours of one CPU core, at `runs.plan.TEXT_BYTES_PER_CORE_SECOND`."""
 
 
 class Plan(Record):

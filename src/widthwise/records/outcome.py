@@ -125,57 +125,6 @@ class Study(Record):
         return self.n_points - self.n_finished - self.n_failed - self.n_repeated
 
 
-SIZE = "size"
-"""Key in `values` of a point of a family: the name of the recipe, the same for the grown model and its control."""
-Alone = Literal["tokens", "flops"]
-"""Quantity that is equal for the grown model and the same model trained alone."""
-
-
-class FamilyControl(Record):
-    """A model of a family, trained alone from scratch."""
-
-    name: str
-    """Name of its recipe."""
-    seed: int
-    """Seed of the run that the grown model came from."""
-    run: str
-    tokens: int | None = None
-    """Tokens of all steps, including the shared ones."""
-    flops: Known = None
-    """FLOPs of all steps, including the shared ones."""
-    val_loss: Known = None
-
-
-class FamilyMember(FamilyControl):
-    """A model of a family, grown and then trained further."""
-
-    params: Number
-    start: int
-    """The step at which the model branched off."""
-    flops_own: float
-    """Training FLOPs since then."""
-    flops_alone: float
-    """Training FLOPs of the same model from scratch over the same tokens."""
-    val_bits_per_byte: Known = None
-
-
-class Family(Record):
-    """Models of several sizes grown from one run, or from one run for each seed, and their cost."""
-
-    sources: Sequence[str] = pydantic.Field(min_length=1)
-    """The runs that the models were grown from, one for each seed."""
-    alone: Alone | None = None
-    """Quantity that is equal for controls and grown models; None without controls."""
-    shared_flops: float
-    """Training FLOPs before the branches, summed over seeds; each step counts once."""
-    family_flops: float
-    """Training FLOPs of all grown models together."""
-    flops_alone: float
-    """Training FLOPs of the same models from scratch over the same tokens."""
-    members: Sequence[FamilyMember]
-    controls: Sequence[FamilyControl] = ()
-
-
 class TunedVariant(Record):
     """The values of one variant that a comparison read from a sweep."""
 
@@ -243,7 +192,6 @@ class Outcome(StoredRecord):
     """The best point of a sweep, corrected for the number of points, and the mean of each group of a grid."""
     tuning: Tuning | None = None
     """The choice of the values of each variant; None without tuning."""
-    family: Family | None = None
     columns: Sequence[str] | None = None
     """Names of the quantities in the main table, in order; None: the default quantities."""
 
@@ -257,9 +205,7 @@ class Outcome(StoredRecord):
         return self
 
     @property
-    def kind(self) -> Literal["comparison", "sweep", "ladder", "family"]:
-        if self.family is not None:
-            return "family"
+    def kind(self) -> Literal["comparison", "sweep", "ladder"]:
         if not self.axes:
             return "comparison"
         return "sweep" if self.baseline_group is None else "ladder"
@@ -289,8 +235,6 @@ class Outcome(StoredRecord):
     @property
     def baseline_words(self) -> str | None:
         """The baseline as text; None if it is missing or has no loss."""
-        if self.family is not None:
-            return self.baseline_group and "the same model trained alone"
         if self.baseline_group is not None:
             return f"{self.baseline_group} of the same size"
         return self.baseline_variant and self.baseline

@@ -1,14 +1,20 @@
 """The page of a comparison of named variants, each trained with several seeds, with a baseline."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from widthwise.records.outcome import Outcome, Search, Tuning
-from widthwise.reports import experiment_sections
+from widthwise.records.estimate import TIE_MARGIN, UNCLEAR, Estimate
+from widthwise.records.outcome import Outcome, Search, Tuning, Variant
+from widthwise.records.record import finite
+from widthwise.records.run import RunResult
+from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import styles
 from widthwise.reports.curves import curve_table, over_seeds
+from widthwise.reports.experiment_figures import part_figure, ratio_figure
 from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_section
+from widthwise.reports.main_table import shown_verdict
 from widthwise.reports.page import Page, note, section
 from widthwise.reports.shapes import width_figures
 from widthwise.reports.table import Table
@@ -27,7 +33,8 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     means = {name: over_seeds(seeds, "validation").mean for name, seeds in runs.items()}
     table = curve_table("Held-out loss by step, mean over seeds", means).folded
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
-    caption = experiment_sections.caption_of_results(outcome, results)
+    caption = _caption_of_results(outcome, results)
+    curve_notes = ["seeds-and-means", "loss-curves"] if len(outcome.seeds) > 1 else ["loss-curves"]
     return experiment_sections.experiment_page(
         outcome,
         runs,
@@ -42,23 +49,103 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
             experiment_sections.equal_loss_section(outcome, looks),
             section("Tuning", tuning_table(outcome.tuning), note("tuning")),
             growth_section(runs, looks),
-            experiment_sections.curves_section(outcome, curves, table),
+            section("Loss curves", *curves, note(*curve_notes), table),
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
-            experiment_sections.cost_section(outcome, looks),
+            section(
+                "Costs",
+                part_figure(outcome.variants),
+                ratio_figure(outcome, looks),
+                tables.cost_table({variant.name: variant for variant in outcome.variants}).folded,
+                *(tables.layer_table(variant.name, variant.cost).folded for variant in outcome.variants),
+            ),
         ],
     )
 
 
 def comparison_answer(outcome: Outcome) -> list[str]:
     """Return the sentences that answer the question of a comparison, and the settings that differ."""
-    lines = experiment_sections.baseline_answer(outcome)
+    lines = _baseline_answer(outcome)
     tuned = outcome.tuning.variants if outcome.tuning else ()
     at_limit = [clean(variant.name) for variant in tuned if variant.is_at_limit]
     if at_limit:
         verb = "was" if len(at_limit) == 1 else "were"
         lines.append(f"{sequence(at_limit)} {verb} best at an end of the grid: a better value may be outside it.")
     return [*lines, *experiment_sections.setting_sentences(outcome)]
+
+
+def _baseline_answer(outcome: Outcome) -> list[str]:
+    """Return sentences that name the variants that are better, worse, tied or not clearly different.
+
+    If the best variant needs significantly fewer tokens for the baseline's loss, the last sentence has the ratio.
+    """
+    compared = [variant for variant in outcome.variants if variant.difference is not None]
+    if not compared:
+        return _lowest_answer(outcome.variants)
+    by_verdict: dict[str, list[Variant]] = {}
+    for variant in sorted(compared, key=lambda variant: finite(variant.difference and variant.difference.mean)):
+        by_verdict.setdefault(shown_verdict(variant), []).append(variant)
+    baseline = clean(outcome.baseline_words or "")
+    seeds = counted(len(outcome.seeds), "seed")
+    if "no verdict" in by_verdict:
+        best = by_verdict["no verdict"][0]
+        verb = "ends" if len(compared) == 1 else f"has the lowest held-out loss of {len(compared)} compared variants,"
+        gap = experiment_sections.distance(best.difference or Estimate(mean=None))
+        return [f"{clean(best.name)} {verb} {gap} {baseline}; with {seeds} there is no verdict."]
+    lines = []
+    if "better" not in by_verdict and "worse" in by_verdict:
+        lines.append(f"No variant is better than {baseline}.")
+    for verdict, direction, extreme in (("better", "lower", 0), ("worse", "higher", -1)):
+        if variants := by_verdict.get(verdict):
+            first = variants[extreme]
+            difference = first.difference or Estimate(mean=None)
+            interval = experiment_sections.size_interval(difference, outcome)
+            size = f"{fixed(abs(finite(difference.mean)), 4)} nats{interval}"
+            if len(variants) == 1:
+                lines.append(f"{clean(first.name)} is {verdict} than {baseline}: loss {direction} by {size}.")
+            else:
+                names = experiment_sections.variant_names(variants)
+                most = f"{clean(first.name)} the most, by {size}"
+                lines.append(f"{names} are {verdict} than {baseline}: loss {direction}, {most}.")
+    if tied := by_verdict.get("tie"):
+        names = experiment_sections.variant_names(tied)
+        lines.append(f"Equal to {baseline} within {TIE_MARGIN:g} nats: {names}.")
+    if unclear := by_verdict.get(UNCLEAR):
+        names = experiment_sections.variant_names(unclear)
+        if len(unclear) == 1 and (difference := unclear[0].difference) is not None:
+            interval = experiment_sections.size_interval(difference, outcome)
+            names += f", {fixed(difference.mean, 4, '+')} nats{interval}"
+        lines.append(f"No clear difference from {baseline} with {seeds}: {names}.")
+    better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
+    if better:
+        best = min(better, key=lambda variant: finite(variant.val_loss.mean))
+        tokens = best.at_equal_loss["val_loss"].tokens_ratio
+        if finite(tokens.high) < 1:
+            needs = f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {baseline}"
+            lines.append(f"{needs} for the same held-out loss.")
+    return lines
+
+
+def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
+    """Return a sentence on the variant with the lowest loss, for a comparison whose baseline has no loss."""
+    finished = [variant for variant in variants if variant.has_loss]
+    if not finished:
+        return []
+    best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
+    loss = fixed(best.val_loss.mean, 4)
+    return [f"{clean(best.name)} has the lowest held-out loss of {len(variants)} variants, {loss}."]
+
+
+def _caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> str:
+    """Return the caption of the main table, with the amount of held-out text if all runs used the same."""
+    amounts = set()
+    for result in results.values():
+        amount = ""
+        if result.n_val_tokens:
+            whole = f" of {result.data.n_held_out_tokens:,}" if result.data is not None else ""
+            amount = f"; held-out loss over {result.n_val_tokens:,}{whole} held-out tokens"
+        amounts.add(amount)
+    return f"Variants, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
 
 
 def tuning_table(tuning: Tuning | None) -> Table | None:

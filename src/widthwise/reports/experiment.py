@@ -8,7 +8,6 @@ from widthwise.records.run import PlannedRuns, Run
 from widthwise.reports.charts import styles
 from widthwise.reports.comparison_page import comparison_answer, comparison_page
 from widthwise.reports.experiment_sections import loss_figures
-from widthwise.reports.family_page import family_answer, family_page
 from widthwise.reports.formats import counted
 from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.run import read_run, reload_sentence
@@ -21,7 +20,6 @@ _KINDS = {
     "comparison": (comparison_page, comparison_answer),
     "sweep": (sweep_page, sweep_answer),
     "ladder": (sweep_page, ladder_answer),
-    "family": (family_page, family_answer),
 }
 """Kind of an experiment -> functions that return its page and its answer."""
 

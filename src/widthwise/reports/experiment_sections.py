@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
-from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, UNCLEAR, Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
@@ -12,9 +12,9 @@ from widthwise.records.run import Run, RunResult
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
-from widthwise.reports.experiment_figures import gap_figures, part_figure, ratio_figure, shape_figures
+from widthwise.reports.experiment_figures import gap_figures, shape_figures
 from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, si
-from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, shown_verdict, validated_table
+from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, validated_table
 from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
 from widthwise.reports.run import data_table, read_run
 from widthwise.reports.table import Table, by_row
@@ -161,80 +161,8 @@ def setting_sentences(outcome: Outcome) -> Iterator[str]:
             yield f"{variant_names(variants)} {verb} from {baseline} in {named}."
 
 
-def baseline_answer(outcome: Outcome) -> list[str]:
-    """Return sentences that name the variants that are better, worse, tied or not clearly different.
-
-    If the best variant needs significantly fewer tokens for the baseline's loss, the last sentence has the ratio.
-    """
-    compared = [variant for variant in outcome.variants if variant.difference is not None]
-    if not compared:
-        return _lowest_answer(outcome.variants)
-    by_verdict: dict[str, list[Variant]] = {}
-    for variant in sorted(compared, key=lambda variant: finite(variant.difference and variant.difference.mean)):
-        by_verdict.setdefault(shown_verdict(variant), []).append(variant)
-    baseline = clean(outcome.baseline_words or "")
-    seeds = counted(len(outcome.seeds), "seed")
-    if "no verdict" in by_verdict:
-        best = by_verdict["no verdict"][0]
-        verb = "ends" if len(compared) == 1 else f"has the lowest held-out loss of {len(compared)} compared variants,"
-        gap = distance(best.difference or Estimate(mean=None))
-        return [f"{clean(best.name)} {verb} {gap} {baseline}; with {seeds} there is no verdict."]
-    lines = []
-    if "better" not in by_verdict and "worse" in by_verdict:
-        lines.append(f"No variant is better than {baseline}.")
-    for verdict, direction, extreme in (("better", "lower", 0), ("worse", "higher", -1)):
-        if variants := by_verdict.get(verdict):
-            first = variants[extreme]
-            difference = first.difference or Estimate(mean=None)
-            size = f"{fixed(abs(finite(difference.mean)), 4)} nats{size_interval(difference, outcome)}"
-            if len(variants) == 1:
-                lines.append(f"{clean(first.name)} is {verdict} than {baseline}: loss {direction} by {size}.")
-            else:
-                most = f"{clean(first.name)} the most, by {size}"
-                lines.append(f"{variant_names(variants)} are {verdict} than {baseline}: loss {direction}, {most}.")
-    if tied := by_verdict.get("tie"):
-        lines.append(f"Equal to {baseline} within {TIE_MARGIN:g} nats: {variant_names(tied)}.")
-    if unclear := by_verdict.get(UNCLEAR):
-        names = variant_names(unclear)
-        if len(unclear) == 1 and (difference := unclear[0].difference) is not None:
-            names += f", {fixed(difference.mean, 4, '+')} nats{size_interval(difference, outcome)}"
-        lines.append(f"No clear difference from {baseline} with {seeds}: {names}.")
-    better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
-    if better:
-        best = min(better, key=lambda variant: finite(variant.val_loss.mean))
-        tokens = best.at_equal_loss["val_loss"].tokens_ratio
-        if finite(tokens.high) < 1:
-            needs = f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {baseline}"
-            lines.append(f"{needs} for the same held-out loss.")
-    return lines
-
-
-def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
-    """Return a sentence on the variant with the lowest loss, for an experiment without a baseline."""
-    finished = [variant for variant in variants if variant.has_loss]
-    if not finished:
-        return []
-    best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
-    verb = "ends at a held-out loss of"
-    if len(variants) > 1:
-        verb = f"has the lowest held-out loss of {len(variants)} variants,"
-    return [f"{clean(best.name)} {verb} {fixed(best.val_loss.mean, 4)}."]
-
-
-def caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> str:
-    """Return the caption of the main table, with the amount of held-out text if all runs used the same."""
-    amounts = set()
-    for result in results.values():
-        amount = ""
-        if result.n_val_tokens:
-            whole = f" of {result.data.n_held_out_tokens:,}" if result.data is not None else ""
-            amount = f"; held-out loss over {result.n_val_tokens:,}{whole} held-out tokens"
-        amounts.add(amount)
-    return f"Variants, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
-
-
-def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table | None) -> Section | None:
-    """Return the main tables, further texts and tasks, the tables `more`, and the loss and difference of every seed."""
+def results_section(outcome: Outcome, caption: str, looks: Looks, more: Table | None = None) -> Section | None:
+    """Return the main tables, further texts and tasks, the table `more`, and the loss and difference of every seed."""
     main = main_tables(outcome, caption, looks)
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
@@ -245,7 +173,7 @@ def results_section(outcome: Outcome, caption: str, looks: Looks, *more: Table |
             for seed, loss, difference in zip(outcome.seeds, losses, differences)
         }
     seeds = by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded
-    return section("Results", *main, validated_table(outcome), *more, seeds)
+    return section("Results", *main, validated_table(outcome), more, seeds)
 
 
 def open_points_section(outcome: Outcome) -> Section | None:
@@ -303,36 +231,15 @@ def shape_section(outcome: Outcome, names: Collection[str]) -> Section | None:
     return section("Shapes at one budget", note("shapes", level=level), *shape_figures(outcome, names))
 
 
-def loss_figures(runs: Runs, looks: Looks, suffix: str = "", subject: str = "") -> list[Figure]:
-    """Return held-out and training loss over an axis that readers choose, and the last third of the held-out loss.
-
-    suffix: end of the keys of the figures. subject: start of their titles.
-    """
+def loss_figures(runs: Runs, looks: Looks) -> list[Figure]:
+    """Return held-out and training loss over an axis that readers choose, and the last third of the held-out loss."""
     figures = []
     for event, title in LOSSES.items():
         losses = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
-        key = f"{event}-loss{suffix}"
-        caption = f"{subject}: {title.lower()}" if subject else title
-        figures.append(curve_figure(key, caption, losses, looks, "step", title.lower(), crop=True))
+        key = f"{event}-loss"
+        figures.append(curve_figure(key, title, losses, looks, "step", title.lower(), crop=True))
         if event == "validation":
             late = {name: bundle.last_third() for name, bundle in losses.items()}
-            caption += ", last third of training"
+            caption = f"{title}, last third of training"
             figures.append(curve_figure(f"{key}-late", caption, late, looks, "step", title.lower()))
     return [figure for figure in figures if figure is not None]
-
-
-def curves_section(outcome: Outcome, curves: Sequence[Figure], table: Table | None = None) -> Section | None:
-    """Return the loss curves with their notes and a table."""
-    notes = ["seeds-and-means", "loss-curves"] if len(outcome.seeds) > 1 else ["loss-curves"]
-    return section("Loss curves", *curves, note(*notes), table)
-
-
-def cost_section(outcome: Outcome, looks: Looks) -> Section | None:
-    """Return parameters by part, costs relative to the baseline, all costs, and the layers of every variant."""
-    return section(
-        "Costs",
-        part_figure(outcome.variants),
-        ratio_figure(outcome, looks),
-        tables.cost_table({variant.name: variant for variant in outcome.variants}).folded,
-        *(tables.layer_table(variant.name, variant.cost).folded for variant in outcome.variants),
-    )

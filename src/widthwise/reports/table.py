@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -32,7 +33,7 @@ class Table:
     note: str = ""
     """Text below the table, on a terminal only."""
     column_notes: Sequence[Mapping[str, str]] = ()
-    """Further lines there: title of a column -> note. Notes on hidden columns are omitted."""
+    """Further lines below `note`: title of a column -> note. Notes on columns that a terminal hides are omitted."""
     n_essential: int | None = None
     """Number of first columns that a narrow terminal must show; None: all."""
     swatches: Sequence[Markup] = ()
@@ -44,10 +45,14 @@ class Table:
 
     @property
     def folded(self) -> "Table":
+        """A copy that a page shows folded."""
         return replace(self, is_folded=True)
 
     def latex(self, caption: str) -> str:
-        r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
+        r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding.
+
+        caption: of the paper, which replaces the table's own.
+        """
         layout = "".join("l" if title in self.text_columns else "r" for title in self.header[1:])
         body = "".join(map(_latex_row, self.rows))
         return (
@@ -78,12 +83,15 @@ _LATEX = {
     **{letter: f"{{{letter}}}" for letter in "[]*"},  # after \\ a bracket or a star would be read as its argument
     **{MINUS: "$-$", MISSING: "--", TIMES: r"$\times$", "…": r"\ldots{}", "†": r"\dag{}"},
     **{"↑": r"$\uparrow$", "↓": r"$\downarrow$"},
+    "\0": "{}",
 }
+_LIGATURE = re.compile(r"([-',])(?=\1)")
+"""Letters that LaTeX would print as one with the next, such as -- as a dash."""
 
 
 def latex_escape(text: str) -> str:
     """Return text that LaTeX prints unchanged, without commands, comments or alignment."""
-    return "".join(_LATEX.get(letter, letter) for letter in clean(text))
+    return "".join(_LATEX.get(letter, letter) for letter in _LIGATURE.sub("\\1\0", clean(text)))
 
 
 def by_row(caption: str, corner: str, cells: Mapping[str, Mapping[str, str]]) -> Table:
@@ -110,7 +118,7 @@ def csv_rows(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def csv_estimate(name: str, estimate: "Estimate | None") -> dict[str, float | None]:
-    """Return the columns of an estimate: its mean and the ends of its interval."""
+    """Return the columns of an estimate: its mean and the ends of its interval. All are None without an estimate."""
     return {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "low", "high")}
 
 

@@ -46,7 +46,7 @@ def write_report(
 
     out: folder to write into; by default the described folder. Required for several folders.
     figures: also write each figure as a file of this kind into `figures/` next to the page.
-    columns: names of the quantities in the main table of a comparison, sweep or family; None: the default columns.
+    columns: names of the quantities in the main table of a comparison or sweep; None: the default columns.
     refresh_seconds: interval after which the page of an unfinished run or experiment reloads; None: never.
     """
     folders = listed(paths)

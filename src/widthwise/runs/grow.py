@@ -64,7 +64,9 @@ def grow_run(
     source = RunCheckpoint.of(path, step)
     recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
     intention = growth_intended(source, recipe, options)
-    return intention.record() if out is None else carry_out(source, intention, out, observer)
+    if out is None:
+        return intention.record()
+    return _carry_out(source, intention, Path(out), observer or SilentObserver())
 
 
 def wanted_recipe(
@@ -132,7 +134,7 @@ class Intention:
     """The planned growth of a run, made before its weights are read."""
 
     recipe: Recipe
-    """The recipe of the new run, with the new model; `carry_out` sets `scaled` of its optimizer from the plan."""
+    """The recipe of the new run, with the new model; `grow_run` sets `scaled` of its optimizer from the plan."""
     plan: GrowthPlan
     options: GrowOptions
     constants: Sequence[KeptConstant]
@@ -203,16 +205,12 @@ def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: 
     return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
-def carry_out(
-    source: RunCheckpoint, intention: Intention, out: Path | str, observer: Observer | None = None
-) -> dict[str, Any]:
+def _carry_out(source: RunCheckpoint, intention: Intention, out: Path, observer: Observer) -> dict[str, Any]:
     """Certify the new model, then write its run directory atomically.
 
     Returns `Intention.record` with the certificate. Raises UserError if the function is not preserved, unless the
     options allow it, and if `out` is not free.
     """
-    observer = observer or SilentObserver()
-    out = Path(out)
     check_free(out)
     old_run = source.run
     options = intention.options

@@ -194,13 +194,13 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
 
 
 def device_at_hand() -> Device | None:
-    """Return the GPU of this machine, with the driver's memory if no data sheet has it; None on a CPU."""
+    """Return the GPU of this machine; None on a CPU. Of the memories of driver and data sheet it has the smaller."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
+    n_bytes = torch.cuda.get_device_properties(0).total_memory
     device = known_gpu(name) or Device(name)
-    n_bytes = device.memory_bytes or torch.cuda.get_device_properties(0).total_memory
-    return replace(device, memory_bytes=n_bytes)
+    return replace(device, memory_bytes=min(n_bytes, device.memory_bytes or n_bytes))
 
 
 def data_cost(n_tokens: int, vocab_size: int) -> DataCost:

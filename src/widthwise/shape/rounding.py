@@ -13,14 +13,14 @@ TOLERANCE = 0.0005
 """Relative miss of the budget that balanced rounding accepts."""
 FAR = 0.005
 """Miss above which balanced rounding tries more than the two nearest multiples. Comparisons allow 0.01."""
-MOST_CHOICES = 200_000
+MOST_CHOICES = 200_000  # enough for the 2^17 choices of 17 layers
 
 
 def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> np.ndarray:
     """Round widths, (n_layers,), to the nearest multiples of `quantum`. Ties go to the even multiple.
 
-    least_quantum: divisor of every allowed quantum. Source: arXiv:2606.18246, Appendix A, last equation. Raises
-    UserError if a layer would have no channels.
+    least_quantum: divisor of every allowed quantum. Raises UserError if a layer would have no channels.
+    Source: arXiv:2606.18246, Appendix A, last equation.
     """
     rounded = np.rint(widths / quantum).astype(np.int64) * quantum
     if rounded.min() < 1:
@@ -38,14 +38,15 @@ def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> n
 
 
 def round_whole(widths: np.ndarray, quantum: int, d_model: int, least_quantum: int = 1) -> np.ndarray:
-    """Round as `round_nearest`, but down where only rounding up makes a layer wider than d_model and than
-    all layers on one side of it.
+    """Round as `round_nearest`, but down where rounding up would add coordinates that nothing writes or nothing reads.
 
-    Rounding then adds no coordinates that nothing writes or nothing reads.
+    These exist where a layer is wider than d_model and than all layers before it, or than all layers after it.
     """
-    nearest = round_nearest(widths, quantum, least_quantum)
+    rounded = round_nearest(widths, quantum, least_quantum)
     below = np.floor(widths / quantum).astype(np.int64) * quantum
-    return np.where((below > 0) & _exceeds(nearest, widths, d_model), below, nearest)
+    while (goes_down := (below > 0) & _exceeds(rounded, widths, d_model)).any():  # its neighbours may have to follow
+        rounded = np.where(goes_down, below, rounded)
+    return rounded
 
 
 def round_balanced(
@@ -72,8 +73,11 @@ def _best(
 ) -> tuple[np.ndarray, float, float]:
     """Return the best choice of `round_balanced`, its miss, and the smallest miss including refused choices.
 
-    alternatives: (n, n_layers), the other multiples that each layer may take.
+    alternatives: (n, n_layers), the other multiples that each layer may take. A move takes one of them in one layer,
+    and a choice is a set of moves.
     """
+    # Not by scipy.optimize.milp, whose solver prints on standard output (within the output of --json), may take
+    # seconds, and returns any one of several equally good choices.
     rows, layers = np.nonzero((alternatives != nearest) & (alternatives > 0))
     if not layers.size:
         return nearest, 0.0, 0.0
@@ -96,10 +100,9 @@ def _best(
 
 def _exceeds(rounded: np.ndarray, widths: np.ndarray, d_model: int) -> np.ndarray:
     """Return (n_layers,), True where only rounding makes a layer wider than d_model and all layers before or after."""
-    return np.logical_or(
-        _outgrows(rounded, d_model) & ~_outgrows(widths, d_model),
-        (_outgrows(rounded[::-1], d_model) & ~_outgrows(widths[::-1], d_model))[::-1],
-    )
+    before = _outgrows(rounded, d_model) & ~_outgrows(widths, d_model)
+    after = _outgrows(rounded[::-1], d_model) & ~_outgrows(widths[::-1], d_model)
+    return before | after[::-1]
 
 
 def _outgrows(widths: np.ndarray, d_model: int) -> np.ndarray:
@@ -107,16 +110,14 @@ def _outgrows(widths: np.ndarray, d_model: int) -> np.ndarray:
     return widths > np.maximum.accumulate(np.append(d_model, widths[:-1]))
 
 
-# Not scipy.optimize.milp, whose solver prints on standard output (within the output of --json), may take seconds, and
-# returns any one of several equally good choices.
 @lru_cache(maxsize=4)
 def _choices(n: int) -> np.ndarray:
     """Return the subsets of n indices as rows, padded with n, smallest first: (n_choices, largest size).
 
     Returns all subsets, or all up to the size that MOST_CHOICES allows.
     """
-    counts = itertools.accumulate(math.comb(n, size) for size in range(n + 1))
-    largest = sum(count <= MOST_CHOICES for count in counts) - 1
+    n_up_to_size = itertools.accumulate(math.comb(n, size) for size in range(n + 1))
+    largest = sum(n_subsets <= MOST_CHOICES for n_subsets in n_up_to_size) - 1
     subsets = (itertools.combinations(range(n), size) for size in range(largest + 1))
     padded = (subset + (n,) * (largest - len(subset)) for subset in itertools.chain.from_iterable(subsets))
     return np.fromiter(padded, dtype=np.dtype((np.int16, largest)))

@@ -20,7 +20,7 @@ OPTIONS = {
 }
 """Option of `plan` -> the field of a device that it replaces."""
 MEMORY_TOLERANCE = 0.1
-"""Relative difference of two memories of about the same size."""
+"""Largest relative difference of two memories of about the same size."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Device:
         similar = [preset for preset in similar if _key(preset.name).startswith(key)] or similar
         exact = [preset for preset in similar if _key(preset.name) == key]
         is_number = device is not None and device[:1].isdigit()
-        if device is None or (is_number and (memory or SIZE.fullmatch(device) or not similar)):
+        if device is None or (is_number and (SIZE.fullmatch(device) or not similar)):
             result = cls("the device", 0 if memory else parse_bytes("--device", device or ""))
         elif exact:
             result = exact[0]
@@ -104,7 +104,7 @@ class Device:
 
 
 def needs_speed(device: Device) -> UserError:
-    """Return the error for days on a device of unknown FLOPs; it suggests devices with about the same memory."""
+    """Return the error for `--days` on a device of unknown speed. It suggests devices with about the same memory."""
     allowed = MEMORY_TOLERANCE * device.memory_bytes
     similar = [preset for preset in WITH_MEMORY if abs(preset.memory_bytes - device.memory_bytes) <= allowed]
     names = " or ".join(f"'{preset.name}'" for preset in similar)
@@ -115,7 +115,7 @@ def needs_speed(device: Device) -> UserError:
 def parse_bytes(option: str, text: str) -> int:
     """Parse a size: "24GB" -> 24 * 10**9. Raises UserError."""
     match = SIZE.fullmatch(text)
-    if match is None or match[2] not in UNITS or not float(match[1]) > 0:
+    if match is None or match[2] not in UNITS or not 0 < float(match[1]) < math.inf:
         raise UserError(f"{option}: got {text!r}; expected a size above 0 such as 24GB or 80GiB")
     return round(float(match[1]) * UNITS[match[2]])
 
@@ -152,21 +152,24 @@ DEVICES = (
     _device("RTX 4090", 24, 1008, 165.2),
     _device("RTX 5080", 16, 960, 112.6),
     _device("RTX 5090", 32, 1792, 209.5),
+    # Without memory, for `known_gpu` only.
     _device("H100 PCIe", 0, 0, 756),
     _device("H100 NVL", 0, 0, 835),
     _device("GH200", 0, 0, 989),
 )
-"""Sources: NVIDIA's data sheets (A100 80 GB, H100 and H200 as SXM), for GeForce the white papers of Ampere GA102, Ada
-and RTX Blackwell: the bf16 tensor peak with fp32 sums, without sparsity. It is twice the fp32 peak of the CUDA cores,
-which gives the RTX 3060, 4060 Ti and 4070 (cores x 2 x boost clock x 2). T4 and V100 (SXM2, 32 GB) have no bf16 and
-train in fp32, so the peak is for fp32. The MI300X follows AMD's data sheet, with seven links of 64 GB/s in each
-direction. The other bandwidths are from the DGX systems: half of the NVLink bandwidth, which is given for both
-directions, and one InfiniBand port per GPU, of 200 Gb/s, later 400 Gb/s."""
+"""Peaks are of bf16 tensor products with fp32 sums, without sparsity. T4 and V100 (SXM2, 32 GB) have no bf16 and train
+in fp32, so theirs are of fp32. Sources: NVIDIA's data sheets (A100 80 GB, H100 and H200 as SXM). For GeForce: the white
+papers of Ampere GA102, Ada and RTX Blackwell, in which the peak is twice the fp32 peak of the CUDA cores; the RTX 3060,
+4060 Ti and 4070 are computed so (cores x 2 x boost clock x 2). For the MI300X: AMD's data sheet, with seven links of
+64 GB/s in each direction. The other bandwidths are from the DGX systems: half of the NVLink bandwidth, which is given
+for both directions, and one InfiniBand port per GPU, of 200 Gb/s, later 400 Gb/s."""
 WITH_MEMORY = tuple(device for device in DEVICES if device.memory_bytes)
 
 
 def known_gpu(name: str) -> Device | None:
     """Return the GPU with a driver's name; None for unknown GPUs and for GeForce, whose variants have similar names."""
-    name_parts = set(name.replace("-", " ").split()) - {"RTX"}
+    if "GeForce" in name:
+        return None
+    name_parts = set(name.replace("-", " ").split())
     devices = [device for device in DEVICES if set(device.name.split()) <= name_parts]
     return max(devices, key=lambda device: len(device.name), default=None)

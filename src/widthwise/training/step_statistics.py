@@ -20,7 +20,7 @@ REPORTED = {
     "balance_loss": "balance_loss",
     "router_z_loss": "router_z_loss",
 }
-"""Choice -> its name in a record, which has the largest number where a layer makes several."""
+"""Choice -> its key in a record. Of several numbers of a layer, a record has the largest."""
 
 
 class ChoiceMeans:
@@ -36,7 +36,7 @@ class ChoiceMeans:
         return [value for sums in self._sums for value in sums.values()]
 
     def reduced(self, n_processes: int, sums: Iterable[Tensor]) -> None:
-        """Become the means over several processes. sums: `sums`, summed over the processes."""
+        """Replace the sums by those of several processes. sums: `sums`, summed over the processes."""
         remaining = iter(sums)
         self._sums = [{name: next(remaining) for name in layer} for layer in self._sums]
         self._n_sequences *= n_processes
@@ -46,7 +46,8 @@ class ChoiceMeans:
         self._n_sequences += n_sequences
         self._sums = self._sums or [{} for _ in choices]
         for sums, chosen in zip(self._sums, choices):
-            for name in (name for name in REPORTED if name in chosen):  # in the same order on all processes
+            names = [name for name in REPORTED if name in chosen]  # in the same order on all processes
+            for name in names:
                 choice = chosen[name].detach()
                 mean = choice.mean() if name == "width_fraction" else choice  # over the tokens of the pass
                 value = n_sequences * mean
@@ -93,15 +94,15 @@ def dead_scores(record: dict[str, Any]) -> list[str]:
     ]
 
 
-KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
-"""Keys of a record, each with one entry per layer."""
+NORM_KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
+"""Keys of a record of norms. Each has one number per layer."""
 
 
 class LayerWatch(Recompute):
     """Measures the outputs, gradients and updates of layers within its `with` block.
 
-    It wraps the calls of layers: a compiled layer stays compiled, and a layer recomputed in the backward pass is
-    measured once. It has no gradients and draws no random numbers.
+    It replaces the model's `recompute`, which calls the layers. So a compiled layer stays compiled, and a layer that
+    the backward pass recomputes is measured once. Measuring records no gradients and draws no random numbers.
     """
 
     def __init__(self, model: Decoder):
@@ -123,7 +124,7 @@ class LayerWatch(Recompute):
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
         """See `Recompute.run`. MTP heads are not measured."""
         outputs = super().run(index, layer, *inputs, cache=cache)
-        if layer is self._model.layers[index]:
+        if layer in list(self._model.layers):
             config = self._model.config
             with torch.no_grad():
                 stream = config.residual.to_slots(outputs[0], config.widths[index])
@@ -141,20 +142,21 @@ class LayerWatch(Recompute):
 
     @torch.no_grad()
     def measured(self, processes: Processes) -> Tensor:
-        """Return (4, n_layers) float64 in the order of KEYS. Called by all processes after the update, if any.
+        """Return the norms, (4, n_layers) float64, in the order of NORM_KEYS.
 
-        Every process sums over its shard, so no tensor is gathered.
+        Called by all processes after the update, if any. Every process sums over its shard, so no tensor is gathered.
         """
         layers = zip(self._model.layers, self._before, strict=True)
         changes = [[held(new) - old for new, old in zip(layer.parameters(), weights)] for layer, weights in layers]
         local = [*self._sums, *(_sum_of_squares(change, self._squares) for change in changes)]
-        of_held, outputs = processes.all_reduce_sum([torch.stack(local), self._squares])
-        n_copies = processes.world_size // processes.n_shards
-        n_numbers = torch.tensor(self._n_numbers, device=outputs.device) * processes.world_size
-        return torch.stack((*(of_held / n_copies).view(3, -1), outputs / n_numbers)).sqrt()
+        of_weights, of_outputs = processes.all_reduce_sum([torch.stack(local), self._squares])
+        n_copies = processes.world_size // processes.n_shards  # each copy of the model adds the same sums of weights
+        n_numbers = torch.tensor(self._n_numbers, device=of_outputs.device) * processes.world_size
+        return torch.stack((*(of_weights / n_copies).view(3, -1), of_outputs / n_numbers)).sqrt()
 
 
 def _sum_of_squares(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Return the sum of the squares of all held entries, with the device of `like`, in float64 without wider copies."""
     norms = (torch.linalg.vector_norm(held(tensor), dtype=torch.float64) for tensor in tensors)
     return sum((norm.square() for norm in norms), start=like.new_zeros(()))
 
@@ -162,4 +164,4 @@ def _sum_of_squares(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
 def norms_record(norms: Tensor) -> dict[str, list[float | None]]:
     """Return the norms of `LayerWatch.measured` for a record, None where not finite. Waits for the device."""
     values = [[value if math.isfinite(value) else None for value in row] for row in norms.tolist()]
-    return dict(zip(KEYS, values))
+    return dict(zip(NORM_KEYS, values))

@@ -39,7 +39,7 @@ from widthwise.model.shards import whole
 
 def old_index(sizes: tuple[int, ...]) -> list[int]:
     """Return the position of each unit before the last growth, -1 if that growth added it. Needs at least two sizes."""
-    order = _unsorted(sizes, 1, torch.device("cpu")).argsort(stable=True)
+    order = _ranks_as_added(sizes, 1, torch.device("cpu")).argsort(stable=True)
     is_old = order < sizes[-2]
     return torch.where(is_old, is_old.cumsum(dim=0) - 1, -1).tolist()
 
@@ -49,18 +49,17 @@ def grown_centres(sizes: tuple[int, ...], like: Tensor) -> Tensor:
 
     Not cached, because compiled code cannot contain tensors that depend on the device.
     """
-    return _unsorted(sizes, sizes[0], like.device).sort().values.to(like.dtype)
+    return _ranks_as_added(sizes, sizes[0], like.device).sort().values.to(like.dtype)
 
 
-def _unsorted(sizes: tuple[int, ...], scale: int, device: torch.device) -> Tensor:
-    """Return rank * scale in the order in which units were added, in fp64.
+def _ranks_as_added(sizes: tuple[int, ...], scale: int, device: torch.device) -> Tensor:
+    """Return rank * scale of every unit in the order in which they were added, in fp64.
 
-    Each is one rounded division of exact integers, so that equal ranks are equal numbers and all ranks keep their
-    order.
+    Each number is one division of exact integers. So rounding keeps equal ranks equal, and the others in order.
     """
     n_added = (sizes[0], *(after - before for before, after in pairwise(sizes)))
-    odd = (torch.arange(1, 2 * n, 2, dtype=torch.float64, device=device) for n in n_added)
-    return torch.cat([numerators * scale / (2 * n) for numerators, n in zip(odd, n_added)])
+    odd_numbers = [torch.arange(1, 2 * n, 2, dtype=torch.float64, device=device) for n in n_added]
+    return torch.cat([odd * scale / (2 * n) for odd, n in zip(odd_numbers, n_added)])
 
 
 MAX_MARGIN = 0.25
@@ -108,8 +107,8 @@ class DynamicWidth(SwiGLU):
     def _choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Edge | None]:
         """Return the width fractions of the tokens, (B, T), and the edge.
 
-        x: (B, T, d_model), the input of the feed-forward; stream: the same before the norm. Fractions are the forced
-        one if `context` has one, and 1 in a layer without a mask, whose edge is None.
+        x: (B, T, d_model), the input of the feed-forward; stream: the same before the norm. If `context` has a forced
+        fraction, all tokens have it. In a layer without a mask they have 1, and the edge is None.
         """
         if context.width_fraction is not None:
             return widened(context.width_fraction).expand(x.shape[:2]), HARD
@@ -150,7 +149,7 @@ class DynamicWidth(SwiGLU):
         if self.execution == "auto" and edge.margin > MAX_MARGIN * self.config.full_width:
             return None
         if self.config.grown_from and edge.margin > 0:
-            return None  # a ramp needs the real centres, but the sliced forms assume i + 1/2
+            return None  # the derivative of a mask needs the real centres, but the sliced forms assume i + 1/2
         if self.execution == "sliced":
             return fused_sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
@@ -162,7 +161,7 @@ class DynamicWidth(SwiGLU):
         return unit_centres(0, self.config.d_ff, like)
 
     def _as_never_grown(self, width: Tensor, margin: float) -> tuple[Tensor, float]:
-        """Return the width and margin that reach as many units with centres at i + 1/2, as the kernels assume."""
+        """Return the width and margin that reach the same number of units in kernels, whose centres are i + 1/2."""
         if not self.config.grown_from:
             return width, margin
         return torch.searchsorted(self._centres(width), width.detach() + margin).to(width.dtype), 0.0
