@@ -36,7 +36,7 @@ class ChoiceMeans:
         return [value for sums in self._sums for value in sums.values()]
 
     def reduced(self, n_processes: int, sums: Iterable[Tensor]) -> None:
-        """Replace the sums by those of several processes. sums: `sums`, summed over the processes."""
+        """Replace the sums. sums: `sums` of several processes, added up."""
         remaining = iter(sums)
         self._sums = [{name: next(remaining) for name in layer} for layer in self._sums]
         self._n_sequences *= n_processes
