@@ -93,6 +93,8 @@ def build(folder: Path) -> None:
     for title, text in texts.items():
         _write(folder / f"books/{title}.txt", text)
         _write(folder / f"my_texts/{title}.txt", text)
+    for path in (ROOT / "src/widthwise").rglob("*.py"):  # so many documents that a twentieth of them is not empty
+        _write(folder / f"my_texts/{path.parent.name}_{path.stem}.txt", path.read_text())
     shutil.copy(folder / "books/shape.txt", folder / "books/emma.txt")
     _write(folder / "new/today.txt", texts["log"])
     _write_lines(folder / "books.jsonl", [{"text": texts[title]} for title in ("growth", "virtual_width")])
