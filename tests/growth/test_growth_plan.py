@@ -3,12 +3,13 @@
 import expansions
 import pytest
 import torch
-from growth_cases import Constant, shaped, small_model, weights_of, with_random_weights
+from growth_cases import BLOCKS, Constant, shaped, small_model, weights_of, with_random_weights
 from torch import Tensor
 
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import plan_growth
 from widthwise.growth.tensor_plan import FreshEntries, Mean, OrthogonalCopies, TensorPlan
+from widthwise.mistakes import UserError
 from widthwise.model.decoder import build
 
 
@@ -113,3 +114,9 @@ def test_added_layers_are_drawn_as_those_of_an_untrained_model(placement):
         size, usual = (float(weights[name].square().mean().sqrt()) for weights in (new, untrained))
         is_silent = name.removeprefix("layers.2.").removesuffix(".weight") in silent
         assert size == pytest.approx(0 if is_silent else usual, rel=0.1), name
+
+
+def test_growth_refuses_fewer_blocks_in_layers_that_write_less_than_they_read():
+    old, fewer = (shaped([16, 8, 12], ffn={**BLOCKS, "n_blocks": n_blocks}) for n_blocks in (3, 2))
+    with pytest.raises(UserError, match=r"n_blocks: got 2 where it was 3; growth takes nothing away$"):
+        plan_growth(old, fewer)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8520
 COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", "training_flops"))]
+"""Columns of the table of several variants or points."""
 
 
 def init(
@@ -85,7 +86,7 @@ def inspect(
 
         plan, refusal = read_all(recipe, changes)
         workload = plan.workload(n_runs=1) | {"refusal": refusal}
-        notes = plan.adjustment_lines
+        notes = list(plan.adjustment_lines)
         if workload["n_drawn"]:
             notes.append(f"{workload['n_drawn']} further points are drawn when the sweep runs")
         if refusal is not None:
@@ -102,8 +103,8 @@ def inspect(
     summary = inspect_recipe(inspected, baseline)
     notes = []
     if "chosen_flops" in summary:
-        at = ", ".join(f"{name} {flops:,.0f}" for name, flops in summary["chosen_flops"].items())
-        notes.append(f"forward FLOPs per token at the widths that tokens can choose: {at}")
+        costs = ", ".join(f"{name} {flops:,.0f}" for name, flops in summary["chosen_flops"].items())
+        notes.append(f"forward FLOPs per token at the widths that tokens can choose: {costs}")
     for phase in summary.get("growth", ()):
         compute = f"{phase['n_tokens']:,} tokens, {phase['pflops_days']:.4g} PFLOP/s-days"
         notes.append(f"after step {phase['step']:,}: {phase['params']:,} parameters for {compute}")
@@ -115,7 +116,7 @@ def inspect(
 
 
 def _costs_table(workload: dict[str, Any]) -> Table:
-    """Return a row for each point: every quantity, and below it its ratio to the baseline. workload: of the plan."""
+    """Return a row for each point: every quantity, and below it its ratio to the baseline. workload: see `Plan`."""
     rows = []
     for row in workload["points"]:
         cells = [shown(row[cost.name], cost) for cost in COSTS]
@@ -189,6 +190,7 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
 
 
 def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
+    """Return the server on a port; None: on the default port, or on a free one if that is taken."""
     from widthwise.explorer.server import ExplorerServer
 
     try:

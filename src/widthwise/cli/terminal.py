@@ -1,5 +1,7 @@
-"""Output on the terminal: all verbs print through these functions, which remove control characters. Of several launched
-processes only the first prints. All tables have one style; verbs pass their cells as text.
+"""Output on the terminal. All verbs print through these functions, which remove control characters.
+
+All tables have one style, and verbs pass their cells as text. Of several launched processes only the first prints,
+except with `remark` and `say_text`.
 
 Names of files and runs, columns of tables and generated text are untrusted: an escape code in them could repaint the
 screen or rename its window.
@@ -71,7 +73,7 @@ def say_next(*arguments: object) -> None:
 
 
 def say_next_with_out(placeholder: str) -> None:
-    """Print the current command with an --out option; `placeholder` is its value unless the command has one."""
+    """Print the current command without --plan-only and with an --out option, by default of value `placeholder`."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--plan-only"]
     if not any(argument.partition("=")[0] == "--out" for argument in arguments):
         arguments += ["--out", placeholder]
@@ -132,9 +134,11 @@ def say_result(
 
 
 def fitted(table: Table, console: Console) -> Iterator[Table]:
-    """Yield a table without the last optional columns that do not fit into a line. If the essential columns do not fit
-    either, yield parts that each begin with the columns of names."""
-    unbounded = Console(width=1000)
+    """Yield a table without the last optional columns that do not fit into a line.
+
+    If the essential columns do not fit either, yield parts that each begin with the columns of names.
+    """
+    unbounded = Console(width=1000)  # to measure tables that are wider than the terminal
 
     def part(columns: list[int], **changes: str) -> Table:
         rows = [[row[i] for i in columns if i < len(row)] for row in table.rows]
@@ -142,21 +146,21 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
 
     def fits(columns: list[int]) -> bool:
         """Return True if the columns fit, with names broken at half a line."""
+        half = console.width // 2
         drawn = part(columns, caption="", note="")
-        drawn = replace(
-            drawn, rows=[[*(name[: console.width // 2] for name in row[:1]), *row[1:]] for row in drawn.rows]
-        )
-        return unbounded.measure(laid_out(drawn)).maximum <= console.width
+        rows = [[*(name[:half] for name in row[:1]), *row[1:]] for row in drawn.rows]
+        return unbounded.measure(laid_out(replace(drawn, rows=rows))).maximum <= console.width
 
     n_columns = len(table.header)
     while n_columns > (table.n_essential or n_columns) and not fits([*range(n_columns)]):
         n_columns -= 1
+    # The columns of names end before the first column of numbers, or before the last column.
     n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.text_columns), n_columns - 1)
-    first = n_names
     names = [*range(n_names)]
     titles = table.header[:n_columns]
-    lines = ["; ".join(text for title, text in line.items() if title in titles) for line in table.column_notes]
+    lines = ["; ".join(text for title, text in notes.items() if title in titles) for notes in table.column_notes]
     note = "\n".join(filter(None, [table.note, *lines]))
+    first = n_names
     while first < n_columns:
         last = n_columns
         while last > first + 1 and not fits([*names, *range(first, last)]):
@@ -198,5 +202,6 @@ def _width(text: str) -> int:
 
 
 def _cell(text: str, is_words: bool) -> Text:
+    """Return a cell for Rich, in which all lines after the first are dim."""
     value, newline, detail = text.partition("\n")
     return Text(value, _STYLES.get(value, "") if is_words else "").append(newline + detail, style="dim")

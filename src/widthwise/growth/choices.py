@@ -39,6 +39,8 @@ class NewSizes(Config):
     """New kind of feed-forward; the present one becomes its first block."""
 
 
+SAME_SIZES = NewSizes()
+
 _NewAsNone = pydantic.BeforeValidator(lambda name: None if name == "new" else name)
 OldLayer = Annotated[pydantic.NonNegativeInt | None, _NewAsNone]
 
@@ -115,6 +117,3 @@ class ShrinkOptions(Config):
     def budget(self) -> str | None:
         """The given one of params, flops and kv_bytes; None if sizes are given instead."""
         return next((name for name in BUDGETS if getattr(self, name) is not None), None)
-
-
-SAME_SIZES = NewSizes()

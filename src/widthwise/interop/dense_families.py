@@ -1,4 +1,4 @@
-"""The families of transformers with rotary positions and a gated feed-forward in every layer."""
+"""Families of dense models in transformers, with rotary positions and a gated feed-forward in every layer."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.sizes import MOST_LAYERS, WIDEST
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Names of types in config.json, except the usual float32."""
+"""Name in config.json -> type. Any other name, or none, means float32."""
 
 
 class Llama(RotaryDecoder):
@@ -72,8 +72,8 @@ class Phi3(Windowed):
 
     def check_written(self, fields: Fields) -> None:
         kind = fields.get("rope_parameters")["rope_type"]
-        head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
-        if kind not in ("default", "longrope") or (kind == "longrope" and fields.size("head_dim") != head_dim):
+        usual = fields.size("hidden_size") // fields.size("num_attention_heads")
+        if not (kind == "default" or (kind == "longrope" and fields.size("head_dim") == usual)):
             raise UserError(f"rope_frequencies: transformers refuses these for a phi3 (rope_type {kind})")
 
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
@@ -128,7 +128,7 @@ class _WindowOfLayer(Windowed):
 
     usual_window = 4096
     full_every: ClassVar[int | None] = None
-    """In a config without layer_types, every such layer has no window; None: all have one."""
+    """Without layer_types, layers full_every, 2 full_every, ..., counted from 1, have no window; None: all have one."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
@@ -263,6 +263,7 @@ class Gemma2(_WindowOfLayer):
         return fields.positive("query_pre_attn_scalar", 256) ** -0.5
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
+        # transformers rounds the root of d_model to the type of the weights.
         dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
         root = torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()
         logit_cap = fields.optional("final_logit_softcapping", self.usual_logit_cap, fields.positive)
@@ -339,7 +340,7 @@ class SmolLM3(SwitchedWindow):
         return super().rotation(fields, layer, head_dim) if self.rotates(fields, layer) else (None, 1.0)
 
     def rotates(self, fields: Fields, layer: int) -> bool:
-        """Read whether a layer has rotary positions."""
+        """Return whether a layer has rotary positions."""
         rotating = fields.get("no_rope_layers")  # 1 for layers with rotary positions, despite its name
         if rotating is None:
             return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0

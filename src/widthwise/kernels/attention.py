@@ -9,7 +9,7 @@ from widthwise.kernels.attention_in_blocks import Scoring, attention_in_blocks, 
 from widthwise.kernels.dispatch import reference_wanted, soft_capped, without_autocast
 
 BLOCK_BYTES = 2**20
-"""Maximum size in fp32 of the keys of a block of heads."""
+"""Largest size in fp32 of the keys that `one_query_attention` reads at once, to fit into a core's cache."""
 
 
 def visible(
@@ -87,12 +87,11 @@ def one_query_attention(
 ) -> Tensor:
     """Compute `reference_attention` without a window for T = 1 over the keys and values of a cache.
 
-    For the CPU without a backward pass.
-    Reading keys and values takes most of the time. Torch's fused function is slow at it in 16 bits, and reads a shared
-    key-value head once for each query head: this form takes 0.4 to 0.7 of its time in bf16, 0.15 to 0.35 where 3 or 4
-    heads share a key-value head, and 0.9 to 1.2 in fp32. It converts a block of heads that fits into a core's cache to
-    fp32, and makes the heads of a group rows of the same product. It computes in fp32 or wider and returns the compute
-    type.
+    For the CPU without a backward pass. Reading keys and values takes most of the time. Torch's fused function is slow
+    at it in 16 bits, and reads a shared key-value head once for each query head: this form takes 0.4 to 0.7 of its time
+    in bf16, 0.15 to 0.35 where 3 or 4 heads share a key-value head, and 0.9 to 1.2 in fp32. It converts a block of
+    heads that fits into a core's cache to fp32, and makes the heads of a group rows of the same product. It computes in
+    fp32 or wider and returns the compute type.
     """
     n_texts, n_heads, _, head_dim = queries.shape
     n_kv_heads, n_keys = keys.shape[1:3]
@@ -156,14 +155,16 @@ def attention(
             scoring = scoring._replace(window=None)
     # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
     is_plain = reference_wanted() or not flash_is_enabled()
-    use_blocks = is_capped = scoring.cap is not None
+    is_capped = scoring.cap is not None
     if is_capped and is_plain:
         return reference_attention(queries, keys, values, scoring, documents)
+    use_blocks = is_capped
     if queries.device.type == "cpu" and not is_plain:
         dtype = compute_type(queries)
-        # Without a cap it pays in bf16 over a cache of some size. A compiled graph would need a loop for every length.
-        is_slow = is_capped or (dtype == torch.bfloat16 and keys.numel() >= 2**16)
-        if n_queries == 1 and is_slow and not is_differentiated and not torch.compiler.is_compiling():
+        # Without a cap, the form for one query is faster in bf16 if the cache is not small. A compiled graph would need
+        # a loop for every length.
+        suits_one_query = is_capped or (dtype == torch.bfloat16 and keys.numel() >= 2**16)
+        if n_queries == 1 and suits_one_query and not is_differentiated and not torch.compiler.is_compiling():
             return one_query_attention(queries, keys, values, scoring, documents)
         has_short_window = scoring.window is not None and scoring.window <= 0.25 * keys.shape[2]
         skips_keys = documents is not None or has_short_window

@@ -32,7 +32,7 @@ class Kinds(Generic[C]):
         self._classes: dict[str, type[C]] = {}
 
     def __iter__(self) -> Iterator[type[C]]:
-        """Return the classes."""
+        """Iterate over the registered classes."""
         return iter(tuple(self._classes.values()))
 
     def add(self, member: type[C]) -> None:
@@ -114,7 +114,7 @@ def load_plugins() -> None:
 
 
 def must_agree(name: str, old: object, new: object, why: str = ", which would change the function") -> None:
-    """Raise UserError if growth would change a value that is not a size. why: the end of the message."""
+    """Raise UserError if growth would change a value that it must keep. why: the end of the message."""
     if old != new:
         was, got = (repr(to_data(value) if isinstance(value, Config) else value) for value in (old, new))
         raise UserError(f"{name}: got {got} where it was {was}{why}")

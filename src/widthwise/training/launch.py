@@ -57,10 +57,10 @@ def interruption_adds(advice: str) -> Iterator[None]:
 
 @dataclass
 class SignalWatch:
-    """The signal that requested a stop."""
+    """The first signal that requested a stop."""
 
     received: int | None = None
-    """Its number, or None."""
+    """Its number; None before it arrives."""
 
 
 @contextmanager
@@ -78,16 +78,16 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
     if threading.current_thread() is not threading.main_thread():
         yield watch
         return
-    speakers: list[threading.Thread] = []
     from multiprocessing import parent_process  # slow to import, and most verbs do not watch signals
 
+    speakers: list[threading.Thread] = []
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def restore() -> None:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         watch.received = watch.received or number
         if not is_launched():
             restore()
@@ -99,7 +99,7 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
             speakers[-1].start()
 
     for number in previous:
-        signal.signal(number, note)
+        signal.signal(number, on_signal)
     try:
         yield watch
     finally:

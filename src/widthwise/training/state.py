@@ -92,13 +92,12 @@ class Diverged(Exception):
 
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
     """Raise Diverged if a run must stop after a step. n_skipped: see `train_state.StepOutcome`."""
+    values = f"loss {loss:.4g}, gradient norm {grad_norm:.4g}"
     if n_skipped > config.on_spike.max_skipped:
-        reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with "
-    elif n_skipped or (math.isfinite(loss) and math.isfinite(grad_norm)):
-        return
-    else:
-        reason = ""
-    raise Diverged(step, f"{reason}loss {loss:.4g}, gradient norm {grad_norm:.4g}")
+        reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with {values}"
+        raise Diverged(step, reason)
+    if n_skipped == 0 and not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise Diverged(step, values)
 
 
 def checked_loss(config: TrainConfig, state: RunState) -> float:

@@ -76,7 +76,7 @@ class TensorBoardTracker(Tracker):
 class WandbTracker(Tracker):
     """One row of the history for each record, offline in the folder of the run unless WANDB_MODE differs.
 
-    `tracking.json` of the run has the ID and the last logged step of each event.
+    `tracking.json` of the run has the ID and the last logged step of each event, as of the last start or close.
     """
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
@@ -128,8 +128,10 @@ def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
     """
 
     def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
-        if isinstance(value, Mapping | list):
-            for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value, start=1):
+        if isinstance(value, list):
+            value = dict(enumerate(value, start=1))
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
                 yield from flat(f"{path}/{key}", entry)
         elif value is not None:
             yield path, value

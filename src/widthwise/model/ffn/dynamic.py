@@ -62,7 +62,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "DynamicConfig":
-        if self.mask != self.mask.at_width(self.full_width):
+        if self.mask != self.mask.at_width(self.full_width):  # which fills in a temperature of None
             raise ValueError("mask.temperature: is required if d_ff is given for one layer; d_ff / 32 is usual")
         if any(before >= after for before, after in pairwise(self.sizes)):
             got = f"grown_from: got {list(self.grown_from)}"
@@ -84,9 +84,9 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """Keep the ranks of units, and widths, centres and temperatures in units of the original layer.
+        """Return `old` with this d_ff and execution, and with its widths, centres and temperatures unchanged.
 
-        If `old` is a SwiGLU or has no mask, every token starts with all units.
+        If `old` is a SwiGLU or has no mask, return this config with a start at which every token has all units.
         """
         if isinstance(old, SwiGLUConfig):
             if self.grown_from:
@@ -126,8 +126,8 @@ class DynamicConfig(WidthChoice, FFNConfig):
                 f"score.kind: got {self.score.kind}, which starts at a different number for each token; {old.kind} "
                 f"becomes {self.kind} with linear, mlp or const"
             )
-        n_chosen = self.full_width * (1 - self.min_fraction)
-        return self if n_chosen == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_chosen)})
+        n_optional = self.full_width * (1 - self.min_fraction)
+        return self if n_optional == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_optional)})
 
     def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         start = "every token with all units at first (conversion)"

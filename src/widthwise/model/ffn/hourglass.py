@@ -23,7 +23,7 @@ CONVENTIONAL = (SwiGLUConfig, MLPConfig)
 
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
-"""Norm of each block, before it (the paper) or after it, or one norm before the whole stack, or none."""
+"""pre: a norm before each block (the paper); reordered: after each; shared: one before the whole stack; none."""
 
 
 class BlockOptions(Config):
@@ -43,7 +43,7 @@ class BlockOptions(Config):
     layers without attention."""
 
     def block(self, d_hidden: int) -> SwiGLUConfig | MLPConfig:
-        """Return the config of one block, a SwiGLU if it is one, because its gate keeps less for the backward pass."""
+        """Return the config of one block. A gated silu block is a SwiGLU, which keeps less for the backward pass."""
         if self.gated and self.activation == "silu":
             return SwiGLUConfig(d_ff=d_hidden)
         return MLPConfig(d_ff=d_hidden, activation=self.activation, gated=self.gated)
@@ -118,12 +118,15 @@ class HourglassConfig(BlockOptions, FFNConfig):
         if isinstance(old, CONVENTIONAL):
             if isinstance(old, MLPConfig):
                 must_agree("bias", old.bias, False)
-            must_agree("gated", old.gated if isinstance(old, MLPConfig) else True, self.gated)
-            must_agree("activation", old.activation if isinstance(old, MLPConfig) else "silu", self.activation)
+            gated, activation = (old.gated, old.activation) if isinstance(old, MLPConfig) else (True, "silu")
+            must_agree("gated", gated, self.gated)
+            must_agree("activation", activation, self.activation)
             if self.share_weights and self.n_blocks > 1:
                 raise ValueError("share_weights: got True; an added block starts silent, so it needs separate matrices")
             return self
         grown = super().with_constants_of(old, reads_more)
+        if self.n_blocks < old.n_residual_additions:
+            must_agree("n_blocks", old.n_residual_additions, self.n_blocks, "; growth takes nothing away")
         must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
         return grown
 

@@ -1,8 +1,8 @@
 """The width of a token in a dynamic-width feed-forward: a score, and a mask over the units below the width.
 
 A layer has d_ff units; the centre of unit i is c_i = i + 1/2. A token of width w, in units, uses the units whose
-centres are below w. A step has no derivative in w, so the masks differ in their fall from 1 to 0 and in their
-derivative.
+centres are below w. The derivative of such a step in w is 0. The masks differ in how they fall from 1 to 0, and
+in their derivative.
 
 In a grown layer new units have centres between the old ones, and old centres and temperatures do not change.
 `d_ff` in this file is therefore the value before any growth.
@@ -26,7 +26,7 @@ class WidthScoreConfig(Config, ABC):
         kind: Any  # a Literal of each class
 
     n_kept: ClassVar[int] = 0
-    """Numbers kept in fp32 for the backward pass in addition to x, from which the score is recomputed."""
+    """fp32 numbers per token kept for the backward pass. x is kept too, and the score is recomputed from it."""
     is_stream_mean: ClassVar[bool] = False
     """True for a mean over the coordinates of the stream, which changes when the stream becomes wider."""
     starts_at_zero: ClassVar[bool] = False
@@ -87,7 +87,7 @@ class LayerNormMeanScoreConfig(FeatureScoreConfig):
 
 
 class RawMeanScoreConfig(FeatureScoreConfig):
-    """The mean of the residual stream before the norm: the paper's score without its norm. Unbounded."""
+    """The mean of the residual stream before the norm: the paper's score without its norm. It has no bound."""
 
     is_stream_mean = True
     n_kept = 1
@@ -155,12 +155,12 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
     """Learn T, clamped to 1 ... d_ff / 16."""
 
     def at_width(self, d_ff: int) -> Self:
-        first = self.temperature or max(1.0, d_ff / 32)
+        temperature = self.temperature or max(1.0, d_ff / 32)
         highest = self.highest_temperature(d_ff)
-        if self.learn_temperature and not 1 <= first <= highest:
-            got = f"mask.temperature: got {first:g}; where d_ff = {d_ff} (before any growth)"
+        if self.learn_temperature and not 1 <= temperature <= highest:
+            got = f"mask.temperature: got {temperature:g}; where d_ff = {d_ff} (before any growth)"
             raise ValueError(f"{got} a learned one must be between 1 and {highest:g}")
-        return self.model_copy(update={"temperature": first})
+        return self.model_copy(update={"temperature": temperature})
 
     def cost(self) -> Cost:
         return vector(1) if self.learn_temperature else Cost()
