@@ -1,21 +1,22 @@
-"""Draws the picture of the README and of the home page from committed comparisons.
+"""Draws the pictures of the README, of the home page and of the results from committed comparisons.
 
-`python docs/readme_picture.py` writes `widths_{wide,narrow}_{light,dark}.svg` into docs/pictures: the widths of the
-layers of a uniform model and of an x, and the report's figure of differences at two sizes after twenty tokens per
-parameter.
+`python docs/readme_picture.py` writes into docs/pictures `widths_{wide,narrow}_{light,dark}.svg`, the widths of the
+layers of a uniform model and of an x with the report's figure of differences at two sizes after twenty tokens per
+parameter, and `during_training.svg`, the report's figure of differences during training at two sizes.
 """
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from cited_numbers import D32, D48, E6, at_d48, minus, variant
+from cited_numbers import AT_16, AT_39, D32, D64, E6, pooled, variant
 
 from widthwise.evaluation.estimate import verdict
-from widthwise.records.estimate import Estimate
-from widthwise.reports.charts import colours
+from widthwise.reports.charts import Figure, colours, styles
+from widthwise.reports.experiment_figures import gap_figures
 from widthwise.reports.forest import Effect, forest
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +29,7 @@ KINDS = {
     "cut": "shape of a cut",
 }
 """Variant -> its name in the picture."""
+IN_ALL_SIZES = ("hourglass", "virtual-2-3", "x-head-size")
 PANEL_WIDTH, PANEL_HEIGHT = 350, 310
 LAYER_HEIGHT = 26
 
@@ -35,29 +37,58 @@ LAYER_HEIGHT = 26
 def picture(is_dark: bool, is_wide: bool) -> str:
     """Return the SVG with three panels, side by side or below each other."""
     step_x, step_y = (PANEL_WIDTH, 0) if is_wide else (0, PANEL_HEIGHT)
-    width, height = PANEL_WIDTH + 2 * step_x, PANEL_HEIGHT + 2 * step_y
-    of_d32 = {name: minus(D32, name) for name in KINDS}
-    of_d48 = {name: at_d48(name) for name in KINDS}
+    panels = [
+        *shapes(colours(is_dark)),
+        differences(AT_16, is_dark, step_x, step_y),
+        differences(AT_39, is_dark, 2 * step_x, 2 * step_y),
+    ]
+    return document(PANEL_WIDTH + 2 * step_x, PANEL_HEIGHT + 2 * step_y, panels)
+
+
+def during_training() -> str:
+    """Return the SVG with two panels, on white."""
+    width = 2 * PANEL_WIDTH
+    background = f'<rect width="{width}" height="{PANEL_HEIGHT}" fill="white"/>'
+    panels = [gaps(record, i * PANEL_WIDTH) for i, record in enumerate((D32, D64))]
+    return document(width, PANEL_HEIGHT, [background, *panels])
+
+
+def document(width: int, height: int, panels: Iterable[str]) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
             ' font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="14">',
-            *shapes(colours(is_dark)),
-            differences(f"Loss at 20 tokens a parameter, {size_of(D32)}", of_d32, is_dark, step_x, step_y),
-            differences(f"Loss at 20 tokens a parameter, {size_of(D48)}", of_d48, is_dark, 2 * step_x, 2 * step_y),
+            *panels,
             "</svg>\n",
         ]
     )
+
+
+def differences(records: Sequence[str], is_dark: bool, x: int, y: int) -> str:
+    """Return the report's figure of differences from uniform over the seeds of some records, placed at x and y."""
+    by_kind = {name: pooled(records, name) for name in KINDS}
+    effects = [Effect(KINDS[name], estimate, verdict(estimate)) for name, estimate in by_kind.items()]
+    title = f"Loss at 20 tokens a parameter, {size_of(records[0])}"
+    axis = "nats above uniform: left of 0 is better"
+    return placed(forest("differences", title, effects, [axis], n_decimals=3), is_dark, x, y)
+
+
+def gaps(record: str, x: int) -> str:
+    """Return the report's figure of differences from uniform during training, placed at x."""
+    variants = [variant(record, name) for name in IN_ALL_SIZES]
+    by_name = {KINDS[each.name]: each.model_copy(update={"name": KINDS[each.name]}) for each in variants}
+    figure, _ = gap_figures("val_loss", list(by_name.values()), styles(by_name), "uniform")
+    assert figure is not None
+    title = f"Loss minus uniform's, {size_of(record)} parameters"
+    return placed(replace(figure, title=title), False, x, 0)
 
 
 def size_of(record: str) -> str:
     return f"{variant(record, 'uniform').cost.params['total'] / 1e6:.2g}M"
 
 
-def differences(title: str, by_kind: dict[str, Estimate], is_dark: bool, x: int, y: int) -> str:
-    """Return the report's figure of differences from uniform, placed at x and y."""
-    effects = [Effect(KINDS[name], estimate, verdict(estimate)) for name, estimate in by_kind.items()]
-    figure = forest("differences", title, effects, ["nats above uniform: left of 0 is better"], n_decimals=3)
+def placed(figure: Figure | None, is_dark: bool, x: int, y: int) -> str:
+    """Return a figure of a report as an SVG placed at x and y."""
     assert figure is not None
     svg = figure.document("svg", is_dark).decode()
     # Ids are counted over all figures of a process, and the panels of a document share them.
@@ -95,6 +126,7 @@ def main() -> None:
         for form in ("wide", "narrow"):
             path = out / f"widths_{form}_{theme}.svg"
             path.write_text(picture(theme == "dark", form == "wide"))
+    (out / "during_training.svg").write_text(during_training())
 
 
 if __name__ == "__main__":

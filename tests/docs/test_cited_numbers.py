@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "docs"))
 import cited_numbers  # noqa: E402
 import readme_picture  # noqa: E402
 
+PICTURES = ROOT / "docs" / "pictures"
 COMPARISONS = sorted(path.parent for path in cited_numbers.RESULTS.rglob(Outcome.file_name))
 
 
@@ -57,4 +58,8 @@ def test_a_difference_of_two_variants_has_the_interval_of_a_paired_t_test() -> N
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_committed_picture_is_drawn_from_its_records(form: str, theme: str) -> None:
     drawn = readme_picture.picture(theme == "dark", form == "wide")
-    assert (ROOT / "docs" / "pictures" / f"widths_{form}_{theme}.svg").read_text() == drawn
+    assert (PICTURES / f"widths_{form}_{theme}.svg").read_text() == drawn
+
+
+def test_the_committed_curves_are_drawn_from_their_records() -> None:
+    assert (PICTURES / "during_training.svg").read_text() == readme_picture.during_training()
