@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "README.md": "index"}
-LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s:#]+)(#[^()\s]*)?\)")
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s:#]+)(#[^()\s]*)?\)")
 
 
 def on_site(text: str, folder: Path) -> str:

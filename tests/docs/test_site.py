@@ -103,6 +103,13 @@ def test_links_and_anchors_hold_pictures_have_words_and_nothing_is_loaded_from_e
 
 
 @pytest.mark.hard
+def test_every_picture_of_a_page_is_shown(site: Path) -> None:
+    for path in DOCS.glob("*.md"):
+        for name in re.findall(r"\(pictures/(\w+\.\w+)\)", path.read_text()):
+            assert f'src="_images/{name}"' in (site / f"{path.stem}.html").read_text(), path
+
+
+@pytest.mark.hard
 def test_every_result_has_its_page_and_links_to_results_lead_there(site: Path) -> None:
     assert 'href="evidence/x_heads_d64.html"' in (site / "findings.html").read_text()
     assert 'href="contributing.html"' in (site / "library.html").read_text()
