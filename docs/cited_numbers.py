@@ -173,10 +173,8 @@ def findings() -> Iterator[str]:
     yield f"may be {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} times as large"
     yield f"at {ratio(D32, 'cut', 'flops')} of the FLOPs, with no"
     yield f"differs by {ci(pooled(AT_39, 'cut'))}"
-    yield from twenty_tokens()
-    for section in (ten_times_the_size, variable_width, inside_the_models, heads, hourglass, dynamic_width):
-        yield from section()
-    for section in (virtual_width, growth, found_shapes):
+    sections = (twenty_tokens, ten_times_the_size, variable_width, inside_the_models, heads, hourglass, dynamic_width)
+    for section in (*sections, virtual_width, growth, found_shapes):
         yield from section()
 
 
@@ -219,11 +217,6 @@ def losses_at_rates(name: str, folder: str = "compute_optimal_d32_rates") -> dic
     """Return the loss of a variant at each learning rate, by rate."""
     points = outcome(folder).variants
     return {p.name.rpartition("-")[2]: p.val_loss.mean or 0 for p in points if p.name.rpartition("-")[0] == name}
-
-
-def best_rate(name: str) -> str:
-    losses = losses_at_rates(name)
-    return min(losses, key=losses.__getitem__)
 
 
 def ten_times_the_size() -> Iterator[str]:

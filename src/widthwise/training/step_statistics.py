@@ -124,7 +124,7 @@ class LayerWatch(Recompute):
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
         """See `Recompute.run`. MTP heads are not measured."""
         outputs = super().run(index, layer, *inputs, cache=cache)
-        if layer in list(self._model.layers):
+        if index < len(self._model.layers) and layer is self._model.layers[index]:
             config = self._model.config
             with torch.no_grad():
                 stream = config.residual.to_slots(outputs[0], config.widths[index])
