@@ -211,8 +211,6 @@ class FitOptions(Config):
 
     x: str = "training_flops"
     """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
-    x2: str | None = None
-    """Second variable for --law chinchilla, such as tokens with --x params."""
     y: str = "val_loss"
     """val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column."""
     group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
@@ -220,8 +218,7 @@ class FitOptions(Config):
     baseline: str | None = None
     """Group with which the rest are compared; default: the baseline of the comparisons."""
     law: str | None = None
-    """power, power_irreducible or log_linear; default: the law that predicts left-out points best. Or parabola, one for
-    each compute budget of --group (isoFLOP), or chinchilla, with two variables."""
+    """power, power_irreducible or log_linear; default: the law that predicts left-out points best."""
     out: Path | None = None
     """Folder; default: runs/fit-NAMES-Y-X."""
 
@@ -243,9 +240,7 @@ def fit(
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
     folder = options.out or Path("runs") / f"fit-{title}-{options.y}-{options.x}"
     check_kind(folder, "scaling.json")
-    if options.baseline and options.law in ("parabola", "chinchilla"):
-        raise UserError(f"--baseline: got {options.baseline}; --law {options.law} computes no savings over one")
-    axes = Axes(options.x, options.y, options.group_by, options.x2)
+    axes = Axes(options.x, options.y, options.group_by)
     gathered = gather(paths, axes, options.baseline)
     with shown_progress(progress_console()) as observer:
         scaling = fit_groups(gathered, title, command_line(), options.law, observer)
