@@ -23,16 +23,16 @@ from widthwise.yaml_io import recipe_name
 if TYPE_CHECKING:
     from widthwise.experiments.plan import Plan
 
-WORKERS = "Workers"
-
 
 class TrainingOptions(Config):
-    """The options of training many runs."""
+    """The options of training many runs, divided among workers."""
 
     jobs: str = "auto"
     """Runs trained at the same time on this machine; auto: as many as fit on its cores or GPUs."""
     track: tuple[TrackerName, ...] = ()
     """Tracker that also gets the records of runs; repeat for several."""
+    worker: bool = False
+    """End when no run is left to begin, without waiting for the runs of other workers."""
 
     @property
     def n_jobs(self) -> int | None:
@@ -42,13 +42,6 @@ class TrainingOptions(Config):
         if not self.jobs.isdecimal() or int(self.jobs) < 1:
             raise UserError(f"--jobs: got {self.jobs!r}; must be auto or a number of at least 1")
         return int(self.jobs)
-
-
-class WorkerOptions(TrainingOptions):
-    """The options of training runs, divided among workers."""
-
-    worker: bool = False
-    """End when no run is left to begin, without waiting for the runs of other workers."""
 
 
 class ExperimentOptions(Config):
@@ -77,7 +70,7 @@ class CompareOptions(ExperimentOptions):
 def compare(
     recipes: Annotated[list[str], typer.Argument(help="Recipes, the baseline first; then changes, as a.b=c.")],
     options: CompareOptions,
-    training: Annotated[WorkerOptions, WORKERS],
+    training: Annotated[TrainingOptions, "Workers"],
     as_json: JsonOption = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
@@ -99,7 +92,7 @@ def compare(
     if options.dry_run:
         show_workload(plan, as_json)
     else:
-        run_and_report(plan, options.out or Path("runs") / plan.title, as_json, training, not training.worker)
+        run_and_report(plan, options.out or Path("runs") / plan.title, as_json, training)
 
 
 class SweepOptions(ExperimentOptions):
@@ -122,7 +115,7 @@ def sweep(
     recipe: Annotated[Path, typer.Argument(help="Recipe with a sweep section, or any recipe with --over.")],
     options: SweepOptions,
     search: Annotated[SamplerOptions, "A search"],
-    training: Annotated[WorkerOptions, WORKERS],
+    training: Annotated[TrainingOptions, "Workers"],
     overrides: Changes = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -156,54 +149,34 @@ def sweep(
 
     folder = options.out or Path("runs") / plan.title
     check_kind(folder, Outcome.file_name)  # unlike a comparison, a sweep must not share the folder of a run
-    run_and_report(plan, folder, as_json, training, not training.worker)
-
-
-class SearchOptions(Config):
-    """Numbers of shapes to show, write and train."""
-
-    top: PositiveInt = 20
-    """Number of shapes to show and write."""
-    out: Path | None = None
-    """Folder for search.json and recipes that extend the base."""
-    train: PositiveInt | None = None
-    """Train this many of the first and compare them with the base, in --out."""
-    seeds: Seeds = ()
-    """Seed for --train, repeat for several; default: 1, 2 and 3."""
+    run_and_report(plan, folder, as_json, training)
 
 
 def search(
     base: Annotated[Path, typer.Argument(help="Recipe of the baseline, whose model sets the budget.")],
     space: Annotated[SearchSpace, "What to search"],
-    options: SearchOptions,
-    training: Annotated[TrainingOptions, WORKERS],
     overrides: Changes = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of shapes to show and write.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Folder for search.json and recipes that extend the base.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
 
-    Costs do not determine the loss: `--train 3 train.steps=500` shows which of the first three is worth its cost, and
-    `--per n_blocks,ratio --train 20` shows the loss over the ratio. Changes apply to the base and to all recipes; with
-    --train, --json prints the comparison.
+    Costs do not determine the loss: `compare` trains the recipes that --out writes. Changes apply to the base and to
+    all recipes.
 
     Example: `widthwise search conventional_113m --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
-    from widthwise.experiments.compare import plan_of_search
     from widthwise.recipe.design import search_recipe, write_search
 
-    result = search_recipe(base, overrides or (), space)
-    n_trained = options.train or 0
-    summary = result.summary(max(options.top, n_trained))
-    folder = options.out or Path("runs") / f"{recipe_name(base)}-search"
-    recipes = write_search(base, overrides or (), summary, folder) if options.out or n_trained else []
-    if not as_json:
-        say_tables(search_table(summary, recipe_name(base)))
-        if recipes:
-            say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
-    elif not n_trained:
+    summary = search_recipe(base, overrides or (), space).summary(top)
+    recipes = [] if out is None else write_search(base, overrides or (), summary, out)
+    if as_json:
         say_json(summary)
-    if n_trained:
-        run_and_report(plan_of_search(summary, recipes[: 1 + n_trained], options.seeds), folder, as_json, training)
+        return
+    say_tables(search_table(summary, recipe_name(base)))
+    if recipes:
+        say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
 
 
 class FitOptions(Config):
@@ -256,16 +229,10 @@ def fit(
     )
 
 
-def run_and_report(
-    plan: "Plan",
-    folder: Path,
-    as_json: bool,
-    training: TrainingOptions,
-    waits: bool = True,
-) -> None:
+def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: TrainingOptions) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    waits: wait for the runs of other workers. Raises RunFailed if all points failed.
+    Raises RunFailed if all points failed.
     """
     from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
@@ -282,7 +249,7 @@ def run_and_report(
         for line in (amount, *plan.adjustment_lines):
             observer.message(line)
         try:
-            outcome = run_experiment(plan, folder, command_line(), observer, jobs, waits)
+            outcome = run_experiment(plan, folder, command_line(), observer, jobs, waits=not training.worker)
         except HeldElsewhere as error:
             observer.message(str(error))
             return
