@@ -15,7 +15,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
-from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect
+from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect, nearest_size
 from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
 
@@ -294,7 +294,7 @@ def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[Mod
         unchanged_miss = abs(miss_of(knob.template))
     except UserError:  # for example a width that is no multiple of its heads
         unchanged_miss = math.inf
-    nearest = knob.nearest(miss) if unchanged_miss else knob.start
+    nearest = nearest_size(miss, knob.start) if unchanged_miss else knob.start
     key = ".".join(filter(None, ["model", knob.section, knob.adjustable.key]))
     value = knob.adjustable.value
     if abs(miss(nearest)) < unchanged_miss:
