@@ -17,7 +17,6 @@ from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.residual.interface import RESIDUALS
 from widthwise.shape.adjusting import NEIGHBOURS, Knob, closest_size, nearest_size
-from widthwise.shape.rounding import TOLERANCE
 from widthwise.yaml_io import merge
 
 load_plugins()
@@ -34,7 +33,6 @@ FFN_CASES = [
 ]
 RESIDUAL_CASES = {"hyper_connections": {"n_fractions": 2, "n_slots": 3}}
 MODEL = {"d_model": 240, "n_layers": 5, "attention": {"head_dim": 2}, "ffn": {"kind": "swiglu", "ratio": 3}}
-X = {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4}}
 
 
 def read_all(tmp_path: Path, match: object, *overrides: str, **variants: dict) -> Comparison:
@@ -96,20 +94,6 @@ def test_the_width_keeps_whole_heads_and_slots(tmp_path: Path) -> None:
     assert plan.recipes["other"].final_model.d_model % 12 == 0
 
 
-def test_a_shape_is_changed_as_little_as_the_budget_allows(tmp_path: Path) -> None:
-    plan = read(tmp_path, merge(X, {"shape": {"match": "flops"}}), "shape")
-    base, other, found = plan.recipes["base"], plan.recipes["other"], plan.points["other"].adjustment
-    assert only_change(plan).key == "model.shape.bottleneck_width"
-    assert found.miss == matched_ratio(other, base, "params") - 1
-    assert abs(found.miss) <= TOLERANCE
-    knob = Knob.of(other.model, "shape", other.seq_len)
-    asked = round(only_change(plan).before / knob.adjustable.step)
-    distance = abs(knob.start - asked)
-    for n_steps in range(asked - distance + 1, asked + distance):
-        nearer = other.model_copy(update={"model": knob.at(n_steps)})
-        assert abs(matched_ratio(nearer, base, "params") - 1) > TOLERANCE
-
-
 def test_a_number_between_two_steps_stays_where_no_step_is_nearer(tmp_path: Path) -> None:
     """Down to whole units it is the same model, whichever side of the budget that lies on."""
     for n_layers in (4, 5):
@@ -139,7 +123,6 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("model", "adjust", "quantity", "named"),
     [
-        ({"d_model": 200}, "shape", "params", r"^other: model\.shape\.kind: 'uniform' has no parameter"),
         ({"d_model": 200}, "ffn", "kv_bytes", r"^other: kv_bytes is 0\.8333 of .* the nearest model\.ffn\.ratio, 3,"),
         ({"n_layers": 20}, "ffn", "params", r"^other: params is 1\.\d+ of .*nearest model\.ffn\.ratio, 0\.0041\d+, "),
         ({"d_model": 201}, "ffn", "params", r"^other: .*d_model: got 201"),
@@ -151,7 +134,7 @@ def test_what_cannot_be_reached_is_refused(tmp_path: Path, model: dict, adjust: 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     for match, named in (
-        ({"adjust": ["ffn", "width"]}, r"match\.adjust: got 'width'; allowed: ffn, d_model, shape"),
+        ({"adjust": ["ffn", "width"]}, r"match\.adjust: got 'width'; allowed: ffn, d_model"),
         ({"adjust": "ffn,ffn"}, r"match\.adjust: got 'ffn' twice"),
         ({"adjust": []}, r"match\.adjust"),
         ({"adjust": {"other": "width"}}, r"match\.adjust\.other: got 'width'"),

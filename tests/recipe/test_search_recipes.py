@@ -36,7 +36,6 @@ def written(tmp_path: Path, model: dict, space: dict, overrides: tuple[str, ...]
         ({"attention": {"n_heads": 4, "n_kv_heads": 2}}, {"n_heads": 6}),
         ({"attention": {"n_heads": 3, "ratio": 0.5}}, {}),
         ({"attention": {"n_heads": 3, "d_attention": 60}}, {}),
-        ({"attention": {"n_heads": 3, "ratio": 0.5}}, {"attention_ratio": [2.0], "head_dim": 4}),
         ({"shape": {"kind": "x", "rounding": "balanced", "bottleneck_width": 0.5}}, {"match": "params"}),
         ({"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 40, "norm": "shared"}}, {}),
         ({"ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.5, "share_weights": True, "multiple_of": 8}}, {}),

@@ -1,4 +1,4 @@
-"""Widths, heads, hidden units and blocks along curves and profiles, at the cost of the uniform model."""
+"""Widths, heads and hidden units along curves and profiles, at the cost of the uniform model."""
 
 import json
 from pathlib import Path
@@ -92,18 +92,6 @@ def test_widths_need_whole_heads_unless_attention_has_a_curve_of_its_own():
     with pytest.raises(UserError, match="quantum: got 4; must be a multiple of 6"):
         resolved(curve(widths=[1, 2], quantum=4))
     assert all(width % 4 == 0 for width in resolved(curve(widths=[1, 2], quantum=4, attention=[1, 1])).widths)
-
-
-HOURGLASS = {"kind": "hourglass", "ratio": 0.5, "n_blocks": 3}
-
-
-def test_blocks_are_whole_and_at_least_one():
-    config = resolved(curve(widths=[1, 1], blocks=[0.1, 2]), ffn=HOURGLASS)
-    factors = np.linspace(0.1, 2, 7)
-    assert [len(layer.ffn.hidden_widths) for layer in config.layers] == [max(1, round(3 * f)) for f in factors]
-    # Each block is as wide as the rule makes it: the curve says how many there are.
-    assert {width / layer.d_model for layer in config.layers for width in layer.ffn.hidden_widths} == {0.5}
-    assert config.cost().params == pytest.approx(resolved(ffn=HOURGLASS).cost().params, rel=0.01)
 
 
 @pytest.mark.parametrize(("n_layers", "depth", "n_uniform"), [(7, 1.4, 5), (7, 0.5, 14), (12, 1.3333, 9), (3, 30, 1)])

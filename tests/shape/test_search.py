@@ -217,23 +217,6 @@ def test_grouped_queries_are_counted_and_whole() -> None:
     assert result.budget == 24 * 1024 * (2.5 * 1024 + 3 * 4096)
 
 
-def test_attention_may_be_an_axis_of_its_own() -> None:
-    """Every width of attention meets the budget, in whole heads, with the hidden width that is left."""
-    base = BASELINES["113M"].template()
-    result = search(base, 2048, SearchSpace(n_layers=(12,), n_blocks=(4,), attention_ratio=(0.5, 1.0, 1.5)))
-    rows = result.best(len(result))
-    assert {round(2 * row["attention_ratio"]) / 2 for row in rows} == {0.5, 1.0, 1.5}
-    assert len({row["name"] for row in rows}) == len(rows)
-    for row in rows:
-        assert row["n_heads"] * row["head_dim"] == row["d_attention"]
-        assert row["attention_params"] == 4 * 12 * row["d_model"] * row["d_attention"]
-        assert row["layer_params"] - row["attention_params"] == 3 * 4 * 12 * row["d_model"] * row["d_hidden"]
-        assert abs(row["miss"]) <= 0.001
-    usual = search(base, 2048, SearchSpace(n_layers=(12,), n_blocks=(4,)))
-    of_one = [row["d_model"] for row in rows if row["d_attention"] == row["d_model"]]
-    assert set(of_one) == {row["d_model"] for row in usual.best(len(usual))}
-
-
 def test_limits_leave_out_what_exceeds_them() -> None:
     free = found_at("113M", **WIDE)
     limits = {"max_flops": 5.9e8, "max_kv_bytes": 4.9e4, "max_residual_additions": 40, "ratio_range": [0.4, 0.7]}

@@ -12,7 +12,7 @@ from widthwise.cli.terminal import progress_console, say, say_json, say_result, 
 from widthwise.config_io import Config
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.reports.formats import clean, duration
+from widthwise.reports.formats import clean
 from widthwise.reports.main_table import comparison_table
 from widthwise.reports.tables import search_table, workload_table
 from widthwise.runs.environment import command_line
@@ -23,16 +23,16 @@ from widthwise.yaml_io import recipe_name
 if TYPE_CHECKING:
     from widthwise.experiments.plan import Plan
 
-WORKERS = "Workers"
-
 
 class TrainingOptions(Config):
-    """The options of training many runs."""
+    """The options of training many runs, divided among workers."""
 
     jobs: str = "auto"
     """Runs trained at the same time on this machine; auto: as many as fit on its cores or GPUs."""
     track: tuple[TrackerName, ...] = ()
     """Tracker that also gets the records of runs; repeat for several."""
+    worker: bool = False
+    """End when no run is left to begin, without waiting for the runs of other workers."""
 
     @property
     def n_jobs(self) -> int | None:
@@ -42,13 +42,6 @@ class TrainingOptions(Config):
         if not self.jobs.isdecimal() or int(self.jobs) < 1:
             raise UserError(f"--jobs: got {self.jobs!r}; must be auto or a number of at least 1")
         return int(self.jobs)
-
-
-class WorkerOptions(TrainingOptions):
-    """The options of training runs, divided among workers."""
-
-    worker: bool = False
-    """End when no run is left to begin, without waiting for the runs of other workers."""
 
 
 class ExperimentOptions(Config):
@@ -62,7 +55,7 @@ class ExperimentOptions(Config):
     """Quantity that must match the baseline: params, layer_params (attention and feed-forward), active_params, flops,
     flops_causal, kv_bytes, training_flops, none."""
     adjust: str | None = None
-    """Parts of all variants that are changed to match: ffn, d_model or shape, or several in order: d_model,ffn."""
+    """Parts of all variants that are changed to match: ffn, d_model, or both in order: d_model,ffn."""
     dry_run: bool = False
     """Show the planned work without training."""
 
@@ -77,7 +70,7 @@ class CompareOptions(ExperimentOptions):
 def compare(
     recipes: Annotated[list[str], typer.Argument(help="Recipes, the baseline first; then changes, as a.b=c.")],
     options: CompareOptions,
-    training: Annotated[WorkerOptions, WORKERS],
+    training: Annotated[TrainingOptions, "Workers"],
     as_json: JsonOption = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
@@ -99,7 +92,7 @@ def compare(
     if options.dry_run:
         show_workload(plan, as_json)
     else:
-        run_and_report(plan, options.out or Path("runs") / plan.title, as_json, training, not training.worker)
+        run_and_report(plan, options.out or Path("runs") / plan.title, as_json, training)
 
 
 class SweepOptions(ExperimentOptions):
@@ -122,7 +115,7 @@ def sweep(
     recipe: Annotated[Path, typer.Argument(help="Recipe with a sweep section, or any recipe with --over.")],
     options: SweepOptions,
     search: Annotated[SamplerOptions, "A search"],
-    training: Annotated[WorkerOptions, WORKERS],
+    training: Annotated[TrainingOptions, "Workers"],
     overrides: Changes = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -156,54 +149,34 @@ def sweep(
 
     folder = options.out or Path("runs") / plan.title
     check_kind(folder, Outcome.file_name)  # unlike a comparison, a sweep must not share the folder of a run
-    run_and_report(plan, folder, as_json, training, not training.worker)
-
-
-class SearchOptions(Config):
-    """Numbers of shapes to show, write and train."""
-
-    top: PositiveInt = 20
-    """Number of shapes to show and write."""
-    out: Path | None = None
-    """Folder for search.json and recipes that extend the base."""
-    train: PositiveInt | None = None
-    """Train this many of the first and compare them with the base, in --out."""
-    seeds: Seeds = ()
-    """Seed for --train, repeat for several; default: 1, 2 and 3."""
+    run_and_report(plan, folder, as_json, training)
 
 
 def search(
     base: Annotated[Path, typer.Argument(help="Recipe of the baseline, whose model sets the budget.")],
     space: Annotated[SearchSpace, "What to search"],
-    options: SearchOptions,
-    training: Annotated[TrainingOptions, WORKERS],
     overrides: Changes = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of shapes to show and write.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Folder for search.json and recipes that extend the base.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
 
-    Costs do not determine the loss: `--train 3 train.steps=500` shows which of the first three is worth its cost, and
-    `--per n_blocks,ratio --train 20` shows the loss over the ratio. Changes apply to the base and to all recipes; with
-    --train, --json prints the comparison.
+    Costs do not determine the loss: `compare` trains the recipes that --out writes. Changes apply to the base and to
+    all recipes.
 
     Example: `widthwise search conventional_113m --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
-    from widthwise.experiments.compare import plan_of_search
     from widthwise.recipe.design import search_recipe, write_search
 
-    result = search_recipe(base, overrides or (), space)
-    n_trained = options.train or 0
-    summary = result.summary(max(options.top, n_trained))
-    folder = options.out or Path("runs") / f"{recipe_name(base)}-search"
-    recipes = write_search(base, overrides or (), summary, folder) if options.out or n_trained else []
-    if not as_json:
-        say_tables(search_table(summary, recipe_name(base)))
-        if recipes:
-            say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
-    elif not n_trained:
+    summary = search_recipe(base, overrides or (), space).summary(top)
+    recipes = [] if out is None else write_search(base, overrides or (), summary, out)
+    if as_json:
         say_json(summary)
-    if n_trained:
-        run_and_report(plan_of_search(summary, recipes[: 1 + n_trained], options.seeds), folder, as_json, training)
+        return
+    say_tables(search_table(summary, recipe_name(base)))
+    if recipes:
+        say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
 
 
 class FitOptions(Config):
@@ -211,8 +184,6 @@ class FitOptions(Config):
 
     x: str = "training_flops"
     """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
-    x2: str | None = None
-    """Second variable for --law chinchilla, such as tokens with --x params."""
     y: str = "val_loss"
     """val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column."""
     group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
@@ -220,8 +191,7 @@ class FitOptions(Config):
     baseline: str | None = None
     """Group with which the rest are compared; default: the baseline of the comparisons."""
     law: str | None = None
-    """power, power_irreducible or log_linear; default: the law that predicts left-out points best. Or parabola, one for
-    each compute budget of --group (isoFLOP), or chinchilla, with two variables."""
+    """power, power_irreducible or log_linear; default: the law that predicts left-out points best."""
     out: Path | None = None
     """Folder; default: runs/fit-NAMES-Y-X."""
 
@@ -243,9 +213,7 @@ def fit(
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
     folder = options.out or Path("runs") / f"fit-{title}-{options.y}-{options.x}"
     check_kind(folder, "scaling.json")
-    if options.baseline and options.law in ("parabola", "chinchilla"):
-        raise UserError(f"--baseline: got {options.baseline}; --law {options.law} computes no savings over one")
-    axes = Axes(options.x, options.y, options.group_by, options.x2)
+    axes = Axes(options.x, options.y, options.group_by)
     gathered = gather(paths, axes, options.baseline)
     with shown_progress(progress_console()) as observer:
         scaling = fit_groups(gathered, title, command_line(), options.law, observer)
@@ -261,18 +229,12 @@ def fit(
     )
 
 
-def run_and_report(
-    plan: "Plan",
-    folder: Path,
-    as_json: bool,
-    training: TrainingOptions,
-    waits: bool = True,
-) -> None:
+def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: TrainingOptions) -> None:
     """Train the runs of an experiment, show their progress, and print the result.
 
-    waits: wait for the runs of other workers. Raises RunFailed if all points failed.
+    Raises RunFailed if all points failed.
     """
-    from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
+    from widthwise.experiments.running import jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.comparison_page import tuning_table
     from widthwise.reports.experiment import answer
@@ -280,14 +242,10 @@ def run_and_report(
 
     jobs = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
-        amount = plan.in_words
-        seconds = expected_seconds(plan, folder, jobs) if plan.is_timed else None
-        if seconds:
-            amount += f"; about {duration(seconds / 3600)} on this machine, from a measured step of each variant"
-        for line in (amount, *plan.adjustment_lines):
+        for line in (plan.in_words, *plan.adjustment_lines):
             observer.message(line)
         try:
-            outcome = run_experiment(plan, folder, command_line(), observer, jobs, waits)
+            outcome = run_experiment(plan, folder, command_line(), observer, jobs, waits=not training.worker)
         except HeldElsewhere as error:
             observer.message(str(error))
             return

@@ -88,15 +88,14 @@ def read_plan(
     seeds: Sequence[int] = (),
     match: str | None = None,
     adjust: str | None = None,
-    tolerance: float | None = LARGEST_MISMATCH,
+    is_checked: bool = True,
     only: str | None = None,
     rates_from: Path | str | None = None,
 ) -> Comparison:
     """Return the comparison of the `compare:` section of one recipe, or of several recipes with the baseline first.
 
-    seeds, match, adjust: replace those keys of the section. tolerance: largest relative difference of the matched
-    quantity to the baseline; None skips `check_fair`. only: the variant that is adjusted; default: all.
-    rates_from: folder of a sweep with the values of each variant. Raises UserError.
+    seeds, match, adjust: replace those keys of the section. is_checked: call `check_fair`. only: the variant that is
+    adjusted; default: all. rates_from: folder of a sweep with the values of each variant. Raises UserError.
     """
     files = listed(paths)
     data = dict[str, Any]()
@@ -143,12 +142,12 @@ def read_plan(
     )
     if rates_from is not None:
         plan = with_rates(plan, Path(rates_from))
-    if tolerance is not None:
-        check_fair(plan, tolerance)
+    if is_checked:
+        check_fair(plan)
     return plan
 
 
-def check_fair(plan: Comparison, tolerance: float = LARGEST_MISMATCH) -> None:
+def check_fair(plan: Comparison) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
     points = [point for point in plan.points.values() if point.name not in plan.refused]
     for point in points:
@@ -157,22 +156,7 @@ def check_fair(plan: Comparison, tolerance: float = LARGEST_MISMATCH) -> None:
         "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or set match: none "
         "under compare, or --match none"
     )
-    check_matched(points, points[0], plan.match, advice, tolerance, refused=plan.refused.values())
-
-
-def plan_of_search(summary: Mapping[str, Any], recipes: Sequence[Path], seeds: Sequence[int] = ()) -> Comparison:
-    """Return the comparison of the shapes that `widthwise search` found with its base.
-
-    summary: of a `shape.search.SearchResult`. recipes: the base, then recipes written for candidates. They are matched
-    in the quantity of the search, to its tolerance or one percent: the larger. Nothing is matched if the budget differs
-    from the cost of the base: then only the candidates match each other.
-    """
-    match = summary["match"]
-    tolerance = max(summary["tolerance"], LARGEST_MISMATCH)
-    miss_of_base = abs(summary["baseline"][match] / summary["budget"] - 1)
-    if miss_of_base > LARGEST_MISMATCH:
-        return read_plan(recipes, seeds=seeds, match="none")
-    return read_plan(recipes, seeds=seeds, match=match, tolerance=tolerance + miss_of_base)
+    check_matched(points, points[0], plan.match, advice, refused=plan.refused.values())
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:

@@ -16,16 +16,12 @@ and t has n_free degrees of freedom. The interval of a factor is computed for it
 curve: the target is the loss of the baseline's curve at its largest model, so the noise of one model counts little.
 Point against curve: the target is the measured loss of the largest model. The difference shows how much depends on that
 one model: 77.6% and 74.4% of the FLOPs for the variable-width paper's Table 2.
-
-**Laws on request.** `chinchilla`, with two variables, resamples whole points, as Besiroglu et al. 2024 do. `parabola`
-is fitted to each group, which is one compute budget; a power law then goes through the minima.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -33,16 +29,14 @@ from scipy import stats
 
 from widthwise.config_io import check_one_of
 from widthwise.evaluation.estimate import SampleEstimate, students_t
-from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA, LAWS, PARABOLA, ChinchillaLaw, Law
-from widthwise.experiments.scaling_points import Axes, CurveGroup, FitData, Point, positive
+from widthwise.experiments.laws import LAWS, Law
+from widthwise.experiments.scaling_points import Axes, CurveGroup, FitData
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.scaling import Band, FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
 from widthwise.training.observer import Observer, SilentObserver
 
 N_RESAMPLES = 2000
-N_REFITS = 500
-"""Resamples of a law that is fitted by iterations."""
 N_BAND = 33
 MOST_POINTS = 2000
 """Points of a group: memory grows with their square."""
@@ -69,8 +63,8 @@ class Fit:
     """The unit that resamples draw, as part of a sentence."""
 
     def record(self) -> FittedLaw:
-        """Return the parameters with their intervals, the quality of the fit, and, for a law of one variable, the
-        confidence band of the curve at N_BAND values of x over the points."""
+        """Return the parameters with their intervals, the quality of the fit, and the confidence band of the curve at
+        N_BAND values of x over the points."""
         law = self.law
         x = self.group.x
         y = self.group.y
@@ -84,9 +78,9 @@ class Fit:
             },
             rms=float(np.sqrt(mean_square)),
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
-            leave_one_out_rms=_left_out_rms(law, [self.group]) if law.n_variables == 1 else None,
-            band=self._band() if law.n_variables == 1 else None,
-            reason=law.warning(self.parameters, x),
+            leave_one_out_rms=_left_out_rms(law, [self.group]),
+            band=self._band(),
+            reason=law.warning(self.parameters),
         )
 
     def _band(self) -> Band:
@@ -103,14 +97,16 @@ def _u_shape(group: CurveGroup) -> str | None:
     """Return a warning if both ends of the points exceed the lowest by more than the noise around a parabola."""
     x = group.x
     y = group.y
-    n_free = len(set(x)) - len(PARABOLA.symbols)
+    n_free = len(set(x)) - 3
     if n_free < 1:
         return None
-    noise = np.sqrt(np.square(y - PARABOLA.y(PARABOLA.fit(x, y), x)).sum() / n_free)
+    log_x = np.log(x)
+    parabola = np.polynomial.Polynomial.fit(log_x, y, deg=2)
+    noise = np.sqrt(np.square(y - parabola(log_x)).sum() / n_free)
     lowest = y.argmin()
     if min(y[0], y[-1]) - y[lowest] <= students_t(n_free) * np.sqrt(2) * noise:
         return None
-    return f"the points fall and rise again, lowest at {x[lowest]:.4g}: a monotone law cannot fit; see --law parabola"
+    return f"the points fall and rise again, lowest at {x[lowest]:.4g}: a monotone law cannot fit"
 
 
 def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
@@ -122,10 +118,6 @@ def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     parameters = law.fit(x, y)
     random = np.random.default_rng([seed, *group.layout])
     n_free = len(y) - len(law.symbols)
-    if isinstance(law, ChinchillaLaw):
-        rows = random.integers(len(y), size=(N_REFITS, len(y)))
-        drawn = np.array([law.fit(x[i], y[i], start=parameters) for i in rows])
-        return Fit(law, group, parameters, drawn, np.zeros((0, len(y))), n_free, False, "whole points")
     centre = scale(law.y(parameters, x))
     residuals = scale(y) - centre
     has_lack_of_fit = False
@@ -155,7 +147,7 @@ def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
     Intervals are computed for the logarithm of the ratio. Resamples are paired if the groups have the same layout;
     otherwise the degrees of freedom are Welch and Satterthwaite's, for the sum of two independent errors.
     """
-    law = LAWS[baseline.law.kind]
+    law = baseline.law
     points = baseline.group.points
     largest = min(range(len(points)), key=lambda i: (-points[i].x, points[i].y))
     point = points[largest]
@@ -212,35 +204,26 @@ def fit_groups(
 ) -> ScalingLaws:
     """Fit all laws to all groups. Return the content of scaling.json: fits, savings, and the answer as text.
 
-    law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. `parabola` and
-    `chinchilla` are fitted alone, and without savings. Groups with too few points are left out, and named
-    in the text. Raises UserError if no group is left, or the baseline has too few.
+    law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. Groups with too few
+    points are left out, and named in the text. Raises UserError if no group is left, or the baseline has too few.
     """
     axes = data.axes
     baseline = data.baseline
     if law is not None:
-        check_one_of("--law", law, ALL_LAWS)
-    laws: dict[LawName, Law] = {**LAWS}
-    if law is not None and law not in LAWS:
-        laws = {kind: form for kind, form in ALL_LAWS.items() if kind == law}
-        baseline = None
-    if any(form.n_variables != len(axes.variables) for form in laws.values()):
-        raise UserError(
-            "--law chinchilla: needs two variables, as in --x params --x2 tokens; other laws take --x alone"
-        )
+        check_one_of("--law", law, LAWS)
     too_small = dict[str, str]()
     for group in data.groups:
         if len(group.points) > MOST_POINTS:
             raise UserError(f"fit: {group.name} has {len(group.points):,} points; a law takes at most {MOST_POINTS:,}")
-        reasons = [form.objection(group) or "" for form in laws.values()]
+        reasons = [form.objection(group) or "" for form in LAWS.values()]
         if all(reasons):
             too_small[group.name] = reasons[0]
     groups = [group for group in data.groups if group.name not in too_small]
     if not groups or baseline in too_small:
         reason = too_small[data.groups[0].name if baseline is None else baseline]
         raise UserError(f"fit: over {axes.x} a law {reason}; --group-by decides which models share a curve")
-    possible = [(form, group) for form in laws.values() for group in groups if form.objection(group) is None]
-    fits: Fits = {kind: {} for kind in laws}
+    possible = [(form, group) for form in LAWS.values() for group in groups if form.objection(group) is None]
+    fits: Fits = {kind: {} for kind in LAWS}
     for n_done, (form, group) in enumerate(possible):
         (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
         fits[form.kind][group.name] = fit_law(form, group)
@@ -252,16 +235,10 @@ def fit_groups(
             if baseline in by_group and name != baseline:
                 saved += savings(fit, by_group[baseline])
     drawn = sorted({fit.resampled for fit in fits[chosen].values()})
-    n_drawn = len(next(iter(fits[chosen].values())).drawn_parameters)
-    optima = _optima(fits, axes.group_by)
     saving_groups = dict.fromkeys(saving.group for saving in saved)
     sentences = [_saving_sentence(saved, name, chosen, axes.x) for name in saving_groups]
-    for name, optimum in optima.items():
-        b = optimum.parameters["b"]
-        formula = f"{optimum.parameters['a'].mean:.4g}*compute^{b.mean:.4g}"
-        sentences.append(f"{name}: best {axes.x} = {formula} (exponent: {_ends(b, '{:.4g}')}).")
     sentences += [_law_sentence(fits[chosen][group.name], group, axes) for group in recorded]
-    sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {n_drawn:,} times.")
+    sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {N_RESAMPLES:,} times.")
     sentences += [f"Left out: {points}." for points in data.left_out]
     sentences += [f"Left out: {name}, because a law {reason}." for name, reason in too_small.items()]
     return ScalingLaws(
@@ -270,58 +247,25 @@ def fit_groups(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         confidence=CONFIDENCE,
         x=axes.x,
-        x2=axes.x2,
         y=axes.y,
         baseline=baseline,
         sentence="\n".join(sentences),
         groups=recorded,
         savings=saved,
-        optima=optima,
     )
-
-
-def _optima(fits: Fits, group_by: str | None) -> dict[str, FittedLaw]:
-    """Return a dict from curve to the best x as a power of compute.
-
-    `chinchilla` gives it from the parameters of each group, for a compute of 6*x*x2. With `parabola`, a power law goes
-    through the minima of the groups, whose names are their budgets. Raises UserError if a name is no positive number.
-    """
-    form = "x = a*compute^b"
-    optima = dict[str, FittedLaw]()
-    minima = list[Point]()
-    for name, fit in fits.get(CHINCHILLA.kind, {}).items():
-        _, a, b, alpha, beta = np.vstack([fit.parameters, fit.drawn_parameters]).T
-        with np.errstate(all="ignore"):
-            exponent = beta / (alpha + beta)
-            factor = (alpha * a / (beta * b)) ** (1 / (alpha + beta)) / 6**exponent
-        interval = partial(_t_interval, degrees_of_freedom=fit.degrees_of_freedom)
-        a_of_compute = interval(float(factor[0]), factor[1:], as_factor=True)
-        b_of_compute = interval(float(exponent[0]), exponent[1:], as_factor=False)
-        optima[name] = FittedLaw(form=form, parameters={"a": a_of_compute, "b": b_of_compute})
-    for name, fit in fits.get(PARABOLA.kind, {}).items():
-        if group_by is not None and PARABOLA.warning(fit.parameters, fit.group.x) is None:
-            minima.append(Point.of_seeds(name, positive(name, group_by, "--group"), [float(fit.parameters[0])]))
-    group = CurveGroup("minima", tuple(sorted(minima, key=lambda point: point.x)))
-    if len(set(group.x)) >= LAWS["power"].fewest_points:
-        falling = fit_law(LAWS["power"], group).record()
-        b = falling.parameters["b"]
-        ends = (None if end is None else -end for end in (b.mean, b.high, b.low))
-        parameters = {"a": falling.parameters["a"], "b": Estimate(**dict(zip(("mean", "low", "high"), ends)))}
-        optima["minima"] = falling.model_copy(update={"form": form, "parameters": parameters})
-    return optima
 
 
 def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
     """Return one law for all groups, which makes their curves comparable, and the reason for the choice."""
     if wanted is not None:
-        law = next(law for law in ALL_LAWS.values() if law.kind == wanted)
+        law = next(law for law in LAWS.values() if law.kind == wanted)
         if reasons := [reason for group in groups if (reason := law.objection(group))]:
             raise UserError(f"--law: got {wanted}, which {reasons[0]}")
         return law.kind, "as requested"
     errors = dict[LawName, float]()
     for kind, law in LAWS.items():
         error = _left_out_rms(law, groups)
-        has_warning = any(law.warning(fit.parameters, fit.group.x) for fit in fits[kind].values())
+        has_warning = any(law.warning(fit.parameters) for fit in fits[kind].values())
         if math.isfinite(error) and not has_warning:
             errors[kind] = error
     if not errors:
@@ -340,12 +284,12 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
     unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
     laws = dict[LawName, FittedLaw]()
     for kind, by_group in fits.items():
-        law = ALL_LAWS[kind]
+        law = LAWS[kind]
         if group.name in by_group:
             laws[kind] = by_group[group.name].record()
         else:
             laws[kind] = FittedLaw(form=law.form, parameters={}, reason=law.objection(group), **unknown)
-    if chosen in LAWS and laws[chosen].reason is None:
+    if laws[chosen].reason is None:
         laws[chosen] = laws[chosen].model_copy(update={"reason": _u_shape(group)})
     return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
@@ -354,7 +298,7 @@ def _law_sentence(fit: Fit, group: ScalingGroup, axes: Axes) -> str:
     law = fit.law
     record = group.chosen_fit
     numbers = dict(zip(law.symbols, fit.parameters))
-    formula = law.formula.format(x=axes.x, x2=axes.x2, y=axes.y, minus_b=-fit.parameters[-1], **numbers)
+    formula = law.formula.format(x=axes.x, y=axes.y, minus_b=-fit.parameters[-1], **numbers)
     quality = "all points are equal" if record.r_squared is None else f"R² {record.r_squared:.4f}"
     warning = "" if record.reason is None else f"; {record.reason}"
     if fit.has_lack_of_fit:

@@ -15,7 +15,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
-from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect
+from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect, nearest_size
 from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
 
@@ -90,12 +90,11 @@ def check_matched(
     baseline: Point,
     match: Matched,
     advice: str,
-    tolerance: float = LARGEST_MISMATCH,
     refused: Iterable[str] = (),
 ) -> None:
     """Raises UserError, with all differences, if a point is not comparable with the baseline.
 
-    Points are comparable if data and tokens are equal, and the matched quantity within the tolerance. With
+    Points are comparable if data and tokens are equal, and the matched quantity within LARGEST_MISMATCH. With
     training_flops, the numbers of tokens may differ; the runs of a seed still see the same tokens first. advice: how to
     adjust, or to disable matching. refused: errors of other variants, which are added to the message.
     """
@@ -106,7 +105,7 @@ def check_matched(
         recipe = point.recipe
         unfair += _differences(point, baseline, shared)
         ratio = matched_ratio(recipe, baseline.recipe, match)
-        if abs(ratio - 1) > tolerance:
+        if abs(ratio - 1) > LARGEST_MISMATCH:
             missed.append(f"{point.name}: {match} is {ratio:.4f} of {baseline.name}'s")
             if match == "training_flops":
                 per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
@@ -116,7 +115,7 @@ def check_matched(
     if unfair:
         errors.append(f"{'; '.join(unfair)}; not comparable")
     if missed:
-        errors.append(f"{'; '.join(missed)}, and a matched comparison allows {tolerance:.0%}; {advice}")
+        errors.append(f"{'; '.join(missed)}, and a matched comparison allows {LARGEST_MISMATCH:.0%}; {advice}")
     if errors:
         raise UserError("; ".join(errors))
 
@@ -295,7 +294,7 @@ def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[Mod
         unchanged_miss = abs(miss_of(knob.template))
     except UserError:  # for example a width that is no multiple of its heads
         unchanged_miss = math.inf
-    nearest = knob.nearest(miss) if unchanged_miss else knob.start
+    nearest = nearest_size(miss, knob.start) if unchanged_miss else knob.start
     key = ".".join(filter(None, ["model", knob.section, knob.adjustable.key]))
     value = knob.adjustable.value
     if abs(miss(nearest)) < unchanged_miss:

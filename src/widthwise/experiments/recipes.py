@@ -32,7 +32,7 @@ def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str | Non
     sections = read_recipe(path, overrides)
     if "compare" not in sections:
         return read_sweep(path, overrides), None
-    plan = read_plan([path], overrides, tolerance=None)
+    plan = read_plan([path], overrides, is_checked=False)
     try:
         check_fair(plan)
     except UserError as error:
@@ -52,7 +52,7 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
     if "compare" in data:
-        plan = read_plan([path], overrides, tolerance=None, only=variant)
+        plan = read_plan([path], overrides, is_checked=False, only=variant)
         if variant in plan.refused:
             raise UserError(plan.refused[variant])
     else:

@@ -37,12 +37,6 @@ class Axes:
     group_by: str | None = None
     """A column of a table; for runs, a dotted key of their recipes or "folder". None: the variant of a comparison, the
     group of a sweep, the stem of a table; all run directories are one group."""
-    x2: str | None = None
-    """Second variable of a law with two."""
-
-    @property
-    def variables(self) -> list[str]:
-        return [self.x] if self.x2 is None else [self.x, self.x2]
 
 
 class Point(ScalingPoint):
@@ -51,11 +45,11 @@ class Point(ScalingPoint):
     per_seed: tuple[float, ...]
 
     @classmethod
-    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float], x2: float | None = None) -> "Point":
+    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float]) -> "Point":
         n_seeds = len(per_seed)
         y_sd = float(np.std(per_seed, ddof=1)) if n_seeds > 1 else None
         y = float(np.mean(per_seed))
-        return cls(name=name, x=x, x2=x2, y=y, y_sd=y_sd, n_seeds=n_seeds, per_seed=tuple(per_seed))
+        return cls(name=name, x=x, y=y, y_sd=y_sd, n_seeds=n_seeds, per_seed=tuple(per_seed))
 
 
 @dataclass(frozen=True)
@@ -67,8 +61,7 @@ class CurveGroup:
 
     @property
     def x(self) -> np.ndarray:
-        """x of all points, (n_points,), or x and x2, (n_points, 2)."""
-        return np.array([point.x if point.x2 is None else point.variables for point in self.points], dtype=np.float64)
+        return np.array([point.x for point in self.points], dtype=np.float64)
 
     @property
     def y(self) -> np.ndarray:
@@ -96,7 +89,7 @@ class FitData:
 def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> FitData:
     """Collect every model in the paths: .csv files, run directories, or folders of comparisons or sweeps.
 
-    Models of several folders with equal group, name and variables are seeds of one point.
+    Models of several folders with equal group, name and x are seeds of one point.
     baseline: a group; by default the common baseline of all comparisons, if it is a group. Raises UserError if a path
     is none of these, or a number is missing or has no logarithm.
     """
@@ -109,11 +102,11 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
     groups: dict[str, list[Point]] = {}
     for group, point in tabulated:
         groups.setdefault(group, []).append(point)
-    seeds: dict[tuple[str, str, float, float | None], list[float]] = {}
+    seeds: dict[tuple[str, str, float], list[float]] = {}
     for group, point in measured:
-        seeds.setdefault((group, point.name, point.x, point.x2), []).extend(point.per_seed)
-    for (group, name, x, x2), per_seed in seeds.items():
-        groups.setdefault(group, []).append(Point.of_seeds(name, x, per_seed, x2))
+        seeds.setdefault((group, point.name, point.x), []).extend(point.per_seed)
+    for (group, name, x), per_seed in seeds.items():
+        groups.setdefault(group, []).append(Point.of_seeds(name, x, per_seed))
     if not groups:
         raise UserError(f"fit: got no finished model; {'; '.join(left_out)}")
     if baseline is not None:
@@ -143,21 +136,21 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     (_, header), *rows = lines
     if len(set(header)) < len(header):
         raise UserError(f"{path}: two columns have the same name ({', '.join(header)})")
-    for option, column in (("--x", axes.x), ("--x2", axes.x2), ("--y", axes.y), ("--group-by", axes.group_by)):
+    for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
         if column is not None:
             check_one_of(f"{path}: {option}", column, header)
-    seeds: dict[tuple[str, str, tuple[float, ...]], list[float]] = {}
+    seeds: dict[tuple[str, str, float], list[float]] = {}
     for where, cells in rows:
         if len(cells) != len(header):
             raise UserError(f"{path}: {where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
         row = dict(zip(header, cells))
-        *x, y = (positive(row[column], column, f"{path}: {where}") for column in (*axes.variables, axes.y))
+        x, y = (positive(row[column], column, f"{path}: {where}") for column in (axes.x, axes.y))
         group = path.stem if axes.group_by is None else row[axes.group_by]
-        seeds.setdefault((group, row.get("name") or where, tuple(x)), []).append(y)
+        seeds.setdefault((group, row.get("name") or where, x), []).append(y)
     if not seeds:
         raise UserError(f"{path}: has column names but no rows")
-    for (group, name, (x, *x2)), per_seed in seeds.items():
-        yield group, Point.of_seeds(name, x, per_seed, *x2)
+    for (group, name, x), per_seed in seeds.items():
+        yield group, Point.of_seeds(name, x, per_seed)
 
 
 def positive(text: str | float, name: str, where: str) -> float:
@@ -175,14 +168,13 @@ def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder
     """Return the group and the point of a variant. folder: base of the relative paths of its runs."""
     key = axes.group_by
     values = dict[str, list[float]]()
-    for name in (*axes.variables, axes.y):
+    for name in (axes.x, axes.y):
         value = QUANTITY[name].of_variant(variant)
         numbers = [] if value is None else value.per_seed or [value.mean]
         if not numbers:
             raise UserError(f"{where}: has no {name}")
         values[name] = [positive(finite(number), name, where) for number in numbers]
-    *x, per_seed = values.values()
-    point = Point.of_seeds(variant.name, x[0][0], per_seed, *(numbers[0] for numbers in x[1:]))
+    point = Point.of_seeds(variant.name, values[axes.x][0], values[axes.y])
     if key is None:
         return default_group, point
     if key == BY_FOLDER:
@@ -199,8 +191,7 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Poin
     """Return the points of run directories, comparisons and sweeps with their groups, the names of their baselines, and
     texts on unfinished points of sweeps. Raises UserError for any other folder."""
     if folders:
-        for option, name in zip(("--x", "--x2"), axes.variables):
-            check_one_of(option, name, X_QUANTITIES)
+        check_one_of("--x", axes.x, X_QUANTITIES)
         check_one_of("--y", axes.y, LOSSES)
     points = list[tuple[str, Point]]()
     baselines = set[str | None]()

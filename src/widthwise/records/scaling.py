@@ -8,13 +8,11 @@ import pydantic
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
-LawName = Literal["power", "power_irreducible", "log_linear", "parabola", "chinchilla"]
+LawName = Literal["power", "power_irreducible", "log_linear"]
 SYMBOLS: dict[LawName, tuple[str, ...]] = {
     "power": ("a", "b"),
     "power_irreducible": ("e", "a", "b"),
     "log_linear": ("slope", "intercept"),
-    "parabola": ("x_min", "y_min", "c"),
-    "chinchilla": ("E", "A", "B", "alpha", "beta"),
 }
 
 
@@ -47,15 +45,9 @@ class ScalingPoint(Record):
 
     name: str
     x: Number = pydantic.Field(gt=0)
-    x2: Known = None
-    """The second variable of a law with two variables."""
     y: float
     y_sd: Known = None
     n_seeds: int = 1
-
-    @property
-    def variables(self) -> list[float]:
-        return [self.x] if self.x2 is None else [self.x, self.x2]
 
 
 class ScalingGroup(Record):
@@ -107,15 +99,12 @@ class ScalingLaws(StoredRecord):
     created: str
     confidence: float = pydantic.Field(gt=0, lt=1)
     x: str
-    x2: str | None = None
     y: str
     baseline: str | None = None
     sentence: str
     """Findings as text, one per line."""
     groups: Sequence[ScalingGroup] = pydantic.Field(min_length=1)
     savings: Sequence[Saving]
-    optima: Mapping[str, FittedLaw] = {}
-    """Group, or "minima" for all groups -> the best x as a power of compute."""
 
     @pydantic.model_validator(mode="after")
     def _names_agree(self) -> Self:

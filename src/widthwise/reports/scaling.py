@@ -5,7 +5,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from widthwise.experiments.laws import ALL_LAWS, CHINCHILLA
+from widthwise.experiments.laws import LAWS
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
@@ -43,7 +43,6 @@ def scaling_page(scaling: ScalingLaws) -> Page:
         question = (
             f"How much of the {titled(x)} of {clean(baseline)} {need} {sequence(rest)} need for the same {titled(y)}?"
         )
-    x2 = [clean(scaling.x2)] if scaling.x2 else []
     notes = ["fitted-laws"]
     if any(group.chosen_fit.band for group in scaling.groups):
         notes.append("bands")
@@ -51,7 +50,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
         notes.append("arrows")
     files = "scaling.json: every number of this page\nfits.csv, savings.csv: fitted values and savings"
     points = [
-        [clean(group.name), clean(point.name), *map(_digits, point.variables), fixed(point.y, 4), si(point.n_seeds)]
+        [clean(group.name), clean(point.name), _digits(point.x), fixed(point.y, 4), si(point.n_seeds)]
         for group in scaling.groups
         for point in group.points
     ]
@@ -69,7 +68,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
                 note(*notes, level=level, y=y, x=x),
                 Text(["Summary:", *scaling.sentence.splitlines()]),
             ),
-            section("Points", Table("Points", ["Group", "point", x, *x2, y, "seeds"], points, text_columns={"point"})),
+            section("Points", Table("Points", ["Group", "point", x, y, "seeds"], points, text_columns={"point"})),
             section(
                 "How to reproduce",
                 Text(["Fits use fixed seeds: with the same points, this command gives the same numbers."]),
@@ -144,7 +143,6 @@ def law_tables(scaling: ScalingLaws) -> list[Table]:
             errors = [fixed(fit.rms, 5), fixed(fit.leave_one_out_rms, 5), fixed(fit.r_squared, 4)]
             quality.append([n_points, marked_law, *errors, clean(fit.form), clean(fit.reason or "") or MISSING])
             fits.append((group.name, marked_law, fit))
-    fits += [(name, optimum.form, optimum) for name, optimum in scaling.optima.items()]
     values = [
         [clean(name), law, symbol, _digits(value.mean), f"{_digits(value.low)} to {_digits(value.high)}"]
         for name, law, fit in fits
@@ -236,13 +234,13 @@ def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
 def _curve(group: ScalingGroup, end: float | None) -> list[tuple[float, float]]:
     """Return points of the chosen law of a group. end: x of the end of an arrow, possibly beyond the group's points."""
     values = np.array([finite(parameter.mean) for parameter in group.chosen_fit.parameters.values()])
-    if group.chosen == CHINCHILLA.kind or not len(values):
+    if not len(values):
         return []
     xs = [point.x for point in group.points]
     if end is not None:
         xs.append(end)
     dense = np.geomspace(min(xs) / 1.15, max(xs) * 1.15, 80)
-    return list(zip(dense.tolist(), ALL_LAWS[group.chosen].y(values, dense).tolist()))
+    return list(zip(dense.tolist(), LAWS[group.chosen].y(values, dense).tolist()))
 
 
 def percent(ratio: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Speed of this machine: the faster precision, and the time of a training step."""
+"""Speed of this machine: the faster precision."""
 
 import statistics
 import time
@@ -10,14 +10,9 @@ import torch
 from torch import nn
 
 from widthwise.computing import Precision
-from widthwise.model.decoder import build
-from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.recipe import Recipe, saved_recipe
-from widthwise.recipe.train_section import TrainConfig
+from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.training.observer import Observer
-from widthwise.training.teacher import LoadedTeacher
-from widthwise.training.train_state import TrainState
 
 BF16_GAIN = 1.3
 """Least ratio of a CPU's time for fp32 products to its time for bf16 products at which `precision: auto` is bf16."""
@@ -55,19 +50,6 @@ def bf16_gain() -> float:
     pairs = [torch.ones(2, 256, 256, dtype=dtype).unbind() for dtype in (torch.float32, torch.bfloat16)]
     rounds = [[seconds(partial(nn.functional.linear, *pair), n_calls=3) for pair in pairs] for _ in range(3)]
     return statistics.median(fp32 / bf16 for fp32, bf16 in rounds)
-
-
-def step_seconds(recipe: Recipe) -> float:
-    """Return the seconds of a training step of a recipe's model on this CPU, with this process's number of threads."""
-    full = recipe.train
-    train = TrainConfig(steps=1, batch_size=full.batch_size, precision=full.settled_precision, distill=full.distill)
-    teacher = None if full.distill is None else LoadedTeacher(recipe)
-    model = build(recipe.explicit_model, seed=0)
-    optimizer = AdamWConfig(lr=1e-4).build(model)
-    plain = recipe.model_copy(update={"train": train, "growth": (), "rewarmup": None})
-    train_state = TrainState(plain, plain.phases[0], model, optimizer, teacher=teacher)
-    batch = torch.randint(model.config.vocab_size, (full.batch_size, recipe.seq_len + 1))
-    return seconds(lambda: train_state.train_step(1, batch), n_calls=2)
 
 
 def seconds(run: Callable[[], object], n_calls: int = 5) -> float:

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from widthwise.config_io import checked_copy, mistakes_at
 from widthwise.mistakes import UserError
 from widthwise.model.ffn.interface import Adjustable
-from widthwise.shape.rounding import TOLERANCE
 from widthwise.shape.template import ModelTemplate
 
-Adjust = Literal["ffn", "d_model", "shape"]
+Adjust = Literal["ffn", "d_model"]
 """Part of a model that is adjusted."""
 
 
@@ -31,10 +30,8 @@ class Knob:
         """Return the knob of a part of the model. Raise UserError if that part has nothing to adjust."""
         if adjust == "d_model":
             return cls(template, None, Adjustable("d_model", template.d_model, step=_width_quantum(template)))
-        with mistakes_at(f"model.{adjust}"):
-            if adjust == "ffn":
-                return cls(template, adjust, template.ffn.adjustable(template.resolve(seq_len).widths))
-            return cls(template, adjust, template.shape.adjustable())
+        with mistakes_at("model.ffn"):
+            return cls(template, "ffn", template.ffn.adjustable(template.resolve(seq_len).widths))
 
     @property
     def start(self) -> int:
@@ -48,18 +45,6 @@ class Knob:
             section = checked_copy(getattr(self.template, self.section), f"model.{self.section}", **change)
             change = {self.section: section}
         return checked_copy(self.template, "model", **change)
-
-    def nearest(self, miss: Callable[[int], float]) -> int:
-        """Return the value, in steps, at which the model is nearest to a budget.
-
-        miss: value in steps -> signed distance of its model from the budget. It may raise UserError if there is no such
-        model.
-        """
-        limits = self.adjustable.limits
-        if limits is None:
-            return nearest_size(miss, self.start)
-        lowest, highest = (limit / self.adjustable.step for limit in limits)
-        return closest_size(miss, self.start, range(math.floor(lowest) + 1, math.ceil(highest)), TOLERANCE)
 
 
 def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[ModelTemplate], float]) -> int:

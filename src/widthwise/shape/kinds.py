@@ -12,7 +12,7 @@ from pydantic import Field
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.interface import Adjustable, FFNTemplate
+from widthwise.model.ffn.interface import FFNTemplate
 from widthwise.shape import profile
 from widthwise.shape.rounding import round_balanced, round_whole
 from widthwise.shape.schedule import SCHEDULES, Progression, Schedule, WidthCost, scaled_widths, solve_widths
@@ -48,10 +48,6 @@ class LayerShape(Config):
     def n_uniform_layers(self, n_layers: int) -> int:
         """Return the number of layers of the uniform model that matches n_layers of this shape."""
         return n_layers
-
-    def adjustable(self) -> Adjustable:
-        """Return the parameter that changes its widths. Raise ValueError if there is none."""
-        raise ValueError(f"kind: {self.kind!r} has no parameter that can be adjusted")
 
 
 class UnsolvedShape(LayerShape):
@@ -163,8 +159,6 @@ class DrawnShape(SolvedShape):
     null: the recipe's rule."""
     hidden: Points | None = None
     """Factors of the hidden width of the feed-forward, along the depth; in an hourglass, of each block. null: 1."""
-    blocks: Points | None = None
-    """Factors of ffn.n_blocks of an hourglass, along the depth; the product is rounded, at least one. null: 1."""
     depth: pydantic.PositiveFloat = 1.0
     """n_layers over the number of layers of the uniform model with the same cost."""
 
@@ -187,8 +181,6 @@ class DrawnShape(SolvedShape):
             attentions = profile.with_attention_widths(attention, factors, d_model, widths)
         if self.hidden is not None:
             ffns = profile.with_hidden_ratios(ffn, profile.along(self.hidden, len(widths)))
-        if self.blocks is not None:
-            ffns = profile.with_blocks(ffns, profile.along(self.blocks, len(widths)))
         return list(zip(attentions, ffns, strict=True))
 
 
@@ -227,12 +219,6 @@ class ScheduledShape(SolvedShape):
         turn_layer = self.schedule.turn_layer(n_layers, depth)
         schedule = replace(self.schedule, **{name: getattr(self, name) for name in self.schedule_options})
         return solve_widths(schedule, cost, n_layers, turn_layer, getattr(self, self.schedule.ratio_key))
-
-    def adjustable(self) -> Adjustable:
-        """Return the width at the turn, in hundredths of d_model."""
-        value = getattr(self, self.schedule.ratio_key)
-        lowest, highest = self.schedule.ratios
-        return Adjustable(self.schedule.ratio_key, value, step=0.01, limits=(lowest, min(highest, max(2 * value, 1))))
 
 
 class TurningShape(ScheduledShape):

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.hourglass import HourglassTemplate
 from widthwise.model.ffn.interface import FFNTemplate, HiddenWidthTemplate
 
 
@@ -45,19 +44,6 @@ def with_hidden_ratios(ffn: FFNTemplate, factors: np.ndarray) -> list[FFNTemplat
     if getattr(ffn, ffn.hidden_key) is not None:
         raise ValueError(f"shape.hidden: needs ffn.ratio, not ffn.{ffn.hidden_key}, because it scales the ratio")
     return [ffn.model_copy(update={"ratio": (ffn.ratio or ffn.usual_ratio) * float(factor)}) for factor in factors]
-
-
-def with_blocks(ffns: Sequence[FFNTemplate], factors: np.ndarray) -> list[FFNTemplate]:
-    """Return the hourglass of each layer, with `factors` times as many blocks, rounded, at least one.
-
-    Raises ValueError if a feed-forward has no blocks.
-    """
-    templates = list[FFNTemplate]()
-    for ffn, factor in zip(ffns, factors, strict=True):
-        if not isinstance(ffn, HourglassTemplate):
-            raise ValueError(f"shape.blocks: feed-forward kind {ffn.kind!r} has no blocks for a curve")
-        templates.append(ffn.model_copy(update={"n_blocks": max(1, round(ffn.n_blocks * float(factor)))}))
-    return templates
 
 
 def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarray:

@@ -62,9 +62,8 @@ class SearchResult:
             for name, value in counted.items():
                 assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
             attention = config.layers[0].attention
-            name = f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}"
             row = {
-                "name": f"{name}-a{sizes.d_attention}" if self.space.attention_ratio else name,
+                "name": f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}",
                 "is_pareto": bool(self.is_pareto[index]),
                 **sizes._asdict(),
                 "n_heads": attention.n_heads,
@@ -141,7 +140,7 @@ def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Siz
 
 
 def _grid_sizes(count: UniformTotals, budget: float, space: SearchSpace, heads: AttentionTemplate) -> Sizes:
-    """Return the fitting d_model on the grid and its two neighbours, for each n_blocks, n_layers and pair of ratios.
+    """Return the fitting d_model on the grid and its two neighbours, for each n_blocks, n_layers and ratio.
 
     Attention has whole heads. The hidden width uses the remaining budget, or follows the ratio if the matched total
     does not depend on it.
@@ -149,27 +148,24 @@ def _grid_sizes(count: UniformTotals, budget: float, space: SearchSpace, heads: 
     grid = GRIDS[space.grid]
     quantum = math.lcm(grid.d_model, count.quantum)
     depths = range(1, DEEPEST + 1) if space.n_layers is None else space.n_layers
-    factors = space.attention_ratio or (1.0,)
-    n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio) * len(factors)
+    n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio)
     if n_examined > MOST_EXAMINED:
         raise UserError(f"search: {n_examined:,} shapes are too many to examine; at most {MOST_EXAMINED:,}")
-    axes = np.meshgrid(space.n_blocks, depths, space.ratio, factors)
-    n_blocks, n_layers, ratio, factor = (axis.ravel() for axis in axes)
+    n_blocks, n_layers, ratio = (axis.ravel() for axis in np.meshgrid(space.n_blocks, depths, space.ratio))
     match = space.match
-    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio, lambda d_model: factor * heads.width(d_model))
+    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio, heads.width)
     if space.n_layers is None:
         is_allowed = _within(d_model / n_layers, space.aspect_limits)
         if not is_allowed.any():
             aspect = _span(space.aspect_limits)
             raise UserError(f"search: d_model / n_layers is {aspect} at no depth up to {DEEPEST}; give n_layers")
-        n_blocks, n_layers, ratio, factor, d_model = (
-            axis[is_allowed] for axis in (n_blocks, n_layers, ratio, factor, d_model)
-        )
+        n_blocks, n_layers, ratio, d_model = (axis[is_allowed] for axis in (n_blocks, n_layers, ratio, d_model))
     nearest = np.rint(d_model / quantum)
     d_model = np.concatenate([np.maximum(nearest + step, 1) * quantum for step in (-1, 0, 1)])
-    n_blocks, n_layers, ratio, factor = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio, factor))
+    n_blocks, n_layers, ratio = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio))
     widths: Any = d_model
-    d_attention = np.maximum(np.rint(factor * heads.width(widths) / heads.unit), 1) * heads.unit
+    n_units = np.maximum(np.rint(heads.width(widths) / heads.unit), 1)
+    d_attention = np.broadcast_to(n_units * heads.unit, d_model.shape)  # may be one number for all widths
     d_hidden = count.d_hidden(match, budget, Sizes(n_blocks, n_layers, d_model, 0, d_attention))
     d_hidden = np.where(np.isfinite(d_hidden), d_hidden, ratio * d_model)
     d_hidden = np.maximum(np.rint(d_hidden / grid.d_hidden), 0) * grid.d_hidden

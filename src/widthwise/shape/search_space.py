@@ -78,8 +78,6 @@ class SearchSpace(Config):
     """Heads of every shape; default: the base's rule."""
     head_dim: Width | None = None
     """Head size of every shape, instead of their number."""
-    attention_ratio: tuple[pydantic.PositiveFloat, ...] | None = Field(default=None, min_length=1)
-    """Target n_heads * head_dim / d_model, in whole heads, such as 0.5,1,1.5; default: the base's, usually 1."""
     n_blocks: tuple[NBlocks, ...] = Field(default=(2, 4), min_length=1)
     """Blocks per feed-forward, such as 1,2,4; 1 is a SwiGLU. The paper's tables 2 and 3: 2 and 4, but 1 at 1074M."""
     n_layers: tuple[NLayers, ...] | None = Field(default=None, min_length=1)
@@ -121,9 +119,7 @@ class SearchSpace(Config):
             else:
                 n_heads = base.n_heads
                 head_dim = base.head_dim
-        given = {"n_heads": n_heads, "head_dim": head_dim}
-        width = {} if self.attention_ratio is None else {"ratio": None, "d_attention": None}
-        heads = parse(AttentionTemplate, to_data(base) | given | width, "search")
+        heads = parse(AttentionTemplate, to_data(base) | {"n_heads": n_heads, "head_dim": head_dim}, "search")
         if allowed is not None and (heads.n_heads is not None or heads.constant_head_dim not in allowed):
             got = f"n_heads: got {n_heads}" if head_dim is None else f"head_dim: got {head_dim}"
             choices = " or ".join(map(str, allowed))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adjustable:
-    """A number in a recipe that changes the size of a model."""
+    """A number in a recipe with which the costs of a model grow."""
 
     key: str
     """Key in its section of the recipe."""
@@ -30,9 +30,6 @@ class Adjustable:
     """Present value."""
     step: float
     """Smallest change that can alter the model. Values are multiples of it."""
-    limits: tuple[float, float] | None = None
-    """Open interval of a number on which costs need not be monotone, so that all its values are tried; None: costs grow
-    with the number."""
 
 
 class FFNConfig(Config, ABC):
