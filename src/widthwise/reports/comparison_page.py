@@ -10,7 +10,6 @@ from widthwise.records.run import RunResult
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import styles
 from widthwise.reports.curves import curve_table, over_seeds
-from widthwise.reports.experiment_figures import part_figure, ratio_figure
 from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_section
@@ -54,9 +53,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
             virtual_width_section(results, looks),
             section(
                 "Costs",
-                part_figure(outcome.variants),
-                ratio_figure(outcome, looks),
-                tables.cost_table({variant.name: variant for variant in outcome.variants}).folded,
+                tables.cost_table({variant.name: variant for variant in outcome.variants}),
                 *(tables.layer_table(variant.name, variant.cost).folded for variant in outcome.variants),
             ),
         ],
