@@ -15,10 +15,7 @@ from widthwise.records.run import Run
 from widthwise.reports import charts
 from widthwise.reports.charts import Figure, Looks, Plot
 from widthwise.reports.formats import clean, fixed, si
-from widthwise.reports.table import Table, by_row
 
-N_ROWS = 12
-"""Number of steps in the table of a figure."""
 N_POINTS = 160
 """Curves with more points are averaged in groups, because a screen shows no more points."""
 FEW_POINTS = 10
@@ -155,13 +152,6 @@ class Bundle:
         values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
         return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
 
-    def last_third(self) -> "Bundle":
-        """Return the same without the first two thirds of training."""
-        end = max((curve.x[-1] for curve in self.seeds.values() if len(curve.x)), default=0.0)
-        late = {name: curve.between(2 / 3 * end) for name, curve in self.seeds.items()}
-        growths = [step for step in self.growths if step >= 2 / 3 * end]
-        return replace(self, seeds=late, growths=growths)
-
 
 def growth_steps(runs: Iterable[Run]) -> list[float]:
     """Return the steps after which a model grew."""
@@ -283,12 +273,3 @@ def _range(curves: Sequence[Curve], level: float | None, start: float) -> tuple[
         return None
     room = MARGIN * (max(values) - min(values)) or 0.01
     return min(values) - room, max(values) + room
-
-
-def curve_table(caption: str, curves: Mapping[str, Curve]) -> Table:
-    """Return the values of curves at up to N_ROWS steps, including the last step."""
-    values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
-    steps = sorted(set().union(*values.values()))
-    chosen = sorted({steps[-1 - i * len(steps) // N_ROWS] for i in range(min(N_ROWS, len(steps)))})
-    cells = {f"{step:.0f}": {name: fixed(by_step.get(step), 4) for name, by_step in values.items()} for step in chosen}
-    return by_row(caption, "Step", cells)
