@@ -71,7 +71,6 @@ def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:
     found = growth_section(runs, styles(list(names), "uniform"))
     assert [part.title for part in found.parts if isinstance(part, Figure)] == [
         "Loss across the growth after step 2,000",
-        "Loss minus the loss of uniform",
         "Loss across the growth after step 3,000",
     ]
     (table,) = (part for part in found.parts if isinstance(part, Table))
@@ -95,13 +94,3 @@ def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tm
     assert "parameters 78,984 -&gt; 124,112 (1.571)" in certificate
     (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "logit_difference": 0.5}))
     assert "The function CHANGED" in run_page(run).read_text()
-
-
-@pytest.mark.parametrize(("seed", "n_figures"), [(1, 2), (2, 1)])
-def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path, seed: int, n_figures: int) -> None:
-    for name, of_run in (("small", 1), ("grown", seed)):
-        write_run(tmp_path / name, name, of_run, SHAPES["uniform"], 0.0)
-    let_grow(tmp_path / "grown", [growth(2000)])
-    runs = {name: [read_run(tmp_path / name)] for name in ("small", "grown")}
-    parts = growth_section(runs, styles(runs)).parts
-    assert sum(isinstance(part, Figure) for part in parts) == n_figures

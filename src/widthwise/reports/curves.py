@@ -37,12 +37,6 @@ class Curve:
     progress: Mapping[str, "Curve"] = field(default_factory=dict)
     """Quantity, such as tokens -> its value by x. Readers of a figure choose among them for the x axis."""
 
-    def between(self, low: float, high: float = math.inf) -> "Curve":
-        """Return the points whose x is in a range."""
-        is_inside = (low <= self.x) & (self.x <= high)
-        ends = None if self.ends is None else self.ends[:, is_inside]
-        return replace(self, x=self.x[is_inside], y=self.y[is_inside], ends=ends)
-
     def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
         """Return the points as rows of a chart. further: constant columns."""
         rows = [{"name": clean(name), **further, "x": float(x), "y": float(y)} for x, y in zip(self.x, self.y)]
