@@ -21,7 +21,7 @@ from widthwise.reports.widths_used import dynamic_width_section, virtual_width_s
 def comparison_page(folder: Path, outcome: Outcome) -> Page:
     """Return the page of a comparison. Raises UserError if a run is broken."""
     runs = experiment_sections.read_runs(folder, outcome)
-    results = experiment_sections.first_results(runs)
+    results = {name: seeds[0].result for name, seeds in runs.items() if seeds[0].result}
     looks = styles([variant.name for variant in outcome.variants], outcome.baseline)
     costs = {variant.name: variant.cost for variant in outcome.variants}
     search = Search.read_if_present(folder)

@@ -8,7 +8,7 @@ from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.records.run import Run, RunResult
+from widthwise.records.run import Run
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
@@ -34,11 +34,6 @@ def read_runs(folder: Path, outcome: Outcome) -> dict[str, list[Run]]:
         if paths:
             runs[variant.name] = [read_run(folder / path, path) for path in paths]
     return runs
-
-
-def first_results(runs: Runs) -> dict[str, RunResult]:
-    """Return variant -> the result of its first run. Unfinished runs are skipped."""
-    return {name: seeds[0].result for name, seeds in runs.items() if seeds[0].result}
 
 
 def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
