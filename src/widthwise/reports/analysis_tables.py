@@ -131,16 +131,10 @@ def summary_table(analysis: Analysis) -> Table:
             column[title] = measure.shown(measure.of_model(model))
             if measure.whole == "middle":
                 column[f"{title}, middle half"] = measure.shown(measure.of_middle(model))
-        entropies = [(point.entropy, point.depth) for point in model.stream if point.entropy is not None]
-        lowest = min(entropies, default=None)
-        lens = min(model.logit_lens, key=lambda lens: abs(lens.depth - model.n_layers / 2), default=None)
-        column["lowest matrix entropy (after layer)"] = f"{fixed(lowest[0], 4)} ({lowest[1]})" if lowest else MISSING
         valley = "none" if model.stream else MISSING
         if model.valley is not None:
             valley = f"{fixed(model.valley.drop, 3)}, {fixed(model.valley.rise, 3)} ({model.valley.depth})"
         column["valley: drop, rise (after layer)"] = valley
-        half_way = MISSING if lens is None else f"{fixed(lens.target_log_prob, 3)} ({lens.depth})"
-        column["target log-prob, half-way (after layer)"] = half_way
     return replace(by_column("Means over layers", columns, "Quantity"), note=RESERVATION)
 
 

@@ -16,7 +16,7 @@ from widthwise.records.shrinking import Shrinking
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
-from widthwise.reports.evaluations import final_table, newest_tables, parts_over_training
+from widthwise.reports.evaluations import final_table, newest_table, parts_over_training
 from widthwise.reports.formats import MISSING, clean, counted, fixed, plain, shorten, shown
 from widthwise.reports.growth import growth_answers, growth_question, growth_section
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
@@ -137,7 +137,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section("Curves", *curves, note("curves")),
             section("Norms of layers", *_norm_figures(named), note("norms-of-layers")),
             section("Samples", *_samples(named)),
-            section("Evaluated", *newest_tables(named), note("evaluated")),
+            section("Evaluated", newest_table(named), note("evaluated")),
             section("Evaluations over training", *parts_over_training(named, looks)),
             growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),
