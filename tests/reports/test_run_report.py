@@ -1,21 +1,15 @@
 """Pages of runs: curves, tables, files, and what cannot be described."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_comparison import add_to_result, token_widths, write_run
+from fake_comparison import add_records, add_to_result, token_widths, write_run
 from page_section import captions, rows_of, run_page, section
 
 from widthwise.mistakes import UserError
 from widthwise.reports.formats import MISSING
 from widthwise.reports.writing import write_report
-
-
-def add_records(run: Path, *records: dict[str, Any]) -> None:
-    with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def test_a_finished_run_shows_curves_widths_costs_and_recipe_and_nothing_that_it_lacks(tmp_path: Path) -> None:

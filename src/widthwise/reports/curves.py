@@ -86,30 +86,18 @@ def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -
 
 
 def progress(run: Run) -> dict[str, Curve]:
-    """Return tokens, training FLOPs and hours by step; without those that the run does not record."""
+    """Return tokens, training FLOPs and hours by step; without those that the run does not record.
+
+    FLOPs are interpolated between validations, which also count the FLOPs of a run that this run continues.
+    """
     trained = by_step(run, "train", "tokens")
     seconds = by_step(run, "train", "step_seconds")
     hours = np.cumsum(seconds.y * np.diff(seconds.x, prepend=0.0)) / 3600
-    curves = {"tokens": trained, "training FLOPs": _training_flops(trained, run), "hours": Curve(seconds.x, hours)}
-    return {name: curve for name, curve in curves.items() if curve is not None and not curve.is_empty}
-
-
-def _training_flops(tokens: Curve, run: Run) -> Curve | None:
-    """Return the training FLOPs by step; None if neither records nor the result have any.
-
-    They are interpolated between records, which also count the FLOPs of a run that this run continues.
-    """
-    result = run.result
-    counted = [record for record in run.metrics if record.get("training_flops") is not None]
-    ends = [(0.0, 0.0), *((finite(record["tokens"]), finite(record["training_flops"])) for record in counted)]
-    for growth in result.growth if result else ():
-        ends.append((float(growth.tokens), finite(growth.training_flops)))
-    if result and result.tokens and result.training_flops:
-        ends.append((finite(result.tokens), finite(result.training_flops)))
-    if len(ends) == 1:
-        return None
-    n_tokens, flops = zip(*sorted(ends))
-    return Curve(tokens.x, np.interp(tokens.y, n_tokens, flops))
+    spent = [(record["tokens"], record["training_flops"]) for record in run.metrics if "training_flops" in record]
+    tokens, flops = np.array([(0, 0), *sorted(spent)], dtype=float).T
+    flops_by_step = np.interp(trained.y, tokens, flops) if spent else np.full_like(trained.x, np.nan)
+    curves = {"tokens": trained, "training FLOPs": Curve(trained.x, flops_by_step), "hours": Curve(seconds.x, hours)}
+    return {name: curve for name, curve in curves.items() if not curve.is_empty}
 
 
 def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:

@@ -57,23 +57,15 @@ N_SHOWN = 6
 def read_run(path: Path, shown_as: str | None = None) -> Run:
     """Read a run directory, finished or not. shown_as: path in the report. Raises UserError if it is broken."""
     folder = RunDir(path)
-    config_yaml = folder.config_yaml()
-    result = folder.result()
     metrics = folder.metrics()
-    # A result lists the growths during the run; the metrics list all growths, also of an unfinished run.
-    events = ("grown",) if result else ("grown", "growth")
-    growths = [
-        parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
-    ]
-    if result:
-        growths = [*result.growth, *growths]
+    grown = [record for record in metrics if record.get("event") in ("grown", "growth")]
     return Run(
         path=shown_as or str(path),
-        config_yaml=config_yaml,
+        config_yaml=folder.config_yaml(),
         environment=folder.environment(),
         metrics=metrics,
-        result=result,
-        growths=sorted(growths, key=lambda growth: growth.step),
+        result=folder.result(),
+        growths=[parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in grown],
         certificate=Certificate.read_if_present(folder.path),
         shrinking=Shrinking.read_if_present(folder.path),
         evaluations=Evaluation.read_all(folder.path),
