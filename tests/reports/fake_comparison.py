@@ -93,6 +93,14 @@ def add_to_result(run: Path, **changes: Any) -> None:
     RunDir(run).write_result(result.with_changes(**changes))
 
 
+def add_records(run: Path, *records: dict[str, Any]) -> None:
+    """Adds records to the metrics of a finished run, in the order of their steps."""
+    result = RunDir(run).result()
+    ordered = sorted([*RunDir(run).metrics(), *records], key=lambda record: record["step"])
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in ordered))
+    RunDir(run).write_result(result)
+
+
 def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x", "hourglass")) -> Path:
     """A comparison of a baseline with two variants under the given names; returns the folder."""
     variants: list[dict[str, Any]] = []

@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fake_comparison import write_run
-
-from widthwise.run_dir import RunDir
+from fake_comparison import add_records, write_run
 
 CERTIFICATE: dict[str, Any] = {
     "dtype": "float64",
@@ -42,9 +40,6 @@ EVENT = {
 def write_grown_run(folder: Path) -> Path:
     """Its source was validated at the step of the growth, as runs are that come to their end."""
     write_run(folder, "large", 1, [64, 48, 64], 0.0)
-    records, result = RunDir(folder).metrics(), RunDir(folder).result()
-    records.insert(sum(record["step"] <= STEP for record in records), EVENT)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    RunDir(folder).write_result(result)
+    add_records(folder, EVENT)
     (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
     return folder

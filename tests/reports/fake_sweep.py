@@ -32,6 +32,7 @@ def finished(name: str, group: str, values: dict[str, Any], offset: float | None
         "verdict": verdict,
         "cost": cost(SHAPE),
         "ratio": {"params": 1.0, "flops": 0.97},
+        "measured": {"training_flops": estimate(5e12, 0, 3)},
     }
 
 

@@ -74,8 +74,6 @@ def test_page_answers_and_tables_hold_means_and_layers(page: str) -> None:
     expected = {
         "Activations beyond 0.1": ["0.2250", "0.3600"],
         "Effective number of units over d_ff": ["0.4500", "0.4500"],
-        "lowest matrix entropy (after layer)": ["0.1000 (4)", "0.1600 (4)"],
-        "target log-prob, half-way (after layer)": [f"{MINUS}5.000 (2)", f"{MINUS}4.400 (2)"],
         "Change to the next layer": ["0.2500", "0.4000"],
         "Attention to the first token": ["0.1250", "0.2000"],
     }

@@ -19,7 +19,6 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports import main_table
 from widthwise.reports.charts import styles
-from widthwise.reports.experiment_figures import ratio_figure
 from widthwise.reports.formats import MINUS, TIMES
 from widthwise.reports.main_table import (
     cell,
@@ -104,10 +103,6 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str
     assert cell(speed, record.variants[2], record)[1] == ""
     assert {row["tokens_per_second_ratio"] for row in csv_rows(record)} == {""}
     assert r"{*}: other processes used the machine" in latex_text(record)
-    figure = ratio_figure(record, styles([v.name for v in record.variants]))
-    assert "KV bytes" in figure.label
-    assert "tokens per second" not in figure.label
-    assert "bits per byte" not in figure.label
 
 
 def test_no_csv_cell_is_a_formula_and_numbers_and_names_stay_as_they_are() -> None:

@@ -1,6 +1,5 @@
-"""Evaluations of runs' checkpoints: curves over tokens, and differences item by item between two runs."""
+"""Evaluations of runs' checkpoints: curves over tokens, newest scores, and differences item by item."""
 
-import hashlib
 import json
 import math
 import re
@@ -12,6 +11,9 @@ import pytest
 from fake_comparison import write_run
 from page_section import labels, rows_of, run_page
 
+from widthwise.evaluation.differences import paired_answers
+from widthwise.records.evaluation import ItemAnswers
+from widthwise.reports.evaluations import difference_table
 from widthwise.reports.formats import MINUS, MISSING
 
 ONE, TWO = [1, 0, 1, 0, 1, 1, 0], [1, 1, 1, 1, 0, 1, 1]
@@ -66,33 +68,21 @@ def test_only_what_was_asked_alike_is_joined(tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    lines = [json.dumps({"query": f"Is {i} <odd>?", "choices": ["yes", "no"], "gold": 1 - i % 2}) for i in range(1, 8)]
-    (file := tmp_path / "animals.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return file
+def test_the_newest_scores_are_shown_side_by_side(tmp_path: Path) -> None:
+    one = with_evaluations(tmp_path / "one", evaluation(20, 3.0, 0.25), evaluation(10, 4.0, 0.5))
+    two = with_evaluations(tmp_path / "two", evaluation(10, 4.5))
+    newest = rows_of(run_page([one, two], tmp_path).read_text(), "The newest checkpoint")
+    assert newest["book"] == ["bits_per_byte", with_error("3.0000", "0.5000"), with_error("4.5000", "0.5000")]
+    assert newest["piqa"] == ["acc", "25.00%", MISSING]
 
 
-def answers(file: Path, right: list[int], step: int = 20, fingerprint: str | None = None) -> dict[str, Any]:
-    task = {"metrics": {"acc": {"value": float(np.mean(right)), "stderr": 0.1}}, "items": {"acc": right}}
-    task |= {"n_items": len(right)}
-    task["fingerprint"] = fingerprint or hashlib.sha256((" " + file.read_text()).encode()).hexdigest()
-    return {"step": step, "request": {"task_files": [str(file)]}, "tasks": {"animals": task}}
-
-
-def test_the_newest_answers_are_compared_item_by_item(tmp_path: Path, questions: Path) -> None:
-    one = with_evaluations(tmp_path / "one", answers(questions, ONE), answers(questions, [0] * 7, step=10))
-    two = with_evaluations(tmp_path / "two", answers(questions, TWO))
-    other = with_evaluations(tmp_path / "other", answers(questions, TWO, fingerprint="other"))
-    text = run_page([one, two, other], tmp_path).read_text()
-    assert "other minus one" not in text
-    cells = [with_error("57.14%", "10.00%"), with_error("85.71%", "10.00%"), MISSING]
-    newest = rows_of(text, "The newest checkpoint")
-    assert next(row for name, row in newest.items() if name.startswith("animals")) == ["acc", *cells]
+def test_differences_have_their_interval_and_the_items_that_changed() -> None:
+    one, two = (ItemAnswers(fingerprint="f", items={"acc": right}) for right in (ONE, TWO))
+    (row,) = difference_table("two", "one", paired_answers("animals", one, two)).rows
     difference = np.subtract(TWO, ONE)
     ends = [difference.mean() + sign * 2.446912 * difference.std(ddof=1) / math.sqrt(7) for sign in (-1, 1)]
-    row = rows_of(text, "two minus one, item by item")["animals"]
-    found = [float(end.replace(MINUS, "-").rstrip("%")) / 100 for end in row[2].split(" to ")]
+    assert row[:2] == ["animals", "acc"]
+    found = [float(end.replace(MINUS, "-").rstrip("%")) / 100 for end in row[3].split(" to ")]
     assert found == pytest.approx(ends, abs=1e-4)
     p_value = 2 * (1 + 4) / 2**4  # one of four or fewer, on either side
-    assert row[3:] == ["3", "1", f"{p_value:.3f}"]
+    assert row[4:] == ["3", "1", f"{p_value:.3f}"]

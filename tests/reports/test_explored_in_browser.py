@@ -3,15 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 
-from widthwise.reports.charts import styles
-from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import fixed
-from widthwise.reports.page import Folded, section
-from widthwise.reports.page import Page as Written
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 
@@ -143,20 +138,6 @@ def test_another_quantity_on_the_x_axis_moves_the_lines_and_shows_all_of_them(pa
     ends = page.evaluate(f"{VIEW}.scale('x').domain()")
     assert ends[0] <= 4096 * low * 1.01
     assert "tokens" in page.evaluate(f"{CURVES}.textContent")
-
-
-def test_a_figure_behind_a_caption_is_drawn_when_it_is_opened(browser: Page, tmp_path: Path) -> None:
-    curve = Curve(np.arange(3.0), np.arange(3.0))
-    looks = styles(["a"])
-    figure = curve_figure("hidden", "Hidden", {"a": curve}, looks, "step", "loss")
-    assert figure
-    (path, *_) = Written("run", "t", [], [section("s", Folded("More", [figure]))]).write(tmp_path)
-    opened(browser, path)
-    assert browser.evaluate("document.querySelectorAll('#figure-hidden svg').length") == 0
-    browser.evaluate("document.querySelector('details').open = true")
-    browser.until("document.querySelectorAll('#figure-hidden svg').length", 1)
-    assert browser.evaluate("document.querySelector('#figure-hidden svg').getBoundingClientRect().width") > 300
-    assert browser.complaints() == []
 
 
 def test_without_scripts_the_page_says_the_same_but_for_the_figures(browser: Page, report: Path) -> None:

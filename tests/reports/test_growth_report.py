@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from boxes import refusal
-from fake_comparison import SHAPES, add_to_result, cost, write_run
+from fake_comparison import SHAPES, add_records, cost, write_run
 from fake_growth import CERTIFICATE, write_grown_run
 from page_section import run_page
 
 from widthwise.config_io import parse
 from widthwise.records.certificate import Certificate
-from widthwise.records.run import Run, RunResult
+from widthwise.records.run import Run
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import progress
 from widthwise.reports.growth import growth_section
@@ -29,32 +29,19 @@ def test_a_certificate_of_a_model_that_costs_nothing_is_refused(key: str) -> Non
 
 
 def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:
-    found = {"step": step, "tokens": 4096 * step, "training_flops": 3.0 * 4096 * step}
+    found = {"event": "growth", "step": step, "tokens": 4096 * step, "training_flops": 3.0 * 4096 * step}
     sizes = {"params_before": cost(SHAPES["uniform"])["params"]["total"], "params_after": 99_999_999}
     return {**found, **sizes, "loss_before": 3.5, "loss_after": 3.5 + change, **values}
 
 
-def let_grow(run: Path, growths: list[dict[str, Any]]) -> None:
-    add_to_result(run, training_flops=3.0 * 4096 * 2000 + 7.0 * 4096 * 4000, growth=growths)
-
-
-def flops_at(steps: list[float], metrics: list[dict[str, Any]], **values: Any) -> np.ndarray:
-    """Training FLOPs of a run with 1600 FLOPs in 30 steps. values: of its result."""
-    ended = {"cost": cost(SHAPES["uniform"]), "steps": 30, "tokens": 300, "training_flops": 1600.0}
-    run = Run("run", "", {}, metrics, RunResult.model_validate({**ended, **values}))
-    flops = progress(run)["training FLOPs"]
-    return np.interp(steps, flops.x, flops.y)
-
-
 def test_flops_of_a_run_that_grew_or_began_where_another_stood_are_counted_phase_by_phase() -> None:
+    """30 steps of 10 tokens; 2 FLOPs a token, then 5, then 9."""
     metrics: list[dict[str, Any]] = [{"step": step, "event": "train", "tokens": 10 * step} for step in range(1, 31)]
-    events = [growth(10, tokens=100, training_flops=200.0), growth(20, tokens=200, training_flops=700.0)]
-    # 2 FLOPs a token, then 5, then 9.
+    for tokens, flops in {300: 1600.0, 100: 200.0, 200: 700.0}.items():
+        metrics.append({"step": tokens // 10, "event": "validation", "tokens": tokens, "training_flops": flops})
+    curve = progress(Run("run", "", {}, metrics, None))["training FLOPs"]
     expected = [50 * 2, 100 * 2, 200 + 50 * 5, 200 + 100 * 5, 700 + 100 * 9]
-    assert flops_at([5, 10, 15, 20, 30], metrics, growth=events) == pytest.approx(expected)
-    metrics.insert(10, {"step": 10, "event": "grown", "tokens": 100, "training_flops": 200.0})
-    # 2 FLOPs a token, then 7.
-    assert flops_at([5, 10, 30], metrics) == pytest.approx([100, 200, 1600])
+    assert np.interp([5, 10, 15, 20, 30], curve.x, curve.y) == pytest.approx(expected)
 
 
 def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:
@@ -64,14 +51,13 @@ def test_every_growth_has_a_figure_and_a_row(tmp_path: Path) -> None:
         for seed in (1, 2):
             write_run(run := tmp_path / f"{name}{seed}", name, seed, SHAPES["uniform"], 0.0)
             if name == "x":
-                let_grow(run, [growth(2000, 0.0)])
+                add_records(run, growth(2000, 0.0))
             if name == "hourglass":
-                let_grow(run, [growth(2000, 0.2 * seed), growth(3000, 0.0, params_before=5)])
+                add_records(run, growth(2000, 0.2 * seed), growth(3000, 0.0, params_before=5))
             runs.setdefault(name, []).append(read_run(run))
     found = growth_section(runs, styles(list(names), "uniform"))
     assert [part.title for part in found.parts if isinstance(part, Figure)] == [
         "Loss across the growth after step 2,000",
-        "Loss minus the loss of uniform",
         "Loss across the growth after step 3,000",
     ]
     (table,) = (part for part in found.parts if isinstance(part, Table))
@@ -95,13 +81,3 @@ def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tm
     assert "parameters 78,984 -&gt; 124,112 (1.571)" in certificate
     (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "logit_difference": 0.5}))
     assert "The function CHANGED" in run_page(run).read_text()
-
-
-@pytest.mark.parametrize(("seed", "n_figures"), [(1, 2), (2, 1)])
-def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path, seed: int, n_figures: int) -> None:
-    for name, of_run in (("small", 1), ("grown", seed)):
-        write_run(tmp_path / name, name, of_run, SHAPES["uniform"], 0.0)
-    let_grow(tmp_path / "grown", [growth(2000)])
-    runs = {name: [read_run(tmp_path / name)] for name in ("small", "grown")}
-    parts = growth_section(runs, styles(runs)).parts
-    assert sum(isinstance(part, Figure) for part in parts) == n_figures

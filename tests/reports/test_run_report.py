@@ -1,21 +1,15 @@
 """Pages of runs: curves, tables, files, and what cannot be described."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_comparison import add_to_result, token_widths, write_run
+from fake_comparison import add_records, add_to_result, token_widths, write_run
 from page_section import captions, rows_of, run_page, section
 
 from widthwise.mistakes import UserError
 from widthwise.reports.formats import MISSING
 from widthwise.reports.writing import write_report
-
-
-def add_records(run: Path, *records: dict[str, Any]) -> None:
-    with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def test_a_finished_run_shows_curves_widths_costs_and_recipe_and_nothing_that_it_lacks(tmp_path: Path) -> None:
@@ -101,7 +95,7 @@ def test_write_report_refuses_what_it_cannot_describe(tmp_path: Path) -> None:
         write_report([run])
 
 
-def virtual_width(n_layers: int, n_slots: int = 3) -> dict[str, Any]:
+def virtual_width(n_layers: int) -> dict[str, Any]:
     """Every site reads the embedding with weight 3 and each sublayer before it with weight 1."""
     sites = [
         {
@@ -110,40 +104,38 @@ def virtual_width(n_layers: int, n_slots: int = 3) -> dict[str, Any]:
             "reach_sd": [0.5] * (index + 1),
             "mean_distance": (2 * (index + 1) / 2 + sum(range(index + 2)) / 2) / (index + 3),
             "plain_distance": (index + 2) / 4,
-            "read": [[1.0, 0.0], [0.0, 1.0], [3.0, 4.0]],
-            "carry": [[1.0, 0.0, 0.6], [0.0, 1.0, 0.0], [0.8, 0.0, 1.0]],
-            "write": [[1.0], [0.0], [-2.0]],
+            **{key: [[1.0]] for key in ("read", "carry", "write")},
             "sd": {"read": [0.0, 0.125, 0.0], "carry": [0.25, 0.0, 0.0], "write": [0.0, 0.0, 0.0]},
+            "window_share": 0.875,
+            "gate_distance": 0.0625,
+            "identity_distance": 0.3125,
+            "carry_entropy": None,
+            "spectrum": {"radius": 0.5, "norm": 0.75, "product_radius": 0.5**index, "product_norm": 0.625},
         }
         for index in range(2 * n_layers)
     ]
-    return {"n_tokens": 4096, "n_slots": n_slots, "slot_width": 24, "dynamic": True, "sites": sites}
+    return {"n_tokens": 4096, "n_slots": 3, "slot_width": 24, "dynamic": True, "sites": sites}
 
 
-def test_a_run_shows_weights_distances_slots_and_carries(tmp_path: Path) -> None:
-    found = virtual_width(3)
-    for index, site in enumerate(found["sites"]):
-        spectrum = {"radius": 0.5, "norm": 0.75, "product_radius": 0.5**index, "product_norm": 0.625}
-        site |= {"window_share": 0.875, "gate_distance": 0.0625, "spectrum": spectrum}
+def test_a_run_shows_weights_distances_and_carries(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "over-wide", 1, [64, 64, 64], 0.0)
-    add_to_result(tmp_path / "r", virtual_width=found)
+    add_to_result(tmp_path / "r", virtual_width=virtual_width(3))
     text = section(run_page(tmp_path / "r"), "virtual-width")
     assert captions(text) == [
         "over-wide",
         "Distance over which sublayers read",
         "Carries of single sublayers",
         "Carries of all sublayers so far",
-        "over-wide: read from slots",
-        "over-wide: written to slots",
-        "over-wide: moved between slots",
     ]
-    for value in ("0.875", "0.062", "0.500", "0.031, 0.625"):
-        assert f">{value}<" in text
     # The last of six rows has six weights, 3 + 5 * 1 in all.
     assert f"embedding with {3 / (8 / 6):.2f} and the sublayer before it with {1 / (8 / 6):.2f}" in text
-    for done, lowest, highest in (("read from", 1, 5), ("written to", 0, 2), ("moved between", 0, 0.8)):
-        assert f"{done} slots, over-wide: norms of the mean coefficients, from {lowest:.2f} to {highest:.2f}" in text
-    cells = ["3.000", "1.000", "3.000", "2.06", "1.75", "0.125", "0.000", "0.250"]
-    assert rows_of(text)["layers.2.ffn"][: len(cells)] == cells
+    assert rows_of(text)["layers.2.ffn"] == [
+        *("2.062", "1.750", "0.875", "0.062", "0.312", MISSING),
+        *("0.500", "0.750", "0.031", "0.625", "0.250"),
+    ]
     n_weights = sum(range(1, 7))
-    assert f"<td>{0.5 * n_weights / (n_weights + 2 * 6):.3f}</td>" in text
+    quantities = rows_of(text, "Use of the stream")
+    assert quantities["standard deviation of a weight between tokens / its mean"] == [
+        f"{0.5 * n_weights / (n_weights + 2 * 6):.3f}"
+    ]
+    assert quantities["spectral radius of the product of all carries"] == ["0.031"]

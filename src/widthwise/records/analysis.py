@@ -79,15 +79,15 @@ class SiteSlots(Record):
     carry: Sequence[Sequence[float]]
     write: Sequence[Sequence[float]]
     sd: Mapping[str, Sequence[float]]
-    window_share: Known = None
+    window_share: Known
     """Weight of the last n_slots sources divided by the weight of all sources."""
-    gate_distance: Known = None
+    gate_distance: Known
     """Mean distance of the sizes of carries and writes from 0 or 1 (the nearer one); 0 if routing is hard."""
-    identity_distance: Known = None
+    identity_distance: Known
     """Mean Frobenius norm of a carry minus the identity, divided by the root of n_slots."""
-    carry_entropy: Known = None
+    carry_entropy: Known
     """Mean entropy of the rows of a carry in nats, of the sizes: 0 for a permutation, log(n_slots) for a mean."""
-    spectrum: CarrySpectrum | None = None
+    spectrum: CarrySpectrum
 
 
 class VirtualWidth(Record):

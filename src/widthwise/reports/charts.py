@@ -65,15 +65,10 @@ class Style:
     colour: str
     dash: Sequence[float] = (1, 0)
     shape: str = "circle"
-    is_area: bool = False
-    """True if a legend shows a block of the colour instead of a line."""
 
     @property
     def swatch(self) -> Markup:
         """A sample of the variant's line, for a legend or a table."""
-        if self.is_area:
-            block = Markup('<svg class="swatch block" viewBox="0 0 12 12" aria-hidden="true">{}</svg>')
-            return block.format(Markup('<path d="M0 0h12v12H0z" fill="{}"/>').format(self.colour))
         return Markup(
             '<svg class="swatch" viewBox="0 0 36 12" aria-hidden="true">'
             '<path d="M1 6H35" fill="none" stroke="{0}" stroke-width="2.4" stroke-dasharray="{1}"/>'

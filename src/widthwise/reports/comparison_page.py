@@ -1,16 +1,13 @@
 """The page of a comparison of named variants, each trained with several seeds, with a baseline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from widthwise.records.estimate import TIE_MARGIN, UNCLEAR, Estimate
 from widthwise.records.outcome import Outcome, Search, Tuning, Variant
 from widthwise.records.record import finite
-from widthwise.records.run import RunResult
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import styles
-from widthwise.reports.curves import curve_table, over_seeds
-from widthwise.reports.experiment_figures import part_figure, ratio_figure
 from widthwise.reports.forest import difference_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_section
@@ -24,16 +21,14 @@ from widthwise.reports.widths_used import dynamic_width_section, virtual_width_s
 def comparison_page(folder: Path, outcome: Outcome) -> Page:
     """Return the page of a comparison. Raises UserError if a run is broken."""
     runs = experiment_sections.read_runs(folder, outcome)
-    results = experiment_sections.first_results(runs)
+    results = {name: seeds[0].result for name, seeds in runs.items() if seeds[0].result}
     looks = styles([variant.name for variant in outcome.variants], outcome.baseline)
     costs = {variant.name: variant.cost for variant in outcome.variants}
     search = Search.read_if_present(folder)
     of_one_budget = [candidate.name for candidate in search.candidates] if search else []
     curves = experiment_sections.loss_figures(runs, looks)
-    means = {name: over_seeds(seeds, "validation").mean for name, seeds in runs.items()}
-    table = curve_table("Held-out loss by step, mean over seeds", means).folded
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
-    caption = _caption_of_results(outcome, results)
+    caption = f"Variants, mean over {counted(len(outcome.seeds), 'seed')}"
     curve_notes = ["seeds-and-means", "loss-curves"] if len(outcome.seeds) > 1 else ["loss-curves"]
     return experiment_sections.experiment_page(
         outcome,
@@ -49,14 +44,12 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
             experiment_sections.equal_loss_section(outcome, looks),
             section("Tuning", tuning_table(outcome.tuning), note("tuning")),
             growth_section(runs, looks),
-            section("Loss curves", *curves, note(*curve_notes), table),
+            section("Loss curves", *curves, note(*curve_notes)),
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
             section(
                 "Costs",
-                part_figure(outcome.variants),
-                ratio_figure(outcome, looks),
-                tables.cost_table({variant.name: variant for variant in outcome.variants}).folded,
+                tables.cost_table({variant.name: variant for variant in outcome.variants}),
                 *(tables.layer_table(variant.name, variant.cost).folded for variant in outcome.variants),
             ),
         ],
@@ -134,18 +127,6 @@ def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
     best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
     loss = fixed(best.val_loss.mean, 4)
     return [f"{clean(best.name)} has the lowest held-out loss of {len(variants)} variants, {loss}."]
-
-
-def _caption_of_results(outcome: Outcome, results: Mapping[str, RunResult]) -> str:
-    """Return the caption of the main table, with the amount of held-out text if all runs used the same."""
-    amounts = set()
-    for result in results.values():
-        amount = ""
-        if result.n_val_tokens:
-            whole = f" of {result.data.n_held_out_tokens:,}" if result.data is not None else ""
-            amount = f"; held-out loss over {result.n_val_tokens:,}{whole} held-out tokens"
-        amounts.add(amount)
-    return f"Variants, mean over {counted(len(outcome.seeds), 'seed')}{amounts.pop() if len(amounts) == 1 else ''}"
 
 
 def tuning_table(tuning: Tuning | None) -> Table | None:

@@ -15,10 +15,7 @@ from widthwise.records.run import Run
 from widthwise.reports import charts
 from widthwise.reports.charts import Figure, Looks, Plot
 from widthwise.reports.formats import clean, fixed, si
-from widthwise.reports.table import Table, by_row
 
-N_ROWS = 12
-"""Number of steps in the table of a figure."""
 N_POINTS = 160
 """Curves with more points are averaged in groups, because a screen shows no more points."""
 FEW_POINTS = 10
@@ -39,12 +36,6 @@ class Curve:
     """Low and high ends of a band, (2, n_points); None without a band."""
     progress: Mapping[str, "Curve"] = field(default_factory=dict)
     """Quantity, such as tokens -> its value by x. Readers of a figure choose among them for the x axis."""
-
-    def between(self, low: float, high: float = math.inf) -> "Curve":
-        """Return the points whose x is in a range."""
-        is_inside = (low <= self.x) & (self.x <= high)
-        ends = None if self.ends is None else self.ends[:, is_inside]
-        return replace(self, x=self.x[is_inside], y=self.y[is_inside], ends=ends)
 
     def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
         """Return the points as rows of a chart. further: constant columns."""
@@ -95,30 +86,18 @@ def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -
 
 
 def progress(run: Run) -> dict[str, Curve]:
-    """Return tokens, training FLOPs and hours by step; without those that the run does not record."""
+    """Return tokens, training FLOPs and hours by step; without those that the run does not record.
+
+    FLOPs are interpolated between validations, which also count the FLOPs of a run that this run continues.
+    """
     trained = by_step(run, "train", "tokens")
     seconds = by_step(run, "train", "step_seconds")
     hours = np.cumsum(seconds.y * np.diff(seconds.x, prepend=0.0)) / 3600
-    curves = {"tokens": trained, "training FLOPs": _training_flops(trained, run), "hours": Curve(seconds.x, hours)}
-    return {name: curve for name, curve in curves.items() if curve is not None and not curve.is_empty}
-
-
-def _training_flops(tokens: Curve, run: Run) -> Curve | None:
-    """Return the training FLOPs by step; None if neither records nor the result have any.
-
-    They are interpolated between records, which also count the FLOPs of a run that this run continues.
-    """
-    result = run.result
-    counted = [record for record in run.metrics if record.get("training_flops") is not None]
-    ends = [(0.0, 0.0), *((finite(record["tokens"]), finite(record["training_flops"])) for record in counted)]
-    for growth in result.growth if result else ():
-        ends.append((float(growth.tokens), finite(growth.training_flops)))
-    if result and result.tokens and result.training_flops:
-        ends.append((finite(result.tokens), finite(result.training_flops)))
-    if len(ends) == 1:
-        return None
-    n_tokens, flops = zip(*sorted(ends))
-    return Curve(tokens.x, np.interp(tokens.y, n_tokens, flops))
+    spent = [(record["tokens"], record["training_flops"]) for record in run.metrics if "training_flops" in record]
+    tokens, flops = np.array([(0, 0), *sorted(spent)], dtype=float).T
+    flops_by_step = np.interp(trained.y, tokens, flops) if spent else np.full_like(trained.x, np.nan)
+    curves = {"tokens": trained, "training FLOPs": Curve(trained.x, flops_by_step), "hours": Curve(seconds.x, hours)}
+    return {name: curve for name, curve in curves.items() if not curve.is_empty}
 
 
 def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
@@ -154,13 +133,6 @@ class Bundle:
         steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
         values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
         return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
-
-    def last_third(self) -> "Bundle":
-        """Return the same without the first two thirds of training."""
-        end = max((curve.x[-1] for curve in self.seeds.values() if len(curve.x)), default=0.0)
-        late = {name: curve.between(2 / 3 * end) for name, curve in self.seeds.items()}
-        growths = [step for step in self.growths if step >= 2 / 3 * end]
-        return replace(self, seeds=late, growths=growths)
 
 
 def growth_steps(runs: Iterable[Run]) -> list[float]:
@@ -283,12 +255,3 @@ def _range(curves: Sequence[Curve], level: float | None, start: float) -> tuple[
         return None
     room = MARGIN * (max(values) - min(values)) or 0.01
     return min(values) - room, max(values) + room
-
-
-def curve_table(caption: str, curves: Mapping[str, Curve]) -> Table:
-    """Return the values of curves at up to N_ROWS steps, including the last step."""
-    values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
-    steps = sorted(set().union(*values.values()))
-    chosen = sorted({steps[-1 - i * len(steps) // N_ROWS] for i in range(min(N_ROWS, len(steps)))})
-    cells = {f"{step:.0f}": {name: fixed(by_step.get(step), 4) for name, by_step in values.items()} for step in chosen}
-    return by_row(caption, "Step", cells)

@@ -1,12 +1,13 @@
 """Scores of checkpoints on texts and tasks, for page and terminal: side by side, over training, and differences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from widthwise.evaluation.differences import is_share, paired_answers
+from widthwise.evaluation.differences import is_share
 from widthwise.evaluation.estimate import FEWEST_BLOCKS
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
@@ -14,7 +15,6 @@ from widthwise.records.evaluation import (
     Difference,
     Evaluation,
     EvaluationDifferences,
-    ItemAnswers,
     Score,
     Scores,
     TaskResult,
@@ -58,8 +58,6 @@ class Answers(NamedTuple):
 
     metrics: Scores
     remarks: Sequence[str] = ()
-    items: ItemAnswers | None = None
-    """Answers to the single questions of a task."""
 
 
 Joined = Mapping[Question, Mapping[str, Answers]]
@@ -110,17 +108,17 @@ def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
         means = question(f"mean over {len(texts)} texts", stride=evaluation.stride, texts=texts)
         yield means, Answers(evaluation.text_means.metrics)
     for name, task in evaluation.tasks.items():
-        yield question(name, items=task.fingerprint), _task_answers(task, evaluation.max_length, task)
+        yield question(name, items=task.fingerprint), _task_answers(task, evaluation.max_length)
     options = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
     for name, scores in evaluation.lm_eval.items():
         yield question(harness_answers(name), **options), Answers(scores)
 
 
-def _task_answers(task: TaskResult, max_length: int | None, items: ItemAnswers | None = None) -> Answers:
+def _task_answers(task: TaskResult, max_length: int | None) -> Answers:
     remarks = [f"{task.n_items:,} items" + (f", chance {fixed(100 * task.chance, 1)}%" if task.chance else "")]
     if task.n_cut_contexts:
         remarks.append(f"{task.n_cut_contexts:,} contexts cut to {max_length or 0:,} tokens")
-    return Answers(task.metrics, remarks, items)
+    return Answers(task.metrics, remarks)
 
 
 def _joined(models: Mapping[str, Iterable[tuple[Question, Answers]]]) -> Joined:
@@ -299,17 +297,7 @@ def tables_by_checkpoint(
     return [_checkpoint_table(*item) for item in _over_training(scored).items()]
 
 
-def newest_tables(named: Mapping[str, Run]) -> list[Table]:
-    """Return the newest scores of each run, and differences between runs on the same questions of a task."""
-    joined = _joined(
-        {name: [pair for evaluation in run.evaluations for pair in answers(evaluation)] for name, run in named.items()}
-    )
-    differences: dict[tuple[str, str], list[Difference]] = {}
-    for question, by_model in joined.items():
-        (first, before), *further = by_model.items()
-        for model, after in further:
-            if before.items and after.items and before.items.items.keys() == after.items.items.keys():
-                paired = paired_answers(question.name, before.items, after.items)
-                differences.setdefault((model, first), []).extend(paired)
-    scores = _side_by_side("The newest checkpoint that was evaluated", list(named), joined)
-    return [scores, *(difference_table(*names, paired) for names, paired in differences.items() if paired)]
+def newest_table(named: Mapping[str, Run]) -> Table:
+    """Return the newest scores of each run."""
+    scored = {name: chain.from_iterable(map(answers, run.evaluations)) for name, run in named.items()}
+    return _side_by_side("The newest checkpoint that was evaluated", list(named), _joined(scored))

@@ -1,4 +1,4 @@
-"""Figures of an experiment: costs, losses over shapes, and differences over training."""
+"""Figures of an experiment: losses over shapes, and differences over training."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -10,70 +10,15 @@ import numpy as np
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import LOSSES, OF_HELD_OUT, QUANTITIES
+from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, MUTED, SERIES, Figure, Looks, Plot, Style, styles
+from widthwise.reports.charts import BASELINE_STYLE, MUTED, Figure, Looks, Plot, styles
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.forest import ends_of, limits_of
-from widthwise.reports.formats import capital, clean, counted, fixed, ratio, shorten, si, signed, tick
+from widthwise.reports.formats import capital, clean, counted, fixed, shorten, signed, tick
 
 LOSS = "held-out loss"
-
-
-def part_figure(variants: Sequence[Variant]) -> Figure:
-    """Return parameters by part of the model, a stacked bar for each variant."""
-    names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
-    parts = [name for name in names if name not in ("total", "active", "dead")]
-    looks = {part: Style(SERIES[i % len(SERIES)], is_area=True) for i, part in enumerate(parts)}
-    rows = [
-        {"name": part, "variant": clean(variant.name), "parameters": variant.cost.params.get(part, 0.0), "order": i}
-        for variant in variants
-        for i, part in enumerate(looks)
-    ]
-    bars = charts.chart(rows).mark_bar(stroke=charts.CARD, strokeWidth=0.7)
-    chart = bars.encode(
-        x=alt.X("sum(parameters):Q", title="parameters", axis=alt.Axis(format="~s")),
-        y=alt.Y("variant:N", sort=None, title=None),
-        order="order:Q",
-        tooltip=charts.tips(variant="", name="|part", parameters=",.0f"),
-        **charts.coloured(looks, "fill"),
-    )
-    totals = {variant.name: si(variant.cost.params["total"]) for variant in variants}
-    label = charts.described("Parameters by part of the model. Totals:", totals)
-    return Figure("parts", "Parameters by part", label, chart, looks, 40 + 26 * len(variants))
-
-
-def ratio_figure(outcome: Outcome, looks: Looks) -> Figure | None:
-    """Return costs relative to the baseline, a row for each quantity; None without ratios."""
-    rows: list[dict[str, Any]] = []
-    for quantity in QUANTITIES:
-        if quantity.has_ratio and quantity.name not in LOSSES:
-            title = quantity.title.replace(" per token", "")
-            for variant, reference in outcome.compared:
-                if (value := quantity.ratio(variant, reference)) is not None:
-                    rows.append({"name": clean(variant.name), "quantity": title, "ratio": value})
-    if not rows:
-        return None
-    drawn = {variant.name: looks[variant.name] for variant, _ in outcome.compared}
-    baseline = shorten(outcome.baseline_words or "", 30)
-    points = charts.chart(rows).mark_point()
-    points = points.encode(
-        x=charts.x("ratio", f"times the value of {baseline}", grid=True),
-        y=alt.Y("quantity:N", sort=None, title=None),
-        yOffset=alt.YOffset("name:N", sort=None),
-        tooltip=charts.tips(name="|variant", quantity="", ratio=".3f"),
-        **charts.coloured(drawn, "color", "shape"),
-    )
-    numbers = {
-        name: ", ".join(f"{row['quantity']} {ratio(row['ratio']) or '?'}" for row in rows if row["name"] == clean(name))
-        for name in drawn
-    }
-    label = charts.described(f"Costs and speed relative to {baseline}.", numbers)
-    chart = alt.layer(charts.line_at(1, "x"), points)
-    n_rows = len({row["quantity"] for row in rows})
-    height = 40 + n_rows * max(26, 9 * len(drawn))
-    return Figure("ratios", f"Costs relative to {baseline}", label, chart, drawn, height)
 
 
 class Point(NamedTuple):

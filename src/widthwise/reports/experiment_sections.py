@@ -8,7 +8,7 @@ from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
 from widthwise.records.record import finite
-from widthwise.records.run import Run, RunResult
+from widthwise.records.run import Run
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
@@ -20,8 +20,6 @@ from widthwise.reports.run import data_table, read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
 
-LOSSES = {"validation": "Held-out loss", "train": "Training loss"}
-"""Event of a record -> title of its loss."""
 MOST_SETTINGS = 5
 """Number of settings that a sentence names; the table has all of them."""
 Runs = Mapping[str, Sequence[Run]]
@@ -36,11 +34,6 @@ def read_runs(folder: Path, outcome: Outcome) -> dict[str, list[Run]]:
         if paths:
             runs[variant.name] = [read_run(folder / path, path) for path in paths]
     return runs
-
-
-def first_results(runs: Runs) -> dict[str, RunResult]:
-    """Return variant -> the result of its first run. Unfinished runs are skipped."""
-    return {name: seeds[0].result for name, seeds in runs.items() if seeds[0].result}
 
 
 def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
@@ -232,14 +225,9 @@ def shape_section(outcome: Outcome, names: Collection[str]) -> Section | None:
 
 
 def loss_figures(runs: Runs, looks: Looks) -> list[Figure]:
-    """Return held-out and training loss over an axis that readers choose, and the last third of the held-out loss."""
+    """Return held-out and training loss over an axis that readers choose."""
     figures = []
-    for event, title in LOSSES.items():
+    for event, title in (("validation", "Held-out loss"), ("train", "Training loss")):
         losses = {name: over_seeds(seeds, event) for name, seeds in runs.items()}
-        key = f"{event}-loss"
-        figures.append(curve_figure(key, title, losses, looks, "step", title.lower(), crop=True))
-        if event == "validation":
-            late = {name: bundle.last_third() for name, bundle in losses.items()}
-            caption = f"{title}, last third of training"
-            figures.append(curve_figure(f"{key}-late", caption, late, looks, "step", title.lower()))
+        figures.append(curve_figure(f"{event}-loss", title, losses, looks, "step", title.lower(), crop=True))
     return [figure for figure in figures if figure is not None]

@@ -52,7 +52,7 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section |
     return section(
         "Growth",
         note("growth"),
-        *(figure for step in steps for figure in _figures(step, _lines(step, runs, growths), looks)),
+        *(_figure(step, _lines(step, runs, growths), looks) for step in steps),
         _table(growths),
         *(
             Code("\n".join(run.certificate.lines()), f"Certificate of {clean(name)}, {clean(run.path)}")
@@ -146,7 +146,8 @@ def _lines(
         curves = dict(over_seeds(seeds, "train").seeds)
         reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves.values()))
         for seed, curve in curves.items():
-            curves[seed] = replace(curve.between(step - reach, step + reach), progress={})
+            is_near = abs(curve.x - step) <= reach
+            curves[seed] = Curve(curve.x[is_near], curve.y[is_near])
         # The recipe and `grow` can both grow a run here: keep one kind of event.
         first = [growth for growth in grown if growth.record.event == grown[0].record.event]
         lines[name] = (Bundle(curves), mean_losses(first) if first else None)
@@ -159,38 +160,14 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     return before, after
 
 
-def _figures(step: int, lines: Lines, looks: Looks) -> Iterator[Figure]:
-    """Yield a figure of losses and, if a variant with the same seeds never grew, one of losses minus its."""
+def _figure(step: int, lines: Lines, looks: Looks) -> Figure | None:
+    """Return the curves with squares for held-out losses; None if no curve has a value near the growth."""
     title = f"Loss across the growth after step {step:,}"
-    yield from _figure(f"growth-{step}", title, step, lines, looks, "training loss; squares: held out")
-    stayed = next((name for name, (_, losses) in lines.items() if losses is None), None)
-    if stayed is None:
-        return
-    stayed_curves = lines[stayed][0].seeds
-    diffs: Lines = {}
-    for name, (bundle, losses) in lines.items():
-        if [*bundle.seeds] != [*stayed_curves]:
-            continue
-        seeds: dict[str, Curve] = {}
-        for seed, curve in bundle.seeds.items():
-            stayed_curve = stayed_curves[seed]
-            steps = np.intersect1d(curve.x, stayed_curve.x)
-            losses_of_stayed = stayed_curve.y[np.isin(stayed_curve.x, steps)]
-            seeds[seed] = Curve(steps, curve.y[np.isin(curve.x, steps)] - losses_of_stayed)
-        # Before the growth, both models are the same and have the same held-out loss.
-        change = losses and (0.0, losses[1] - losses[0])
-        diffs[name] = (Bundle(seeds), change)
-    if len(diffs) > 1:
-        of_stayed = f"minus the loss of {shorten(stayed, 22)}"
-        yield from _figure(f"growth-{step}-above", f"Loss {of_stayed}", step, diffs, looks, of_stayed)
-
-
-def _figure(key: str, title: str, step: int, lines: Lines, looks: Looks, y_title: str) -> Iterator[Figure]:
-    """Yield the curves with squares for held-out losses; nothing if no curve has a value near the growth."""
+    y_title = "training loss; squares: held out"
     curves = {name: bundle for name, (bundle, _) in lines.items()}
-    figure = curve_figure(key, title, curves, looks, "step", y_title, growths=[step + 0.5])
+    figure = curve_figure(f"growth-{step}", title, curves, looks, "step", y_title, growths=[step + 0.5])
     if figure is None:
-        return
+        return None
     grown = [(name, losses) for name, (_, losses) in lines.items() if losses is not None]
     chart = figure.chart
     assert isinstance(chart, alt.LayerChart)
@@ -206,7 +183,7 @@ def _figure(key: str, title: str, step: int, lines: Lines, looks: Looks, y_title
             chart += marks.encode(x="x:Q", y="y:Q", tooltip=tip, **charts.coloured(figure.legend, channel))
     shown = [f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in grown]
     label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: "
-    yield replace(figure, label=f"{label}{'; '.join(shown)}.", chart=chart)
+    return replace(figure, label=f"{label}{'; '.join(shown)}.", chart=chart)
 
 
 def shown_loss(loss: float) -> str:

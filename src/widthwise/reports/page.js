@@ -109,11 +109,7 @@ for (const caption of document.querySelectorAll("figure details")) {
 (async () => {
   const look = JSON.parse(document.getElementById("look").textContent);
   for (const element of document.querySelectorAll(".chart")) {
-    const folded = element.closest("details:not([open])"), config = { ...look, legend: { disable: true } };
-    const shown = () => draw(element, config).catch(problem => console.error(String(problem)));
-    // A figure is as wide as its place, which has no width before it is opened.
-    if (folded) folded.addEventListener("toggle", shown, { once: true });
-    else await shown();
+    await draw(element, { ...look, legend: { disable: true } }).catch(problem => console.error(String(problem)));
   }
   document.documentElement.dataset.drawn = "";
 })();

@@ -43,30 +43,13 @@ class Code:
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class Folded:
-    """Parts that are shown when a reader opens their caption."""
-
-    caption: str
-    parts: Sequence["Text | Table | Figure"]
-
-
-Part = Text | Code | Folded | Table | Figure
+Part = Text | Code | Table | Figure
 
 
 def _groups(parts: Iterable[Part]) -> Iterator[tuple[str, list[Part]]]:
     """Yield consecutive parts of the same class, with the lower-case name of the class."""
     for name, group in itertools.groupby(parts, lambda part: type(part).__name__.lower()):
         yield name, list(group)
-
-
-def _figures(parts: Iterable[Part]) -> Iterator[Figure]:
-    """Yield all figures in order, folded figures included."""
-    for part in parts:
-        if isinstance(part, Figure):
-            yield part
-        elif isinstance(part, Folded):
-            yield from _figures(part.parts)
 
 
 @dataclass(frozen=True)
@@ -139,7 +122,7 @@ class Page:
         """Name of a file -> figure, in order: `main`, then the section and the title."""
         named: dict[str, Figure] = {}
         for section in self.shown:
-            for figure in _figures(section.parts):
+            for figure in (part for part in section.parts if isinstance(part, Figure)):
                 title = f"{section.anchor} {clean(figure.title)}".lower()
                 name = re.sub(r"[^\w.]+", "-", title).strip("-") if named else "main"
                 named[f"{name}-{len(named)}" if name in named else name] = figure

@@ -16,7 +16,7 @@ from widthwise.records.shrinking import Shrinking
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
-from widthwise.reports.evaluations import final_table, newest_tables, parts_over_training
+from widthwise.reports.evaluations import final_table, newest_table, parts_over_training
 from widthwise.reports.formats import MISSING, clean, counted, fixed, plain, shorten, shown
 from widthwise.reports.growth import growth_answers, growth_question, growth_section
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
@@ -57,23 +57,15 @@ N_SHOWN = 6
 def read_run(path: Path, shown_as: str | None = None) -> Run:
     """Read a run directory, finished or not. shown_as: path in the report. Raises UserError if it is broken."""
     folder = RunDir(path)
-    config_yaml = folder.config_yaml()
-    result = folder.result()
     metrics = folder.metrics()
-    # A result lists the growths during the run; the metrics list all growths, also of an unfinished run.
-    events = ("grown",) if result else ("grown", "growth")
-    growths = [
-        parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in metrics if record.get("event") in events
-    ]
-    if result:
-        growths = [*result.growth, *growths]
+    grown = [record for record in metrics if record.get("event") in ("grown", "growth")]
     return Run(
         path=shown_as or str(path),
-        config_yaml=config_yaml,
+        config_yaml=folder.config_yaml(),
         environment=folder.environment(),
         metrics=metrics,
-        result=result,
-        growths=sorted(growths, key=lambda growth: growth.step),
+        result=folder.result(),
+        growths=[parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in grown],
         certificate=Certificate.read_if_present(folder.path),
         shrinking=Shrinking.read_if_present(folder.path),
         evaluations=Evaluation.read_all(folder.path),
@@ -137,7 +129,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section("Curves", *curves, note("curves")),
             section("Norms of layers", *_norm_figures(named), note("norms-of-layers")),
             section("Samples", *_samples(named)),
-            section("Evaluated", *newest_tables(named), note("evaluated")),
+            section("Evaluated", newest_table(named), note("evaluated")),
             section("Evaluations over training", *parts_over_training(named, looks)),
             growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),

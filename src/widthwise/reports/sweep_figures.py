@@ -9,6 +9,7 @@ import numpy as np
 
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Variant
+from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, HEAT, INK, Figure, Looks
@@ -49,11 +50,15 @@ def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
     return [*maps, *slices, *lines]
 
 
-def compute_figure(outcome: Outcome, flops: Mapping[str, float], x_title: str, looks: Looks) -> Figure | None:
-    """Return the loss over training FLOPs with a marker for each point; None without finished points.
+def compute_figure(outcome: Outcome, looks: Looks) -> Figure | None:
+    """Return the loss over training FLOPs with a marker for each point; None without points or their FLOPs.
 
-    flops: training FLOPs by point. Bars are the intervals of the differences, shifted by the baseline's loss.
+    Bars are the intervals of the differences, shifted by the baseline's loss.
     """
+    x_title = "training FLOPs"
+    flops = {point.name: finite(QUANTITY["training_flops"].value(point)) for point in outcome.variants}
+    if any(map(math.isnan, flops.values())):
+        return None
     baseline = outcome.baseline_variant
     points = []
     for group in outcome.groups:

@@ -1,21 +1,19 @@
 """The pages of a sweep over recipe keys, and of a ladder, which compares groups at several sizes."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from widthwise.records.estimate import NO_VERDICT
-from widthwise.records.outcome import Outcome, SearchedRange
-from widthwise.records.run import RunResult
+from widthwise.records.outcome import Outcome
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.forest import difference_figure
-from widthwise.reports.formats import capital, clean, counted, fixed, percentage, plain, sequence, si, with_interval
+from widthwise.reports.formats import capital, clean, counted, fixed, percentage, sequence, with_interval
 from widthwise.reports.growth import growth_section
 from widthwise.reports.main_table import has_intervals, shown_verdict
 from widthwise.reports.page import Page, Text, note, section
 from widthwise.reports.sweep_figures import ALL_POINTS, axis_figures, compute_figure
-from widthwise.reports.table import Table, by_column
+from widthwise.reports.table import Table
 
 MOST_ROWS = 40
 """Largest number of points in a figure with a row for each."""
@@ -51,16 +49,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
     shapes = []
     if outcome.matched not in (None, "none"):
         shapes = [point.name for point in outcome.variants if not SHAPE_KEYS.isdisjoint(point.values)]
-    flops, flops_title = _training_flops(outcome, experiment_sections.first_results(runs))
-    compute = compute_figure(outcome, flops, flops_title, group_styles)
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded
-    study = outcome.study
-    counts: dict[str, str] = {}
-    if study is not None:
-        counts = {"sampler": clean(study.sampler), "storage": clean(study.storage)}
-        counts |= {"points": si(study.n_points), "finished": si(study.n_finished), "failed": si(study.n_failed)}
-        if study.n_repeated:
-            counts["repeats, counted once"] = si(study.n_repeated)
     n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
     return experiment_sections.experiment_page(
         outcome,
@@ -72,15 +61,14 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
             experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome)),
             experiment_sections.open_points_section(outcome),
             section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
-            section("Along the axes", *axes, _axis_note(outcome), _axis_table(outcome)),
+            section("Along the axes", *axes, _axis_note(outcome)),
             experiment_sections.shape_section(outcome, shapes),
-            section("Loss and compute", note("loss-and-compute"), compute),
+            section("Loss and compute", note("loss-and-compute"), compute_figure(outcome, group_styles)),
             experiment_sections.equal_loss_section(outcome, drawn),
             growth_section(runs, looks),
             section("Loss curves", curves, note("point-curves")),
             section("Costs", costs),
         ],
-        None if study is None else by_column("Study", {"Value": counts}),
         note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
     )
 
@@ -166,26 +154,6 @@ def _axis_note(outcome: Outcome) -> Text:
         return note("losses-alone", bars=f"; bars are {level} intervals over seeds" if has_intervals(outcome) else "")
     names = ["differences", "stars"] if has_intervals(outcome) else ["differences"]
     return note(*names, baseline=clean(outcome.baseline_words), level=level)
-
-
-def _axis_table(outcome: Outcome) -> Table:
-    rows = []
-    for group, axes in outcome.axes.items():
-        for key, axis in axes.items():
-            if isinstance(axis, SearchedRange):
-                values = f"from {axis.low:g} to {axis.high:g}{', on a logarithmic scale' if axis.log else ''}"
-            else:
-                values = ", ".join(map(plain, axis))
-            rows.append([clean(group) or ALL_POINTS, clean(key), values])
-    return Table("Axes", ["Group", "Recipe key", "Values"], rows, text_columns={"Recipe key", "Values"})
-
-
-def _training_flops(outcome: Outcome, results: Mapping[str, RunResult]) -> tuple[dict[str, float], str]:
-    """Return point -> training FLOPs, and their title: of the run if known for all points, otherwise per token."""
-    totals = {name: result.training_flops for name, result in results.items() if result.training_flops}
-    if len(totals) == len(outcome.variants):
-        return totals, "training FLOPs"
-    return {point.name: point.cost.flops_per_token.training for point in outcome.variants}, "training FLOPs per token"
 
 
 def _curves(outcome: Outcome, runs: experiment_sections.Runs, group_styles: Looks) -> Figure | None:

@@ -1,6 +1,6 @@
 """Widths used by trained models: widths chosen by tokens in dynamic-width layers, and slots of a virtual width."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import altair as alt
@@ -14,7 +14,7 @@ from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, CARD, INK, Figure, Looks, Style
 from widthwise.reports.curves import Curve, curve_figure
 from widthwise.reports.formats import TIMES, clean, fixed, shorten, si
-from widthwise.reports.page import Folded, Section, note, section
+from widthwise.reports.page import Section, note, section
 from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table, by_column
 
@@ -112,62 +112,64 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
     if not by_model:
         return None
     top = float(max(np.nanmax(_proportions(width)) for width in by_model.values()))
-    quantities = {name: _quantities(width) for name, width in by_model.items()}
+    reads = [
+        _reach_figure(f"reach-{i}", name, width, looks[name], top) for i, (name, width) in enumerate(by_model.items())
+    ]
     deepest = max(by_model.values(), key=lambda width: len(width.sites))
     distances = {"equal weights": _curve("plain_distance", deepest)}
     distances |= {name: _curve("mean_distance", width) for name, width in by_model.items()}
-    of_distances = {"equal weights": BASELINE_STYLE, **looks}
     title = "Distance over which sublayers read"
-    reads = []
-    slots = []
-    for i, (name, width) in enumerate(by_model.items()):
-        reads.append(_reach_figure(f"reach-{i}", name, width, looks[name], top))
-        slots += [_slot_figure(f"slots-{i}-{part}", name, width, looks[name], part) for part in _SLOT_MAPS]
-    reads.append(
-        curve_figure("reach-distance", title, distances, of_distances, "layer that reads", "mean distance in layers")
-    )
+    y_title = "mean distance in layers"
+    of_distances = {"equal weights": BASELINE_STYLE, **looks}
     carries = []
-    for key, number, title, y_title in _CARRIES:
+    for key, number, of_carries, radius in (
+        ("carry", "radius", "Carries of single sublayers", "spectral radius"),
+        ("carry-product", "product_radius", "Carries of all sublayers so far", "spectral radius of the product"),
+    ):
         curves = {name: _curve(number, width) for name, width in by_model.items()}
-        carries.append(curve_figure(key, title, curves, looks, "layer", y_title))
-    details = [*(figure for figure in carries if figure is not None), note("slots"), *slots]
+        carries.append(curve_figure(key, of_carries, curves, looks, "layer", radius))
     return section(
         "Virtual width",
         note("virtual-width"),
         *reads,
+        curve_figure("reach-distance", title, distances, of_distances, "layer that reads", y_title),
+        *carries,
         note("reach"),
-        by_column("Use of the stream", quantities, "Quantity"),
-        Folded("Carries and slots of every sublayer", details),
+        by_column("Use of the stream", {name: _quantities(width) for name, width in by_model.items()}, "Quantity"),
         *(_site_table(name, width).folded for name, width in by_model.items()),
     )
 
 
-_CARRIES = (
-    ("carry", "radius", "Carries of single sublayers", "spectral radius"),
-    ("carry-product", "product_radius", "Carries of all sublayers so far", "spectral radius of the product"),
-)
-"""Key of a figure, number of a sublayer, title, and title of the y axis."""
+_OF_SITES = {
+    "mean_distance": "distance to the sources, in layers",
+    "plain_distance": "distance with equal weights",
+    "window_share": "share of the last n_slots sources",
+    "gate_distance": "distance of gates from 0 or 1",
+    "identity_distance": "distance of carries from the identity",
+    "carry_entropy": "entropy of the rows of carries, nats",
+    "radius": "spectral radius of carries",
+    "norm": "largest singular value of carries",
+}
+"""Number of a sublayer, or of the spectrum of its carry -> title."""
 
 
 def _quantities(width: VirtualWidth) -> dict[str, str]:
-    """Return title -> number of the whole model."""
-    of_last = (_of_site(width.sites[-1], number) for number in ("product_radius", "product_norm"))
+    """Return title -> number of the whole model; numbers of sublayers are averaged."""
     weights = sum(sum(site.reach) for site in width.sites)
     deviation = sum(sum(site.reach_sd) for site in width.sites)
-    return {
+    quantities = {
         f"slots {TIMES} slot width": f"{width.n_slots} {TIMES} {width.slot_width}",
-        "mean distance in layers": _mean("mean_distance", width),
-        "mean distance with equal weights": _mean("plain_distance", width),
-        "weight of the embedding / mean of the row, mean over sublayers": fixed(_proportions(width)[:, 0].mean(), 3),
-        "weight of the last n_slots writers / weight of all, mean over sublayers (hard window)": _mean(
-            "window_share", width
-        ),
-        "distance of carries and writes from 0 or 1, mean (0: hard routing)": _mean("gate_distance", width),
-        "distance of carries from the identity, mean": _mean("identity_distance", width),
-        "entropy of the rows of carries in nats, mean": _mean("carry_entropy", width),
-        "spectral radius of a carry, mean over sublayers": _mean("radius", width),
-        "spectral radius, norm of the product of all carries": ", ".join(fixed(number, 3) for number in of_last),
+        "weight of the embedding / mean of the row": fixed(_proportions(width)[:, 0].mean(), 3),
         "standard deviation of a weight between tokens / its mean": fixed(deviation / weights if weights else None, 3),
+    }
+    for number, title in _OF_SITES.items():
+        values = [value for site in width.sites if (value := _of_site(site, number)) is not None]
+        quantities[title] = fixed(float(np.mean(values)) if values else None, 3)
+    of_all = width.sites[-1].spectrum
+    return {
+        **quantities,
+        "spectral radius of the product of all carries": fixed(of_all.product_radius, 3),
+        "largest singular value of the product of all carries": fixed(of_all.product_norm, 3),
         "held-out tokens": si(width.n_tokens),
     }
 
@@ -184,14 +186,23 @@ def _proportions(width: VirtualWidth) -> Grid:
 
 
 def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: float) -> Figure:
+    """Return a cell for each weight, from transparent to the full colour at `top`."""
     grid = _proportions(width)
-    across = ["embedding", *_labels(width.sites[:-1])]
-    up = _labels(width.sites)
+    up = [clean(site.name) for site in width.sites]
+    across = ["embedding", *up[:-1]]
+    cells = [
+        {"across": across[column], "up": up[row], "value": float(value)}
+        for (row, column), value in np.ndenumerate(grid)
+        if np.isfinite(value)
+    ]
     # A root scale keeps small weights distinguishable next to a very large one.
     scale = alt.Scale(type="sqrt", domain=[0, top], range=[0, 1])
-    chart = _shade(grid, across, up, style, scale, "weight / mean of the row").encode(
+    marks = alt.Chart(charts.table_of(cells)).mark_rect(fill=style.colour)
+    chart = marks.encode(
         x=alt.X("across:O", sort=across, title="layer that wrote (0: embedding)", axis=_layer_axis(width, 1)),
         y=alt.Y("up:O", sort=up[::-1], title="layer that reads", axis=_layer_axis(width)),
+        opacity=alt.Opacity("value:Q", scale=scale, legend=None),
+        tooltip=charts.tips(up="|reader", across="|source", value=".3f|weight / mean of the row"),
     )
     label = (
         f"Weights with which the sublayers of {shorten(name, 60)} read the embedding and the sublayers before them, "
@@ -199,10 +210,6 @@ def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: f
         f"embedding with {grid[-1, 0]:.2f} and the sublayer before it with {grid[-1, -1]:.2f}."
     )
     return Figure(key, clean(name), label, chart, height=280, is_small=True)
-
-
-def _labels(sites: Sequence[SiteSlots]) -> list[str]:
-    return [clean(site.name) for site in sites]
 
 
 def _layer_axis(width: VirtualWidth, n_before: int = 0) -> alt.Axis:
@@ -218,49 +225,9 @@ def _layer_axis(width: VirtualWidth, n_before: int = 0) -> alt.Axis:
     return alt.Axis(values=list(numbers), labelExpr=text, labelAngle=0, grid=False)
 
 
-_SLOT_MAPS = {"read": "read from slots", "write": "written to slots", "carry": "moved between slots"}
-"""Table of a site -> title of its figure."""
-
-
-def _slot_figure(key: str, name: str, width: VirtualWidth, style: Style, part: str) -> Figure:
-    """Return a row for each slot, slot 1 at the bottom, and a column for each sublayer."""
-    identity = np.eye(width.n_slots) if part == "carry" else 0.0
-    grid = np.stack([np.linalg.norm(np.array(site[part]) - identity, axis=1) for site in width.sites], axis=1)
-    across = _labels(width.sites)
-    up = [str(slot) for slot in range(1, len(grid) + 1)]
-    scale = alt.Scale(type="linear", domain=[0, float(grid.max()) or 1.0], range=[0, 1])
-    ticks = list(map(str, layer_ticks(width.n_slots)))
-    chart = _shade(grid, across, up, style, scale, "norm of the coefficients").encode(
-        x=alt.X("across:O", sort=across, title="layer", axis=_layer_axis(width)),
-        y=alt.Y("up:O", sort=up[::-1], title="slot", axis=alt.Axis(values=ticks, grid=False)),
-    )
-    title = _SLOT_MAPS[part]
-    label = f"{title}, {shorten(name, 60)}: norms of the mean coefficients, from {grid.min():.2f} to {grid.max():.2f}."
-    return Figure(key, f"{clean(name)}: {title}", label, chart, height=60 + 20 * width.n_slots, is_small=True)
-
-
-def _shade(
-    grid: Grid, across: Sequence[str], up: Sequence[str], style: Style, scale: alt.Scale, unit: str
-) -> alt.Chart:
-    """Return a cell for each number, from transparent to the full colour. NaN is skipped."""
-    cells = [
-        {"across": across[column], "up": up[row], "value": float(value)}
-        for (row, column), value in np.ndenumerate(grid)
-        if np.isfinite(value)
-    ]
-    marks = alt.Chart(charts.table_of(cells)).mark_rect(fill=style.colour)
-    tip = charts.tips(up="|reader", across="|at", value=f".3f|{unit}")
-    return marks.encode(opacity=alt.Opacity("value:Q", scale=scale, legend=None), tooltip=tip)
-
-
-_SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
-
-
 def _of_site(site: SiteSlots, number: str) -> float | None:
     """Return a number of a sublayer or of the spectrum of its carry; None if unknown."""
-    if number in _SPECTRUM:
-        return None if site.spectrum is None else site.spectrum[number]
-    return site[number]
+    return site[number] if number in SiteSlots.model_fields else site.spectrum[number]
 
 
 def _curve(number: str, width: VirtualWidth) -> Curve:
@@ -268,29 +235,12 @@ def _curve(number: str, width: VirtualWidth) -> Curve:
     return Curve(1 + np.arange(len(values)) / 2, np.array(values))
 
 
-def _mean(number: str, width: VirtualWidth) -> str:
-    values = [value for site in width.sites if (value := _of_site(site, number)) is not None]
-    return fixed(float(np.mean(values)) if values else None, 3)
-
-
 def _site_table(name: str, width: VirtualWidth) -> Table:
-    header = ["Sublayer", "embedding", "sublayer before", "largest", "distance", "with equal weights"]
-    header += [f"sd of {part}" for part in _SLOT_MAPS]
-    numbers = ("window_share", "gate_distance", *_SPECTRUM) if width.sites[0].spectrum is not None else ()
-    if numbers:
-        header += ["last n_slots / all", "distance from 0 or 1", "radius of the carry", "norm"]
-        header += ["radius of the product so far", "norm of it"]
-    rows = [
-        [
-            clean(site.name),
-            *(fixed(weight, 3) for weight in (site.reach[0], site.reach[-1], max(site.reach))),
-            *(fixed(distance, 2) for distance in (site.mean_distance, site.plain_distance)),
-            *(fixed(max(site.sd.get(part, []), default=None), 3) for part in _SLOT_MAPS),
-            *(fixed(_of_site(site, number), 3) for number in numbers),
-        ]
-        for site in width.sites
-    ]
-    caption = f"Sublayers of {clean(name)}: weights of what they read; sd: of the slot that differs most between tokens"
-    if numbers:
-        caption += "; spectral radius and norm of their carries, how hard windows and gates are"
-    return Table(caption, header, rows)
+    numbers = (*_OF_SITES, "product_radius", "product_norm")
+    of_product = ["radius of the product so far", "largest singular value of it"]
+    header = ["Sublayer", *_OF_SITES.values(), *of_product, "largest sd between tokens"]
+    rows = []
+    for site in width.sites:
+        deviation = max(max(deviations) for deviations in site.sd.values())
+        rows.append([clean(site.name), *(fixed(_of_site(site, number), 3) for number in numbers), fixed(deviation, 3)])
+    return Table(f"Sublayers of {clean(name)}; sd: of a slot's coefficients", header, rows)
