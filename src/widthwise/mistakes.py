@@ -51,6 +51,7 @@ REMOVED = {
     "nested": "mask nested was removed; use `train.nested`",
     "linear_ramp": "mask linear_ramp was removed; use ste",
     "rms_mean": "score rms_mean was removed; use linear, or raw_mean",
+    "keep_best": "was removed; keep_every keeps checkpoints; `widthwise eval --every-checkpoint` compares them",
     "at_tokens": "was removed; give at_step: the tokens over the tokens per step",
     "rewarmup_of": "was removed; all rates rise, and freeze_steps trains the new entries alone",
     "--rewarmup-of": "was removed; all rates rise, and --freeze-steps trains the new entries alone",

@@ -88,8 +88,6 @@ def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
         *validated,
         f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}",
     )
-    if result.best_step is not None:
-        say(f"best checkpoint step {result.best_step:,}, by the held-out loss")
     for line in (*(f"warning: {doubt}" for doubt in result.doubts), *(f"note: {note}" for note in result.notes)):
         say(line)
 

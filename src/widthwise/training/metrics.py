@@ -129,7 +129,6 @@ class MetricsLogger:
         self._memory = PeakMemory(processes.device)
         self.last_steps: Counter[str] = Counter()
         """Event -> step of its last record; 0 without one."""
-        self.held_out_losses: dict[int, float] = {}
         """Step -> loss of each recorded validation."""
         self._inherited = Spent()
         self._outcomes: list[StepOutcome] = []
@@ -148,7 +147,6 @@ class MetricsLogger:
 
         records = self._processes.on_rank_zero(rewound)
         self.last_steps = Counter({record["event"]: record["step"] for record in records})
-        self.held_out_losses = {r["step"]: r["loss"] for r in records if r["event"] == "validation"}
         self._inherited = inherited(records)
 
     def add(self, outcome: StepOutcome) -> None:
@@ -211,8 +209,6 @@ class MetricsLogger:
 
         self._processes.on_rank_zero(lambda: self._run.metrics_file.append([record]))
         self.last_steps[event] = step
-        if event == "validation":
-            self.held_out_losses[step] = values["loss"]
         self._observer.record(record)
 
     def write_samples(self, step: int, records: list[dict[str, Any]]) -> None:
