@@ -8,11 +8,9 @@ from file_operations import forge
 from tiny_runs import without_measurements
 from tiny_sweeps import RECIPE, every_run_raises, recipe_file
 
-from widthwise.experiments import running
 from widthwise.experiments.compare import read_plan
-from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.plan import Comparison, run_path
-from widthwise.experiments.running import expected_seconds, run_experiment
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
@@ -62,14 +60,6 @@ def test_twins_need_the_same_for_the_same_loss_and_stay_together(done) -> None:
     assert gap["tokens"] == [step * 3 * 17 for step in range(1, 6)]
     assert gap["mean"] == [0] * 5
     assert comparison["validations"]["n_fewest"] == 5
-
-
-def test_the_seconds_that_a_comparison_takes_are_those_of_a_measured_step(done, tmp_path: Path, monkeypatch) -> None:
-    plan, folder, _ = done
-    monkeypatch.setattr(running, "step_seconds", lambda recipe: 2.0)
-    steps = 5 + 5 * 85 / (3 * 17) / 3  # five validations, whose forward passes take a third
-    assert expected_seconds(plan, tmp_path / "new", Jobs(2, 1)) == pytest.approx(9 * steps * 2.0 / 2)
-    assert expected_seconds(plan, folder, Jobs(1, 1)) is None  # nothing is left
 
 
 def test_a_record_that_was_changed_is_made_again_without_training(done, tmp_path: Path) -> None:

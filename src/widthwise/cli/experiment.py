@@ -12,7 +12,7 @@ from widthwise.cli.terminal import progress_console, say, say_json, say_result, 
 from widthwise.config_io import Config
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.reports.formats import clean, duration
+from widthwise.reports.formats import clean
 from widthwise.reports.main_table import comparison_table
 from widthwise.reports.tables import search_table, workload_table
 from widthwise.runs.environment import command_line
@@ -272,7 +272,7 @@ def run_and_report(
 
     waits: wait for the runs of other workers. Raises RunFailed if all points failed.
     """
-    from widthwise.experiments.running import expected_seconds, jobs_of, run_experiment
+    from widthwise.experiments.running import jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.comparison_page import tuning_table
     from widthwise.reports.experiment import answer
@@ -280,11 +280,7 @@ def run_and_report(
 
     jobs = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
-        amount = plan.in_words
-        seconds = expected_seconds(plan, folder, jobs) if plan.is_timed else None
-        if seconds:
-            amount += f"; about {duration(seconds / 3600)} on this machine, from a measured step of each variant"
-        for line in (amount, *plan.adjustment_lines):
+        for line in (plan.in_words, *plan.adjustment_lines):
             observer.message(line)
         try:
             outcome = run_experiment(plan, folder, command_line(), observer, jobs, waits)

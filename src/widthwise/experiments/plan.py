@@ -41,8 +41,6 @@ class Plan(ABC):
     """Points that are trained with the same seeds, and compared."""
 
     kind: ClassVar[Literal["comparison", "sweep", "ladder"]]
-    is_timed: ClassVar[bool] = False
-    """True if a step of each point is measured first, to report the expected time."""
     row: ClassVar[str] = "point"
     """Title of the column that names the points."""
     title: str
@@ -134,7 +132,6 @@ class Comparison(Plan):
     """Named variants, trained seed by seed, so that all have a first result early."""
 
     kind = "comparison"
-    is_timed = True
     row = "variant"
     tuning: Tuning | None = None
     """Values of the variants that a sweep chose."""

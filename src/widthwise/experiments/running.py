@@ -1,13 +1,9 @@
 """Running an experiment: all workers that share the folder train its remaining runs, and summarise them."""
 
-import math
-from collections import Counter
 from contextlib import closing, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from widthwise.experiments.jobs import Jobs, ProcessGroup
 from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
@@ -21,9 +17,7 @@ from widthwise.records.outcome import Outcome
 from widthwise.records.run import PlannedRuns
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line
-from widthwise.runs.speed import chosen_precision, step_seconds
 from widthwise.runs.train import launched_processes
-from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer, SilentObserver
 
 RESULTS: dict[type[Plan], type[Results[Any]]] = {
@@ -33,8 +27,6 @@ RESULTS: dict[type[Plan], type[Results[Any]]] = {
     Search: SearchResults,
 }
 """Kind of plan -> its results."""
-TRIED_FLOPS = 5e10
-"""Largest FLOPs of a step that is measured before an experiment begins."""
 
 
 def run_experiment(
@@ -91,26 +83,3 @@ def _train(results: Results[Plan], group: ProcessGroup, jobs: Jobs, waits: bool)
 def jobs_of(plan: Plan, n: int | None) -> Jobs:
     """Return n jobs, or as many as fit on this machine."""
     return Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), n)
-
-
-def expected_seconds(plan: Plan, folder: Path, jobs: Jobs) -> float | None:
-    """Return the expected seconds of the unfinished runs on this machine, from a measured step of each variant.
-
-    None if no run remains, if steps are too long to be measured, on a GPU, and under torchrun.
-    """
-    remaining = [key for key in plan.order if not RunDir(folder / run_path(*key)).has_result]
-    points = [(plan.points[name], n_runs) for name, n_runs in Counter(name for name, _ in remaining).items()]
-    largest = max((point.recipe.training_flops / point.recipe.train.steps for point, _ in points), default=0)
-    if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
-        return None
-    chosen = cache(partial(chosen_precision, folder))
-    with jobs.threads():
-        seconds = 0.0
-        for point, n_runs in points:
-            recipe = point.recipe
-            train = recipe.train
-            n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
-            # A forward pass takes a third of a step.
-            n_steps = train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
-            seconds += n_runs * n_steps * step_seconds(recipe.settled(chosen))
-        return seconds / jobs.n

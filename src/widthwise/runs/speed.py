@@ -1,23 +1,19 @@
-"""Speed of this machine: the faster precision, and the time of a training step."""
+"""The faster precision on this machine, for recipes with `precision: auto`."""
 
 import statistics
 import time
-from collections.abc import Callable
+import timeit
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from widthwise.computing import Precision
-from widthwise.model.decoder import build
-from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.recipe import Recipe, saved_recipe
-from widthwise.recipe.train_section import TrainConfig
+from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.training.observer import Observer
-from widthwise.training.teacher import LoadedTeacher
-from widthwise.training.train_state import TrainState
 
 BF16_GAIN = 1.3
 """Least ratio of a CPU's time for fp32 products to its time for bf16 products at which `precision: auto` is bf16."""
@@ -52,34 +48,12 @@ def faster_precision(observer: Observer | None = None) -> Precision:
 
 def bf16_gain() -> float:
     """Return the time of fp32 products over bf16 products on this CPU, interleaved so that other work slows both."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter  # others do not change CPU time
     pairs = [torch.ones(2, 256, 256, dtype=dtype).unbind() for dtype in (torch.float32, torch.bfloat16)]
-    rounds = [[seconds(partial(nn.functional.linear, *pair), n_calls=3) for pair in pairs] for _ in range(3)]
+
+    def seconds(pair: Sequence[Tensor]) -> float:
+        _, *times = timeit.repeat(partial(nn.functional.linear, *pair), timer=clock, repeat=4, number=1)
+        return statistics.median(times)
+
+    rounds = [[seconds(pair) for pair in pairs] for _ in range(3)]
     return statistics.median(fp32 / bf16 for fp32, bf16 in rounds)
-
-
-def step_seconds(recipe: Recipe) -> float:
-    """Return the seconds of a training step of a recipe's model on this CPU, with this process's number of threads."""
-    full = recipe.train
-    train = TrainConfig(steps=1, batch_size=full.batch_size, precision=full.settled_precision, distill=full.distill)
-    teacher = None if full.distill is None else LoadedTeacher(recipe)
-    model = build(recipe.explicit_model, seed=0)
-    optimizer = AdamWConfig(lr=1e-4).build(model)
-    plain = recipe.model_copy(update={"train": train, "growth": (), "rewarmup": None})
-    train_state = TrainState(plain, plain.phases[0], model, optimizer, teacher=teacher)
-    batch = torch.randint(model.config.vocab_size, (full.batch_size, recipe.seq_len + 1))
-    return seconds(lambda: train_state.train_step(1, batch), n_calls=2)
-
-
-def seconds(run: Callable[[], object], n_calls: int = 5) -> float:
-    """Return the median time of several calls after a warm-up call.
-
-    With one thread it is CPU time, which other processes on the machine change less.
-    """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    run()
-    times = []
-    for _ in range(n_calls):
-        began = clock()
-        run()
-        times.append(clock() - began)
-    return statistics.median(times)
