@@ -102,14 +102,13 @@ def test_means_and_tasks_of_checkpoints_have_separate_tables() -> None:
     assert [row[3] for row in accuracies.rows] == ["50.00%", "25.00%"]
 
 
-def test_analyze_prints_means_and_writes_page_numbers_and_rows(small: str, succeeds) -> None:
-    pytest.importorskip("pyarrow", reason="needs the extra [prep]")
-    out, _ = succeeds("analyze", small, "other", "--tokens", 240, "--parquet")
+def test_analyze_prints_means_and_writes_page_and_numbers(small: str, succeeds) -> None:
+    out, _ = succeeds("analyze", small, "other", "--tokens", 240)
     folder = Path("runs/small-vs-other-analysis")
-    assert {path.name for path in folder.iterdir()} == {"analysis.json", "analysis.parquet", "report.html"}
+    assert {path.name for path in folder.iterdir()} == {"analysis.json", "report.html"}
     assert all(f"wrote {path}" in out for path in folder.iterdir())
     written = json.loads((folder / "analysis.json").read_text())
-    assert written["command"] == "widthwise analyze small other --tokens 240 --parquet"
+    assert written["command"] == "widthwise analyze small other --tokens 240"
     assert [model["source"] for model in written["models"]] == ["small", "other"]
     cells = next(line.split() for line in out.splitlines() if "Effective number of units over d_ff  " in line)
     for cell, model in zip(cells[-2:], written["models"], strict=True):

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 from widthwise.cli.options import JsonOption, RunArgument, RunsArgument, StepOption
 from widthwise.cli.progress import LineObserver, shown_progress
 from widthwise.cli.terminal import progress_console, remark, say, say_json, say_result, say_text
-from widthwise.config_io import Config, require
+from widthwise.config_io import Config
 from widthwise.files import write_atomic
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import EvaluationTable
@@ -129,8 +129,6 @@ class AnalyzeOptions(CheckpointOptions):
     """Windows per pass; default: 4096 tokens."""
     out: Path | None = None
     """Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; with the suffix -step-N or -of-checkpoints."""
-    parquet: bool = False
-    """Also write analysis.parquet, one number per row."""
 
 
 def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption = False) -> None:
@@ -141,14 +139,12 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
     _check_models(models)
-    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table, write_parquet
+    from widthwise.reports.analysis_tables import checkpoints_table, findings, summary_table
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.analyse import analyse, write_analysis
 
     every_checkpoint = options.every_checkpoint
     out = options.out
-    if options.parquet:
-        require("pyarrow", "prep")  # before the long analysis
     if out is not None:
         check_kind(out, "analysis.json")
     with shown_progress(progress_console()) as observer:
@@ -171,8 +167,6 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
         out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
     files = [write_analysis(analysis, out)]
-    if options.parquet:
-        files.append(write_parquet(analysis, out))
     files += reversed(write_report(out))  # the page comes last
     table = checkpoints_table(analysis) if every_checkpoint else summary_table(analysis)
     say_result(analysis, as_json, [sentence for _, sentence in findings(analysis)], [table], files)

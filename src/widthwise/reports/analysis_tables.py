@@ -1,7 +1,6 @@
 """The measures, findings and tables of an analysis, for page, terminal and Parquet."""
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -9,8 +8,6 @@ from typing import Literal
 import numpy as np
 import yaml
 
-from widthwise.config_io import require
-from widthwise.files import write_atomic
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
 from widthwise.reports.formats import MISSING, clean, fixed, si, without_seed
@@ -154,40 +151,3 @@ def layer_table(model: AnalysedModel, threshold: float) -> Table:
     rows = [[*name, *(measure.shown(by_depth.get(n)) for measure, by_depth in columns)] for n, name in enumerate(names)]
     header = ["Layer", "width", *(measure.column.format(threshold) for measure in MEASURES)]
     return Table(f"Layers of {clean(model.name)}", header, rows)
-
-
-COLUMNS = ("model", "measure", "layer", "block", "index", "value")
-PARTS = ("activations", "stream", "logit_lens", "block_exits", "sinks")
-"""Lists of the record of a model whose entries have the numbers."""
-SIZES = ("layer", "depth", "block", "d_ff", "width")
-"""Fields of an entry that are not measures."""
-
-
-def parquet_rows(analysis: Analysis) -> Iterator[tuple[str, str, int, int | None, int | None, float | None]]:
-    """Yield model, measure, layer (depth for `stream.` and `logit_lens.` measures), block, index, value.
-
-    block: for activations and exits inside a layer. index: from 0, of a density's threshold, a utilisation's unit or a
-    head. value: None if undefined.
-    """
-    for model in analysis.models:
-        for part in PARTS:
-            for entry in getattr(model, part):
-                layer = entry.depth if hasattr(entry, "depth") else entry.layer
-                block = getattr(entry, "block", None)
-                for key, content in entry.to_data().items():
-                    values = enumerate(content) if isinstance(content, Sequence) else [(None, content)]
-                    for index, value in values if key not in SIZES else ():
-                        yield model.name, f"{part}.{key}", layer, block, index, None if value is None else float(value)
-
-
-def write_parquet(analysis: Analysis, folder: Path) -> Path:
-    """Write the rows to `folder/analysis.parquet`. Raises UserError if that is impossible."""
-    pyarrow = require("pyarrow", "prep")
-    types = (pyarrow.string(), pyarrow.string(), pyarrow.int32(), pyarrow.int32(), pyarrow.int32(), pyarrow.float64())
-    columns = zip(*parquet_rows(analysis))
-    table = pyarrow.table({name: pyarrow.array(values, kind) for name, values, kind in zip(COLUMNS, columns, types)})
-    buffer = io.BytesIO()
-    require("pyarrow.parquet", "prep").write_table(table, buffer)
-    path = folder / "analysis.parquet"
-    write_atomic(path, buffer.getvalue())
-    return path
