@@ -11,12 +11,12 @@ from file_operations import forge
 from growing_runs import MUON
 from safetensors.torch import load_file, save_file
 from thinned import in_turn
-from tiny_runs import tiny_recipe
+from tiny_runs import step_config, tiny_recipe
 
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.checkpoint_folder import Retention, prune
+from widthwise.training.checkpoint_folder import prune
 from widthwise.training.state import RunState
 
 FILES = (*checkpoint_folder.files(), checkpoint_folder.MANIFEST)
@@ -110,7 +110,7 @@ def test_saving_replaces_a_damaged_one_and_pruning_keeps_the_newest_good_ones(tm
     _, damages = checkpoint_folder.latest_valid(tmp_path)
     saved(tmp_path, 4)
     assert checkpoint_folder.find_damage(paths[3]) is None
-    prune(tmp_path, Retention(2), damages)
+    prune(tmp_path, step_config(), damages)
     assert checkpoint_folder.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
 
 
@@ -123,7 +123,7 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path
     half = tmp_path / ".step_best.partial"
     half.mkdir()
     assert checkpoint_folder.latest_valid(tmp_path) == (newest, [])
-    prune(tmp_path, Retention(1))
+    prune(tmp_path, step_config(keep_last=1))
     checkpoint_folder.remove_partial(tmp_path)
     assert set(tmp_path.iterdir()) == {newest, half, *foreign}
 

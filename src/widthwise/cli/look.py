@@ -166,7 +166,8 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
             name += f"-step-{options.step}"
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
         out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
-    files = [write_analysis(analysis, out), *reversed(write_report(out))]  # the page comes last
+    files = [write_analysis(analysis, out)]
+    files += reversed(write_report(out))  # the page comes last
     table = checkpoints_table(analysis) if every_checkpoint else summary_table(analysis)
     say_result(analysis, as_json, [sentence for _, sentence in findings(analysis)], [table], files)
 
@@ -210,7 +211,7 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
             f"--speculative: got --temperature {temperature:g}; drafts are verified greedily, so it must be 0"
         )
     sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
-    trained = open_model(run, step=step, as_decoder=True)
+    trained = open_model(run, step=step)
     drafting = {}
     for damage in trained.damages:
         remark(str(damage))

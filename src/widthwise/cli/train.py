@@ -35,7 +35,6 @@ def train(
     if dry_run:
         from widthwise.runs.plan import device_at_hand, plan
 
-        loaded.check()
         show_plan(plan(loaded, [n_launched()], device_at_hand()), as_json)
         return
     from widthwise.runs.train import train as train_recipe
@@ -88,8 +87,6 @@ def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
         *validated,
         f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}",
     )
-    if result.best_step is not None:
-        say(f"best checkpoint step {result.best_step:,}, by the held-out loss")
     for line in (*(f"warning: {doubt}" for doubt in result.doubts), *(f"note: {note}" for note in result.notes)):
         say(line)
 

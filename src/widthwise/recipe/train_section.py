@@ -136,9 +136,6 @@ class TrainConfig(Config):
     """Number of newest checkpoints to keep."""
     keep_every: pydantic.PositiveInt | None = None
     """Keep checkpoints whose step is a multiple of this forever. Must be a multiple of checkpoint_every."""
-    keep_best: bool = False
-    """Keep the checkpoint with the lowest held-out loss. One of checkpoint_every and validate_every must be a multiple
-    of the other."""
     loss_window_steps: pydantic.PositiveInt = 1000
     """Last steps whose mean is the reported training loss; all steps of a shorter run. As in the paper."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
@@ -165,13 +162,6 @@ class TrainConfig(Config):
         every = self.checkpoint_every
         if self.keep_every is not None and (every is None or self.keep_every % every):
             raise ValueError(f"keep_every: got {self.keep_every}; must be a multiple of checkpoint_every = {every}")
-        if self.keep_best:
-            pair = sorted((every or 0, self.validate_every or 0))
-            if not pair[0] or pair[1] % pair[0]:
-                raise ValueError(
-                    f"keep_best: got true with checkpoint_every = {every} and validate_every = {self.validate_every}; "
-                    "both must be given, one as a multiple of the other, so that checkpoints have a held-out loss"
-                )
         return self
 
     @property

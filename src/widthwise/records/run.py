@@ -87,8 +87,6 @@ class RunResult(StoredRecord):
     """Name of a further text of the recipe -> result at the end; None without further texts."""
     val_tasks: Mapping[str, TaskResult] | None = None
     """Name of a task of the recipe -> result at the end; None without tasks."""
-    best_step: int | None = None
-    """Step of the checkpoint with the lowest held-out loss, if `train.keep_best` is set."""
     tokens_per_second: Known = None
     """Median over the records of the last model, which excludes start-up, compilation and hiccups."""
     wall_seconds: Known = None
@@ -161,7 +159,6 @@ MAY_CONTINUE_WITH = (
     "train.checkpoint_in_background",
     "train.keep_last",
     "train.keep_every",
-    "train.keep_best",
     "train.max_loss_rise",
     *OF_PROCESSES,
 )

@@ -99,8 +99,6 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     notes = []
     for name, result in results.items():
         lines = [f"! {doubt}" for doubt in result.doubts]
-        if result.best_step is not None:
-            lines.append(f"the checkpoint with the best held-out loss is at step {result.best_step}")
         start = "" if len(results) == 1 else f"{name}: "
         notes += [start + line for line in (*lines, *result.notes)]
     by_source = {name: dict(sorted((result.val_losses or {}).items())) for name, result in results.items()}

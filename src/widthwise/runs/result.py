@@ -16,7 +16,6 @@ from widthwise.records.analysis import TokenWidths
 from widthwise.records.evaluation import TaskResult
 from widthwise.records.record import finite
 from widthwise.records.run import DataCounts, GrowthRecord, RunResult, TextResult
-from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.state import inherited
 from widthwise.training.validation import Validation
@@ -32,7 +31,6 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     the parent run. tokens_per_second: from the median record of the last model, which excludes start-up, compilation
     and hiccups.
     """
-    loop.metrics_logger.follow()
     recipe = loop.recipe
     state = loop.state
     records = loop.run.metrics()
@@ -45,7 +43,6 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     seconds = [[r["step_seconds"] for r in part if r["event"] == "train"] for part in (of_last_model, records)]
     step_seconds = seconds[0] or seconds[1]
     optional = {
-        "best_step": loop.retention.best(map(step_of, checkpoint_paths(loop.run.checkpoints))),
         "val_losses": validation.losses_by_source or None,
         "val_texts": {
             name: TextResult(**text.numbers(), window_losses=text.window_losses)

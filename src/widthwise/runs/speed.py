@@ -1,13 +1,14 @@
-"""Speed of this machine: the faster precision."""
+"""The faster precision on this machine, for recipes with `precision: auto`."""
 
 import statistics
 import time
-from collections.abc import Callable
+import timeit
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from widthwise.computing import Precision
 from widthwise.recipe.recipe import saved_recipe
@@ -47,21 +48,12 @@ def faster_precision(observer: Observer | None = None) -> Precision:
 
 def bf16_gain() -> float:
     """Return the time of fp32 products over bf16 products on this CPU, interleaved so that other work slows both."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter  # others do not change CPU time
     pairs = [torch.ones(2, 256, 256, dtype=dtype).unbind() for dtype in (torch.float32, torch.bfloat16)]
-    rounds = [[seconds(partial(nn.functional.linear, *pair), n_calls=3) for pair in pairs] for _ in range(3)]
+
+    def seconds(pair: Sequence[Tensor]) -> float:
+        _, *times = timeit.repeat(partial(nn.functional.linear, *pair), timer=clock, repeat=4, number=1)
+        return statistics.median(times)
+
+    rounds = [[seconds(pair) for pair in pairs] for _ in range(3)]
     return statistics.median(fp32 / bf16 for fp32, bf16 in rounds)
-
-
-def seconds(run: Callable[[], object], n_calls: int = 5) -> float:
-    """Return the median time of several calls after a warm-up call.
-
-    With one thread it is CPU time, which other processes on the machine change less.
-    """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    run()
-    times = []
-    for _ in range(n_calls):
-        began = clock()
-        run()
-        times.append(clock() - began)
-    return statistics.median(times)

@@ -8,13 +8,12 @@ model-00001-of-00002.safetensors, ...   the rows of the first shard (see `shards
 Scalars (0-d tensors) are in all files.
 """
 
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -229,45 +228,13 @@ def partial_of(folder: Path, step: int) -> Path:
     return folder / f".{name_of(step)}.partial"
 
 
-@dataclass(frozen=True)
-class Retention:
-    """Retention of the good checkpoints of a run."""
-
-    last: int
-    """Number of newest checkpoints to keep."""
-    every: int | None = None
-    """Steps whose multiples are kept permanently."""
-    losses: Mapping[int, float] = field(default_factory=dict)
-    """Step -> held-out loss of the candidates for the best checkpoint; the best remaining one is kept."""
-
-    @classmethod
-    def of(cls, config: TrainConfig, held_out_losses: Mapping[int, float]) -> Self:
-        """Return the rules of a recipe. held_out_losses: by step, of all recorded validations.
-
-        A checkpoint that a signal caused is never the best, because an uninterrupted run does not have it.
-        """
-        every = config.checkpoint_every
-        candidates = {
-            step: loss
-            for step, loss in held_out_losses.items()
-            if config.keep_best and every is not None and (step % every == 0 or step == config.steps)
-        }
-        return cls(config.keep_last, config.keep_every, candidates)
-
-    def kept(self, steps: Sequence[int]) -> set[int]:
-        """Return the steps of the checkpoints to keep. steps: of all good checkpoints, newest first."""
-        kept_steps = set(steps[: self.last])
-        kept_steps |= {step for step in steps if self.every is not None and step % self.every == 0}
-        best = self.best(steps)
-        return kept_steps if best is None else kept_steps | {best}
-
-    def best(self, steps: Iterable[int]) -> int | None:
-        """Return the step with the lowest loss, the first of equal ones; None without a candidate."""
-        losses = [(self.losses[step], step) for step in steps if math.isfinite(self.losses.get(step, math.nan))]
-        return min(losses)[1] if losses else None
+def kept_steps(steps: Sequence[int], config: TrainConfig) -> set[int]:
+    """Return the steps of the checkpoints to keep. steps: of all good checkpoints, newest first."""
+    every = config.keep_every
+    return {*steps[: config.keep_last], *(step for step in steps if every is not None and step % every == 0)}
 
 
-def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
+def prune(folder: Path, config: TrainConfig, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
     """Delete the good checkpoints that no rule keeps. Call when the newest is complete.
 
     damages: the result of `latest_valid`; deleted too, except checkpoints rewritten since. recipe: recorded in the
@@ -283,6 +250,6 @@ def prune(folder: Path, rules: Retention, damages: Iterable[Damage] = (), recipe
             candidates.append(path)
     damaged = {damage.path for damage in damages if damage.path in candidates and find_damage(damage.path)}
     good = [path for path in candidates if path not in damaged]
-    kept_steps = rules.kept([step_of(path) for path in good])
-    for path in (*(path for path in good if step_of(path) not in kept_steps), *damaged):
+    steps_to_keep = kept_steps([step_of(path) for path in good], config)
+    for path in (*(path for path in good if step_of(path) not in steps_to_keep), *damaged):
         shutil.rmtree(path, ignore_errors=True)

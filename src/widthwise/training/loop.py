@@ -12,7 +12,7 @@ from widthwise.mistakes import RunDiverged
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint
-from widthwise.training.checkpoint_folder import Damage, Retention, latest_valid, manifest_of, prune, step_of
+from widthwise.training.checkpoint_folder import Damage, latest_valid, manifest_of, prune, step_of
 from widthwise.training.launch import Interrupted, SignalWatch
 from widthwise.training.metrics import MetricsLogger
 from widthwise.training.observer import Observer
@@ -98,8 +98,8 @@ class TrainingLoop:
         with self._saver:
             self._train_steps(watch)
         validation = self._validate()
-        # The last checkpoint may be the best.
-        self._prune(*self.processes.on_rank_zero(self._sealed), self.retention, self.processes)
+        # An earlier process may have been killed after its last checkpoint, before it deleted older ones.
+        self._prune(*self.processes.on_rank_zero(self._sealed), self.processes)
         return validation
 
     def _train_steps(self, watch: SignalWatch) -> None:
@@ -199,11 +199,10 @@ class TrainingLoop:
         folder, seal = self.processes.on_rank_zero(self._sealed)
         step = self.state.step
         state = self.state.as_data()
-        rules = self.retention
 
         def write(snapshot: checkpoint.Snapshot, processes: Processes) -> None:
             checkpoint.write(folder, step, snapshot, state, seal, processes)
-            self._prune(folder, seal, rules, processes)
+            self._prune(folder, seal, processes)
 
         snapshot = checkpoint.Snapshot.of(self.train_state.model, self.train_state.optimizer, self.processes)
         self._saver.save(snapshot, write)
@@ -211,19 +210,13 @@ class TrainingLoop:
 
     def _sealed(self) -> tuple[Path, Seal]:
         """Return the folder and the seal for a new checkpoint."""
-        self.metrics_logger.follow()
         self.run.metrics_file.fsync()  # a resumed run does not rewrite records older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self, folder: Path, seal: Seal, rules: Retention, processes: Processes) -> None:
+    def _prune(self, folder: Path, seal: Seal, processes: Processes) -> None:
         damaged = self._damaged
         self._damaged = []
-        processes.on_rank_zero(lambda: prune(folder, rules, damaged, seal.recipe))
-
-    @property
-    def retention(self) -> Retention:
-        """Retention rules according to the records so far."""
-        return Retention.of(self.config, self.metrics_logger.held_out_losses)
+        processes.on_rank_zero(lambda: prune(folder, self.config, damaged, seal.recipe))
 
     def _validate_if_due(self) -> None:
         at_end = self.state.step in (0, self.config.steps)  # `train` validates the last step
