@@ -53,8 +53,6 @@ class PrepareOptions(NewFolder):
     """Split longer texts at line ends into documents of about this many bytes."""
     max_tokens: int | None = None
     """Stop before the document that would exceed this number of training tokens."""
-    workers: int | None = None
-    """Number of processes that encode; default: one process, with threads."""
 
 
 @data_app.command("prepare", cls=Command)
@@ -97,7 +95,6 @@ def prepare_command(
             tokenizer=options.tokenizer,
             held_out=[open_source(path, **reading) for path in options.held_out_from] or fraction,
             max_tokens=options.max_tokens,
-            n_workers=options.workers,
             progress=shown.preparing,
         )
     _show(prepared.manifest, options.out, as_json)
