@@ -64,8 +64,8 @@ def prepare_command(
 ) -> None:
     """Tokenize SRC into train and held-out shards.
 
-    SRC is a file (.txt .md .py .jsonl .json, .gz and .zst of each, .parquet .arrow), a folder, hf:NAME,
-    hf:NAME@CONFIG:SPLIT, python-stdlib, installed-python or synthetic.
+    SRC is a file (.txt .md .py .jsonl .json, .gz and .zst of each, .parquet), a folder, hf:NAME, hf:NAME@CONFIG:SPLIT,
+    python-stdlib, installed-python or synthetic.
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
