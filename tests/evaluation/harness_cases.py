@@ -1,7 +1,6 @@
 """Files of questions, and how lm-evaluation-harness is asked."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +64,6 @@ def write_harness_task(questions: Path) -> str:
     path = questions.with_suffix(".yaml")
     path.write_text(dump_yaml(harness_task(questions)))
     return str(path)
-
-
-def instances(kind: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Requests of the harness."""
-    from lm_eval.api.instance import Instance
-
-    return [Instance(request_type=kind, doc={}, arguments=each, idx=i) for i, each in enumerate(arguments)]
 
 
 def keep_harness_in(folder: Path, patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from boxes import refusal
-from harness_cases import keep_harness_in, write_harness_task, write_lines
+from harness_cases import harness_task, keep_harness_in, write_harness_task, write_lines
 from scipy import stats
 from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tiny_scorer
 
@@ -15,6 +15,7 @@ from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TaskAnswers
 from widthwise.runs.evaluate import run_lm_eval
+from widthwise.yaml_io import dump_yaml
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
 LONG = 120
@@ -122,3 +123,14 @@ def test_a_file_without_items_or_with_too_long_an_answer_is_refused(tmp_path: Pa
     path = write_lines(tmp_path / "choices.jsonl", CHOICES)
     with pytest.raises(UserError, match=r"line 1: an answer has \d+ tokens; allowed: 1 to max_length = 5"):
         encode_task(tiny_scorer(max_length=5), load_task(path))
+
+
+def test_a_task_that_generates_text_and_an_unknown_one_are_refused(tmp_path: Path, harness) -> None:
+    task = tmp_path / "writes.yaml"
+    questions = write_lines(tmp_path / "writes.jsonl", CLOZES)
+    task.write_text(dump_yaml({**harness_task(questions), "output_type": "generate_until"}))
+    for name, message in (
+        (str(task), "writes generates text; `widthwise export` the model and use `lm_eval --model hf`"),
+        ("piqaa", "got 'piqaa'; lm-evaluation-harness has no task of that name; `lm_eval ls tasks` lists them"),
+    ):
+        assert refusal(run_lm_eval, tiny_scorer(), [name]) == f"tasks: {message}"

@@ -67,8 +67,7 @@ def evaluate_run(
     harness_items: dict[str, ItemAnswers] = {}
     if config.tasks:
         names = list(dict.fromkeys(config.tasks))
-        observer.message(f"lm-evaluation-harness: {', '.join(names)}")
-        scorer.on_progress = lambda n_done, n_total: None  # the harness shows its progress
+        _begin("lm-evaluation-harness", f"lm-evaluation-harness: {', '.join(names)}", scorer, observer)
         harness, harness_items = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
     text_metrics = [answers.metrics for answers in texts.values()]
     means = text_means(text_metrics)
