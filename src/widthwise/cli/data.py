@@ -41,7 +41,7 @@ class PrepareOptions(NewFolder):
     """The options that turn texts into tokens."""
 
     tokenizer: str = "bpe-4096"
-    """bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."""
+    """bytes, bpe-N (trained on SRC), or path/to/tokenizer.json (#TOKEN names its end of text)."""
     held_out: str | None = None
     """Fraction of documents held out for validation; default: 0.05."""
     held_out_from: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class AdoptOptions(NewFolder):
     held_out: Path
     """Shards held out for validation: a PREFIX or a folder."""
     tokenizer: str
-    """Tokenizer of the shards: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes."""
+    """Tokenizer of the shards: path/to/tokenizer.json (#TOKEN names its end of text), or bytes."""
 
 
 @data_app.command("adopt", cls=Command)

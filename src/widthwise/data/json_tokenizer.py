@@ -3,7 +3,6 @@
 bytes                          the 256 bytes and an end-of-text token
 bpe-4096                       byte-level BPE of that size, trained on the corpus
 path/to/tokenizer.json[#EOS]   a file of the `tokenizers` library whose tokens have known bytes; EOS ends a text
-tiktoken:cl100k_base           an encoding of the tiktoken library (extra `tiktoken`)
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer, refusing_panics
+from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, Tokenizer, refusing_panics
 from widthwise.files import read_text
 from widthwise.mistakes import UserError, shortened
 
@@ -230,10 +229,10 @@ def _at_most(texts: Iterator[str], n_bytes: int) -> Iterator[str]:
 
 def check_spec(spec: str) -> str:
     """Validate a spec without loading anything, and return it. Raises UserError."""
-    if spec == "bytes" or _bpe_size(spec) or re.fullmatch(r"tiktoken:.+|.+\.json(#.+)?", spec):
+    if spec == ByteTokenizer.spec or _bpe_size(spec) or re.fullmatch(r".+\.json(#.+)?", spec):
         return spec
     sizes = f"bpe-N (N from {N_BYTES + 1} to {MAX_VOCAB_SIZE})"
-    raise UserError(f"tokenizer {shortened(spec)}: allowed: bytes, {sizes}, path/to/tokenizer.json, tiktoken:NAME")
+    raise UserError(f"tokenizer {shortened(spec)}: allowed: bytes, {sizes}, path/to/tokenizer.json")
 
 
 def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None = None) -> Tokenizer:
@@ -241,12 +240,12 @@ def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None
     size = _bpe_size(check_spec(spec))
     if size is not None:
         if training_texts is None:
-            raise UserError(
-                f"tokenizer {spec!r}: is trained on a corpus; name bytes, tiktoken:NAME or a tokenizer.json"
-            )
+            raise UserError(f"tokenizer {spec!r}: is trained on a corpus; name bytes or a tokenizer.json")
         return train_bpe(training_texts(), size)
+    if spec == ByteTokenizer.spec:
+        return ByteTokenizer()
     path, _, eos = spec.partition("#")
-    return _built_in(spec) or JsonTokenizer(spec, read_text(Path(path)), path, eos or None)
+    return JsonTokenizer(spec, read_text(Path(path)), path, eos or None)
 
 
 def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
@@ -254,23 +253,15 @@ def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
     if path.name == JsonTokenizer.file_name:
         eos = END_OF_TEXT if _bpe_size(spec) else spec.partition("#")[2]
         return JsonTokenizer(spec, read_text(path), str(path), eos or None)
-    tokenizer = _built_in(spec)
-    if tokenizer is None or tokenizer.definition() != read_text(path):
-        raise UserError(f"{path}: differs from the tokenizer {spec!r} on this machine")
-    return tokenizer
+    if spec != ByteTokenizer.spec or ByteTokenizer().definition() != read_text(path):
+        raise UserError(f"{path}: differs from the tokenizer {spec!r}")
+    return ByteTokenizer()
 
 
 def _bpe_size(spec: str) -> int | None:
     """Return the vocabulary size of `bpe-N`; None for another spec, or a size that is not allowed."""
     match = re.fullmatch(r"bpe-([0-9]{1,9})", spec)
     return int(match[1]) if match and N_BYTES < int(match[1]) <= MAX_VOCAB_SIZE else None
-
-
-def _built_in(spec: str) -> Tokenizer | None:
-    """Return a tokenizer that needs only its name; None for another spec."""
-    if spec.startswith("tiktoken:"):
-        return TiktokenTokenizer(spec.removeprefix("tiktoken:"))
-    return ByteTokenizer() if spec == ByteTokenizer.spec else None
 
 
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
