@@ -15,7 +15,7 @@ RUN pip install -c /tmp/widthwise/constraints.txt --extra-index-url "${TORCH_IND
 COPY pyproject.toml setup.py MANIFEST.in README.md CHANGELOG.md LICENSE /tmp/widthwise/
 COPY src /tmp/widthwise/src
 COPY configs /tmp/widthwise/configs
-RUN pip install -c /tmp/widthwise/constraints.txt "/tmp/widthwise[hf,tiktoken]" \
+RUN pip install -c /tmp/widthwise/constraints.txt "/tmp/widthwise[hf]" \
     && useradd --create-home --uid 1000 widthwise \
     && install -d -o widthwise /work
 

@@ -17,7 +17,7 @@ install: .venv/installed
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,remote,tiktoken,hf,eval,sweep,tensorboard,wandb,bench,docs]'
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,remote,hf,eval,sweep,tensorboard,wandb,bench,docs]'
 	touch $@
 
 .venv/installed-bench: .venv/installed

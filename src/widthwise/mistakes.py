@@ -75,6 +75,7 @@ REMOVED = {
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
     "--parquet": "was removed; analysis.json has the same numbers",
     "--all": "was removed; commands accept the names of the recipes of papers and results",
+    "--workers": "was removed; encoding uses all cores; `widthwise data adopt` joins shards of many machines",
     "--suite": "was removed; name its tasks with --tasks, or their files with --task-file",
     "--local": "was removed; name the files of a folder with --task-file",
     "--partial": "was removed; only the named tasks are evaluated",

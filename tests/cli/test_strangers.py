@@ -118,7 +118,10 @@ STRANGE = {
         definition(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTE_LEVEL] * 9}),
         definition(decoder={"type": "Sequence", "decoders": replacing(2, "e" * 40)["normalizers"]}),
     ],
-    "Missing [UNK] token": [
+    "Unk token `<unk>` not found": [
+        definition(model={"type": "BPE", "vocab": {"</s>": 0, "a": 1}, "merges": [], "unk_token": "<unk>"}),
+    ],
+    "model: got WordLevel; must be BPE": [
         definition(model={"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "<unk>"}),
     ],
     "is not a tokenizer": [definition(normalizer=[[[]]])],
@@ -150,12 +153,11 @@ def test_a_text_that_a_tokenizer_cannot_encode_is_a_mistake_of_the_user_and_ctrl
         return type("Library", (), {"encode_batch_fast": encode, "decode": encode})()
 
     for error in (Exception("Missing"), PanicException("index")):
-        for name in ("_tokenizer", "_encoder"):
-            monkeypatch.setattr(tokenizer, name, raising(error))
+        monkeypatch.setattr(tokenizer, "_tokenizer", raising(error))
         for message in (refusal(tokenizer.encode, "a"), refusal(tokenizer.decode, [1])):
             assert message.startswith("x.json: ")
             assert str(error) in message
-    monkeypatch.setattr(tokenizer, "_encoder", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(tokenizer, "_tokenizer", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         tokenizer.encode("a")
 

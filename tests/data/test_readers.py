@@ -53,28 +53,9 @@ def test_parquet_gives_its_text_column(tmp_path):
     with pytest.raises(UserError, match=r"a\.parquet: row 1: field 'n' holds int"):
         texts_of(path, field="n")
     broken = pyarrow.array([b"ok", b"\xff"]).view(pyarrow.string())
-    for name, write in (("b.parquet", parquet.write_table), ("b.arrow", write_arrow)):
-        write(pyarrow.table({"text": broken}), tmp_path / name)
-        with pytest.raises(UserError, match=rf"{name}: row 2: field 'text' is not UTF-8 text"):
-            texts_of(tmp_path / name)
-
-
-def write_arrow(table, path):
-    from pyarrow import ipc
-
-    with ipc.new_file(str(path), table.schema) as file:
-        file.write_table(table, max_chunksize=3)
-
-
-def test_a_saved_dataset_is_read_by_split(tmp_path):
-    datasets, pyarrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
-    saved = datasets.Dataset.from_dict({"n": [1, 2, 3, 4], "text": TEXTS})
-    datasets.DatasetDict(train=saved.select([3, 0]), test=saved).save_to_disk(tmp_path / "dict")
-    write_arrow(pyarrow.table({"text": TEXTS}), tmp_path / "a.arrow")
-    assert texts_of(tmp_path / "a.arrow") == texts_of(tmp_path / "dict/test") == TEXTS
-    assert texts_of(tmp_path / "dict/train") == [TEXTS[3], TEXTS[0]]
-    assert "holds a dataset of splits ['train', 'test']; name one, such as" in refusal(texts_of, tmp_path / "dict")
-    assert "has no column 'body'; it has: n, text" in refusal(texts_of, tmp_path / "dict/test", field="body")
+    parquet.write_table(pyarrow.table({"text": broken}), path)
+    with pytest.raises(UserError, match=r"a\.parquet: row 2: field 'text' is not UTF-8 text"):
+        texts_of(path)
 
 
 def test_a_folder_is_read_recursively_in_order_of_paths_and_what_is_not_read_is_named(tmp_path):
@@ -115,7 +96,6 @@ BROKEN = {
     "cut.jsonl.gz": (gzip.compress(jsonl(TEXTS))[:-12], "cannot be read"),
     "plain.jsonl.gz": (jsonl(TEXTS), "cannot be read"),
     "pointer.parquet": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS, not"),
-    "plain.arrow": (jsonl(TEXTS), "cannot be read"),
     "plain.jsonl.zst": (jsonl(TEXTS), "cannot be read"),
     "plain.parquet": (jsonl(TEXTS), "cannot be read"),
     "{braces}.txt": (b"fine\n\xff", "line 2: is not UTF-8 text"),

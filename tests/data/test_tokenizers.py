@@ -1,26 +1,20 @@
 """Tokenizers by name or file: their tokens stand for exactly the bytes of a text, and files of others are checked."""
 
 import json
-import os
-from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, processors
 
 from widthwise.config_io import require
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.json_tokenizer import JsonTokenizer, check_spec, open_tokenizer, restore_tokenizer, train_bpe
 from widthwise.data.prepare import prepare
-from widthwise.data.tokenizer import ByteTokenizer, TiktokenTokenizer
+from widthwise.data.tokenizer import ByteTokenizer
 from widthwise.mistakes import UserError
-
-CL100K_FILE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # the sha1 of its address, by which tiktoken caches it
-has_cl100k = Path(os.environ.get("TIKTOKEN_CACHE_DIR", "/nonexistent"), CL100K_FILE).is_file()
 
 
 def training_texts():
@@ -58,11 +52,11 @@ def test_a_saved_tokenizer_is_restored_with_the_same_id_and_under_its_spec_alone
 
 
 def test_malformed_specs_are_refused_and_a_missing_extra_is_named():
-    for spec in ("bpe", "bpe-", "bpe-12", "bpe-x", "tiktoken:", "tokenizer.txt", "", "bpe-\uff15\uff11\uff12"):
+    for spec in ("bpe", "bpe-", "bpe-12", "bpe-x", "tiktoken:gpt2", "tokenizer.txt", "", "bpe-\uff15\uff11\uff12"):
         with pytest.raises(UserError, match="tokenizer"):
             check_spec(spec)
-    for size in (256, 2**24 + 1, 10**20 - 1, int("1" * 4000), "9" * 5000):
-        with pytest.raises(UserError, match=r"^tokenizer .{3,40}: allowed: bpe-257 to bpe-16777216$"):
+    for size in (256, 2**24 + 1, 10**20 - 1, "9" * 5000):
+        with pytest.raises(UserError, match=r"^tokenizer .{3,62}: allowed: bytes, bpe-N \(N from 257 to 16777216\), "):
             check_spec(f"bpe-{size}")
     assert check_spec(f"bpe-{2**24}") == f"bpe-{2**24}"
     with pytest.raises(UserError, match=r"pip install 'widthwise\[prep\]'"):
@@ -77,17 +71,6 @@ def byte_fallback_tokenizer() -> tokenizers.Tokenizer:
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["</s>", "<unk>"])
-    return tokenizer
-
-
-def unigram_tokenizer() -> tokenizers.Tokenizer:
-    """The make of a T5 tokenizer: special tokens are pieces of the model too, and so is every character."""
-    special = ["<unk>", "<s>", "</s>"]
-    scores = [*((piece, 0.0) for piece in special), ("▁", -2.0), ("▁a", -2.0)]
-    scores += [(character, -3.0) for character in sorted(set("a</s|endoftxt>"))]
-    tokenizer = tokenizers.Tokenizer(models.Unigram(scores, 0, False))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
@@ -123,17 +106,9 @@ def with_template(single: list, is_nested: bool = False, bos_id: int = 0) -> str
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("single", [[A, A], [END], [A, END, A], [B], [A, B], [A] * 100_000])
-def test_a_template_that_repeats_or_drops_the_text_is_refused(single, is_nested):
-    with pytest.raises(
-        UserError, match=r"^x: post_processor: single: got .{1,9}; must hold the text \$A exactly once$"
-    ):
-        JsonTokenizer("x", with_template(single, is_nested), "x")
-
-
-@pytest.mark.parametrize("is_nested", [False, True])
 def test_the_beginning_is_the_one_token_that_a_template_puts_before_the_text(is_nested):
-    for single, bos_id in (([END, A], 0), ([A], None), ([A, END], None), ([END, END, A], None), ([END, A, END], 0)):
+    singles = [([END, A], 0), ([A], None), ([A, END], None), ([END, END, A], None), ([END, A, END], 0)]
+    for single, bos_id in (*singles, ([END, A, A], 0), ([END], 0), ([B], None)):  # whatever it does to the text
         tokenizer = JsonTokenizer("x", with_template(single, is_nested), "x")
         assert tokenizer.bos_id is None  # of a model that was trained from scratch
         tokenizer = tokenizer.as_pretrained({})
@@ -148,18 +123,14 @@ def not_special(definition: str) -> str:
     return json.dumps({**data, "added_tokens": [{**token, "special": False} for token in data["added_tokens"]]})
 
 
-@pytest.mark.parametrize(
-    "definition",
-    [unigram_tokenizer().to_str(), not_special(unigram_tokenizer().to_str()), not_special(BPE.definition())],
-    ids=["unigram", "unigram, unflagged", "bpe, unflagged"],
-)
+@pytest.mark.parametrize("definition", [BPE.definition(), not_special(BPE.definition())], ids=["flagged", "unflagged"])
 def test_text_that_spells_a_special_token_is_encoded_as_text(definition):
     tokenizer = JsonTokenizer("x", definition, "x")
     for text in ("a</s>a", "</s>", "a<|endoftext|>a", "a</s></s>"):
         ids = tokenizer.encode(text)
         assert tokenizer.eos_id not in ids
         assert tokenizer.decode(ids) == text
-        assert tokenizer.token_byte_lengths()[ids].sum() == len(f" {text}" if '"Unigram"' in definition else text)
+        assert tokenizer.token_byte_lengths()[ids].sum() == len(text)
     assert tokenizer.decode([tokenizer.eos_id]) == ""
 
 
@@ -186,15 +157,20 @@ def test_end_of_text_token_can_be_named_and_must_exist(tmp_path):
 def test_unusable_files_are_refused(tmp_path):
     without_end = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     without_end.decoder = decoders.ByteLevel()
-    wordpiece = tokenizers.Tokenizer(models.WordPiece({"</s>": 0}))
-    wordpiece.decoder = decoders.WordPiece()
+    words = tokenizers.Tokenizer(models.BPE({"</s>": 0}, []))
+    words.decoder = decoders.WordPiece()
+    unigram = tokenizers.Tokenizer(models.Unigram([("</s>", 0.0)], 0, False))
+    random = json.loads(BPE.definition())
+    random["model"]["dropout"] = 0.25
     far = json.loads(BPE.definition())  # refused before memory is asked for
     far["added_tokens"].append({**far["added_tokens"][0], "id": 2 * 10**9, "content": "<far>"})
     far["model"]["vocab"]["<far>"] = 2 * 10**9
     for name, content, message in (
         ("garbage", "{", "is not a tokenizer of the tokenizers library"),
         ("no_end", without_end.to_str(), "name its end-of-text token"),
-        ("wordpiece", wordpiece.to_str(), "does not tell the bytes of a token"),
+        ("words", words.to_str(), "does not tell the bytes of a token"),
+        ("unigram", unigram.to_str(), r"unigram\.json: model: got Unigram; must be BPE"),
+        ("random", json.dumps(random), r"model\.dropout: got 0\.25, which splits a text at random; allowed: null"),
         ("far", json.dumps(far), r"far\.json: has a token of id 2000000000; allowed: below 16777216"),
         ("missing", None, r"missing\.json: cannot be read"),
     ):
@@ -234,40 +210,3 @@ def test_a_vocabulary_is_its_tokens_merges_and_end_of_text_however_the_file_says
     others = [swap_tokens, lambda data: data["model"]["merges"].reverse(), lambda data: data["model"]["merges"].pop()]
     assert all(changed(change).vocabulary_id != BPE.vocabulary_id for change in others)
     assert JsonTokenizer("x.json#a", BPE.definition(), "x.json", "a").vocabulary_id != BPE.vocabulary_id
-
-
-def test_tiktoken_encodings_that_are_unknown_or_not_on_this_machine_are_refused(monkeypatch):
-    tiktoken = pytest.importorskip("tiktoken")
-    with pytest.raises(UserError, match=r"allowed: .*cl100k_base"):
-        TiktokenTokenizer("nothing")
-    monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=ConnectionError("no network")))
-    with pytest.raises(UserError, match="set TIKTOKEN_CACHE_DIR"):
-        TiktokenTokenizer("cl100k_base")
-
-
-def test_a_document_at_which_tiktoken_panics_is_named(tmp_path, monkeypatch):
-    tiktoken = pytest.importorskip("tiktoken")
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    encoding = tiktoken.Encoding(
-        "x", pat_str=r"\s+(?!\S)|\s|\S+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256}
-    )
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
-    documents = [
-        Document("first.txt", "abc" * 9),
-        Document("spaces.txt", " " * 10**6 + "a"),
-        Document("third.txt", "x"),
-    ]
-    with pytest.raises(UserError, match=r"^spaces\.txt: tokenizer tiktoken:x: cannot encode a text \("):
-        prepare(Corpus("c", lambda: iter(documents)), tmp_path / "out", tokenizer="tiktoken:x", held_out=0.5)
-
-
-@pytest.mark.skipif(not has_cl100k, reason="TIKTOKEN_CACHE_DIR holds no cl100k_base")
-def test_cl100k_tokens_stand_for_exactly_the_bytes(tmp_path):
-    tokenizer = TiktokenTokenizer("cl100k_base")
-    text = "naïve <|endoftext|> ☃ 🙂\r\n"
-    ids = tokenizer.encode(text)
-    assert tokenizer.token_byte_lengths()[ids].sum() == len(text.encode())
-    # A model may know more ids than the tokenizer: the paper's has 100263.
-    assert tokenizer.decode([*ids, tokenizer.eos_id, tokenizer.vocab_size, 100262]) == text
-    assert (tokenizer.eos_id, tokenizer.vocab_size) == (100257, 100258)
-    assert restore_tokenizer(tokenizer.spec, tokenizer.save(tmp_path)).id == tokenizer.id

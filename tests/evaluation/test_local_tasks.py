@@ -3,20 +3,19 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from boxes import refusal
-from harness_cases import keep_harness_in, write_lines
+from harness_cases import harness_task, keep_harness_in, write_harness_task, write_lines
 from scipy import stats
 from scored_models import CHOICES, CLOZES, SCHEMAS, TOKENIZER, softmax_nats, tiny_scorer
 
-from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TaskAnswers
 from widthwise.runs.evaluate import run_lm_eval
-from widthwise.yaml_io import dump_yaml, parse_yaml
+from widthwise.yaml_io import dump_yaml
 
 FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
 LONG = 120
@@ -64,7 +63,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_metrics_are_those_of_the_harness_for_the_same_file(form: str, tmp_path: Path, harness: None, float64) -> None:
     path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])
     scorer = tiny_scorer(max_length=57)
-    theirs = run_lm_eval(scorer, [str(path)])[0][form]
+    theirs = run_lm_eval(scorer, [write_harness_task(path)])[0][form]
     ours = _scores(path, scorer).metrics
     shared = ours.keys() & theirs.keys()
     assert shared >= {"cloze": {"acc", "perplexity"}, "choices": {"acc", "acc_norm"}, "schema": {"acc"}}[form]
@@ -126,22 +125,12 @@ def test_a_file_without_items_or_with_too_long_an_answer_is_refused(tmp_path: Pa
         encode_task(tiny_scorer(max_length=5), load_task(path))
 
 
-def test_in_the_harness_the_delimiter_begins_the_answer(tmp_path: Path, harness) -> None:
-    path = write_lines(tmp_path / "rows.jsonl", CLOZES)
-    for delimiter in ("\nAnswer: ", " \"quoted' {{ ", ""):
-        assert _asked(path, delimiter) == [(row["context"], delimiter + row["continuation"]) for row in CLOZES]
-    path = write_lines(path, CHOICES)
-    pairs = [(row["query"], "Answer: " + choice) for row in CHOICES for choice in row["choices"]]
-    assert _asked(path, "Answer: ") == pairs
-    path = write_lines(path, SCHEMAS)
-    pairs = [(context, " " + row["continuation"]) for row in SCHEMAS for context in row["context_options"]]
-    assert _asked(path, " ") == pairs
-
-
-def _asked(path: Path, delimiter: str) -> list[Any]:
-    from lm_eval.tasks import TaskManager
-
-    config = parse_yaml(dump_yaml(local_task(path, delimiter)), "dump")  # as a file would say it
-    (task,) = TaskManager(include_defaults=False).load([config])["tasks"].values()
-    task.build_all_requests()
-    return [instance.args for instance in task.instances]
+def test_a_task_that_generates_text_and_an_unknown_one_are_refused(tmp_path: Path, harness) -> None:
+    task = tmp_path / "writes.yaml"
+    questions = write_lines(tmp_path / "writes.jsonl", CLOZES)
+    task.write_text(dump_yaml({**harness_task(questions), "output_type": "generate_until"}))
+    for name, message in (
+        (str(task), "writes generates text; `widthwise export` the model and use `lm_eval --model hf`"),
+        ("piqaa", "got 'piqaa'; lm-evaluation-harness has no task of that name; `lm_eval ls tasks` lists them"),
+    ):
+        assert refusal(run_lm_eval, tiny_scorer(), [name]) == f"tasks: {message}"

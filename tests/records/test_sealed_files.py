@@ -27,7 +27,6 @@ CHECKED_BY = {
     "the reader of analyses, which counts its tokens": "text.jsonl",
     "the readers of Hugging Face folders": """config.json generation_config.json model.safetensors.index.json
         tokenizer_config.json special_tokens_map.json adapter_config.json""",
-    "the readers of source texts": "dataset_dict.json",
 }
 
 

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from boxes import refusal
 from file_operations import forge
-from harness_cases import QUESTIONS, keep_harness_in, write_lines
+from harness_cases import QUESTIONS, keep_harness_in, write_harness_task, write_lines
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import evaluation_differences
-from widthwise.evaluation.lm_eval_model import ScorerLM
-from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.interop.hf_import import WIDTHWISE, import_hf
 from widthwise.recipe.recipe import saved_recipe
@@ -27,7 +26,6 @@ from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, run_lm_eval,
 from widthwise.runs.export import export_run
 from widthwise.runs.open import HELD_OUT, open_model
 from widthwise.runs.train import resume
-from widthwise.yaml_io import dump_yaml
 
 KINDS = {
     "experts and slots": (
@@ -105,7 +103,7 @@ def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path
 
 
 def test_tasks_of_the_harness_are_asked_of_it(harness: None, runs: list[Path], questions: Path) -> None:
-    asked = _asked(tasks=[str(questions)], task_files=[str(questions)], limit=2)
+    asked = _asked(tasks=[write_harness_task(questions)], task_files=[str(questions)], limit=2)
     found, other = (evaluate_run(run, asked) for run in runs)
     ours, theirs = found.tasks["questions"].metrics, found.lm_eval["questions"]
     assert theirs["acc_norm"].to_data() == pytest.approx(ours["acc_norm"].to_data())
@@ -201,19 +199,6 @@ def test_an_exported_folder_has_the_numbers_of_its_run(folder: Path, questions: 
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_exported_folder_writes_the_texts_of_its_run(folder: Path) -> None:
-    pytest.importorskip("lm_eval", reason="needs the extra [eval]")
-    from lm_eval.api.instance import Instance
-
-    def asked(name: str) -> list[str]:
-        scorer = open_model(folder / name).scorer(EvaluationConfig(max_length=17))
-        request = Instance("generate_until", {}, ("one", {"until": ["\n"], "max_gen_toks": 3}), 0)
-        return ScorerLM(scorer).generate_until([request], disable_tqdm=True)
-
-    for name in SHAPES:
-        assert asked(name) == asked(f"{name}-run")
-
-
 def test_what_cannot_be_evaluated_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:
     path = shutil.copytree(folder / "llama", tmp_path / "llama")
     said = json.loads((path / "config.json").read_text())
@@ -271,35 +256,15 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def few_tasks(harness: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The harness reads its thousands of tasks for seconds."""
-    from lm_eval import tasks
-
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    (folder / "arc_easy.yaml").write_text(
-        "task: arc_easy\ndataset_path: allenai/ai2_arc\noutput_type: multiple_choice\ntest_split: test\n"
-        "doc_to_text: q\ndoc_to_choice: c\ndoc_to_target: t\n"
-    )
-    whole = tasks.TaskManager.__init__
-
-    def few(self: Any, include_path: Any = None, include_defaults: bool = True, **options: Any) -> None:
-        whole(self, include_path=include_path or folder, include_defaults=False, **options)
-
-    monkeypatch.setattr(tasks.TaskManager, "__init__", few)
-
-
 def scorer(run: Path) -> Scorer:
     trained = open_model(run)
     return Scorer(trained.model, trained.tokenizer, trained.recipe.seq_len)
 
 
-def test_a_group_has_the_items_of_its_tasks(finished: Path, few_tasks: None, tmp_path: Path) -> None:
-    folder = tmp_path / "tasks"
+def test_a_group_has_the_items_of_its_tasks(finished: Path, harness: None, tmp_path: Path) -> None:
+    (folder := tmp_path / "tasks").mkdir()
     for name, rows in (("one", ROWS), ("two", ROWS[:1])):
-        config = local_task(write_lines(tmp_path / f"{name}.jsonl", rows))
-        (folder / f"{name}.yaml").write_text(dump_yaml(config))
+        write_harness_task(write_lines(folder / f"{name}.jsonl", rows))
     by_size = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
     (folder / "inner.yaml").write_text(f"group: inner\ntask: [two]\n{by_size}\n")
     (folder / "outer.yaml").write_text(f"group: outer\ntask: [one, inner]\n{by_size}\n")
@@ -318,7 +283,7 @@ def test_a_perplexity_is_paired_by_the_loss_of_every_answer(harness: None, finis
     rows = [{"context": "one two", "continuation": "three"}, {"context": "a b c", "continuation": "de"}]
     path = write_lines(tmp_path / "cloze.jsonl", rows)
     task = load_task(path)
-    found = run_lm_eval(scorer(finished), [str(path)])[1]["cloze"].items
+    found = run_lm_eval(scorer(finished), [write_harness_task(path)])[1]["cloze"].items
     expected = score_task(scorer(finished), encode_task(scorer(finished), task)).items
     assert found["nats"] == pytest.approx(expected["nats"], rel=1e-5)
     assert found["acc"] == expected["acc"]

@@ -59,7 +59,7 @@ def test_validation_that_could_not_work_is_refused_beforehand(data):
         HeldOut(data, data.held_out.n_tokens, 2, None, "fp32").check()
 
 
-BYTES = [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 N_UNITS = 7
 CHANGING = {
     "unknown to the vocabulary": ("aé", 2, [], None),
@@ -74,8 +74,8 @@ CHANGING = {
 def changed(request, tmp_path) -> tuple[PreparedData, str, int]:
     """Held-out text whose tokens have other bytes, the unit that it repeats, and the tokens of a unit."""
     unit, n_tokens, pieces, normalizer = CHANGING[request.param]
-    vocabulary = [("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0), *pieces]
-    tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=bool(pieces)))
+    vocabulary = {piece: index for index, piece in enumerate(["<unk>", "</s>", "a", *pieces])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=bool(pieces)))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -39,7 +39,7 @@ class PrepareOptions(NewFolder):
     """The options that turn texts into tokens."""
 
     tokenizer: str = "bpe-4096"
-    """bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."""
+    """bytes, bpe-N (trained on SRC), or path/to/tokenizer.json (#TOKEN names its end of text)."""
     held_out: float | None = None
     """Fraction of documents held out for validation; default: 0.05."""
     held_out_from: tuple[str, ...] = ()
@@ -51,8 +51,6 @@ class PrepareOptions(NewFolder):
     """Split longer texts at line ends into documents of about this many bytes."""
     max_tokens: int | None = None
     """Stop before the document that would exceed this number of training tokens."""
-    workers: int | None = None
-    """Number of processes that encode; default: one process, with threads."""
 
 
 @data_app.command("prepare", cls=Command)
@@ -64,8 +62,8 @@ def prepare_command(
 ) -> None:
     """Tokenize SRC into train and held-out shards.
 
-    SRC is a file (.txt .md .py .jsonl .json, .gz and .zst of each, .parquet .arrow), a folder, hf:NAME,
-    hf:NAME@CONFIG:SPLIT, python-stdlib, installed-python or synthetic.
+    SRC is a file (.txt .md .py .jsonl .json, .gz and .zst of each, .parquet), a folder, hf:NAME, hf:NAME@CONFIG:SPLIT,
+    python-stdlib, installed-python or synthetic.
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
@@ -83,7 +81,6 @@ def prepare_command(
             tokenizer=options.tokenizer,
             held_out=[open_source(path, **reading) for path in options.held_out_from] or fraction,
             max_tokens=options.max_tokens,
-            n_workers=options.workers,
             progress=shown.preparing,
         )
     _show(prepared.manifest, options.out, as_json)
@@ -97,7 +94,7 @@ class AdoptOptions(NewFolder):
     held_out: Path
     """Shards held out for validation: a PREFIX or a folder."""
     tokenizer: str
-    """Tokenizer of the shards: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes."""
+    """Tokenizer of the shards: path/to/tokenizer.json (#TOKEN names its end of text), or bytes."""
 
 
 @data_app.command("adopt", cls=Command)

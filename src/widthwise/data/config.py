@@ -39,7 +39,7 @@ class OneSource(Config):
     path: Annotated[PathText, AfterValidator(lambda path: check_url(path) if is_url(path) else path)] | None = None
     """A folder written by `widthwise data prepare` or `widthwise data adopt`, or its URL, see `data.remote`."""
     tokenizer: Annotated[str, AfterValidator(check_spec)] | None = None
-    """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""
+    """bytes, bpe-N, or the path of a tokenizer.json."""
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
     """The fraction of documents held out for validation."""
     verify: Literal["full", "sizes"] = "full"

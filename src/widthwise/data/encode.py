@@ -1,21 +1,10 @@
-"""Encoding of documents into the token shards of both splits, also with several processes of this machine.
-
-The main process can be any script, and its workers end when it ends.
-"""
+"""Encoding of documents into the token shards of both splits."""
 
 import hashlib
-import os
-import subprocess
-import sys
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -23,7 +12,6 @@ import numpy as np
 from widthwise.config_io import mistakes_of
 from widthwise.data.documents import Document, Entry, Scan
 from widthwise.data.identity import SplitRecord, Splits
-from widthwise.data.json_tokenizer import restore_tokenizer
 from widthwise.data.shards import ShardWriter, durable, name_lines, names_path, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import writing
@@ -33,19 +21,11 @@ BATCH_BYTES = 2**20
 """Approximate size of the text of a batch."""
 
 
-@dataclass(frozen=True)
-class EncodedBatch:
-    """Documents in order, with their tokens end to end; a left-out document has no text."""
+def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of documents end to end, and the length of each, int64; a left-out document has no text.
 
-    entries: list[Entry]
-    tokens: np.ndarray
-    """(sum of lengths,), of the dtype of the shards."""
-    lengths: np.ndarray
-    """int64 (n_documents,), including the end-of-text tokens."""
-
-
-def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> EncodedBatch:
-    """Tokenize the documents of a batch. Raises UserError for a document that cannot be encoded, with its name."""
+    Every document ends in an end-of-text token. Raises UserError for a document that cannot be encoded, with its name.
+    """
     texts = ["" if entry.split is None else document.text for document, entry in batch]
     try:
         documents = tokenizer.encode_batch(texts)
@@ -58,7 +38,7 @@ def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> E
         ids.append(tokenizer.eos_id)
     lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
     tokens = np.fromiter(chain.from_iterable(documents), dtype=token_dtype(tokenizer.vocab_size), count=lengths.sum())
-    return EncodedBatch([entry for _, entry in batch], tokens, lengths)
+    return tokens, lengths
 
 
 def batches_of(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple[Document, Entry]]]:
@@ -73,73 +53,6 @@ def batches_of(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple
             batch = []
             n_bytes = 0
     yield batch
-
-
-def encode_with_workers(
-    entries: Iterable[tuple[Document, Entry]], spec: str, file: Path, n_workers: int
-) -> Generator[EncodedBatch]:
-    """Encode documents in order, in batches, with `n_workers` processes.
-
-    spec, file: the saved tokenizer. Raises UserError as `encode_batch`, and if a worker dies.
-    """
-    idle: SimpleQueue[Connection] = SimpleQueue()
-    running: deque[Future[EncodedBatch]] = deque()
-
-    def run(batch: list[tuple[Document, Entry]]) -> EncodedBatch:
-        connection = idle.get()
-        try:
-            connection.send(batch)
-            encoded = connection.recv()
-        except (EOFError, OSError):
-            raise UserError("workers: one of them died; use fewer if memory is short") from None
-        finally:
-            idle.put(connection)
-        if isinstance(encoded, UserError):
-            raise encoded
-        return encoded
-
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(n_workers))
-        for _ in range(n_workers):
-            idle.put(_start_worker(spec, file, stack))
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        for batch in batches_of(entries):
-            running.append(pool.submit(run, batch))
-            if len(running) > 2 * n_workers:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-
-
-def _start_worker(spec: str, file: Path, stack: ExitStack) -> Connection:
-    """Start a process that ends with the stack, and return the connection to it."""
-    connection, of_worker = Pipe()
-    # -P: a file of the working folder must not take the place of a library.
-    command = [sys.executable, "-P", "-c", f"from {__name__} import work; work()"]
-    command += [spec, str(file), str(of_worker.fileno())]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
-    with of_worker:
-        worker = subprocess.Popen(command, env=environment, pass_fds=[of_worker.fileno()], start_new_session=True)
-    stack.enter_context(worker)
-    stack.callback(worker.kill)  # before the stack waits for it, so that no thread waits for its answer
-    return connection
-
-
-def work() -> None:
-    """Encode batches until the process that sends them ends. Its arguments: spec, file and connection."""
-    spec, file, handle = sys.argv[1:]
-    tokenizer = restore_tokenizer(spec, Path(file))
-    connection = Connection(int(handle))
-    while True:
-        try:
-            batch = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            encoded = encode_batch(batch, tokenizer)
-        except UserError as error:
-            encoded = error
-        connection.send(encoded)
 
 
 class SplitShards:
@@ -171,20 +84,14 @@ class SplitShards:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def fill(self, batches: Iterable[EncodedBatch], has_added: Callable[[], object] = lambda: None) -> None:
-        """Append batches until full; `has_added` is called after each batch."""
-        for batch in batches:
-            self._add(batch)
-            has_added()
-            if self.is_full:
-                break
-
-    def _add(self, batch: EncodedBatch) -> None:
-        is_trained_on = np.array([entry.split == "train" for entry in batch.entries], dtype=bool)
-        n_kept = self._n_that_fit(np.where(is_trained_on, batch.lengths, 0))
-        entries = batch.entries[:n_kept]
-        lengths = batch.lengths[:n_kept]
-        tokens = batch.tokens[: lengths.sum()]
+    def add(self, batch: list[tuple[Document, Entry]]) -> None:
+        """Encode and append documents, until full. Raises UserError as `encode_batch`, and on a full disk."""
+        tokens, lengths = encode_batch(batch, self.tokenizer)
+        is_trained_on = np.array([entry.split == "train" for _, entry in batch], dtype=bool)
+        n_kept = self._n_that_fit(np.where(is_trained_on, lengths, 0))
+        entries = [entry for _, entry in batch[:n_kept]]
+        lengths = lengths[:n_kept]
+        tokens = tokens[: lengths.sum()]
         n_bytes = np.array([entry.n_bytes for entry in entries], dtype=np.int64)
         for split, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
             chosen = np.array([entry.split == split for entry in entries], dtype=bool)
@@ -198,8 +105,6 @@ class SplitShards:
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
         """Count the documents of a batch that fit. train_lengths: (n_documents,), 0 for documents of no training."""
-        if self.is_full:
-            return 0
         if self.max_tokens is None:
             return len(train_lengths)
         after = self.splits().train.n_tokens + np.cumsum(train_lengths)

@@ -3,7 +3,6 @@
 bytes                          the 256 bytes and an end-of-text token
 bpe-4096                       byte-level BPE of that size, trained on the corpus
 path/to/tokenizer.json[#EOS]   a file of the `tokenizers` library whose tokens have known bytes; EOS ends a text
-tiktoken:cl100k_base           an encoding of the tiktoken library (extra `tiktoken`)
 """
 
 import hashlib
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, TiktokenTokenizer, Tokenizer, refusing_panics
+from widthwise.data.tokenizer import N_BYTES, ByteTokenizer, Tokenizer, refusing_panics
 from widthwise.files import read_text
-from widthwise.mistakes import UserError
+from widthwise.mistakes import UserError, shortened
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -33,8 +32,6 @@ MOST_GROWTH = 1000
 GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 4}
 """Part of a tokenizer.json -> largest number of bytes that replace one. Unicode forms: from standard annex 15;
 ByteLevel writes a byte as up to two, with a space before it."""
-ANY_TEXT = "a \ue000"
-"""A text with a character that no vocabulary has, to detect a tokenizer without a token for unknown characters."""
 MAX_TRAINING_BYTES = 64 * 2**20
 """Largest text for training a BPE tokenizer, approximately: more changes little and takes minutes."""
 
@@ -47,8 +44,7 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, spec: str, definition: str, where: str, eos: str | None = None):
         """`where` names the file in errors.
 
-        Raises UserError as `read_definition`, and for a missing end-of-text token, pieces of unknown bytes, or a text
-        that cannot be encoded.
+        Raises UserError as `read_definition`, and for a missing end-of-text token and pieces of unknown bytes.
         """
         self._where = where
         self._tokenizer, data = read_definition(definition, where)
@@ -64,11 +60,13 @@ class JsonTokenizer(Tokenizer):
             raise UserError(f"{where}: {hint}; name its end-of-text token as in tokenizer.json#<token>")
         self.eos_id = self._vocab[eos_name]
         self._tokenizer.add_special_tokens([eos_name])  # even if it is a plain token in the file
-        self._encoder = _encoder(self._tokenizer, data)
-        self._encoder.no_truncation()
-        self._encoder.no_padding()
-        self._encoder.encode_special_tokens = True  # text that spells a special token is plain text
-        self._first_id = _first_id(data.get("post_processor"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # text that spells a special token is plain text
+        # A template can repeat or drop the text.
+        self._tokenizer.post_processor = None  # pyright: ignore[reportAttributeAccessIssue]
+        with refusing_panics(f"{where}: post_processor"):
+            self._first_id = _first_id(data.get("post_processor"))
         if self._first_id is not None and self._tokenizer.id_to_token(self._first_id) is None:
             raise UserError(f"{where}: post_processor: adds token {self._first_id}; must be one of the vocabulary")
         count = _piece_counter(data.get("decoder"), where)
@@ -78,12 +76,10 @@ class JsonTokenizer(Tokenizer):
         for index, token in self._tokenizer.get_added_tokens_decoder().items():
             self._byte_lengths[index] = 0 if token.special else len(token.content.encode())
         self._byte_lengths[self.eos_id] = 0
-        with refusing_panics(f"{where}: cannot encode a text"):
-            self._encoder.encode(ANY_TEXT)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with refusing_panics(f"{self._where}: cannot encode a text"):
-            encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             encoded = [encoding.ids for encoding in encodings]
         if any(self.eos_id in ids for ids in encoded):  # a vocabulary can contain it as a plain piece
             raise UserError(f"{self._where}: cannot encode a text that spells the end-of-text token {self.eos!r}")
@@ -122,10 +118,8 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def vocabulary_id(self) -> str:
-        model = json.loads(self._tokenizer.to_str())["model"]  # in the normal form of the library
-        pieces = sorted(self._vocab.items(), key=lambda item: item[1])
-        scores = model["vocab"] if isinstance(model["vocab"], list) else None
-        content = json.dumps([pieces, model.get("merges"), scores, self.eos_id])
+        merges = json.loads(self._tokenizer.to_str())["model"]["merges"]  # in the normal form of the library
+        content = json.dumps([sorted(self._vocab.items()), merges, self.eos_id])
         return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -133,9 +127,10 @@ def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dic
     """Parse an untrusted tokenizer.json; return the tokenizer and its content.
 
     Raises UserError, which begins with `where`, for a damaged file, for a tokenizer that may make a text more than
-    MOST_GROWTH times as long, so that encoding may never end, and for one that repeats, drops or randomly splits text.
+    MOST_GROWTH times as long, so that encoding may never end, for one that randomly splits text, and for any but BPE.
     """
     from tokenizers import Tokenizer as LibraryTokenizer  # takes 45 ms, and a recipe only names its tokenizer
+    from tokenizers.models import BPE
 
     with refusing_panics(f"{where}: is not a tokenizer of the tokenizers library"):
         data = json.loads(definition)
@@ -147,27 +142,12 @@ def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dic
             if growth > MOST_GROWTH:
                 mistake = f"{' and '.join(parts)} may make a text {growth:,.0f} times as long"
                 raise UserError(f"{where}: {mistake}; allowed: up to {MOST_GROWTH:,} times")
-        for part in _mappings(data.get("post_processor")):
-            texts = [piece["Sequence"]["id"] for piece in part.get("single", ()) if "Sequence" in piece]
-            if "single" in part and texts != ["A"]:
-                got = "$" + " $".join(texts[:3]) if texts else "none"
-                raise UserError(f"{where}: post_processor: single: got {got}; must hold the text $A exactly once")
-        dropout = (data.get("model") or {}).get("dropout")
-        if dropout:
-            raise UserError(f"{where}: model.dropout: got {dropout}, which splits a text at random; allowed: null")
-        return LibraryTokenizer.from_str(definition), data
-
-
-def _encoder(tokenizer: "LibraryTokenizer", data: dict[str, Any]) -> "LibraryTokenizer":
-    """Return the tokenizer; for a Unigram model, which matches special tokens in text, a copy without them."""
-    pieces = data["model"].get("vocab")
-    if not isinstance(pieces, list):
-        return tokenizer
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    special &= {piece for piece, _ in pieces}
-    model = {**data["model"], "vocab": [["" if piece in special else piece, score] for piece, score in pieces]}
-    added = [token for token in data["added_tokens"] if token["content"] not in special]
-    return tokenizer.from_str(json.dumps({**data, "model": model, "added_tokens": added}))
+        tokenizer = LibraryTokenizer.from_str(definition)
+        if not isinstance(tokenizer.model, BPE):
+            raise UserError(f"{where}: model: got {type(tokenizer.model).__name__}; must be BPE")
+        if dropout := tokenizer.model.dropout:
+            raise UserError(f"{where}: model.dropout: got {dropout:g}, which splits a text at random; allowed: null")
+        return tokenizer, data
 
 
 def _first_id(post_processor: Any) -> int | None:
@@ -249,13 +229,10 @@ def _at_most(texts: Iterator[str], n_bytes: int) -> Iterator[str]:
 
 def check_spec(spec: str) -> str:
     """Validate a spec without loading anything, and return it. Raises UserError."""
-    size = _bpe_size(spec)
-    if size is not None and not N_BYTES < size <= MAX_VOCAB_SIZE:
-        shown = spec if len(spec) <= 30 else spec[:27] + "..."
-        raise UserError(f"tokenizer {shown!r}: allowed: bpe-{N_BYTES + 1} to bpe-{MAX_VOCAB_SIZE}")
-    if spec == "bytes" or size or re.fullmatch(r"tiktoken:.+|.+\.json(#.+)?", spec):
+    if spec == ByteTokenizer.spec or _bpe_size(spec) or re.fullmatch(r".+\.json(#.+)?", spec):
         return spec
-    raise UserError(f"tokenizer {spec!r}: allowed: bytes, bpe-N, path/to/tokenizer.json, tiktoken:NAME")
+    sizes = f"bpe-N (N from {N_BYTES + 1} to {MAX_VOCAB_SIZE})"
+    raise UserError(f"tokenizer {shortened(spec)}: allowed: bytes, {sizes}, path/to/tokenizer.json")
 
 
 def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None = None) -> Tokenizer:
@@ -263,12 +240,12 @@ def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None
     size = _bpe_size(check_spec(spec))
     if size is not None:
         if training_texts is None:
-            raise UserError(
-                f"tokenizer {spec!r}: is trained on a corpus; name bytes, tiktoken:NAME or a tokenizer.json"
-            )
+            raise UserError(f"tokenizer {spec!r}: is trained on a corpus; name bytes or a tokenizer.json")
         return train_bpe(training_texts(), size)
+    if spec == ByteTokenizer.spec:
+        return ByteTokenizer()
     path, _, eos = spec.partition("#")
-    return _built_in(spec) or JsonTokenizer(spec, read_text(Path(path)), path, eos or None)
+    return JsonTokenizer(spec, read_text(Path(path)), path, eos or None)
 
 
 def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
@@ -276,25 +253,15 @@ def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
     if path.name == JsonTokenizer.file_name:
         eos = END_OF_TEXT if _bpe_size(spec) else spec.partition("#")[2]
         return JsonTokenizer(spec, read_text(path), str(path), eos or None)
-    tokenizer = _built_in(spec)
-    if tokenizer is None or tokenizer.definition() != read_text(path):
-        raise UserError(f"{path}: differs from the tokenizer {spec!r} on this machine")
-    return tokenizer
+    if spec != ByteTokenizer.spec or ByteTokenizer().definition() != read_text(path):
+        raise UserError(f"{path}: differs from the tokenizer {spec!r}")
+    return ByteTokenizer()
 
 
 def _bpe_size(spec: str) -> int | None:
-    """Return the vocabulary size of `bpe-N`; None for another spec."""
-    match = re.fullmatch(r"bpe-0*([0-9]+)", spec)
-    if match is None:
-        return None
-    return int(match[1]) if len(match[1]) < 10 else MAX_VOCAB_SIZE + 1
-
-
-def _built_in(spec: str) -> Tokenizer | None:
-    """Return a tokenizer that needs only its name; None for another spec."""
-    if spec.startswith("tiktoken:"):
-        return TiktokenTokenizer(spec.removeprefix("tiktoken:"))
-    return ByteTokenizer() if spec == ByteTokenizer.spec else None
+    """Return the vocabulary size of `bpe-N`; None for another spec, or a size that is not allowed."""
+    match = re.fullmatch(r"bpe-([0-9]{1,9})", spec)
+    return int(match[1]) if match and N_BYTES < int(match[1]) <= MAX_VOCAB_SIZE else None
 
 
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:

@@ -3,11 +3,10 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from widthwise.data.documents import Corpus, Document, Entry, ProgressCallback, Scan, Split, ignore_progress
-from widthwise.data.encode import SplitShards, batches_of, encode_batch, encode_with_workers
+from widthwise.data.encode import SplitShards, batches_of
 from widthwise.data.identity import CorpusRecord, HeldOutRecord
 from widthwise.data.json_tokenizer import check_spec, open_tokenizer
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
@@ -134,7 +133,6 @@ def prepare(
     tokenizer: str = "bpe-4096",
     held_out: float | Sequence[Corpus | Path | str] = 0.05,
     max_tokens: int | None = None,
-    n_workers: int | None = None,
     reuse: bool = False,
     progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
@@ -143,18 +141,15 @@ def prepare(
     corpus: a Corpus, a file, a folder, or a name, see `open_source`. held_out: the fraction of documents to hold out by
     a hash of their content, or sources that are held out completely; then all of `corpus` is trained on, except for
     documents equal to a held-out one, which are left out and counted in the manifest. `bpe-N` is trained on the
-    training split alone. n_workers: number of processes that encode, with the same result; default: threads of this
-    process. max_tokens: stop before the first training document that would exceed this number, without reading the
-    rest of the corpus; `bpe-N` is still trained on the whole corpus. reuse: open a finished `out`; otherwise anything
-    in `out` is refused.
+    training split alone. max_tokens: stop before the first training document that would exceed this number, without
+    reading the rest of the corpus; `bpe-N` is still trained on the whole corpus. reuse: open a finished `out`;
+    otherwise anything in `out` is refused.
 
-    Raises UserError if a split is empty, the corpus changes while it is read, a worker dies, or the disk is full.
+    Raises UserError if a split is empty, the corpus changes while it is read, or the disk is full.
     """
     check_spec(tokenizer)
     if max_tokens is not None and max_tokens < 1:
         raise UserError(f"max_tokens: got {max_tokens}; expected at least 1")
-    if n_workers is not None and n_workers < 1:
-        raise UserError(f"workers: got {n_workers}; expected at least 1")
     opened = _opened(corpus)
     if isinstance(held_out, float | int):
         division = HeldOutFraction(held_out)
@@ -172,14 +167,13 @@ def prepare(
             expected = scan(division.entries(opened), progress)
             division.refuse_empty_split(expected, opened.name)
         trained = open_tokenizer(tokenizer, training_texts)
-        file = trained.save(folder)
-        entries = division.entries(opened)
-        if n_workers is None:
-            batches = (encode_batch(batch, trained) for batch in batches_of(entries))
-        else:
-            batches = encode_with_workers(entries, trained.spec, file, n_workers)
-        with SplitShards(folder, trained, max_tokens) as shards, closing(batches):
-            shards.fill(batches, lambda: progress("tokenizing", *_progress(shards, expected)))
+        trained.save(folder)
+        with SplitShards(folder, trained, max_tokens) as shards:
+            for batch in batches_of(division.entries(opened)):
+                shards.add(batch)
+                progress("tokenizing", *_progress(shards, expected))
+                if shards.is_full:
+                    break
             if expected not in (None, shards.totals()):
                 raise UserError(f"{opened.name}: changed while it was being read; prepare it again")
         _finish(folder, opened.name, division, shards, progress)

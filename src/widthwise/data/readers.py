@@ -1,4 +1,4 @@
-"""Documents from text files, JSON lines, Parquet and Arrow files, folders of them, and Hugging Face datasets."""
+"""Documents from text files, JSON lines, Parquet files, folders of them, and Hugging Face datasets."""
 
 import gzip
 import io
@@ -6,7 +6,7 @@ import warnings
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from widthwise.config_io import refusing, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
-from widthwise.files import check_plain_file, parse_json, read_json_mapping
+from widthwise.files import check_plain_file, parse_json
 from widthwise.mistakes import UserError
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
@@ -25,8 +25,6 @@ MAX_LINE_BYTES = 2**26
 MAX_TEXT_BYTES = 2**30
 """Longest compressed text, because a few kilobytes can expand to any length."""
 PACKED = (".gz", ".zst")
-SPLITS = "dataset_dict.json"
-"""The file that `save_to_disk` writes for a dataset of several splits, each a folder."""
 
 
 def open_source(source: str, field: str = "text", document_bytes: int | None = None) -> Corpus:
@@ -39,7 +37,7 @@ def open_source(source: str, field: str = "text", document_bytes: int | None = N
 def read_documents(source: str | Path, field: str = "text", document_bytes: int | None = None) -> Iterator[Document]:
     """Yield the documents of a file, a folder (recursive, sorted by path) or a Hugging Face dataset.
 
-    `.txt .md .py`: a file is a document. `.jsonl .json .parquet .arrow` and datasets: a row is a document, its text in
+    `.txt .md .py`: a file is a document. `.jsonl .json .parquet` and datasets: a row is a document, its text in
     `field`. Text and JSON lines may be compressed (`.gz .zst`). In a folder, plain `.json`, which often describes the
     data, and other endings are not read; a warning names them. Byte order marks are removed. `document_bytes` cuts
     longer texts at line ends into documents of about that size.
@@ -70,16 +68,12 @@ def _read_files(names: dict[Path, str], field: str) -> Iterator[Document]:
 def _source_files(source: str) -> dict[Path, str]:
     """Return a dict from each file of a source to the name of its documents, in order.
 
-    Warns of files in a folder that are not read. Raises UserError for a source without files, an empty name, and a
-    dataset of several splits.
+    Warns of files in a folder that are not read. Raises UserError for a source without files, and for an empty name.
     """
     if not source:
         raise UserError("source: got ''; expected a path or the name of a corpus; `.` is the working folder")
     path = Path(source)
     if path.is_dir():
-        if (path / SPLITS).is_file():
-            splits = read_json_mapping(path / SPLITS).get("splits")
-            raise UserError(f"{path}: holds a dataset of splits {splits}; name one, such as {path / 'train'}")
         files = files_below(path)
         readable = [file for file in files if _ending(file) in READERS and _ending(file) != ".json"]
         endings = Counter(_ending(file) or file.name for file in files)
@@ -181,48 +175,24 @@ def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
 
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
+    """Yield the documents of a column, which Arrow reads without validation."""
     pyarrow = require("pyarrow", "prep")
     parquet = require("pyarrow.parquet", "prep")
     with (
         refusing(f"{path}: cannot be read", OSError, UnicodeError, pyarrow.ArrowException),
         parquet.ParquetFile(path) as file,
     ):
-        _check_column(path, field, file.schema_arrow)
-        yield from _column(file.iter_batches(batch_size=1024, columns=[field]), path, name, field)
-
-
-def _read_arrow(path: Path, name: str, field: str) -> Iterator[Document]:
-    """Yield the documents of an Arrow file or stream, as `save_to_disk` of Hugging Face datasets writes it."""
-    pyarrow = require("pyarrow", "prep")
-    ipc = require("pyarrow.ipc", "prep")
-    with (
-        refusing(f"{path}: cannot be read", OSError, UnicodeError, pyarrow.ArrowException),
-        pyarrow.OSFile(str(path)) as file,
-    ):
-        is_stream = file.read(6) != b"ARROW1"
-        file.seek(0)
-        batches = ipc.open_stream(file) if is_stream else ipc.open_file(file)
-        _check_column(path, field, batches.schema)
-        in_order = batches if is_stream else map(batches.get_batch, range(batches.num_record_batches))
-        yield from _column((batch.select([field]) for batch in in_order), path, name, field)
-
-
-def _check_column(path: Path, field: str, schema: Any) -> None:
-    if field not in schema.names:
-        raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(schema.names)}")
-
-
-def _column(batches: Iterable[Any], path: Path, name: str, field: str) -> Iterator[Document]:
-    """Yield the documents of Arrow batches of one column, which Arrow reads without validation."""
-    number = 0
-    for column in (batch.column(0) for batch in batches):
-        is_valid = _is_valid(column)
-        for index in range(len(column)):
-            number += 1
-            where = f"{path}: row {number}"
-            if not is_valid and not _is_valid(column.slice(index, 1)):
-                raise UserError(f"{where}: field {field!r} is not UTF-8 text")
-            yield Document(f"{name}:{number}", _text_of_row({field: column[index].as_py()}, field, where))
+        if field not in file.schema_arrow.names:
+            raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(file.schema_arrow.names)}")
+        number = 0
+        for column in (batch.column(0) for batch in file.iter_batches(batch_size=1024, columns=[field])):
+            is_valid = _is_valid(column)
+            for index in range(len(column)):
+                number += 1
+                where = f"{path}: row {number}"
+                if not is_valid and not _is_valid(column.slice(index, 1)):
+                    raise UserError(f"{where}: field {field!r} is not UTF-8 text")
+                yield Document(f"{name}:{number}", _text_of_row({field: column[index].as_py()}, field, where))
 
 
 def _is_valid(column: Any) -> bool:
@@ -256,6 +226,5 @@ _TEXTS = {".txt": _read_text, ".md": _read_text, ".py": _read_text, ".jsonl": _r
 READERS: dict[str, Reader] = {
     **{ending + packed: reader for ending, reader in _TEXTS.items() for packed in ("", *PACKED)},
     ".parquet": _read_parquet,
-    ".arrow": _read_arrow,
 }
-EXPECTED = "expected names ending in .txt .md .py .jsonl .json (.gz and .zst of each), .parquet or .arrow"
+EXPECTED = "expected names ending in .txt .md .py .jsonl .json (.gz and .zst of each) or .parquet"

@@ -1,4 +1,4 @@
-"""Prepared folders at a URL, fetched into the cache file by file through fsspec (extra `remote`)."""
+"""Prepared folders at a URL, fetched into the cache through fsspec (extra `remote`)."""
 
 import hashlib
 import os
@@ -10,24 +10,15 @@ from urllib.parse import urlsplit
 
 from widthwise.config_io import refusing, require
 from widthwise.data.documents import Counter, ProgressCallback
-from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
-from widthwise.files import (
-    MAX_JSON_BYTES,
-    fsync_file,
-    fsync_folder,
-    parse_json,
-    read_text,
-    write_atomic,
-    writing,
-)
+from widthwise.data.identity import MANIFEST, parse_manifest
+from widthwise.data.shards import durable
+from widthwise.files import MAX_JSON_BYTES, FileRecord, new_folder, parse_json, write_atomic, writing
 from widthwise.mistakes import UserError, shortened
 
 FETCHED_BYTES_AT_ONCE = 2**22
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")
 """Allowed protocols. Other protocols of fsspec, and chains of several, do more than read a file: `reference` fills in
 templates, through which an untrusted file reaches the environment variables of this process."""
-LATEST = "latest"
-"""File with the name of the folder that was fetched last, within the folder of a URL."""
 
 
 def cache_folder() -> Path:
@@ -64,93 +55,55 @@ def check_url(url: str) -> str:
 def fetched(url: str, progress: ProgressCallback) -> Path:
     """Fetch a prepared folder and return its copy in the cache.
 
-    Every file is checked against the manifest before it gets its name; existing files are not fetched again. Of several
-    processes, one fetches and the others wait. If the manifest is unreachable, the last copy is used, with a warning. A
-    changed manifest gets a new folder.
+    The copy is checked against its manifest, and complete or absent. Of several processes, one fetches and the others
+    wait. If the manifest is unreachable, the newest copy is used, with a warning. A changed manifest gets a new folder.
     Raises UserError as `check_url`, and for a URL that cannot be read, a damaged manifest, and a file that does not
     match the manifest.
     """
-    remote = _Remote(check_url(url).rstrip("/"))
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", remote.url.rpartition("/")[2])[-40:]
-    base = cache_folder() / "remote" / f"{readable}-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
+    url = check_url(url).rstrip("/")
+    where = f"{url}/{MANIFEST}"
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", url.rpartition("/")[2])[-40:]
+    base = cache_folder() / "remote" / f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
     try:
-        text = remote.read_text(MANIFEST)
+        content = b"".join(_parts(url, MANIFEST, MAX_JSON_BYTES))
     except UserError as error:
-        if not (base / LATEST).is_file():
+        copies = [path.parent for path in base.glob(f"[!.]*/{MANIFEST}")]
+        if not copies:
             raise
         warnings.warn(f"{error}; using the copy fetched earlier", stacklevel=2)
-        return base / read_text(base / LATEST)
-    where = f"{remote.url}/{MANIFEST}"
-    manifest = parse_manifest(parse_json(text, where), where)
-    folder = base / hashlib.sha256(text.encode()).hexdigest()[:16]
-    if not (folder / MANIFEST).is_file():
-        from filelock import FileLock  # slow to import, and not needed for a local folder
+        return max(copies, key=lambda copy: (copy / MANIFEST).stat().st_mtime)
+    manifest = parse_manifest(parse_json(content.decode(errors="replace"), where), where)
+    folder = base / hashlib.sha256(content).hexdigest()[:16]
+    if (folder / MANIFEST).is_file():
+        return folder
+    from filelock import FileLock  # slow to import, and not needed for a local folder
 
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(base / ".lock"):
-            _fetch_files(remote, manifest, folder, progress)
-            write_atomic(folder / MANIFEST, text)
-    if not (base / LATEST).is_file() or read_text(base / LATEST) != folder.name:
-        write_atomic(base / LATEST, folder.name)
+    with writing(folder), FileLock(base / ".lock"):
+        if (folder / MANIFEST).is_file():
+            return folder
+        done = Counter(progress, f"fetching {url}", sum(record.n_bytes for record in manifest.files.values()))
+        with new_folder(folder) as copy:
+            for name, record in manifest.files.items():
+                digest = hashlib.sha256()
+                n_bytes = 0
+                with durable(copy / name) as file:
+                    for part in _parts(url, name, record.n_bytes + 1):  # one more, to notice a longer file
+                        file.write(part)
+                        digest.update(part)
+                        n_bytes += len(part)
+                        done.add(len(part))
+                if FileRecord(n_bytes=n_bytes, sha256=digest.hexdigest()) != record:
+                    raise UserError(f"{url}/{name}: differs from its manifest; it is damaged or changed")
+            write_atomic(copy / MANIFEST, content)
     return folder
 
 
-def _fetch_files(remote: "_Remote", manifest: Manifest, folder: Path, progress: ProgressCallback) -> None:
-    """Fetch missing files; existing files were checked before they got their name."""
-    done = Counter(progress, f"fetching {remote.url}", sum(record.n_bytes for record in manifest.files.values()))
-    for name, record in manifest.files.items():
-        target = folder / name
-        if target.is_file() and target.stat().st_size == record.n_bytes:
-            done.add(record.n_bytes)
-            continue
-        partial = target.with_name(f".{target.name}.partial")
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                digest = hashlib.sha256()
-                n_bytes = 0
-                with open(partial, "wb") as copy:
-                    for part in remote.parts(name):
-                        n_bytes += len(part)
-                        if n_bytes > record.n_bytes:
-                            break
-                        digest.update(part)
-                        copy.write(part)
-                        done.add(len(part))
-                if (n_bytes, digest.hexdigest()) != (record.n_bytes, record.sha256):
-                    raise UserError(f"{remote.url}/{name}: differs from its manifest; it is damaged or changed")
-                fsync_file(partial)
-                partial.replace(target)
-                fsync_folder(target.parent)
-            finally:
-                partial.unlink(missing_ok=True)
-
-
-class _Remote:
-    """A folder at a URL."""
-
-    def __init__(self, url: str):
-        fsspec = require("fsspec", "remote")
-        self.url = url
-        with refusing(f"{url}: cannot be fetched", Exception):  # any error of the protocol's library
-            self._files, self._root = fsspec.core.url_to_fs(url)
-
-    def read_text(self, name: str) -> str:
-        """Return a small file. Raises UserError if it cannot be read or is longer than MAX_JSON_BYTES."""
-        content = bytearray()
-        for part in self.parts(name):
-            content += part
-            if len(content) > MAX_JSON_BYTES:
-                raise UserError(f"{self.url}/{name}: is longer than {MAX_JSON_BYTES:,} bytes")
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            raise UserError(f"{self.url}/{name}: is not UTF-8 text") from None
-
-    def parts(self, name: str) -> Iterator[bytes]:
-        """Yield a file in parts. Raises UserError if it cannot be read."""
-        path = f"{self._root}/{name}"
-        with refusing(f"{self.url}/{name}: cannot be fetched", Exception), self._files.open(path, "rb") as file:
-            while part := file.read(FETCHED_BYTES_AT_ONCE):
+def _parts(url: str, name: str, n_bytes: int) -> Iterator[bytes]:
+    """Yield the first n_bytes of a file in parts. Raises UserError if it cannot be read."""
+    fsspec = require("fsspec", "remote")
+    with refusing(f"{url}/{name}: cannot be fetched", Exception):  # any error of the protocol's library
+        files, root = fsspec.core.url_to_fs(url)
+        with files.open(f"{root}/{name}", "rb") as file:  # not fsspec.open, which would read a chain in the name
+            while part := file.read(min(FETCHED_BYTES_AT_ONCE, n_bytes)):
+                n_bytes -= len(part)
                 yield part

@@ -1,16 +1,15 @@
-"""The tokenizer interface, byte tokens, and the encodings of the tiktoken library (extra `tiktoken`)."""
+"""The tokenizer interface, and byte tokens."""
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from widthwise.config_io import require
 from widthwise.files import write_atomic
 from widthwise.mistakes import UserError
 
@@ -144,53 +143,3 @@ class ByteTokenizer(Tokenizer):
 
     def definition(self) -> str:
         return json.dumps({"spec": self.spec}) + "\n"
-
-
-class TiktokenTokenizer(Tokenizer):
-    """An encoding of the tiktoken library. Its vocabulary ends at the last id that can occur in data."""
-
-    file_name = "tokenizer_spec.json"
-
-    def __init__(self, name: str):
-        """Raises UserError if the extra is missing, the name is unknown, or the encoding's file cannot be loaded."""
-        self.spec = f"tiktoken:{name}"
-        self._encoding = _tiktoken_encoding(name)
-        special = {self._encoding.encode_single_token(token) for token in self._encoding.special_tokens_set}
-        pieces: dict[int, bytes] = {}
-        for index in sorted(set(range(self._encoding.n_vocab)) - special):
-            with suppress(KeyError):  # an id without a token
-                pieces[index] = self._encoding.decode_single_token_bytes(index)
-        self.eos_id = self._encoding.eot_token
-        self.vocab_size = max(*pieces, self.eos_id) + 1
-        self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
-        self._byte_lengths[list(pieces)] = [len(piece) for piece in pieces.values()]
-        self._ordinary = frozenset(pieces)
-        sized = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces.values())
-        self._pieces_sha256 = hashlib.sha256(sized).hexdigest()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        with refusing_panics(f"tokenizer {self.spec}: cannot encode a text"):
-            return self._encoding.encode_ordinary_batch(list(texts))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._encoding.decode([index for index in ids if index in self._ordinary])
-
-    def token_byte_lengths(self) -> np.ndarray:
-        return self._byte_lengths.copy()
-
-    def definition(self) -> str:
-        return json.dumps({"spec": self.spec, "pieces_sha256": self._pieces_sha256}) + "\n"
-
-
-def _tiktoken_encoding(name: str) -> Any:
-    tiktoken = require("tiktoken", "tiktoken")
-    try:
-        return tiktoken.get_encoding(name)
-    except OSError:
-        hint = "set TIKTOKEN_CACHE_DIR to a folder that holds it, or connect to the network"
-        raise UserError(f"tokenizer tiktoken:{name}: its file cannot be loaded; {hint}") from None
-    except ValueError:
-        names = ", ".join(tiktoken.list_encoding_names())
-        raise UserError(
-            f"tokenizer tiktoken:{name}: no such encoding, or its file is damaged; allowed: {names}"
-        ) from None

@@ -11,7 +11,7 @@ Three forms, distinguished by the keys of a line; further keys are ignored:
         arXiv:1806.02847)
 
 Question and answer are joined by a delimiter, one space by default, and encoded as in lm-evaluation-harness. The files
-have the format of llm-foundry's `local_data`. `local_task` describes such a file as a task of the harness.
+have the format of llm-foundry's `local_data`.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
 import pydantic
@@ -33,13 +33,7 @@ from widthwise.files import parse_json, read_text
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TaskAnswers
 
-SUFFIX = ".jsonl"
-"""Suffix of a task name that is a file."""
 Text = Annotated[str, Field(min_length=1)]
-
-
-def _harness_mean(metric: str) -> dict[str, Any]:
-    return {"metric": metric, "aggregation": "mean", "higher_is_better": True}
 
 
 class Item(Config):
@@ -63,11 +57,6 @@ class Item(Config):
         """Return the reported metrics, from the means of the scores over items."""
         return {name: estimate for name, estimate in means.items() if name != "nats"}
 
-    @classmethod
-    @abstractmethod
-    def harness(cls, delimiter: str) -> dict[str, Any]:
-        """Return the keys of a lm-evaluation-harness task that describe the questions by the names of our keys."""
-
     def answer_scores(self, log_likelihood: float) -> dict[str, float]:
         """Return the likelihood of the correct answer over its length without the delimiter, as OLMo does."""
         return {
@@ -79,9 +68,6 @@ class Item(Config):
 
 class _Choice(Item):
     gold: int
-    documents: ClassVar[dict[str, str]]
-    """Keys of the harness for text, choices and target -> our keys."""
-    accuracies: ClassVar[tuple[str, ...]] = ("acc",)
 
     @pydantic.model_validator(mode="after")
     def _check_gold(self) -> "_Choice":
@@ -98,23 +84,12 @@ class _Choice(Item):
         likelihoods = np.array([continuation.log_likelihood for continuation in continuations])
         return self.is_right(likelihoods) | self.answer_scores(likelihoods[self.gold])
 
-    @classmethod
-    def harness(cls, delimiter: str) -> dict[str, Any]:
-        return {
-            "output_type": "multiple_choice",
-            "target_delimiter": delimiter,
-            **cls.documents,
-            "metric_list": [_harness_mean(name) for name in cls.accuracies],
-        }
-
 
 class MultipleChoice(_Choice):
     """A question with several answers."""
 
     query: str
     choices: Annotated[tuple[Text, ...], Field(min_length=2)]
-    documents: ClassVar = {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"}
-    accuracies: ClassVar = ("acc", "acc_norm")
 
     @property
     def answer(self) -> str:
@@ -134,11 +109,6 @@ class Schema(_Choice):
 
     context_options: Annotated[tuple[Text, ...], Field(min_length=2)]
     continuation: Text
-    documents: ClassVar = {
-        "doc_to_text": "gold",  # a number: the choices are contexts
-        "doc_to_choice": "context_options",
-        "doc_to_target": "continuation",
-    }
 
     @property
     def answer(self) -> str:
@@ -169,19 +139,6 @@ class Cloze(Item):
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
         """Add the perplexity of the whole answer, as LAMBADA reports it."""
         return {**super().metrics(means), "perplexity": means["nats"].exponential()}
-
-    @classmethod
-    def harness(cls, delimiter: str) -> dict[str, Any]:
-        return {
-            "output_type": "loglikelihood",
-            "target_delimiter": "",
-            "doc_to_text": "context",
-            "doc_to_target": f"{{{{ {delimiter!r} + continuation }}}}",  # a template
-            "metric_list": [
-                _harness_mean("acc"),
-                {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False},
-            ],
-        }
 
 
 FORMS = (MultipleChoice, Schema, Cloze)
@@ -230,24 +187,7 @@ def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> Loc
             raise UserError(f"{place}: has another form than the lines before ({keys})")
     if not items:
         raise UserError(f"{path}: has no items")
-    return LocalTask(path.name.removesuffix(SUFFIX), items, delimiter, digest.hexdigest(), where)
-
-
-def local_task(path: Path, delimiter: str = " ") -> dict[str, Any]:
-    """Return the config of a file as a task of the harness, plain data for YAML, with the questions of `score_task`.
-
-    Raises UserError as `load_task`.
-    """
-    task = load_task(path, delimiter)
-    return {
-        "task": task.name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(path.resolve())}},
-        "test_split": "test",
-        "fewshot_split": "test",  # the harness excludes the question
-        "metadata": {"version": 1.0},
-        **type(task.items[0]).harness(delimiter),
-    }
+    return LocalTask(path.name.removesuffix(".jsonl"), items, delimiter, digest.hexdigest(), where)
 
 
 @dataclass(frozen=True)

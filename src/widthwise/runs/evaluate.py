@@ -16,7 +16,7 @@ from widthwise.config_io import refusing, require, to_data
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import text_means
-from widthwise.evaluation.local_tasks import SUFFIX, encode_task, load_task, local_task, score_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.mistakes import UserError
@@ -67,8 +67,7 @@ def evaluate_run(
     harness_items: dict[str, ItemAnswers] = {}
     if config.tasks:
         names = list(dict.fromkeys(config.tasks))
-        observer.message(f"lm-evaluation-harness: {', '.join(names)}")
-        scorer.on_progress = lambda n_done, n_total: None  # the harness shows its progress
+        _begin("lm-evaluation-harness", f"lm-evaluation-harness: {', '.join(names)}", scorer, observer)
         harness, harness_items = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
     text_metrics = [answers.metrics for answers in texts.values()]
     means = text_means(text_metrics)
@@ -150,38 +149,31 @@ def run_lm_eval(
 ) -> tuple[dict[str, Scores], dict[str, ItemAnswers]]:
     """Return the metrics of each task and group, and the items of metrics that are means, in the order of questions.
 
-    tasks: names of the harness, and files of local questions (NAME.jsonl; see `evaluation.local_tasks`), which need no
-    network. num_fewshot: examples before each question; default: set by the task. limit: number of first questions of
-    each task to use.
+    tasks: names of the harness, and YAML files of tasks. num_fewshot: examples before each question; default: set by
+    the task. limit: number of first questions of each task to use.
 
-    Raises UserError if the harness is not installed, does not know a task or cannot load its data, and for two tasks
-    of the same name.
+    Raises UserError if the harness is not installed, does not know a task or cannot load its data, and for a task that
+    generates text.
     """
     require("lm_eval", "eval")
     import lm_eval.evaluator
     from datasets.exceptions import DatasetsError
-    from lm_eval.tasks import TaskManager
 
-    from widthwise.evaluation.lm_eval_model import ScorerLM
+    from widthwise.evaluation.lm_eval_model import LikelihoodTasks, ScorerLM
 
-    files = [task for task in tasks if task.endswith(SUFFIX)]
-    names = [task for task in tasks if not task.endswith(SUFFIX)]
-    _check_unique("tasks", [Path(task).name.removesuffix(SUFFIX) for task in tasks])
-    configs = [local_task(Path(file)) for file in files]
-    # Slow: the harness reads its list of tasks from thousands of files.
-    manager = TaskManager(include_defaults=bool(names))
-    for name in names:
+    manager = LikelihoodTasks()  # slow: reads a list of tasks from thousands of files
+    for name in tasks:
         if name not in manager.all_tasks and not Path(name).is_file():
             matches = difflib.get_close_matches(name, manager.all_tasks, n=1)
             hint = f"did you mean {matches[0]!r}?" if matches else "`lm_eval ls tasks` lists them"
             raise UserError(f"tasks: got {name!r}; lm-evaluation-harness has no task of that name; {hint}")
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the bootstrap would start a process for every core
     unavailable = f"{' '.join(tasks)}: lm-evaluation-harness cannot load the data of a task; without network access, "
-    unavailable += f"use files of questions, NAME{SUFFIX}"
+    unavailable += "use files of questions (--task-file)"
     with refusing(unavailable, ConnectionError, DatasetsError), contextlib.redirect_stdout(sys.stderr):
         evaluated = lm_eval.evaluator.simple_evaluate(
             model=ScorerLM(scorer),
-            tasks=[*configs, *names],
+            tasks=list(tasks),
             num_fewshot=num_fewshot,
             limit=limit,
             bootstrap_iters=N_RESAMPLES,
