@@ -79,7 +79,6 @@ REMOVED = {
     "--suite": "was removed; name its tasks with --tasks, or their files with --task-file",
     "--local": "was removed; name the files of a folder with --task-file",
     "--partial": "was removed; only the named tasks are evaluated",
-    "--parquet": "was removed; analysis.json has every number",
     "--n-devices": "was removed; give --devices",
     "--bandwidth": "was removed; `plan` has --memory-bandwidth, --node-bandwidth and --network-bandwidth",
     "--devices": "was removed; `widthwise plan RECIPE --devices 1,8` predicts memory, traffic and time",
