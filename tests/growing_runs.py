@@ -36,8 +36,7 @@ GROWING = {
     ),
     "converted": (
         UNIFORM,
-        "growth=[{at_step: 4, model: {ffn: {kind: hourglass, n_blocks: 2, ratio: 4}, attention: {bias: true}, mtp: {},"
-        " positions: {n_positions: 64}}}]",
+        "growth=[{at_step: 4, model: {ffn: {kind: hourglass, n_blocks: 2, ratio: 4}, mtp: {}}}]",
     ),
     "made dynamic": (UNIFORM, BUDGET, "growth=[{at_step: 4, model: {ffn: {kind: dynamic, ratio: 4}}}]"),
     "apart": APART,

@@ -36,7 +36,6 @@ UNNEEDED = {"keys_that_do_not_turn": {"layers.1.attention.w_k.bias.weight"}}
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5, "dynamic": False, "group_norm": "none"}
 UNMASKED, MASKED = {"mask": {"kind": "none"}}, {"mask": {"kind": "ste"}}
 BY_NETWORK = {"score": {"kind": "mlp", "d_hidden": 3}}
-GQA = {"head_dim": 2, "kv_group_size": 3, "qk_norm": {"over": "head"}}
 GEGLU = {"kind": "mlp", "d_ff": 10, "gated": True, "activation": "gelu"}
 CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hourglass": ({}, {"ffn": BLOCKS}),
@@ -53,17 +52,12 @@ CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"layers": {1: {"attention": {"head_dim": 6, "v_head_dim": 4, "rope_base": 10000.0 ** (6 / 4)}}}},
     ),
-    "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
-    "biases of an mlp": ({"ffn": SILU_MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
-    "learned positions": ({"tie_embeddings": True}, {"positions": {"n_positions": 6}}),
     "all at once": (
         {},
         {
             "d_model": 20,
             "n_layers": 5,
             "ffn": {**BLOCKS, "n_blocks": 2, "d_hidden": 12},
-            "attention": {"bias": True, "out_bias": True},
-            "positions": {"n_positions": 7},
             "mtp": {"n_depths": 2, "coefficient": 0.0},
         },
     ),
@@ -120,13 +114,13 @@ def test_an_hourglass_has_the_weights_and_the_moments_of_the_swiglu():
     plan, weights = plan_growth(old, small_model(ffn={**BLOCKS, "n_blocks": 1})), with_random_weights(old, seed=4)
     assert not any(is_new.any() for is_new in plan.is_new().values())
     assert all(torch.equal(weight, weights[plan.tensors[name].source]) for name, weight in plan.weights(weights))
-    plan = plan_growth(old, small_model(ffn=BLOCKS, attention={"bias": True}))
+    plan = plan_growth(old, small_model(ffn=BLOCKS))
     state = {name: {"exp_avg": each, "step": torch.tensor(7.0)} for name, each in weights.items()}
     grown = dict(grown_states(plan, state))
     moved = grown["layers.2.ffn.blocks.0.w_gate.weight"]
     assert torch.equal(moved["exp_avg"], state["layers.2.ffn.w_gate.weight"]["exp_avg"])
     assert moved["step"] == 7
-    assert not {"layers.2.ffn.blocks.1.w_gate.weight", "layers.2.attention.w_q.bias.weight"} & grown.keys()
+    assert "layers.2.ffn.blocks.1.w_gate.weight" not in grown
 
 
 @pytest.mark.parametrize("head_dim", [6, 8, 14])

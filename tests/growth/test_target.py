@@ -87,6 +87,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
         ({}, {"vocab_size": 18}, "vocab_size: got 18 where it was 17"),
         ({}, {"tie_embeddings": True}, "tie_embeddings: got True where it was False"),
         ({}, {"d_model": 8}, "d_model: layers of widths"),
+        ({}, {"positions": {"n_positions": 9}}, "positions: got {'n_positions': 9} where it was None; growth has no"),
         ({}, {"logit_cap": 5.0}, "logit_cap: got 5.0 where it was None"),
         ({}, {"n_layers": 2}, "n_layers: got 2 where there were 3"),
         ({"mtp": {"n_depths": 1}}, {"mtp": {"n_depths": 2}}, "mtp.n_depths: got 2 where it was 1; growth has no conv"),
@@ -106,6 +107,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
     ],
     "attention": [
         ({}, {"attention": {"qk_norm": {"over": "head"}}}, "layers.0.attention.qk_norm: got"),
+        ({}, {"attention": {"bias": True}}, "layers.0.attention.bias: got True where it was False; growth has no conv"),
         ({}, {"attention": {"score_cap": 5.0}}, "layers.0.attention.score_cap: got 5.0 where it was None"),
         (QK_NORM, {"attention": {"qk_norm": {"over": "all_heads"}}}, "qk_norm.over: got"),
         (QK_NORM, lambda m: expansions.widen_keys(m, [1], 6), "layers.1.attention.head_dim: got 6"),

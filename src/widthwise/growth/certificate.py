@@ -61,8 +61,8 @@ def certify(
     n_bytes = (2 * n_old + 6 * n_new) * torch.float64.itemsize
     dtype = torch.float64 if n_bytes <= free_memory() / 2 else torch.float32
     logit_bound, gradient_bound = BOUNDS[dtype]
-    n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
-    size = (N_SEQUENCES, min([N_TOKENS, *n_positions]))
+    n_positions = N_TOKENS if plan.old.positions is None else plan.old.positions.n_positions
+    size = (N_SEQUENCES, min(N_TOKENS, n_positions))
     tokens = torch.randint(plan.old.vocab_size, size, generator=torch.Generator().manual_seed(seed))
     stored = {name: weight.detach() for name, weight in new_weights.items()}
     old = {name: weight.detach().to(dtype) for name, weight in old_weights.items()}

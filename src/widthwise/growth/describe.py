@@ -39,10 +39,6 @@ def expansions(plan: GrowthPlan) -> list[str]:
     if new.d_model != old.d_model:
         lines.append(f"embedding and head: width {old.d_model} -> {new.d_model} (hidden dimension expansion)")
     lines += new.residual.growth_in_words(old.residual)
-    n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
-    if n_after != n_before:
-        start = "" if n_before else ", 0 at first"
-        lines.append(f"learned positions: {n_before} -> {n_after}{start}")
     if new.mtp is not None and old.mtp is None:
         lines.append(f"MTP heads: {new.mtp.n_depths} added, which do not affect the logits (multi-token prediction)")
     lines += [f"{_named(members)}: {text}" for text, members in layers.items()]
@@ -75,9 +71,6 @@ def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[st
 
 
 def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
-    for name, place in (("bias", "of queries, keys and values"), ("out_bias", "after the heads")):
-        if getattr(new, name) and not getattr(old, name):
-            yield f"attention biases {place} added, 0 at first"
     if new.n_heads != old.n_heads:
         yield f"attention {old.n_heads} -> {new.n_heads} heads (head addition)"
     if new.n_kv_heads != old.n_kv_heads:

@@ -21,7 +21,7 @@ from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
 from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
 from widthwise.mistakes import UserError
-from widthwise.model.axes import LearnedPositions, Linear, Norm, Vector, Weight
+from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
 from widthwise.model.ffn.interface import FFNConfig
@@ -169,8 +169,6 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     path = name.split(".")
     owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
     owner_name, owner = list(owners.items())[-1]
-    if isinstance(owner, LearnedPositions):
-        return True
     if path[0] == "mtp" and is_added(f"mtp.{path[1]}.w_join.weight"):
         return False  # a new MTP head affects only its loss
     sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
@@ -181,8 +179,6 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
         owner = owners[owner_name]
         if isinstance(owner, Norm):
             return owner.is_after  # its bias is written to the stream
-        if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
-            return True  # a bias added to a matrix whose output is already used
     output_norm = None  # the added norm through which the part writes
     for place, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)

@@ -154,11 +154,6 @@ def _experts(axis: GrownAxis) -> AxisMap:
     return AxisMap.of(axis.n_old, [i * axis.n_old // axis.n_new for i in range(axis.n_new)])
 
 
-def _appended(axis: GrownAxis, zero: bool) -> AxisMap:
-    is_longer = axis.n_new >= axis.n_old
-    return AxisMap.appended(axis.n_old, axis.n_new, zero=zero) if is_longer else _unchanged(axis)
-
-
 def _unchanged(axis: GrownAxis) -> AxisMap:
     """Map an axis that keeps its size. Raises UserError if the size changes."""
     if axis.n_old != axis.n_new:
@@ -174,9 +169,8 @@ RULES: dict[str, Callable[[GrownAxis], AxisMap]] = {
     "d_model": _coordinates,
     "stream_width": lambda axis: _written_or_read(axis, axis.stream, axis.stream.table),
     "slot_width": lambda axis: _written_or_read(axis, axis.stream.slot, axis.stream.slot.written),
-    "n_slots": lambda axis: _appended(axis, zero=axis.role == "in"),
+    "n_slots": lambda axis: AxisMap.appended(axis.n_old, axis.n_new, zero=axis.role == "in"),
     "n_experts": _experts,
-    "n_positions": lambda axis: _appended(axis, zero=False),
 }
 """Axis -> rule. An axis without a rule keeps its size, unless the feed-forward names it among its `hidden_axes`."""
 

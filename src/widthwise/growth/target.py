@@ -57,8 +57,7 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
             if layer.ffn.constant_fields is None:
                 raise UserError(f"{where}.ffn: growth does not know `{layer.ffn.kind}`; it must set `constant_fields`")
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier", "logit_cap"), old, wanted)
-    must_stay(("tie_embeddings",), old, wanted)
-    may_be_added("positions", old.positions, wanted.positions)
+    must_stay(("tie_embeddings", "positions"), old, wanted)
     may_be_added("mtp", old.mtp, wanted.mtp)
     # Norms scaled by depth keep their factor in a kept layer, even if layers are added before it.
     before, after = (
@@ -104,9 +103,8 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
         norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
     path = f"{where}.attention"
     with mistakes_at(path):
-        for name in ("bias", "out_bias"):
-            may_be_added(name, getattr(old.attention, name), getattr(new.attention, name))
         all_must_agree(("window", "score_cap"), old.attention, new.attention)
+        must_stay(("bias", "out_bias"), old.attention, new.attention)
     # Softmax scale, rotary frequencies and norm divisors are kept.
     constants = {"scale": old.attention.scale, **kept_rotation(old.attention, new.attention)}
     constants["qk_norm"] = _qk_norm(old.attention, new.attention, path)

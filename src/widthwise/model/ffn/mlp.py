@@ -4,13 +4,11 @@ Sources: Vaswani et al. 2017, arXiv:1706.03762 (relu); GPT-2, Radford et al. 201
 arXiv:2109.08668 (relu2); Shazeer 2020, arXiv:2002.05202 (gates: GEGLU, ReGLU).
 """
 
-from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.kinds import may_be_added
 from widthwise.sizes import Width
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
@@ -45,7 +43,7 @@ class MLPOptions(Config):
 class MLPConfig(MLPOptions, FFNConfig):
     """The feed-forward down(activation(up(x))), or with a gate down(activation(gate(x)) * up(x))."""
 
-    constant_fields = ("activation", "gated")
+    constant_fields = ("activation", "gated", "bias")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     bakes_with_one_eps = True
     module = "widthwise.model.ffn.mlp_module:MLP"
@@ -55,17 +53,6 @@ class MLPConfig(MLPOptions, FFNConfig):
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return self.mlp_cost(d_model, self.d_ff, d_out)
-
-    def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        grown = super().with_constants_of(old, reads_more)
-        assert isinstance(old, MLPConfig)
-        may_be_added("bias", old.bias, self.bias)
-        return grown
-
-    def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
-        if self.bias and not getattr(old, "bias", False):
-            yield "feed-forward biases added, 0 at first"
-        yield from super().growth_in_words(old)
 
 
 class MLPTemplate(MLPOptions, HiddenWidthTemplate):
