@@ -119,17 +119,16 @@ def test_the_covariance_is_diagonal_and_falls_after_turning_to_its_axes() -> Non
     assert float(energy.sum()) == pytest.approx(float(before.diag().sum()))
 
 
-def check_cut_by_need(model: Decoder, score: str, sizes: list[LayerSizes]) -> None:
+def check_cut_by_need(model: Decoder, sizes: list[LayerSizes]) -> None:
     before = logits(model)
-    reorder(model, order_of_need(layer_needs(model, measure(model, [TOKENS]), score)))
+    reorder(model, order_of_need(layer_needs(model, measure(model, [TOKENS]))))
     small = small_from(model, sizes)
     assert difference(logits(small), before) < 1e-12
     assert sum(p.numel() for p in small.parameters()) == small.config.cost().params < model.config.cost().params
 
 
 @pytest.mark.parametrize("kind", ["llama", "gqa", "qwen", "gpt2"])
-@pytest.mark.parametrize("score", ["taylor", "activation", "magnitude"])
-def test_units_and_groups_that_write_nothing_come_last_and_are_cut_exactly(kind: str, score: str) -> None:
+def test_units_and_groups_that_write_nothing_come_last_and_are_cut_exactly(kind: str) -> None:
     model = drawn(small_model(**KINDS[kind]))
     whole = layer_sizes(model.config)
     with torch.no_grad():
@@ -137,7 +136,7 @@ def test_units_and_groups_that_write_nothing_come_last_and_are_cut_exactly(kind:
             layer.ffn.w_down.weight[:, [1, 4, 7]] = 0
             layer.attention.w_o.weight.view(model.config.d_model, whole[i].n_kv_heads, -1)[:, 0] = 0
     sizes = [LayerSizes(each.d_model, each.n_kv_heads - 1, each.n_hidden - 3) for each in whole]
-    check_cut_by_need(model, score, sizes)
+    check_cut_by_need(model, sizes)
 
 
 def test_experts_that_no_token_chooses_and_units_that_write_nothing_come_last_and_are_cut_exactly() -> None:
@@ -152,7 +151,7 @@ def test_experts_that_no_token_chooses_and_units_that_write_nothing_come_last_an
             for expert, matrix in enumerate(layer.ffn.w_down.weight.unflatten(0, (5, -1))):
                 matrix[:, [expert % 4, (expert + 1) % 4]] = 0
     sizes = [each._replace(n_experts=4, n_hidden=2) for each in layer_sizes(model.config)]
-    check_cut_by_need(model, "taylor", sizes)
+    check_cut_by_need(model, sizes)
 
 
 def test_a_layer_that_writes_nothing_is_left_out_exactly() -> None:
@@ -216,7 +215,7 @@ def test_a_narrow_layer_hears_as_much_as_before_and_the_rest_is_carried_past_it(
 def test_taylor_is_the_slope_of_the_loss_along_each_unit(kind: str) -> None:
     """Against central differences: the loss where one hidden unit of one layer is scaled by 1 + e and 1 - e."""
     model = drawn(small_model(**KINDS[kind]))
-    needs = layer_needs(model, measure(model, [TOKENS]), "taylor")
+    needs = layer_needs(model, measure(model, [TOKENS]))
     written, step = model.layers[1].ffn.w_down.weight, 1e-5
     columns = [column for matrix in written.unflatten(0, (len(needs[1].units), -1)) for column in matrix.unbind(dim=1)]
 
@@ -236,11 +235,10 @@ def test_taylor_is_the_slope_of_the_loss_along_each_unit(kind: str) -> None:
 def test_need_does_not_depend_on_how_a_batch_is_split(kind: str, n_rows: int) -> None:
     model = drawn(small_model(**KINDS[kind]))
     batches = [torch.arange(8 * (SEQ_LEN + 1)).view(8, -1) * factor % VOCAB_SIZE for factor in (5, 7)]
-    for score in ("taylor", "activation"):
-        whole, split = (layer_needs(model, measure(model, batches, n_rows=n), score) for n in (None, n_rows))
-        for one, other in zip(whole, split, strict=True):
-            for part in ("units", "groups", "stream"):
-                assert torch.allclose(getattr(one, part), getattr(other, part), rtol=1e-9)
+    whole, split = (layer_needs(model, measure(model, batches, n_rows=n)) for n in (None, n_rows))
+    for one, other in zip(whole, split, strict=True):
+        for part in ("units", "groups", "stream"):
+            assert torch.allclose(getattr(one, part), getattr(other, part), rtol=1e-9)
 
 
 def test_measuring_leaves_the_model_as_it_was() -> None:

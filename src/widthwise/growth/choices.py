@@ -72,10 +72,6 @@ class GrowOptions(GrowthChoices):
 
 BUDGETS = ("params", "flops", "kv_bytes")
 """Costs by which a smaller model can be requested."""
-Score = Literal["taylor", "activation", "magnitude"]
-"""taylor: first-order change of the loss if an entry becomes 0, |gradient * value| (Molchanov et al. 2019,
-arXiv:1906.10771); activation: mean size of an entry times the norm of the column that reads it (Minitron,
-arXiv:2407.14679); magnitude: the norm of that column alone."""
 
 
 class ShrinkOptions(Config):
@@ -90,15 +86,6 @@ class ShrinkOptions(Config):
     shape: Literal["found", "x", "uniform"] = "found"
     """`found`: cut each layer where least is lost, or remove it; `x`, `uniform`: keep all layers and experts, and cut
     in proportion to an x that is narrowest at 0.75 of the depth, or all layers in the same proportion."""
-    parts: Literal["all", "stream"] = "all"
-    """`all`: cut heads, hidden units, experts and layers too; `stream`: only the part of the stream that layers read
-    and write."""
-    score: Score = "taylor"
-    """Order of heads, hidden units and experts: by the first-order change of the loss, by activation, or by weights.
-    With `found`, sizes follow from the change of the loss with every score."""
-    stream: Literal["turned", "sorted"] = "turned"
-    """`turned`: rotate the stream so that its leading coordinates hold most, if that preserves the function; `sorted`:
-    only sort its coordinates."""
     multiple: Count = 8
     """Widths and hidden units are multiples of this."""
     calibration_batches: Count = 8

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
-from widthwise.growth.choices import Score
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, Order, layers_kept, readers, sublayers
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.axes import Linear, Norm
@@ -29,41 +28,31 @@ from widthwise.model.recompute import Recompute
 
 @dataclass
 class Entries:
-    """Sums over tokens of the entries of one activation; float64 (n,)."""
+    """First-order changes of the loss if single entries of one activation became 0, in nats; float64 (n,).
 
-    energy: Tensor | float = 0.0
-    """Sum of squares."""
-    size: Tensor | float = 0.0
-    """Sum of absolute values."""
+    Source: Molchanov et al. 2019, arXiv:1906.10771.
+    """
+
     slope: Tensor | float = 0.0
-    """First-order change of the loss of the current batch, in nats, summed over its passes so far."""
-    taylor: Tensor | float = 0.0
+    """Gradient times value, summed over the passes of the current batch so far."""
+    total: Tensor | float = 0.0
     """Sum over batches of the absolute values of `slope`."""
-    n_tokens: int = 0
     n_batches: int = 0
 
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the changes over the batches, on the CPU."""
+        return torch.as_tensor(self.total).cpu() / self.n_batches
+
     def add(self, x: Tensor) -> None:
-        """Add x (..., n) now, and its gradient during the backward pass."""
+        """Add x (..., n), during the backward pass."""
         parts = _parts(x)
-        for rows in parts:
-            self._add_rows(rows.double())
-        if x.requires_grad:
-            x.register_hook(lambda gradient: self._add_gradient(parts, gradient))
 
-    def add_normed(self, x: Tensor) -> None:
-        """Add x (..., n), every row divided by its root mean square."""
-        for rows in _parts(x):
-            wide = rows.double()
-            self._add_rows(wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30))
+        def add_gradient(gradient: Tensor) -> None:
+            for rows, slope in zip(parts, _parts(gradient)):
+                self.slope += (rows.double() * slope).sum(dim=0)
 
-    def _add_rows(self, rows: Tensor) -> None:
-        self.energy += rows.square().sum(dim=0)
-        self.size += rows.abs().sum(dim=0)
-        self.n_tokens += len(rows)
-
-    def _add_gradient(self, parts: Sequence[Tensor], gradient: Tensor) -> None:
-        for rows, slope in zip(parts, _parts(gradient)):
-            self.slope += (rows.double() * slope).sum(dim=0)
+        x.register_hook(add_gradient)
 
     def add_experts(self, moe: MoE, x: Tensor, logits: Tensor, update: Tensor) -> None:
         """Add the hidden units of all experts, times the weight of the expert for the token; 0 if not chosen.
@@ -79,13 +68,10 @@ class Entries:
             token, choice = (chosen == expert).nonzero(as_tuple=True)
             hidden = silu(x[token] @ gate.T) * (x[token] @ up.T) * weights[token, choice, None]
             parts.append((token, hidden.double(), down))
-        self.size += torch.cat([hidden.abs().sum(dim=0) for _, hidden, _ in parts])
-        self.n_tokens += len(x)
 
         def add_gradient(gradient: Tensor) -> None:
             rows = gradient.flatten(0, -2)
-            sums = [(hidden * (rows[token] @ down)).sum(dim=0) for token, hidden, down in parts]
-            self.slope += torch.cat(sums)
+            self.slope += torch.cat([(hidden * (rows[token] @ down)).sum(dim=0) for token, hidden, down in parts])
 
         update.register_hook(add_gradient)
 
@@ -105,8 +91,15 @@ class Need:
     """Attended values of all heads, (n_heads * v_head_dim,), or hidden units, (n_experts * n_hidden,)."""
     written: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
     """Coordinates of the stream that it writes."""
-    normed: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
-    """By the name of the norm: its input, divided by its root mean square for each token."""
+    energy: defaultdict[str, Tensor | float] = field(default_factory=lambda: defaultdict(float))
+    """By the name of the norm: sum over tokens of the squares of its input, divided by their mean, float64 (n,)."""
+
+    def add_energy(self, norm: str, x: Tensor) -> None:
+        """Add the input of a norm, (..., n)."""
+        for rows in _parts(x):
+            wide = rows.double()
+            normed = wide / wide.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-30)
+            self.energy[norm] += normed.square().sum(dim=0)
 
 
 def writer(sublayer: nn.Module) -> Linear:
@@ -201,7 +194,7 @@ def measure(
         for name, part in {**sublayers(model), "exit": model.exit}.items():
             for norm_name, norm in part.norm.named_modules(prefix=f"{name}.norm"):
                 if isinstance(norm, Norm):
-                    add(norm.register_forward_pre_hook(observing(need.normed[norm_name].add_normed)))
+                    add(norm.register_forward_pre_hook(observing(partial(need.add_energy, norm_name))))
         for name, sublayer in sublayers(model).items():
             add(readers(sublayer)[0].register_forward_pre_hook(observing(need.read[name].add)))
             if isinstance(sublayer, MoE):
@@ -214,7 +207,7 @@ def measure(
             for rows in batch.split(n_rows or len(batch)):
                 (_objective(model, rows, boundaries) * (len(rows) / len(batch))).backward()
             for entries in (*need.read.values(), *need.inner.values(), *need.written.values()):
-                entries.taylor += abs(entries.slope)  # after all passes, so that the split of a batch does not matter
+                entries.total += abs(entries.slope)  # after all passes, so that the split of a batch does not matter
                 entries.slope = 0.0
                 entries.n_batches += 1
     return need
@@ -238,16 +231,6 @@ def covariance(model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries
         for batch in batches:
             _objective(model, batch, boundaries)
     return products
-
-
-def column_scores(entries: Entries, matrix: Linear, score: Score) -> Tensor:
-    """Return float64 (n_experts, n): the score of each entry that a matrix reads, for each expert."""
-    by_expert = matrix.weight.detach().unflatten(0, (matrix.out_axes.get("n_experts", 1), -1))
-    shape = len(by_expert), by_expert.shape[-1]
-    if score == "taylor":
-        return torch.as_tensor(entries.taylor).view(shape) / entries.n_batches
-    norms = torch.linalg.vector_norm(by_expert, dim=1, dtype=torch.float64)
-    return norms if score == "magnitude" else torch.as_tensor(entries.size).view(shape) / entries.n_tokens * norms
 
 
 @dataclass(frozen=True)
@@ -288,26 +271,25 @@ class LayerNeed:
         experts = self.units.sum(dim=1).argsort(descending=True, stable=True)
         return groups, experts, self.units[experts].argsort(descending=True, stable=True)
 
-    def in_order(self, score: "LayerNeed | None" = None) -> "LayerNeed":
-        """Return the scores sorted, the most needed first. score: sort by these scores of the same layer instead."""
-        groups, experts, units = (score or self).order()
+    def in_order(self) -> "LayerNeed":
+        """Return the scores sorted, the most needed first."""
+        groups, experts, units = self.order()
         return LayerNeed(self.stream, self.groups[groups], self.units[experts].gather(1, units))
 
 
-def layer_needs(model: Decoder, need: Need, score: Score) -> list[LayerNeed]:
-    """Return the scores of every layer. Coordinates of the stream always have the score `taylor`."""
+def layer_needs(model: Decoder, need: Need) -> list[LayerNeed]:
+    """Return the scores of every layer."""
     needs = []
     for i, config in enumerate(model.config.layers):
-        names = [f"layers.{i}.attention", f"layers.{i}.ffn"]
+        attention = f"layers.{i}.attention"
+        ffn = f"layers.{i}.ffn"
         stream = torch.zeros(config.d_model, dtype=torch.float64)
-        for entries in (need.read[names[0]], need.written[names[0]], need.read[names[1]], need.written[names[1]]):
-            slopes = torch.as_tensor(entries.taylor).cpu() / entries.n_batches
+        for entries in (need.read[attention], need.written[attention], need.read[ffn], need.written[ffn]):
+            slopes = entries.mean
             stream[: len(slopes)] += slopes  # the first and last layer may read or write less than they own
-        attention, ffn = (model.get_submodule(name) for name in names)
-        heads = column_scores(need.inner[names[0]], writer(attention), score)
-        groups = heads.view(config.attention.n_kv_heads, -1).sum(dim=1)
-        units = column_scores(need.inner[names[1]], writer(ffn), score)
-        needs.append(LayerNeed(stream, groups.cpu(), units.cpu()))
+        groups = need.inner[attention].mean.view(config.attention.n_kv_heads, -1).sum(dim=1)
+        n_experts = writer(model.get_submodule(ffn)).out_axes.get("n_experts", 1)
+        needs.append(LayerNeed(stream, groups, need.inner[ffn].mean.view(n_experts, -1)))
     return needs
 
 
@@ -327,8 +309,8 @@ def energies_kept(need: Need, smaller: ModelConfig, sizes: Sequence[LayerSizes])
     correspondence = layers_kept(sizes)
     for name, shape in parameter_shapes(smaller).items():
         norm = correspondence.old_name(name.removesuffix(".weight"))
-        if norm in need.normed:
-            energy = torch.as_tensor(need.normed[norm].energy)
+        if norm in need.energy:
+            energy = torch.as_tensor(need.energy[norm])
             total = energy.sum()
             shares[norm] = float(energy[: shape[0]].sum() / total) if total > 0 else 1.0
     return shares

@@ -159,13 +159,12 @@ def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tup
     least = _scaled(whole, options, 0.0)
     if options.shape == "found":
         least = [LayerSizes(*(levels[0] for levels in _levels(layer, options))) for layer in model.layers]
-        if options.parts == "all":  # one layer stays
-            alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
-            least = min(alone, key=cost)
+        alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
+        least = min(alone, key=cost)  # one layer stays
     if cost(least) > share * cost(whole):
         raise UserError(
             f"{options.budget}: got {share:g}; must be no less than {cost(least) / cost(whole):.3f} with shape "
-            f"{options.shape} and parts {options.parts}"
+            f"{options.shape}"
         )
     return cost, share * cost(whole)
 
@@ -204,11 +203,10 @@ def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -
 
     sizes = []
     for size, share in zip(whole, shares):
-        scaled = {"d_model": rounded(size.d_model, share, options.multiple)}
-        if options.parts != "stream":
-            scaled["n_kv_heads"] = rounded(size.n_kv_heads, share, 1)
-            scaled["n_hidden"] = rounded(size.n_hidden, share, options.multiple)
-        sizes.append(size._replace(**scaled))
+        d_model = rounded(size.d_model, share, options.multiple)
+        n_kv_heads = rounded(size.n_kv_heads, share, 1)
+        n_hidden = rounded(size.n_hidden, share, options.multiple)
+        sizes.append(size._replace(d_model=d_model, n_kv_heads=n_kv_heads, n_hidden=n_hidden))
     return sizes
 
 
@@ -232,9 +230,7 @@ def _found(
         key = repr(layer)
         if key not in costs_by_layer:
             sizes = [LayerSizes(*levels) for levels in product(*_levels(layer, options))]
-            candidates = [(size, cost_of(smaller_layer(layer, size, "layer"))) for size in sizes]
-            if options.parts != "stream":
-                candidates = [(LEFT_OUT, 0.0), *candidates]
+            candidates = [(LEFT_OUT, 0.0), *((size, cost_of(smaller_layer(layer, size, "layer"))) for size in sizes)]
             costs_by_layer[key] = sorted(candidates, key=lambda candidate: candidate[1])
         best = np.inf
         for size, cost in costs_by_layer[key]:
@@ -265,8 +261,6 @@ def _levels(layer: LayerConfig, options: ShrinkOptions) -> list[Sequence[int]]:
     """Return the choices for each field of `LayerSizes` of a layer, smallest first."""
     whole = layer_size(layer)
     widths = _multiples(whole.d_model, options.multiple)
-    if options.parts == "stream":
-        return [widths, *([n] for n in whole[1:])]
     top_k = layer.ffn.top_k if isinstance(layer.ffn, MoEConfig) else 1
     experts = sorted({max(n, top_k) for n in _multiples(whole.n_experts, 1)})
     return [widths, range(1, whole.n_kv_heads + 1), _multiples(whole.n_hidden, options.multiple), experts]

@@ -112,11 +112,11 @@ def shrink_run(
     if not math.isfinite(loss_before):
         raise UserError(f"{path}: its held-out loss is {loss_before}; only a model with a finite loss can be cut")
     say(f"measuring the need of the parts on {options.calibration_batches} batches")
-    reason = _arrange_stream(model, partial(covariance, model, passes, boundaries), options)
+    reason = _arrange_stream(model, partial(covariance, model, passes, boundaries))
     need = measure(model, batches, boundaries, n_rows)
-    scores = layer_needs(model, need, options.score)
+    scores = layer_needs(model, need)
     reorder(model, order_of_need(scores))
-    needs = [taylor.in_order(score) for taylor, score in zip(layer_needs(model, need, "taylor"), scores)]
+    needs = [layer.in_order() for layer in scores]
     sizes = sizes_at_budget(config, options, recipe.seq_len, needs) if to is None else sizes_like(config, to, needs)
     smaller = smaller_config(config, sizes, None if to is None else to.d_model)
     energy = energies_kept(need, smaller, sizes)
@@ -131,8 +131,8 @@ def shrink_run(
         source=source.name,
         step=source.step,
         request=to_data(options),
-        turned=options.stream == "turned" and reason is None,
-        not_turned=reason if options.stream == "turned" else None,
+        turned=reason is None,
+        not_turned=reason,
         loss_before=loss_before,
         loss_after=loss_after,
         agreement=float((tops == tops_after).double().mean()),
@@ -164,7 +164,7 @@ def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Se
     """Raise UserError unless there is either a budget or a model, and for overrides of the model."""
     if options.budget is None and to is None:
         raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
-    for name in (*BUDGETS, "shape", "parts", "multiple"):
+    for name in (*BUDGETS, "shape", "multiple"):
         if to is not None and getattr(options, name) != ShrinkOptions.model_fields[name].default:
             raise UserError(f"--{name.replace('_', '-')}: conflicts with --to, which has the sizes of every layer")
     for override in overrides:
@@ -225,7 +225,7 @@ def _layer_cuts(
     ]
 
 
-def _arrange_stream(model: Decoder, correlated: Callable[[], Tensor], options: ShrinkOptions) -> str | None:
+def _arrange_stream(model: Decoder, correlated: Callable[[], Tensor]) -> str | None:
     """Sort the coordinates of the stream by need, in place, without changing the function.
 
     Returns the reason why the stream could not be rotated, or None. Coordinates of a stream that is not rotated are
@@ -233,7 +233,7 @@ def _arrange_stream(model: Decoder, correlated: Callable[[], Tensor], options: S
     """
     config = model.config
     reason = why_not_turned(config)
-    if options.stream == "turned" and reason is None:
+    if reason is None:
         fold_gains(model)
         reorder(model, Order(torch.linalg.eigh(correlated()).eigenvectors.flip(-1)))
     elif all({layer.d_in, layer.d_model, layer.d_out} == {config.d_model} for layer in config.layers):
