@@ -27,7 +27,7 @@ GROWING = {
         "train.nested={}",
         "growth=[{at_step: 4, model: {d_model: 24, n_layers: 5}}]",
     ),
-    "slots": (UNIFORM, SLOTS, "model.mtp={}", "growth=[{at_step: 4, model: {residual: {n_slots: 6}}, reset: new}]"),
+    "slots": (UNIFORM, SLOTS, "model.mtp={}", "growth=[{at_step: 4, model: {residual: {n_slots: 6}}}]"),
     "experts": (
         UNIFORM,
         MUON,
@@ -40,6 +40,6 @@ GROWING = {
     ),
     "made dynamic": (UNIFORM, BUDGET, "growth=[{at_step: 4, model: {ffn: {kind: dynamic, ratio: 4}}}]"),
     "apart": APART,
-    "reset": (UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}, reset: all, rewarmup_steps: 0}]"),
+    "without warm-up": (UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}, rewarmup_steps: 0}]"),
 }
 """Name -> overrides of `tiny_recipe`, 9 steps."""

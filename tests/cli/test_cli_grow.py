@@ -84,7 +84,7 @@ def test_every_other_form_is_planned_and_a_change_of_the_function_is_certified(s
 
 
 def test_options_say_where_layers_go(small: str, succeeds) -> None:
-    of_layers = ("--layers", "0,1,2,3,4,5,new", "--seed", 7, "--reset", "new")
+    of_layers = ("--layers", "0,1,2,3,4,5,new", "--seed", 7)
     out, _ = succeeds("grow", small, "--add-layers", 1, "--d-ff", 192, *of_layers, "--out", "large")
     assert "  layer 7: added" in out
     assert "  layers 1-6: feed-forward 128 -> 192 hidden units (MLP expansion)" in out

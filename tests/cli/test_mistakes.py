@@ -82,7 +82,7 @@ MISTAKES = {
         ("grow small --to wide.yaml", "--out: is required"),
         ("grow small --out large", "no target given"),
         (f"grow small {TO} --layers 0,1,neu", "--layers: got 'neu'"),
-        (f"grow small {TO} --reset some", "--reset"),
+        (f"grow small {TO} --reset new", "--reset: was removed"),
         ("grow small 'model.shape={kind: x}' --out large", "give the run's recipe, as --to RECIPE 'model.shape="),
         ("grow small model.d_model=48 --out large", "or use --d-model"),
         ("grow small --to wide.yaml --out small", "small: exists already"),

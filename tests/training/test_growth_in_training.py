@@ -126,20 +126,6 @@ def test_old_entries_keep_their_moments_bit_for_bit(optimizer: str) -> None:
     assert not [name for name in new if name.startswith(("layers.1.", "layers.3."))]
 
 
-@pytest.mark.parametrize("reset", ["none", "new", "all"])
-def test_the_optimizer_forgets_what_the_event_says(reset: str) -> None:
-    growth = f"growth=[{{at_step: 4, model: {{ffn: {{kind: swiglu, ratio: 5}}}}, reset: {reset}}}]"
-    recipe = tiny_recipe(UNIFORM, growth)
-    state = state_by_name(*grow(recipe, stepped(recipe, 1)))
-    if reset == "all":
-        assert state == {}
-    else:
-        d_ff = recipe.explicit_model.layers[0].ffn.d_ff
-        squares = state["layers.0.ffn.w_gate.weight"]["exp_avg_sq"]
-        assert squares[:d_ff].any()
-        assert bool(squares[d_ff:].any()) == (reset == "none")
-
-
 def test_a_budget_keeps_its_price_and_a_new_one_starts_at_0() -> None:
     plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, f"growth=[{{at_step: 4, model: {DEEPER}}}]").phases[1].growth.plan
     priced, free = (step_config(width_budget=each) for each in (WidthBudgetConfig(target=0.5), None))

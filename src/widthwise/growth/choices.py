@@ -8,9 +8,6 @@ from pydantic import Field
 from widthwise.config_io import Config
 from widthwise.sizes import MOST_LAYERS, Count
 
-Reset = Literal["none", "new", "all"]
-"""Optimizer state to reset; see `GrowthChoices.reset`."""
-
 
 class NewSizes(Config):
     """Sizes and components of a larger model; None: unchanged."""
@@ -51,9 +48,6 @@ class GrowthChoices(Config):
     layers: tuple[OldLayer, ...] | None = None
     """For each layer of the larger model its old layer, counted from 0, or new (null) for an added one, such as
     0,1,new,2; default: added layers are spread evenly among the others."""
-    reset: Reset = "none"
-    """Optimizer state to reset: `none`, new entries start without momentum and with the mean square of the old entries
-    of their tensor; `new`, the squares of new entries start at 0 too; `all`, everything."""
     rewarmup_steps: pydantic.NonNegativeInt | None = None
     """Steps over which learning rates rise again from 0; default: the memory of the optimizer's averages
     (`settling_steps`), at most the remaining steps."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from widthwise.growth.choices import Reset
 from widthwise.growth.correspondence import AxisMap, Correspondence, align
 from widthwise.growth.rules import Owner, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
@@ -205,25 +204,18 @@ State = dict[str, dict[str, Tensor]]
 
 
 def grown_states(
-    plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none"
+    plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]]
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the AdamW or Muon state of the new model, one parameter at a time, with its name.
 
     Moments of old entries scale like their gradients, and `step` is kept: multiplying an entry by c divides its
-    gradient by c, and n equal copies share its gradient.
-
-    reset: state of the new entries.
-    - `none`: first moments and momentum 0; second moments at the mean of the old ones in the same tensor.
-    - `new`: second moments 0 as well. Adam's bias correction follows `step` and does not correct for that: with betas
-      (0.9, 0.999) a new entry first moves at 3.2 times the learning rate, then at up to 6.6 times; with (0.9, 0.95) at
-      1.1 times at most. The rate should warm up again.
-    - `all`: no state for any parameter, as at the start of a run.
+    gradient by c, and n equal copies share its gradient. First moments and momentum of new entries are 0. Their second
+    moments are the mean of the old ones in the same tensor: with 0, which Adam's bias correction does not correct
+    because it follows `step`, they would move at several times the learning rate.
 
     Tensors without an old entry get no state, nor do matrices that move from Muon to AdamW, such as the matrices of a
     feed-forward that became experts; the optimizer starts them at step 0.
     """
-    if reset == "all":
-        return
     groups = grouped_parameters(blueprint(plan.new))
     for_muon = {name for group in groups if group.are_hidden_matrices for name in group.names}
     for name, tensor in plan.tensors.items():
@@ -237,8 +229,7 @@ def grown_states(
         grown = {}
         for part, value in old.items():
             if part == "exp_avg_sq":
-                mean = float(value.double().mean()) * second if reset == "none" else 0.0
-                grown[part] = tensor.carry(value, second, mean)
+                grown[part] = tensor.carry(value, second, float(value.double().mean()) * second)
             elif part in ("exp_avg", "momentum_buffer"):
                 grown[part] = tensor.carry(value, first, 0.0)
             else:

@@ -224,7 +224,7 @@ def _carry_out(source: RunCheckpoint, intention: Intention, out: Path, observer:
         old_kind = source.recipe.optimizer.kind
         kind_notes = []
         if recipe.optimizer.kind == old_kind:
-            adopt(optimizer, model, grown_states(plan, optimizer_state, options.reset))
+            adopt(optimizer, model, grown_states(plan, optimizer_state))
         else:
             kind_notes = [f"optimizer state reset: kind changed from {old_kind} to {recipe.optimizer.kind}"]
         name = old_run.path.resolve().name

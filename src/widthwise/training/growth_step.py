@@ -31,7 +31,7 @@ def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_see
     model, optimizer = new
     weights = _Gathered(dict(old[0].named_parameters()), lambda parameter: whole(parameter.detach()).cpu())
     model.set_weights(growth.plan.weights(weights, growth.seed(run_seed)))
-    adopt(optimizer, model, grown_states(growth.plan, state_by_name(*old), growth.event.reset))
+    adopt(optimizer, model, grown_states(growth.plan, state_by_name(*old)))
 
 
 class _Gathered(UserDict[str, Any]):
