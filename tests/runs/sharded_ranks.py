@@ -28,7 +28,7 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.distributed import Group, leave
-from widthwise.training.teacher import LoadedTeacher
+from widthwise.training.objective import LoadedTeacher
 
 N_RANKS = 3
 MESHES = {"3": [[0, 1, 2]], "2": [[0, 1]], "1": [[0], [1], [2]]}

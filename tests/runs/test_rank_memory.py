@@ -26,7 +26,7 @@ from widthwise.records.cost import RankMemory
 from widthwise.runs.rank_memory import ShardedModel
 from widthwise.runs.save import write_first
 from widthwise.training.growth_step import FrozenEntries
-from widthwise.training.teacher import LoadedTeacher
+from widthwise.training.objective import LoadedTeacher
 from widthwise.training.train_state import TrainState
 
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")

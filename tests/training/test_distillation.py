@@ -18,8 +18,7 @@ from widthwise.runs.open import open_model
 from widthwise.runs.plan import plan
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume, train
-from widthwise.training.objective import Objective
-from widthwise.training.teacher import TEACHER_KEY, LoadedTeacher
+from widthwise.training.objective import TEACHER_KEY, LoadedTeacher, Objective
 
 NARROW = (UNIFORM, "model.d_model=8", "model.n_layers=2")
 

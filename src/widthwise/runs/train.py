@@ -23,9 +23,9 @@ from widthwise.runs.trained import check_tokenizer, check_vocabulary
 from widthwise.training import checkpoint_folder
 from widthwise.training.launch import Interrupted, is_launched, n_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
+from widthwise.training.objective import TEACHER_KEY
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.teacher import TEACHER_KEY
 from widthwise.yaml_io import apply_overrides, to_yaml
 
 

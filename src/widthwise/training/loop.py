@@ -15,10 +15,10 @@ from widthwise.training import checkpoint
 from widthwise.training.checkpoint_folder import Damage, latest_valid, manifest_of, prune, step_of
 from widthwise.training.launch import Interrupted, SignalWatch
 from widthwise.training.metrics import MetricsLogger
+from widthwise.training.objective import LoadedTeacher
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import Diverged, RunState, checked_loss
-from widthwise.training.teacher import LoadedTeacher
 from widthwise.training.train_state import TrainState
 from widthwise.training.validation import Validation, ValidationSets, validate
 

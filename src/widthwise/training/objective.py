@@ -1,6 +1,7 @@
-"""The objective of a step: the loss of its passes over a batch, and a price on the width that tokens use."""
+"""The objective of a step: the loss of its passes over a batch, a price on the width that tokens use, and a teacher."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,16 +10,60 @@ from torch import Tensor
 from widthwise.data.loader import Boundaries
 from widthwise.growth.plan import GrowthPlan
 from widthwise.kernels.dispatch import autocast
+from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
-from widthwise.model.decoder import Decoder, Loss
+from widthwise.model.decoder import Decoder, Loss, allocate, blueprint
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
+from widthwise.model.eval_mode import evaluating
 from widthwise.recipe.objective import WidthBudgetConfig
+from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.training.processes import Processes
+from widthwise.run_dir import RunDir
+from widthwise.training import checkpoint
+from widthwise.training.checkpoint_folder import latest_valid, step_of
+from widthwise.training.processes import ALONE, Processes
 from widthwise.training.step_statistics import ChoiceMeans
-from widthwise.training.teacher import LoadedTeacher
+
+TEACHER_KEY = "teacher_step"
+"""Key in `environment.json` of the step of the teacher's checkpoint; absent in a cut model before its training."""
+
+
+class LoadedTeacher:
+    """The teacher of a run, with the precision and the sharding of its student."""
+
+    def __init__(self, recipe: Recipe, processes: Processes = ALONE):
+        """Load the teacher that a recipe names. Called by all processes.
+
+        Raises UserError if the teacher has no good checkpoint.
+        """
+        assert recipe.train.distill is not None
+        self._config = recipe.train.distill
+        source = RunDir(self._config.teacher)
+        path, damages = latest_valid(source.checkpoints, processes)
+        if path is None:
+            reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
+            error = UserError(f"train.distill.teacher: {source.checkpoints}: no checkpoint to load ({reasons})")
+            raise processes.on_every_rank(error)
+        self.step = step_of(path)
+        processes.all_gather(lambda: self._load(recipe, source, path, processes))
+
+    def _load(self, recipe: Recipe, source: RunDir, path: Path, processes: Processes) -> None:
+        self._model = blueprint(saved_recipe(source).model_at(self.step)).requires_grad_(False)
+        if recipe.train.settled_precision == "bf16":
+            self._model.to(torch.bfloat16)
+        if processes.n_shards > 1:
+            processes.shard_model(self._model)
+        allocate(self._model, processes.device, processes.n_shards)
+        checkpoint.load_weights(path, self._model)
+
+    def read(self, tokens: Tensor, documents: Tensor | None, positions: Tensor | None) -> Teacher:
+        """Return the teacher's predictions for tokens, integers (B, T). documents, positions: see `Decoder.stream`."""
+        model = self._model
+        with evaluating(model):
+            hidden = model.exit(model.stream(tokens, documents=documents, positions=positions))
+        return Teacher(hidden, model.output, self._config.weight, self._config.temperature)
 
 
 class Objective:

@@ -24,11 +24,10 @@ from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import StopAtSpike, TrainConfig
 from widthwise.training.growth_step import FrozenEntries, grow
-from widthwise.training.objective import Objective, carried_state
+from widthwise.training.objective import LoadedTeacher, Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
 from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, choice_record
-from widthwise.training.teacher import LoadedTeacher
 
 
 @dataclass(frozen=True)
