@@ -116,7 +116,7 @@ def plan(
     if devices.device is not None or devices.memory is not None:
         device = _device(devices)
         if devices.days is not None and not device.peak_flops_per_second:
-            raise needs_speed(device)
+            raise needs_speed()
     else:
         for name in ("days", "mfu", *OPTIONS):
             if getattr(devices, name) is not None:

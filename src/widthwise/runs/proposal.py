@@ -57,7 +57,7 @@ def propose(
     """
     rate = device.flops_per_second
     if not rate and days is not None and n_params is None:
-        raise needs_speed(device)
+        raise needs_speed()
     flops = rate * n_devices * days * 86400 if rate and days is not None else math.inf
 
     def fits(recipe: Recipe, kind: ActivationCheckpointing) -> bool:

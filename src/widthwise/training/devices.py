@@ -19,8 +19,6 @@ OPTIONS = {
     "network_bandwidth": "network_bytes_per_second",
 }
 """Option of `plan` -> the field of a device that it replaces."""
-MEMORY_TOLERANCE = 0.1
-"""Largest relative difference of two memories of about the same size."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,9 @@ class Device:
         if device is None and memory is None:
             raise UserError("--device: is required; give a name, as rtx4090, or a memory, as 24GB")
         key = _key(device or "")
-        similar = [preset for preset in WITH_MEMORY if key and key in _key(preset.name)]
-        similar = [preset for preset in similar if _key(preset.name).startswith(key)] or similar
+        similar = [preset for preset in WITH_MEMORY if key and _key(preset.name).startswith(key)]
         exact = [preset for preset in similar if _key(preset.name) == key]
-        is_number = device is not None and device[:1].isdigit()
-        if device is None or (is_number and (SIZE.fullmatch(device) or not similar)):
+        if device is None or SIZE.fullmatch(device) or (device[:1].isdigit() and not similar):
             result = cls("the device", 0 if memory else parse_bytes("--device", device or ""))
         elif exact:
             result = exact[0]
@@ -103,13 +99,9 @@ class Device:
         return min(self.node_bytes_per_second, n_in_node * self.network_bytes_per_second)
 
 
-def needs_speed(device: Device) -> UserError:
-    """Return the error for `--days` on a device of unknown speed. It suggests devices with about the same memory."""
-    allowed = MEMORY_TOLERANCE * device.memory_bytes
-    similar = [preset for preset in WITH_MEMORY if abs(preset.memory_bytes - device.memory_bytes) <= allowed]
-    names = " or ".join(f"'{preset.name}'" for preset in similar)
-    named = f"--device {names} (of about this memory), or " if names else ""
-    return UserError(f"--days: needs a speed, which a memory size does not have; give {named}--tflops")
+def needs_speed() -> UserError:
+    """Return the error for `--days` on a device of unknown speed."""
+    return UserError("--days: needs a speed, which a memory size does not have; name a device, or give --tflops")
 
 
 def parse_bytes(option: str, text: str) -> int:
