@@ -78,7 +78,6 @@ REMOVED = {
     "--workers": "was removed; encoding uses all cores; `widthwise data adopt` joins shards of many machines",
     "reset": "was removed; old entries keep their optimizer state, and rewarmup_steps warms learning rates up",
     "--reset": "was removed; old entries keep their optimizer state, and --rewarmup-steps warms learning rates up",
-    "keep_best": "was removed; keep_every keeps checkpoints, and metrics.jsonl has the loss of every validation",
     "--score": "was removed; parts are cut in the order of the first-order change of the loss",
     "--parts": "was removed; all parts are cut, or those of a recipe for --to",
     "--stream": "was removed; the stream is rotated where that preserves the function, otherwise sorted",
