@@ -24,12 +24,10 @@ from widthwise_models import (
     own_model,
     prompts,
     standalone,
-    transformers,
     written,
 )
 
 from widthwise.interop import modeling_widthwise, widthwise_format
-from widthwise.interop.configuration_widthwise import FEED_FORWARD_PLANS, WidthwiseConfig
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.hf_import import import_hf
 from widthwise.interop.widthwise_format import model_code
@@ -206,34 +204,13 @@ def test_a_new_model_has_finite_weights_of_the_config_s_deviation(folder: Path) 
 
 
 def test_what_can_be_written_is_what_transformers_runs() -> None:
-    assert set(widthwise_format.FEED_FORWARDS) == set(modeling_widthwise.FEED_FORWARDS) == set(FEED_FORWARD_PLANS)
+    assert set(widthwise_format.FEED_FORWARDS) == set(modeling_widthwise.FEED_FORWARDS)
     assert set(widthwise_format.RESIDUALS) == set(modeling_widthwise.RESIDUALS)
     files = {"configuration_widthwise", "modeling_widthwise"}
     imported = {line.split()[1] for code in model_code().values() for line in code.splitlines() if line[:4] == "from"}
     allowed = {"collections", "functools", "itertools", "torch", "transformers", "typing"}
     assert {name.partition(".")[0] for name in imported if name[0] != "."} <= allowed
     assert {name[1:] for name in imported if name[0] == "."} <= files
-
-
-def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
-    _, data = hf_config(config_of("slim"), N_POSITIONS, model_type="widthwise")
-    mlp = {"kind": "mlp", "d_ff": 8, "activation": "relu", "bias": False}
-    data["per_layer_config"].setdefault("1", {})["feed_forward"] = mlp
-    plan = WidthwiseConfig(**data).tensor_parallel_plan()
-    columns, rows = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
-    styles = dict.fromkeys(columns, "colwise") | dict.fromkeys(rows, "rowwise")
-    assert {name.rpartition(".")[2]: style for name, style in plan.items()} == styles
-
-
-def test_the_plan_is_there_with_the_model_and_may_be_written(folder: Path) -> None:
-    """transformers up to 5.20, as vLLM brings it, adds a rule where embeddings are tied and there is a plan."""
-    _, theirs, path = _pair("projection", folder)
-    assert theirs.config.base_model_tp_plan == theirs.config.tensor_parallel_plan()
-    config = transformers.AutoConfig.from_pretrained(path)
-    assert config.tie_word_embeddings
-    assert config.base_model_tp_plan is None
-    config.base_model_tp_plan = {"embed_tokens": "embedding_rowwise"}
-    assert "base_model_tp_plan" not in config.to_dict()
 
 
 def test_values_outside_of_layers_are_the_largest() -> None:

@@ -108,7 +108,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
 
 HEAD_DIM = 6
 MODELS = models(HEAD_DIM)
-X, GROUPED = MODELS["slim"]["shape"], MODELS["slim_grouped"]["attention"]
+X = MODELS["slim"]["shape"]
 
 
 def keep_constants(layer: dict[str, Any]) -> None:

@@ -9,36 +9,6 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-SWIGLU = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
-
-GATHERED = {
-    "colwise": "colwise_gather_output",
-    "rowwise": "rowwise_split_input",
-    "replicated_with_grad_allreduce": "replicate",
-}
-"""Style of tensor parallelism -> style for a matrix whose whole output is needed on every process."""
-
-
-def gathered(plan: dict[str, str]) -> dict[str, str]:
-    return {name: GATHERED.get(style, style) for name, style in plan.items()}
-
-
-def within(part: str, plan: dict[str, str]) -> dict[str, str]:
-    """Return a plan for a part of each layer."""
-    return {f"layers.*.{part}.{name}": style for name, style in plan.items()}
-
-
-ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
-HEAD_NORM_PLAN = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
-FEED_FORWARD_PLANS = {
-    **dict.fromkeys(("swiglu", "mlp"), within("mlp", SWIGLU)),
-    "hourglass": within("mlp.blocks.*", SWIGLU),
-    "moe": within("mlp.shared", SWIGLU),
-    "dynamic": within("mlp", gathered(SWIGLU)),
-}
-"""Kind of feed-forward -> plan of its matrices. Every process has whole experts. The hidden units of `dynamic` are
-gathered, because a width counts the units of all processes."""
-
 
 class WidthwiseConfig(PreTrainedConfig):
     """Configuration of a `widthwise` model; `config.per_layer_config[i]` has all values of layer i.
@@ -115,16 +85,3 @@ class WidthwiseConfig(PreTrainedConfig):
     """Hidden width of the feed-forward; of several, the largest."""
     feed_forward: dict[str, Any] | None = None
     """The feed-forward; its `kind` is `swiglu`, `mlp`, `hourglass`, `moe` or `dynamic`."""
-
-    def tensor_parallel_plan(self) -> dict[str, str]:
-        """Return the plan of tensor parallelism. Norms and mixtures of the stream are on every process.
-
-        A rule applies to all layers, so feed-forwards have only the rules that all layers share.
-        """
-        layers = list(self.per_layer_config)
-        norms = {layer.qk_norm["over"] for layer in layers if layer.qk_norm is not None}
-        attention = within("self_attn", ATTENTION_PLAN | (HEAD_NORM_PLAN if norms else {}))
-        if "all_heads" in norms:
-            attention = gathered(attention)
-        plans = [set(FEED_FORWARD_PLANS[layer.feed_forward["kind"]].items()) for layer in layers]
-        return attention | dict(sorted(set.intersection(*plans)))

@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_widthwise import WidthwiseConfig, gathered
+from .configuration_widthwise import WidthwiseConfig
 
 
 def wide(x: Tensor) -> Tensor:
@@ -802,22 +802,12 @@ class WidthwisePreTrainedModel(PreTrainedModel):
         if isinstance(module, Matrix):
             initialization.normal_(module.weight, std=self.config.initializer_range)
 
-    @PreTrainedModel.tp_plan.getter
-    def tp_plan(self) -> dict[str, str]:
-        """The plan of the config. If tp_size processes cannot share the heads of all layers evenly, every process
-        attends with all heads, and only the matrices are divided."""
-        plan = self._tp_plan or {}
-        if all(layer.num_key_value_heads % (self.tp_size or 1) == 0 for layer in self.config.per_layer_config):
-            return plan
-        return plan | gathered({name: style for name, style in plan.items() if ".self_attn." in name})
-
 
 class WidthwiseModel(WidthwisePreTrainedModel):
     """The embedding, the layers and the last norm."""
 
     def __init__(self, config: Any):
         config.mtp = None  # MTP heads are not loaded, so a saved model has none
-        config.base_model_tp_plan = config.tensor_parallel_plan()  # not saved; transformers may add to it
         super().__init__(config)
         ends = RESIDUALS[config.residual["kind"]].ends(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, ends.n_columns)
@@ -914,7 +904,6 @@ class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
     """The model with its head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: Any):
         super().__init__(config)
