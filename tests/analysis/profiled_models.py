@@ -47,7 +47,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "capped": {"attention": {"score_cap": 0.4}, "logit_multiplier": 2.0, "logit_cap": 0.8},
     "hourglass": {"ffn": HOURGLASS},
     "hourglass_between_norms": {"ffn": HOURGLASS, "norm": {"placement": "both"}},
-    "hourglass_shared_weights": {"ffn": {**HOURGLASS, "share_weights": True}},
     "virtual_hourglass": {"residual": {**SLOTS, "n_slots": 6}, "ffn": {**HOURGLASS, "n_blocks": 2}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
     "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5, "execution": "sliced"}},

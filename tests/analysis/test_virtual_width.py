@@ -105,11 +105,11 @@ def test_inputs_are_the_weighted_sums_of_embedding_and_earlier_updates_and_reach
         sources.append(written_by[index].unflatten(-1, (-1, 4)))
 
 
-@in_turn(("write_init", ["slice", "tail_cyclic"]), ("dynamic", [False, True]), ("multiplier", [1.0, 0.25]))
+@in_turn(("dynamic", [False, True]), ("multiplier", [1.0, 0.25]))
 def test_before_training_carries_are_the_identity_and_every_weight_is_the_multiplier_as_on_the_plain_residual(
-    dynamic, write_init, multiplier
+    dynamic, multiplier
 ):
-    residual = {"dynamic": dynamic, "write_init": write_init, "multiplier": multiplier}
+    residual = {"dynamic": dynamic, "multiplier": multiplier}
     found = summary(connected_model(trained=False, residual=residual), tokens(2))
     assert [site["name"] for site in found["sites"][:3]] == ["layers.0.attention", "layers.0.ffn", "layers.1.attention"]
     for index, site in enumerate(found["sites"]):

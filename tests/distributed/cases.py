@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "dynamic": (
         *UNIFORM,
         ONE_BY_ONE,
-        "model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kind: ste, learn_temperature: true}}",
+        "model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kind: ste}}",
         "train.width_budget={kind: lagrangian, target: 0.6, rate: 0.05}",
         "train.nested={}",
     ),

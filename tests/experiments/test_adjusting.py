@@ -22,7 +22,7 @@ from widthwise.yaml_io import merge
 load_plugins()
 FFNS = {
     "moe": [{"n_experts": 5, "top_k": 2, "n_shared_experts": 1}, {"n_experts": 3, "top_k": 1, "d_expert": 7}],
-    "hourglass": [{"n_blocks": 3, "d_hidden": 19}, {"ratio": 0.2, "share_weights": True}],
+    "hourglass": [{"n_blocks": 3, "d_hidden": 19}, {"ratio": 0.2}],
     "swiglu": [{"ratio": None, "d_ff": 7}, {"ratio": 1.3, "multiple_of": 3}],
     "dynamic": [{"ratio": 1.5}],
 }

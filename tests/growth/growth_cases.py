@@ -53,7 +53,6 @@ GPT2 = {
 MOE = {"ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "d_expert": 4, "n_shared_experts": 1}}
 UNSHARED = {"ffn": {**MOE["ffn"], "n_shared_experts": 0}}
 HOURGLASS = {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 4}}
-SHARED_BLOCKS = {"ffn": {**HOURGLASS["ffn"], "share_weights": True}}
 DYNAMIC = {"ffn": {"kind": "dynamic", "d_ff": 9, "start": 0.8, "mask": {"kind": "soft", "temperature": 2.0}}}
 SLOTS = {"residual": {"kind": "hyper_connections", "slot_width": 4}}
 MANIFOLD = {"residual": {"kind": "manifold", "n_slots": 2, "n_iterations": 4}}
@@ -81,7 +80,6 @@ EXPANSIONS: dict[str, tuple] = {
     "units_with_biases": (GPT2, expansions.widen_ffn, [1], 11),
     "units_of_experts": (MOE, expansions.widen_ffn, [0], 7),
     "units_of_blocks": (HOURGLASS, expansions.widen_ffn, [0], 6),
-    "units_of_shared_blocks": (SHARED_BLOCKS, expansions.widen_ffn, [0], 6),
     "units_of_any_rank": (DYNAMIC, expansions.widen_ffn, [0], 14),
     "groups": (GQA, expansions.add_heads, [0], 12, 4),
     "wider_groups": (GQA, expansions.add_heads, [0], 8, 2),

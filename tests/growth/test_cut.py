@@ -42,7 +42,6 @@ KINDS = {
         "logit_multiplier": 0.3,
         "residual": {"kind": "plain", "multiplier": 0.4},
     },
-    "one_divisor": {"norm": {"scaling": "depth"}},
     "mixture": cases.MOE,
     "mixture_reordered": {**cases.MOE, **cases.REORDERED},
     "mixture_between_norms": {**cases.MOE, **cases.BETWEEN},

@@ -35,18 +35,17 @@ UNNEEDED = {"keys_that_do_not_turn": {"layers.1.attention.w_k.bias.weight"}}
 
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5, "dynamic": False, "group_norm": "none"}
 UNMASKED, MASKED = {"mask": {"kind": "none"}}, {"mask": {"kind": "ste"}}
-BY_NETWORK = {"score": {"kind": "mlp", "d_hidden": 3}}
 GEGLU = {"kind": "mlp", "d_ff": 10, "gated": True, "activation": "gelu"}
 CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hourglass": ({}, {"ffn": BLOCKS}),
-    "hourglass, wider, one norm": ({}, {"ffn": {**BLOCKS, "d_hidden": 13, "norm": "shared"}}),
+    "hourglass, wider": ({}, {"ffn": {**BLOCKS, "d_hidden": 13}}),
     "hourglass without gates": ({"ffn": SILU_MLP}, {"ffn": {**BLOCKS, "d_hidden": 13, "gated": False}}),
     "hourglass behind reordered norms": ({"norm": {"placement": "reordered"}}, {"ffn": BLOCKS}),
     "hourglass between norms": ({"norm": {"placement": "both", "gain_offset": 1.0}}, {"ffn": BLOCKS}),
     "hourglass with gelu": ({"ffn": GEGLU}, {"ffn": {**BLOCKS, "activation": "gelu"}}),
     "hourglass under layer norms and slots": ({"norm": {"kind": "layer"}, "residual": SLOTS}, {"ffn": BLOCKS}),
     "dynamic": ({}, {"ffn": CHOSEN}),
-    "dynamic, wider, by a network": ({}, {"ffn": {**CHOSEN, "d_ff": 13, **BY_NETWORK}}),
+    "dynamic, wider": ({}, {"ffn": {**CHOSEN, "d_ff": 13}}),
     "dynamic, that begins to choose": ({"ffn": CHOSEN | UNMASKED}, {"ffn": MASKED}),
     "a higher base with the old frequencies": (
         {},

@@ -20,7 +20,7 @@ vllm: Any = pytest.importorskip("vllm", reason="needs the extra [vllm]")
 
 pytestmark = pytest.mark.hard
 N_NEW = 9
-NAMES = ("slim_grouped", "full", "projection", "reordered", "layer_norm", "hourglass", "hourglass_shared", "mtp")
+NAMES = ("slim_grouped", "full", "projection", "reordered", "layer_norm", "hourglass", "hourglass_reordered", "mtp")
 HEAD_DIM = 32
 """One of those that vLLM's attention on CPUs has."""
 INSTEAD: dict[str, dict[str, Any]] = {

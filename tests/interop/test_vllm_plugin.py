@@ -29,7 +29,7 @@ REFUSED = {
     "windows": "layer 1: attention_window 4",
     "capped": "logit_cap 0.9",
 }
-SERVED = ("slim_grouped", "reordered", "hourglass_shared", "mtp")
+SERVED = ("slim_grouped", "reordered", "hourglass_reordered", "mtp")
 
 
 def _exported(name: str) -> WidthwiseConfig:
@@ -65,7 +65,7 @@ SHARED: dict[str, Any] = {
 
 
 def test_what_devices_cannot_share_is_refused() -> None:
-    config = _exported("hourglass_one_norm")
+    config = _exported("dynamic_soft")  # with equal layers
 
     def check_with(said: dict[str, Any], n: int) -> None:
         for key, value in said.items():

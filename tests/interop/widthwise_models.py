@@ -45,7 +45,6 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
     multipliers = {"tie_embeddings": True, "embedding_multiplier": 1.5, "logit_multiplier": 0.6}
     static = {"dynamic": False, "n_fractions": 3, "group_norm": "layer", "multiplier": 0.9}
     in_turn = {"n_fractions": 3, "writes": "own", "scale": "numbers", "read_init": "in_turn"}
-    ungated = {"gated": False, "activation": "relu2", "share_weights": True, "norm": "shared"}
     hard = {"kind": "hard"}
     return {
         "slim": {"shape": x, "attention": {"head_dim": head_dim}},
@@ -74,7 +73,6 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "logit_cap": 0.9,
         },
         "layer_norms_before_and_after": {**shaped, "norm": {"kind": "layer", "placement": "both"}},
-        "scaled_by_depth": {**shaped, "norm": {"scaling": "depth"}},
         "layer_norm": {
             "shape": x,
             "norm": {"kind": "layer"},
@@ -82,12 +80,11 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
             "positions": {"n_positions": N_POSITIONS},
         },
-        "hourglass": {**shaped, **ffn("hourglass", n_blocks=3, ratio=0.6, block_multiplier=0.8)},
-        "hourglass_shared": {**shaped, **ffn("hourglass", n_blocks=2, ratio=0.6, share_weights=True, norm="reordered")},
+        "hourglass": {**shaped, **ffn("hourglass", n_blocks=3, ratio=0.6)},
+        "hourglass_reordered": {**shaped, **ffn("hourglass", n_blocks=2), "norm": {"placement": "reordered"}},
         "hourglass_between_norms": {**shaped, **ffn("hourglass", n_blocks=2), "norm": {"placement": "both"}},
         "hourglass_gelu": {**shaped, **ffn("hourglass", n_blocks=2, activation="gelu")},
-        "hourglass_ungated": {**shaped, **ffn("hourglass", n_blocks=2, **ungated)},
-        "hourglass_one_norm": ffn("hourglass", n_blocks=2, norm="shared"),
+        "hourglass_ungated": {**shaped, **ffn("hourglass", n_blocks=2, gated=False, activation="relu2")},
         "profile": {"shape": {"kind": "profile", "heads": [1, 2, 1], "hidden": [0.5, 1.5]}, "attention": grouped},
         "moe": {**shaped, **ffn("moe", n_experts=5, top_k=2, n_shared_experts=1)},
         "moe_gated": {**shaped, **ffn("moe", n_experts=3, top_k=1, n_shared_experts=1, gated_shared=True)},
@@ -99,8 +96,8 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         "manifold": manifold(4, coefficient_eps=0.01, multiplier=0.9),
         "manifold_permutations": {**manifold(3, carry="permutations"), "tie_embeddings": True},
         "dynamic": {**shaped, **ffn("dynamic", ratio=1.5)},
-        "dynamic_sliced": {**shaped, **ffn("dynamic", execution="sliced", score={"kind": "mlp"}, mask=hard)},
-        "dynamic_soft": ffn("dynamic", score={"kind": "raw_mean"}, mask={"kind": "soft", "learn_temperature": True}),
+        "dynamic_sliced": {**shaped, **ffn("dynamic", execution="sliced", mask=hard)},
+        "dynamic_soft": ffn("dynamic", score={"kind": "raw_mean"}, mask={"kind": "soft"}),
         "mtp": {**shaped, "mtp": {"n_depths": 2}},
         "windows": {**shaped, "attention": {**grouped, "window": 4}, "layers": {1: {"attention": {"window": None}}}},
     }

@@ -42,7 +42,7 @@ def normalised(module, x: Tensor) -> Tensor:
     """RMSNorm, or LayerNorm as the class of the module says."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1] if isinstance(module, LayerNorm) else x
     y = norm(centred, module.gain_offset + module.weight, module.eps, module.norm_dim, module.stat_width)
-    return (y + module.bias.weight if isinstance(module, LayerNorm) else y) * module.output_multiplier
+    return y + module.bias.weight if isinstance(module, LayerNorm) else y
 
 
 def rope(x: Tensor, config) -> Tensor:
@@ -144,8 +144,7 @@ def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
 def hourglass(module, x: Tensor, placement: str) -> Tensor:
     """h^K - h^0, coordinates that only some blocks write being 0 for the others."""
     c = module.config
-    placement = c.norm or placement
-    start = h = normalised(module.norm, x) if placement == "shared" else x
+    h = x
 
     def form(block, x: Tensor) -> Tensor:
         hidden = x @ block.w_up.weight.T
@@ -156,9 +155,9 @@ def hourglass(module, x: Tensor, placement: str) -> Tensor:
         return hidden @ block.w_down.weight.T
 
     for block in module.blocks:
-        update = sublayer(block, form, h, "none" if placement == "shared" else placement)
-        h = h + c.block_multiplier * torch.nn.functional.pad(update, (0, h.shape[-1] - update.shape[-1]))
-    return ((h - start) / c.block_multiplier)[..., : module.d_out]
+        update = sublayer(block, form, h, placement)
+        h = h + torch.nn.functional.pad(update, (0, h.shape[-1] - update.shape[-1]))
+    return (h - x)[..., : module.d_out]
 
 
 def mixture(module, x: Tensor) -> Tensor:
@@ -187,13 +186,12 @@ def width_fraction(module, x: Tensor) -> Tensor:
 def dynamic(module, x: Tensor) -> Tensor:
     """A SwiGLU whose units fade around the width of the token, with the mask soft or ste.
 
-    Straight through, the step has the derivative of the sigmoid, also by a learned temperature.
+    Straight through, the step has the derivative of the sigmoid.
     """
     c = module.config
     width = c.d_ff * width_fraction(module, x)
     distance = torch.stack([width - unit - 0.5 for unit in range(c.d_ff)], dim=-1)
-    learned = module.mask.temperature.theta.weight.exp() if c.mask.learn_temperature else 1.0
-    soft = torch.sigmoid(distance / (c.mask.temperature * learned))
+    soft = torch.sigmoid(distance / c.mask.temperature)
     mask = soft if c.mask.kind == "soft" else (distance > 0).to(x.dtype) + soft - soft.detach()
     return swiglu(module, x, mask)
 

@@ -86,11 +86,6 @@ VARIANTS = {
         "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 7},
     },
     "tied": {"tie_embeddings": True},
-    "scaled_by_depth": {"norm": {"scaling": "depth"}},
-    "scaled_by_depth_hourglass": {
-        "norm": {"scaling": "depth", "kind": "layer"},
-        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5},
-    },
     "released_recipe": {
         "attention": {"scale": "1/head_dim"},
         "residual": {"kind": "plain", "multiplier": 0.22},
@@ -109,7 +104,6 @@ VARIANTS = {
         "tie_embeddings": True,
     },
     "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
-    "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
     "moe_gated": {
         "ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "ratio": 0.5, "n_shared_experts": 2, "gated_shared": True}
@@ -124,9 +118,7 @@ VARIANTS = {
     "further_heads": {"mtp": {"n_depths": 2}},
     "slots": {"residual": SLOTS},
     "slots_tied": {"residual": {**SLOTS, "n_slots": 10, "embedding": "expand"}, "tie_embeddings": True},
-    "slots_static_padded": {
-        "residual": {**SLOTS, "dynamic": False, "embedding": "pad", "write_init": "slice", "multiplier": 0.22}
-    },
+    "slots_static_padded": {"residual": {**SLOTS, "dynamic": False, "embedding": "pad", "multiplier": 0.22}},
     "slots_mixed_at_both_ends": {
         "residual": {**SLOTS, "n_slots": 15, "embedding": "slot", "reduce": "slot", "group_norm": "layer"}
     },
@@ -143,7 +135,7 @@ VARIANTS = {
         "ffn": {"kind": "mlp", "bias": True},
         "positions": {"n_positions": 19},
     },
-    "slots_further_heads": {"residual": {**SLOTS, "n_slots": 10}, "mtp": {"n_depths": 1, "share_reduce": False}},
+    "slots_further_heads": {"residual": {**SLOTS, "n_slots": 10}, "mtp": {"n_depths": 1}},
     "narrow_attention": {"attention": {"n_heads": None, "head_dim": 2, "ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
     "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
     "hourglass_ungated": {
@@ -163,7 +155,7 @@ OVER_WIDTH = {
     for m, n, name, options, changes in [
         (2, 3, "", {}, {}),
         (2, 4, "_expanded", {"embedding": "expand"}, {"tie_embeddings": True}),
-        (2, 4, "_layer_norm", {"embedding": "expand", "group_norm": "layer", "write_init": "cyclic"}, {}),
+        (2, 4, "_layer_norm", {"embedding": "expand", "group_norm": "layer"}, {}),
         (1, 4, "_mixed_at_both_ends", {"embedding": "slot", "reduce": "slot"}, {}),
         (4, 4, "", {}, {}),
         (1, 1, "", {}, {}),
@@ -183,8 +175,8 @@ _OF_EVERY_KIND = {
     "gqa", "qk_norm_with_divisors", "biases", "values_of_other_sizes_unrotated", "frequencies",
     "gemma2", "gemma3", "capped_values_of_other_sizes", "slots_moe_between_norms", "layer_norm_reordered",
     "layer_norm_moe",
-    "scaled_by_depth_hourglass", "released_recipe", "gpt2",
-    "hourglass_shared_weights", "moe_reordered", "dynamic", "one_layer_changed", "further_heads", "slots_tied",
+    "layer_norm_hourglass", "released_recipe", "gpt2",
+    "hourglass", "moe_reordered", "dynamic", "one_layer_changed", "further_heads", "slots_tied",
     "slots_static_padded", "slots_mixed_at_both_ends", "slots_layer_norm_mlp", "slots_further_heads",
     "slots_dynamic", "wide_attention", "hourglass_ungated", "2_of_4_layer_norm", "2_of_6_in_turn",
 }  # fmt: skip

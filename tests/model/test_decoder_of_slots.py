@@ -44,15 +44,12 @@ class TestBeforeTraining:
     @in_turn(
         ("shape", ["x", "diamond", "growing", "zigzag"]),
         ("dtype", [torch.float64, torch.float32]),
-        ("write_init", ["tail_cyclic", "slice"]),
     )
-    def test_of_layers_of_different_widths_each_reads_and_writes_a_slice_and_carries_the_rest(
-        self, shape, write_init, dtype
-    ):
+    def test_of_layers_of_different_widths_each_reads_and_writes_a_slice_and_carries_the_rest(self, shape, dtype):
         torch.set_default_dtype(dtype)
         frozen = {**SLOTS, "dynamic": False, "embedding": "pad"}
         plain = decoder(config(shape), dtype=dtype)
-        model = started_from(plain, config(shape, residual={**frozen, "write_init": write_init}))
+        model = started_from(plain, config(shape, residual=frozen))
         tokens, targets = random_tokens(2, 5), random_tokens(2, 5, seed=1)
         assert torch.equal(model(tokens), plain(tokens))
         for each in (model, plain):
@@ -114,12 +111,12 @@ class TestAsInThePapers:
             {"residual": {**SLOTS, "n_slots": 11, "group_norm": "layer"}},
             "group_norm: got layer; must be none, because groups of 5 slots",
         ),
-        ({"residual": {**SLOTS, "n_slots": 10, "embedding": "pad", "write_init": "slice"}}, "embedding: got pad; only"),
+        ({"residual": {**SLOTS, "write_init": "cyclic"}}, "residual.write_init: unknown key; was removed"),
         ({"residual": SLOTS, "tie_embeddings": True}, "the embedding has 36 columns and the head 20; use residual"),
         ({"residual": {**SLOTS, "n_fractions": 5}}, "n_fractions: conflicts with slot_width|give only one of them"),
         *(
             ({"residual": {**SLOTS, "n_slots": 10, key: value}}, f"{key}: got {value}; with layers of different")
-            for key, value in (*AS_IN_THE_PAPERS.items(), ("write_init", "cyclic"))
+            for key, value in AS_IN_THE_PAPERS.items()
             if key != "scale"
         ),
         *(

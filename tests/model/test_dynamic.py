@@ -67,9 +67,9 @@ def test_a_forced_width_is_the_swiglu_of_the_first_units_whatever_the_mask(mask,
 
 
 @pytest.mark.parametrize("mask", ["ste", "soft"])
-def test_values_and_gradients_equal_the_formulas_also_of_a_learned_temperature(mask):
-    learned = {"kind": mask, "temperature": 1.8, "learn_temperature": True}
-    module, x = layer("linear", learned, placement="none", min_fraction=0.2), random_input(D).requires_grad_()
+def test_values_and_gradients_equal_the_formulas(mask):
+    module = layer("linear", {"kind": mask, "temperature": 1.8}, placement="none", min_fraction=0.2)
+    x = random_input(D).requires_grad_()
     update, choices = module(x, CONTEXT)
     truth = [dynamic(module, x), width_fraction(module, x)]
     assert_same([update, choices["width_fraction"]], truth, (x, *module.parameters()))
@@ -105,7 +105,6 @@ class TestExecution:
 
 FIRST, ONCE, TWICE = 150, 211, 390
 """Sizes of a layer before a growth, after it, and after another; bounds of slices lie between them."""
-LEARNED = [{"kind": kind, "learn_temperature": True} for kind in ("ste", "soft")]
 
 
 def grown(module, d_ff):
@@ -155,14 +154,12 @@ class TestGrown:
     """Every token goes on with the units that it used before."""
 
     @in_turn(
-        ("mask", [*MASKS, "none", *LEARNED]),
+        ("mask", [*MASKS, "none"]),
         ("execution", ["sliced", "masked", "auto"]),
         ("training", [True, False]),
     )
     def test_update_widths_and_gradients_of_what_was_there_stay(self, mask, training, execution):
         module = layer("linear", mask, d_ff=FIRST, min_fraction=0.1, start=0.5, execution=execution).train(training)
-        if mask in LEARNED:
-            torch.nn.init.constant_(module.mask.temperature.theta.weight, 9.0)  # stopped by the bound of the first size
         once = grown(module, ONCE)
         twice = grown(once, TWICE)
         x = random(4, 9, D)  # enough for stripes

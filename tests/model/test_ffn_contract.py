@@ -33,13 +33,11 @@ OPTIONS = {
     "hourglass": [
         {"ratio": 0.5, "multiple_of": 8},
         {"d_hidden": 7, "n_blocks": 1},
-        {"d_hidden": 7, "n_blocks": 3, "share_weights": True},
-        {"d_hidden": 7, "n_blocks": 2, "norm": "shared"},
-        {"d_hidden": 7, "n_blocks": 2, "norm": "none", "block_multiplier": 0.5},
+        {"d_hidden": 7, "n_blocks": 3},
         {"d_hidden": 57, "n_blocks": 2, "gated": False, "activation": "relu"},
-        {"d_hidden": 7, "n_blocks": 3, "gated": False, "activation": "gelu", "share_weights": True},
+        {"d_hidden": 7, "n_blocks": 3, "gated": False, "activation": "gelu"},
         {"d_hidden": 7, "n_blocks": 2, "activation": "gelu_tanh"},
-        {"d_hidden": 57, "n_blocks": 2, "activation": "relu2", "norm": "shared"},
+        {"d_hidden": 57, "n_blocks": 2, "activation": "relu2"},
         {"d_hidden": 57, "n_blocks": 2, "activation": "relu"},
     ],
     "mlp": [
@@ -60,7 +58,7 @@ OPTIONS = {
     ],
     "dynamic": [
         {"mask": {"kind": "soft"}},
-        {"d_ff": 96, "score": {"kind": "mlp"}, "mask": {"kind": "ste", "learn_temperature": True}, "min_fraction": 0.0},
+        {"d_ff": 96, "mask": {"kind": "ste"}, "min_fraction": 0.0},
         {"ratio": 2.5, "score": {"kind": "raw_mean"}, "mask": {"kind": "soft"}, "execution": "masked"},
         {"d_ff": 57, "score": {"kind": "raw_mean", "learn_gain": False}, "mask": {"kind": "ste"}},
         {"d_ff": 7, "score": {"kind": "const"}, "mask": {"kind": "soft"}},
@@ -237,10 +235,7 @@ MOE = {"kind": "moe", "n_experts": 4, "top_k": 2}
 MISTAKES = [
     (HOURGLASS | {"d_hidden": 5, "ratio": 0.4}, "d_hidden: conflicts with ratio or multiple_of; give the width"),
     (HOURGLASS | {"d_hidden": [5, 3, 2]}, "d_hidden: got 3 widths for n_blocks = 2"),
-    (
-        HOURGLASS | {"d_hidden": [5, 3], "share_weights": True},
-        "share_weights: blocks of different d_hidden cannot share",
-    ),
+    (HOURGLASS | {"share_weights": True}, "ffn.share_weights: unknown key; was removed; each block has separate"),
     (MOE | {"top_k": 5}, "top_k: got 5; must be at most n_experts = 4"),
     (MOE | {"top_k": 0}, "top_k: got 0"),
     (MOE | {"z_coefficient": -1}, "z_coefficient: got -1"),

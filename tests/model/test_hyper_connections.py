@@ -57,19 +57,12 @@ def test_a_site_is_the_papers_index_formula_whatever_its_slots_are_divided_by(
     assert_same(connect(site, state, update), [*seen, literal], (state, update, *site.parameters()), atol=1e-11)
 
 
-def test_write_inits():
-    """Slot (from 0) -> the block it takes."""
+def test_blocks_are_written_to_the_first_slots_and_in_turn_to_those_that_no_layer_owns():
     for m, n_owned, n in ((1, 5, 6), (2, 6, 8), (3, 5, 13), (5, 6, 8)):
-        expected = {
-            "cyclic": {j: j % m for j in range(n)},
-            "slice": {j: j for j in range(m)},
-            "tail_cyclic": {j: j for j in range(m)} | {j: j % m for j in range(n_owned, n)},
-        }
-        for write_init, takes in expected.items():
-            site = connection(m, n, is_random=False, write_init=write_init, n_owned_slots=n_owned)
-            write = table(site)[:, m + n :]
-            assert {int(j): int(k) for j, k in write.nonzero()} == takes
-            assert write.sum() == len(takes)
+        write = table(connection(m, n, is_random=False, n_owned_slots=n_owned))[:, m + n :]
+        taken = {j: j for j in range(m)} | {j: j % m for j in range(n_owned, n)}
+        assert {int(j): int(k) for j, k in write.nonzero()} == taken
+        assert write.sum() == len(taken)
 
 
 def test_a_carry_near_one_is_not_rounded_to_one_in_bf16():

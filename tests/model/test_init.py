@@ -81,6 +81,6 @@ def test_what_does_not_draw_leaves_the_other_weights_as_they_were():
     untouched = torch.rand((), generator=torch.Generator().manual_seed(3))
     assert started(0.25)[1] == started(lambda weight, generator: weight.fill_(1.0))[1] == untouched
     plain = build(config("x"), seed=3).state_dict()
-    more = {"residual": {**SLOTS, "embedding": "expand"}, "mtp": {"n_depths": 2, "share_reduce": False}}
+    more = {"residual": {**SLOTS, "embedding": "expand"}, "mtp": {"n_depths": 2}}
     slots = build(config("x", **more), seed=3).state_dict()
     assert all(torch.equal(weight, slots[name]) for name, weight in plain.items())

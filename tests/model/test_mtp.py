@@ -1,7 +1,5 @@
 """Heads that predict further tokens: their losses against the definition, and what they cost."""
 
-from itertools import cycle
-
 import pytest
 import torch
 from literal_decoder import capped, normalised, sublayers
@@ -67,10 +65,10 @@ def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[to
     return found
 
 
-@pytest.mark.parametrize(("stream", "share_reduce"), list(zip(OF_WHOLE_TEXTS, cycle([True, False]))))
-def test_objective_losses_and_gradients_equal_the_definition(stream, share_reduce):
+@pytest.mark.parametrize("stream", OF_WHOLE_TEXTS)
+def test_objective_losses_and_gradients_equal_the_definition(stream):
     changes = {} if stream == "capped" else {"logit_multiplier": 0.5}
-    model = mtp_decoder(stream, 3, mtp={"coefficient": 0.7, "share_reduce": share_reduce}, **changes)
+    model = mtp_decoder(stream, 3, mtp={"coefficient": 0.7}, **changes)
     text, n = random_tokens(2, 8), 7
     found = model.loss(text[:, :-1], text[:, 1:])
     expected = []
@@ -105,15 +103,6 @@ def test_depths_beyond_a_short_row_are_left_out(n_tokens, n_asked):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_the_coefficient_moves_in_a_straight_line_with_training():
-    model = mtp_decoder(mtp={"coefficient": 0.8, "final_coefficient": 0.1})
-    for progress in (0.0, 0.25, 1.0):
-        model.progress.fill_(progress)
-        found = model.loss(random_tokens(2, 7), random_tokens(2, 7, seed=1))
-        further = torch.stack([losses.mean() for losses in found.mtp_losses]).mean()
-        torch.testing.assert_close(found.objective - found.losses.mean(), (0.8 - 0.7 * progress) * further, **TIGHT)
-
-
 def test_auxiliary_losses_of_a_depth_join_its_own_loss():
     model = mtp_decoder("virtual", 2, mtp={"coefficient": 0.4}, **MOE)
     auxiliary = []
@@ -127,18 +116,18 @@ def test_auxiliary_losses_of_a_depth_join_its_own_loss():
     torch.testing.assert_close(found.objective, of_model + 0.4 * sum(of_depths) / 2, **TIGHT)
 
 
-@pytest.mark.parametrize(("stream", "share_reduce"), list(zip(OF_WHOLE_TEXTS, cycle([True, False]))))
-def test_cost_equals_the_built_heads_and_their_flops(stream, share_reduce, monkeypatch):
+@pytest.mark.parametrize("stream", OF_WHOLE_TEXTS)
+def test_cost_equals_the_built_heads_and_their_flops(stream, monkeypatch):
     monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
     n_depths, n = 3, 11
-    resolved = mtp_config(stream, n_depths, mtp={"share_reduce": share_reduce})
+    resolved = mtp_config(stream, n_depths)
     model = decoder(resolved)
     names = [name for name, _ in model.named_parameters() if not is_main(name)]
     cost = resolved.costs()["mtp"]
     assert cost.params == cost.active_params == sum(model.get_parameter(name).numel() for name in names)
     tokens, bare = random_tokens(2, n), without_heads(model)
     added = counted_flops(lambda: model.loss(tokens, tokens)) - counted_flops(lambda: bare.loss(tokens, tokens))
-    one = mtp_config(stream, 1, mtp={"share_reduce": share_reduce}).costs()["mtp"]
+    one = mtp_config(stream, 1).costs()["mtp"]
     assert added == 2 * sum((n - k) * one.forward_flops(n - k) for k in range(1, n_depths + 1))
     assert cost.forward_flops(n) == n_depths * one.forward_flops(n)
 

@@ -25,14 +25,13 @@ MODELS = {
     "gemma3": (VARIANTS["gemma3"] | {"tie_embeddings": False}, set()),
     "hourglass": (VARIANTS["hourglass"], set()),
     "moe": (VARIANTS["moe"], {"control", "experts"}),
-    "dynamic_linear": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "linear"}}}, {"control", "vector"}),
-    "dynamic_mlp": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "mlp"}}}, {"control", "vector"}),
+    "dynamic": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "linear"}}}, {"control", "vector"}),
     "static": ({"residual": {**SLOTS, "n_slots": 11, "dynamic": False}}, {"vector"}),
     "direct": ({"residual": {**SLOTS, "n_slots": 15, "group_norm": "rms"}}, OF_SLOTS),
     "expand": ({"residual": {**SLOTS, "n_slots": 10, "embedding": "expand", "group_norm": "layer"}}, OF_SLOTS),
     "slots": ({"residual": {**SLOTS, "n_slots": 9, "embedding": "slot", "reduce": "slot"}, "mtp": {}}, OF_SLOTS),
     "manifold": ({"residual": {"kind": "manifold", "n_slots": 3}, "mtp": {}}, OF_SLOTS),
-    "mtp": ({"residual": {**SLOTS, "n_slots": 9}, "mtp": {"n_depths": 2, "share_reduce": False}}, OF_SLOTS),
+    "mtp": ({"residual": {**SLOTS, "n_slots": 9}, "mtp": {"n_depths": 2}}, OF_SLOTS),
 }
 """Models, and what they hold beside an embedding, gains and hidden matrices."""
 ROLES = [
@@ -40,7 +39,7 @@ ROLES = [
     (r"head\.weight", "head"),
     (r"(.*\.)?(\w+_)?norm(\.post)?\.weight", "gain"),
     (r".*\.(attention_residual|ffn_residual|mixing|reduce)\.scale\.weight", "scale"),
-    (r".*\.(static|bias|log_gain|theta)\.weight", "vector"),
+    (r".*\.(static|bias|log_gain)\.weight", "vector"),
     (r".*\.(dynamic|w_router|score\.\w+)\.weight", "control"),
     (r"(entry\.w_expand|(.*\.)?exit\.reduce\.w_reduce)\.weight", "ends"),
     (r".*\.w_(q|k|v|o|gate|up|down|widen|join)\.weight", "matrix"),

@@ -53,7 +53,7 @@ def test_losses_and_gradients_are_bitwise_the_same_for_every_kind_of_model(shape
 
 
 IN_BF16 = ("reordered", "moe", "dynamic", "slots_static_padded", "slots_further_heads")
-DRAWN = {"mask": {"kind": "soft"}, "score": {"kind": "random"}}, {"mask": {"kind": "ste"}, "score": {"kind": "mlp"}}
+DRAWN = {"mask": {"kind": "soft"}, "score": {"kind": "random"}}, {"mask": {"kind": "ste"}}
 OTHERWISE = [
     *((variant("zigzag", name), {"dtype": torch.float32, "autocast": True}) for name in IN_BF16),
     *((config("x", ffn={**DYNAMIC, **options}), {}) for options in DRAWN),

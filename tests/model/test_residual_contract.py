@@ -29,7 +29,7 @@ OPTIONS = {
         {"n_fractions": 5, "n_slots": 11, "embedding": "expand", "multiplier": 0.22},
         {"slot_width": 4, "n_slots": 10, "embedding": "expand", "reduce_init": "mean"},
         {"slot_width": 2, "n_slots": 20, "embedding": "pad", "reduce": "slot"},
-        {"slot_width": 4, "n_slots": 10, "embedding": "slot", "write_init": "slice", "group_norm": "layer"},
+        {"slot_width": 4, "n_slots": 10, "embedding": "slot", "group_norm": "layer"},
         {"slot_width": 4, "n_slots": 15, "dynamic": False, "reduce": "slot", "group_norm": "none"},
         {"slot_width": 4, "n_slots": 9, "dynamic": False, "embedding": "pad"},
         {"slot_width": 4, "scale": "numbers"},

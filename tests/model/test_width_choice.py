@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from thinned import in_turn
 
 from widthwise.model.ffn.width_choice import AnyWidthMask, AnyWidthScore
-from widthwise.model.ffn.width_choice_module import EPS, MASKS, SCORES
+from widthwise.model.ffn.width_choice_module import EDGES, EPS, SCORES
 
 D = 37
 M = 512
@@ -36,10 +36,6 @@ def apply(score, x, stream):
     return score(score.source(x, stream))
 
 
-def silu(x):
-    return x / (1 + torch.exp(-x))
-
-
 LITERAL = {
     "ln_mean": lambda s, x, stream: (
         ((x - x.mean(-1, True)) / (x.var(-1, correction=0, keepdim=True) + EPS).sqrt()) * s.scale.weight
@@ -47,7 +43,6 @@ LITERAL = {
     ).mean(-1),
     "raw_mean": lambda s, x, stream: stream.sum(-1) / D,
     "linear": lambda s, x, stream: (x * s.v.weight[0]).sum(-1),
-    "mlp": lambda s, x, stream: silu(x @ s.w_in.weight.T) @ s.v.weight[0],
 }
 
 
@@ -64,19 +59,6 @@ def test_as_written_the_score_is_zero_and_says_so():
     assert apply(score, *inputs()).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "ln_mean", "raw_mean"])
-def test_detached_scores_leave_the_features_alone(kind):
-    for detach in (False, True):
-        x, stream = inputs()
-        x.requires_grad_()
-        stream.requires_grad_()
-        score = initial(kind, noise=0.3, detach=detach)
-        (apply(score, x, stream) * torch.arange(5.0)).sum().backward()
-        assert all(parameter.grad is not None for parameter in score.parameters())
-        reached = [tensor.grad is not None and bool((tensor.grad != 0).any()) for tensor in (x, stream)]
-        assert reached == [not detach and kind != "raw_mean", not detach and kind == "raw_mean"]
-
-
 def test_a_random_score_is_uniform_before_the_bias():
     torch.manual_seed(0)
     x = torch.zeros(40, 500, D)
@@ -85,24 +67,20 @@ def test_a_random_score_is_uniform_before_the_bias():
     assert (ordered - uniform).abs().max() < 1.95 / math.sqrt(len(ordered))  # Kolmogorov-Smirnov, p = 0.001
 
 
-def parsed(**options):
-    return TypeAdapter(AnyWidthMask).validate_python(options)
+def edge_of(kind, training=True):
+    mask = TypeAdapter(AnyWidthMask).validate_python({"kind": kind}).at_width(M)
+    return EDGES[kind](mask, torch.float64, training)
 
 
-def mask_of(training=True, d_ff=M, **options):
-    config = parsed(**options).at_width(d_ff)
-    return MASKS[config.kind](config, d_ff).double().train(training)
-
-
-def values(mask, width):
+def values(edge, width):
     """(n_widths, n_units)."""
-    return mask.edge(torch.float64).mask(torch.as_tensor(width, dtype=torch.float64)[..., None], CENTRES)
+    return edge.mask(torch.as_tensor(width, dtype=torch.float64)[..., None], CENTRES)
 
 
-def slopes(mask, width):
+def slopes(edge, width):
     """d mask / d width, unit by unit, through the backward pass: a straight-through mask has its derivative there."""
     width = torch.tensor(width, dtype=torch.float64).requires_grad_()
-    found = values(mask, width)
+    found = values(edge, width)
     if not found.requires_grad:
         return torch.zeros(M, dtype=torch.float64)
     return torch.autograd.grad(found, width, torch.eye(M, dtype=torch.float64), is_grads_batched=True)[0]
@@ -111,7 +89,7 @@ def slopes(mask, width):
 @pytest.mark.parametrize("kind", ["hard", "ste"])
 def test_in_a_step_unit_i_is_used_from_width_i_plus_one_half_on(kind):
     for width in (0.0, 0.5, 0.5001, 7.4999, 7.5, 7.5001, 511.5, 511.6, 512.0):
-        assert values(mask_of(kind=kind), width).tolist() == [1.0 if i + 0.5 < width else 0.0 for i in range(M)]
+        assert values(edge_of(kind), width).tolist() == [1.0 if i + 0.5 < width else 0.0 for i in range(M)]
 
 
 @in_turn(
@@ -120,23 +98,11 @@ def test_in_a_step_unit_i_is_used_from_width_i_plus_one_half_on(kind):
 )
 def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training):
     """A straight-through mask has a derivative everywhere, of which rounding leaves nothing beyond its margin."""
-    mask = mask_of(training, kind=kind)
-    edge = mask.edge(torch.float64)
+    edge = edge_of(kind, training)
     if kind == "hard" or (kind == "ste" and not training):
         assert edge.margin == 0
     for width in (0.0, 0.5, 3.3, 255.5, 256.0, 400.49, 512.0):
         inner, outer = width - edge.margin > CENTRES, width + edge.margin < CENTRES
-        assert (values(mask, width)[inner] == 1).all()
-        assert (values(mask, width)[outer] == 0).all()
-        assert slopes(mask, width)[inner | outer].sum() <= 1.1 * 2**-52
-
-
-def test_a_learned_temperature_starts_where_it_is_said_and_stays_in_bounds():
-    module = mask_of(kind="ste", learn_temperature=True, temperature=5.0).temperature
-    for theta, expected in ((0.0, 5.0), (0.3, 5 * math.exp(0.3)), (9.0, M / 16), (-9.0, 1.0)):
-        torch.nn.init.constant_(module.theta.weight, theta)
-        assert module().item() == pytest.approx(expected)
-        assert module() <= module.highest
-    with pytest.raises(ValueError, match=r"mask.temperature: got 40; where d_ff = 512 .* between 1 and 32"):
-        parsed(kind="soft", learn_temperature=True, temperature=40.0).at_width(M)
-    assert parsed(kind="soft", temperature=40.0).at_width(M).temperature == 40
+        assert (values(edge, width)[inner] == 1).all()
+        assert (values(edge, width)[outer] == 0).all()
+        assert slopes(edge, width)[inner | outer].sum() <= 1.1 * 2**-52

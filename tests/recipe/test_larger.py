@@ -22,7 +22,7 @@ UNIFORM: dict[str, dict[str, Any]] = {
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "ratio": 3}, "tie_embeddings": True},
     "odd units": {"ffn": {"kind": "swiglu", "d_ff": 37}, "positions": {"n_positions": 16}},
     "reordered": {"norm": {"placement": "reordered", "eps": 1e-6}, "residual": {"multiplier": 0.22}},
-    "deep norms": {"norm": {"scaling": "depth"}, "mtp": {"n_depths": 2}, "init": {"std": 0.1}},
+    "MTP heads": {"mtp": {"n_depths": 2}, "init": {"std": 0.1}},
     "dynamic": {"ffn": {"kind": "dynamic", "ratio": 4}, "embedding_multiplier": 12.0},
     "experts": {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2, "ratio": 2}},
     "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.5}},

@@ -28,7 +28,7 @@ from widthwise.yaml_io import to_yaml
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
 KINDS = {
-    "further heads": ("model.mtp={n_depths: 2, final_coefficient: 0.1}", SLOTS),
+    "further heads": ("model.mtp={n_depths: 2}", SLOTS),
     "prices": (DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1}"),
     "nested": (DYNAMIC, "train.nested={}"),
 }

@@ -17,7 +17,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.validation import validate
 
-MTP = "model.mtp={n_depths: 2, coefficient: 0.5, final_coefficient: 0.1}"
+MTP = "model.mtp={n_depths: 2, coefficient: 0.5}"
 
 
 def test_step_reports_the_mean_of_each_depth_over_all_positions_that_it_was_asked(float64):

@@ -19,7 +19,7 @@ def gradients(model):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-MTP = "model.mtp={n_depths: 2, coefficient: 0.5, final_coefficient: 0.1}"
+MTP = "model.mtp={n_depths: 2, coefficient: 0.5}"
 OBJECTIVES = {
     "plain": ((), {}),
     "with z-loss": ((), {"z_loss": 0.01}),

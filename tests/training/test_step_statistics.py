@@ -17,7 +17,6 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training import train_state as train_state_module
-from widthwise.training.objective import Objective
 from widthwise.training.step_statistics import ChoiceMeans, choice_record, dead_scores, norms_record
 
 MIXTURE = "0: {ffn: {kind: moe, n_experts: 5, top_k: 2, d_expert: 7}}"
@@ -79,18 +78,6 @@ def test_training_records_and_result_of_a_mixture(tmp_path):
     assert sum(loads[0]) == pytest.approx(1)
     assert loads[1:] == [None, None]
     assert len(loads[0]) == 5
-
-
-def test_progress_runs_to_one_with_the_steps(tmp_path, monkeypatch):
-    seen, backward = [], Objective.backward
-
-    def watched(objective, model, *arguments):
-        seen.append(model.progress.item())
-        return backward(objective, model, *arguments)
-
-    monkeypatch.setattr(Objective, "backward", watched)
-    train(tiny_recipe(), tmp_path / "run")
-    assert seen == pytest.approx([number / 9 for number in range(1, 10)])
 
 
 MODELS = {

@@ -142,7 +142,7 @@ def watched_exits(
 
     with ExitStack() as stack:
         stack.enter_context(watched_reads(site, before.append))
-        for down in {block.w_down for block in ffn.stack}:  # blocks can share it
-            stack.enter_context(down.register_forward_hook(see_down))
+        for block in ffn.stack:
+            stack.enter_context(block.w_down.register_forward_hook(see_down))
         stack.enter_context(ffn.register_forward_hook(leave))
         yield

@@ -103,10 +103,9 @@ def certify(
 
 
 def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
-    """Build a decoder with these weights on the CPU, in evaluation mode, with its schedules at the end of training."""
+    """Build a decoder with these weights on the CPU, in evaluation mode."""
     model = blueprint(config).to(dtype).to_empty(device="cpu")
     model.tie()
-    model.progress.fill_(1.0)
     model.set_weights(weights.items())
     return model.eval()
 
@@ -145,7 +144,7 @@ def _gradients(model: Decoder, tokens: Tensor) -> dict[str, Tensor]:
 def _with_mtp_coefficient(config: ModelConfig, coefficient: float) -> ModelConfig:
     if config.mtp is None:
         return config
-    mtp = config.mtp.model_copy(update={"coefficient": coefficient, "final_coefficient": None})
+    mtp = config.mtp.model_copy(update={"coefficient": coefficient})
     return config.model_copy(update={"mtp": mtp})
 
 

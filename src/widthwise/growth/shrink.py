@@ -111,7 +111,7 @@ def why_not_turned(model: ModelConfig) -> str | None:
     if model.final_norm.kind != "rms" or model.final_norm.stat_width is not None:
         return f"final_norm.kind: got {model.final_norm.kind}; only an rms norm of the whole stream ignores turning"
     for where, layer in model.named_layers():
-        if layer.norm_placement != "pre" or layer.ffn.norm_placement("pre") != "pre":
+        if layer.norm_placement != "pre":
             return f"{where}.norm_placement: gains after a sublayer cannot be folded into a matrix"
         if {layer.d_in, layer.d_model, layer.d_out} != {model.d_model}:
             return f"{where}.d_model: got {layer.d_model}; a layer that owns part of the stream must keep that part"

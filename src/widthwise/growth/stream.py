@@ -203,5 +203,3 @@ def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
         raise UserError("d_model: cannot grow with both rms and layer norms; fresh coordinates must be 0 or means")
     if any(layer.norm_placement != "pre" for layer in old.layers):
         raise UserError("d_model: cannot grow with layer norms after sublayers, whose output has another mean")
-    if any(layer.ffn.norm_placement("pre") != "pre" for layer in old.layers):
-        raise UserError("ffn.norm: blocks without separate layer norms do not subtract the mean of a grown stream")

@@ -59,14 +59,6 @@ def _check(old: ModelConfig, wanted: ModelConfig) -> None:
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier", "logit_cap"), old, wanted)
     must_stay(("tie_embeddings", "positions"), old, wanted)
     may_be_added("mtp", old.mtp, wanted.mtp)
-    # Norms scaled by depth keep their factor in a kept layer, even if layers are added before it.
-    before, after = (
-        any(norm.output_multiplier != 1.0 for layer in model.layers for norm in (layer.attention_norm, layer.ffn_norm))
-        for model in (old, wanted)
-    )
-    if before != after and old.n_layers > 1:  # in the first layer the factor is always 1
-        names = {True: "depth", False: "none"}
-        must_agree("norm.scaling", names[before], names[after])
 
 
 def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
@@ -92,11 +84,9 @@ def _norm(old: NormConfig, stream: StreamMap, n_old: int, n_new: int) -> NormCon
 
 def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) -> LayerConfig:
     must_agree(f"{where}.norm_placement", old.norm_placement, new.norm_placement)
+    reads = PLACEMENTS[old.norm_placement].is_before
     norms = {}
-    for name, reads, width in (
-        ("attention_norm", PLACEMENTS[old.norm_placement].is_before, "d_in"),
-        ("ffn_norm", old.ffn.norm_placement(old.norm_placement) in ("pre", "shared", "both"), "d_model"),
-    ):
+    for name, width in (("attention_norm", "d_in"), ("ffn_norm", "d_model")):
         norm = getattr(old, name)
         must_agree(f"{where}.{name}.kind", norm.kind, getattr(new, name).kind)
         # A norm after a sublayer reads the update, which is 0 at new coordinates, so it may measure all of them.
@@ -111,10 +101,6 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     attention = new.attention.model_copy(update=constants)
     with mistakes_at(where):
         AttentionMaps.of(old.attention, attention)
-    # Only a feed-forward that becomes a block may share the norm before it.
-    before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
-    if type(old.ffn) is type(new.ffn) or (before, after) != ("pre", "shared"):
-        must_agree(f"{where}.ffn.norm", before, after)
     with mistakes_at(f"{where}.ffn"):
         ffn = new.ffn.with_constants_of(old.ffn, reads_more=old.d_model != new.d_model)
     return new.model_copy(update={**norms, "attention": attention, "ffn": ffn})
@@ -146,7 +132,7 @@ def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig 
     if before is None or after is None:
         return after
     with mistakes_at("mtp"):
-        must_stay(("n_depths", "share_reduce"), before, after)
+        must_stay(("n_depths",), before, after)
     for name in ("slot_norm", "final_norm"):
         must_agree(f"mtp.{name}.kind", getattr(before, name).kind, getattr(after, name).kind)
     slots = old.residual.slot_shape(old.d_model)[1], wanted.residual.slot_shape(wanted.d_model)[1]

@@ -59,7 +59,7 @@ class WidthwiseConfig(PreTrainedConfig):
     """Place of the norms: `pre`, before the sublayer, `reordered`, on its update, or `both`."""
     attention_norm: dict[str, Any] | None = None
     """`kind` (rms, layer), `eps`, `norm_dim` (divisor of the sum of squares), `stat_width` (number of summed
-    coordinates), `output_multiplier` and `gain_offset`, which is added to the weight."""
+    coordinates) and `gain_offset`, which is added to the weight."""
     ffn_norm: dict[str, Any] | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None

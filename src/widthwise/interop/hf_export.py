@@ -74,7 +74,6 @@ REASONS = {
     "v_head_dim": "it has one head size for queries, keys and values; head_dim and v_head_dim must grow together",
     **dict.fromkeys(("norm_dim", "q_norm_dim", "k_norm_dim"), "its norms divide by their width"),
     "stat_width": "its norms measure their whole width",
-    "output_multiplier": "its norms have no output factor; the format `widthwise` has",
     "scale": "its scores have one factor, 1/sqrt(head_dim)",
     "eps": "it has one eps for all norms",
     "residual": "it has one stream, to which every update is added",

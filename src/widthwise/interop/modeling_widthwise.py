@@ -54,8 +54,8 @@ class Norm(nn.Module):
 
     `norm_dim` is the number of coordinates, except in a first or last layer that is wider than its input, and in a
     grown model. `stat_width`: number of summed coordinates, null for all. `placement`: `pre`, before the sublayer, or
-    `reordered`, on its update. `output_multiplier`: constant factor of the output. `gain_offset`: added to the weight.
-    `post`: the norm of the update in addition to the one before the sublayer. A width of 0 means no norm.
+    `reordered`, on its update. `gain_offset`: added to the weight. `post`: the norm of the update in addition to the
+    one before the sublayer. A width of 0 means no norm.
     """
 
     weight: Any
@@ -67,7 +67,6 @@ class Norm(nn.Module):
         eps: float,
         norm_dim: int,
         stat_width: int | None = None,
-        output_multiplier: float = 1.0,
         gain_offset: float = 0.0,
         placement: str = "pre",
     ):
@@ -76,7 +75,6 @@ class Norm(nn.Module):
         self.norm_dim = norm_dim
         self.stat_width = stat_width
         self.placement = placement
-        self.output_multiplier = output_multiplier
         self.gain_offset = gain_offset
         self.post: Norm | None = None
         self.weight = nn.Parameter(torch.full((width,), 1.0 - gain_offset)) if width else None
@@ -90,7 +88,7 @@ class Norm(nn.Module):
         measured = y[..., : self.stat_width].square().sum(dim=-1, keepdim=True)
         gain = wide(self.weight) + self.gain_offset if self.gain_offset else self.weight
         y = y * torch.rsqrt(measured / self.norm_dim + self.eps) * gain
-        return ((y if self.bias is None else y + self.bias) * self.output_multiplier).to(x.dtype)
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
 
     def before(self, x: Tensor) -> Tensor:
         """Return the input of the sublayer from the stream."""
@@ -517,10 +515,9 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_out, bias=bias)
 
-    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
-        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out). norm: replaces `self.norm`."""
-        norm = norm or self.norm
-        return norm.after(self.down_proj(self.hidden(norm.before(x))))
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, T, layer_width), the stream -> the update (B, T, layer_out)."""
+        return self.norm.after(self.down_proj(self.hidden(self.norm.before(x))))
 
     def hidden(self, x: Tensor) -> Tensor:
         if self.gate_proj is None:
@@ -540,46 +537,36 @@ def feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
 
 
 class Hourglass(nn.Module):
-    """A stack of narrow blocks, gated or not: h = h + block(h). The update is the sum of the blocks.
-
-    Blocks may share the matrices of the first one. Every block has a norm, unless one norm precedes the stack.
-    """
+    """A stack of narrow blocks, gated or not: h = h + block(h). The update is the sum of the blocks."""
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__()
         d_model = layer.layer_width
         n_blocks = ffn["n_blocks"]
-        self.d_out = layer.layer_out
-        self.multiplier = ffn["block_multiplier"]
-        self.is_shared = ffn["share_weights"]
         widths = ffn["d_hidden"] if isinstance(ffn["d_hidden"], list) else [ffn["d_hidden"]] * n_blocks
-        outputs = [d_model] * (n_blocks - 1) + [d_model if self.is_shared else self.d_out]
-        placement = "none" if ffn["norm"] == "shared" else ffn["norm"] or layer.norm_placement
-        norms = [self._norm(layer, placement, d_write) for d_write in outputs]
-        self.norm = self._norm(layer, "pre" if ffn["norm"] == "shared" else "none", self.d_out)
-        n_whole = 1 if self.is_shared else n_blocks
+        outputs = [d_model] * (n_blocks - 1) + [layer.layer_out]
         form = ffn.get("activation", "silu"), ffn.get("gated", True)
-        blocks = [FeedForward(d_model, *sizes, *form) for sizes in zip(widths[:n_whole], outputs, norms)]
-        self.blocks = nn.ModuleList([*blocks, *(nn.ModuleDict({"norm": norm}) for norm in norms[n_whole:])])
+        self.blocks = nn.ModuleList(
+            FeedForward(d_model, d_hidden, d_write, self._norm(layer, d_write), *form)
+            for d_hidden, d_write in zip(widths, outputs)
+        )
 
     @staticmethod
-    def _norm(layer: Any, placement: str, d_write: int) -> Norm:
+    def _norm(layer: Any, d_write: int) -> Norm:
         """Build the norm of a block that writes d_write coordinates; its divisor differs as its width does."""
+        placement = layer.norm_placement
         d_read = layer.layer_width
-        width = normalised_width(layer.norm_placement, d_read, layer.layer_out)
-        change = (normalised_width(placement, d_read, d_write) or width) - width
+        change = normalised_width(placement, d_read, d_write) - normalised_width(placement, d_read, layer.layer_out)
         norm = {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
         return build_norm(placement, d_read, d_write, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm.before(x)
-        blocks: list[Any] = list(self.blocks)
-        total = blocks[0](x)
-        for block in blocks[1:]:
-            state = torch.add(x, total, alpha=self.multiplier)
-            update = blocks[0](state, block.norm) if self.is_shared else block(state)
+        first, *others = self.blocks
+        total = first(x)
+        for block in others:
+            update = block(x + total)
             total = total[..., : update.shape[-1]] + update
-        return total[..., : self.d_out]
+        return total
 
 
 class MoE(nn.Module):
@@ -666,49 +653,33 @@ class LayerNormMeanScore(WidthScore):
 
 
 class LinearScore(WidthScore):
-    """v . x, or with a hidden layer v . silu(W x)."""
+    """v . x."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__(score, d_model)
-        d_hidden = score.get("d_hidden")
-        self.w_in = None if d_hidden is None else Matrix(d_model, d_hidden)
-        self.v = Matrix(d_hidden or d_model, 1)
+        self.v = Matrix(d_model, 1)
 
     def before_gain(self, x: Tensor, stream: Tensor) -> Tensor:
-        if self.w_in is not None:
-            x = silu(self.w_in(x))
         return self.v(x)[..., 0]
 
 
 SCORES: dict[str, type[WidthScore]] = {
     **dict.fromkeys(PLAIN_SCORES, WidthScore),
     "ln_mean": LayerNormMeanScore,
-    **dict.fromkeys(("linear", "mlp"), LinearScore),
+    "linear": LinearScore,
 }
 
 
-class WidthMask(nn.Module):
-    """1 for units with a centre below the width and 0 for the others; kind `soft`: a sigmoid.
+def width_mask(mask: dict[str, Any], width: Tensor, centres: Tensor) -> Tensor:
+    """Return 1 for units with a centre below the width and 0 for the others; kind `soft`: a sigmoid.
 
-    Training uses the same mask as evaluation. A step has no gradient, so widths can only be learned in widthwise.
+    width: (B, T, 1), centres: (d_ff,), both in units -> (B, T, d_ff). Training uses the same mask as evaluation. A step
+    has no gradient, so widths can only be learned in widthwise.
     """
-
-    def __init__(self, mask: dict[str, Any], d_ff: int):
-        super().__init__()
-        self.kind = mask["kind"] if mask["kind"] == "soft" else "step"
-        self.temperature: Any = mask.get("temperature")
-        self.highest = max(1.0, d_ff / 16)
-        self.theta = nn.Parameter(torch.zeros(1)) if mask.get("learn_temperature") else None
-
-    def forward(self, width: Tensor, centres: Tensor) -> Tensor:
-        """width: (B, T, 1), centres: (d_ff,), both in units -> (B, T, d_ff)."""
-        distance = width - centres
-        if self.kind == "step":
-            return (distance > 0).to(width.dtype)
-        temperature = self.temperature
-        if self.theta is not None:
-            temperature = (self.temperature * self.theta.exp()).clamp(1.0, self.highest)
-        return torch.sigmoid(distance / temperature)
+    distance = width - centres
+    if mask["kind"] == "soft":
+        return torch.sigmoid(distance / mask["temperature"])
+    return (distance > 0).to(width.dtype)
 
 
 def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
@@ -730,22 +701,21 @@ class DynamicWidth(FeedForward):
         self.sizes = [*ffn["grown_from"], ffn["d_ff"]]
         self.min_fraction = ffn["min_fraction"]
         self.score = self.bias = None
-        self.mask = WidthMask(ffn["mask"], self.sizes[0])
+        self.mask = ffn["mask"]
         if ffn["mask"]["kind"] != "none":
             self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
             self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
-        norm = norm or self.norm
+    def forward(self, x: Tensor) -> Tensor:
         if self.score is None or self.bias is None:
-            return super().forward(x, norm)
+            return super().forward(x)
         stream = x
-        x = norm.before(x)
+        x = self.norm.before(x)
         level = torch.sigmoid(self.score(x, stream) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
-        used = self.mask(width[..., None], unit_centres(self.sizes, width))
+        used = width_mask(self.mask, width[..., None], unit_centres(self.sizes, width))
         hidden = self.hidden(x)
-        return norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
+        return self.norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
 
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {

@@ -113,10 +113,9 @@ class SplitSwiGLU(nn.Module):
         d_out = plain.down_proj.out_features
         self.down_proj = RowParallelLinear(d_ff, d_out, prefix=f"{prefix}.down_proj", **options)
 
-    def forward(self, x: Tensor, norm: Norm | None = None) -> Tensor:
-        """x: (T, layer_width), the stream -> the update (T, layer_out). norm: replaces `self.norm`."""
-        norm = norm or self.norm
-        return norm.after(self.down_proj(self.activation(self.gate_up_proj(norm.before(x)))))
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (T, layer_width), the stream -> the update (T, layer_out)."""
+        return self.norm.after(self.down_proj(self.activation(self.gate_up_proj(self.norm.before(x)))))
 
 
 def split_feed_forward(plain: nn.Module, vllm_config: VllmConfig, prefix: str) -> nn.Module:

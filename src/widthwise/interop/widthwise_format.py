@@ -68,7 +68,6 @@ NAMES = {
     "head": "lm_head",
     "exit": None,
     "resize": None,
-    "temperature": None,
     "w_expand": None,
     "w_reduce": None,
 }

@@ -130,9 +130,9 @@ class Norm(Weight):
     `norm_dim`: divisor of the sum of squares. It is the size of the axis, with two exceptions: a slim first layer reads
     d_model of its w_1 coordinates, the only ones that can be non-zero, and divides by w_1; and the norms of a grown
     model keep their old divisors. `stat_width`: number of leading coordinates in the sum of squares; None: all. It
-    keeps the statistics of a layer that has grown into coordinates written by other layers. `output_multiplier`:
-    constant factor of the output. `gain_offset`: constant added to the weight. `is_after`: True to normalise the output
-    of a sublayer, False to normalise its input. `post`: the norm of its output in addition to the one of its input.
+    keeps the statistics of a layer that has grown into coordinates written by other layers. `gain_offset`: constant
+    added to the weight. `is_after`: True to normalise the output of a sublayer, False to normalise its input. `post`:
+    the norm of its output in addition to the one of its input.
     """
 
     is_after = False
@@ -143,14 +143,12 @@ class Norm(Weight):
         eps: float,
         norm_dim: int,
         stat_width: int | None = None,
-        output_multiplier: float = 1.0,
         gain_offset: float = 0.0,
     ):
         super().__init__(axes, axes, start=1.0 - gain_offset)
         self.eps = eps
         self.norm_dim = norm_dim
         self.stat_width = stat_width
-        self.output_multiplier = output_multiplier
         self.gain_offset = gain_offset
         self.post: Norm | None = None
 
@@ -162,8 +160,7 @@ class Norm(Weight):
     @property
     def gain(self) -> Tensor:
         """The factor of the normalised coordinates, (size(axes),)."""
-        offset_weight = widened(self.weight) + self.gain_offset if self.gain_offset else self.weight
-        return self.times_multiplier(offset_weight)
+        return widened(self.weight) + self.gain_offset if self.gain_offset else self.weight
 
     def before(self, x: Tensor) -> Tensor:
         """x: (B, T, d_read), the stream -> the input of the sublayer."""
@@ -173,10 +170,6 @@ class Norm(Weight):
     def after(self, update: Tensor) -> Tensor:
         """update: (B, T, d_write), the output of the sublayer -> the update of the stream."""
         return update if self.output_norm is None else self.output_norm(update)
-
-    def times_multiplier(self, weight: Tensor) -> Tensor:
-        """Return a gain or a bias times the output multiplier."""
-        return weight if self.output_multiplier == 1.0 else weight * self.output_multiplier
 
     def gain_factor(self, target: "Norm") -> float:
         """Return the factor for the gain in a target norm of equal eps * norm_dim, for the same output."""
@@ -212,7 +205,7 @@ class LayerNorm(Norm):
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
-            y = centred * inverse * self.gain + self.times_multiplier(self.bias())
+            y = centred * inverse * self.gain + self.bias()
         return y.to(compute_dtype(x))
 
 

@@ -39,9 +39,6 @@ class Loss(NamedTuple):
 class Decoder(nn.Module):
     """A language model. Create it with `build`; the constructor leaves weights uninitialised."""
 
-    progress: Tensor
-    """Progress of training, from 0 to 1, for schedules inside the model; set by the training loop."""
-
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -59,16 +56,14 @@ class Decoder(nn.Module):
         mtp = config.mtp
         depths = [] if mtp is None else [MTPDepth(mtp, residual, d_model) for _ in range(mtp.n_depths)]
         self.mtp = nn.ModuleList(depths)
-        self.register_buffer("progress", torch.ones(()), persistent=False)
         self.tie()
 
     def tie(self) -> None:
         """Tie the parameters that the config shares. Call it again after `to_empty`, which separates them."""
         if self.config.tie_embeddings:
             self.head.weight = self.embedding.weight
-        if self.config.mtp is not None and self.config.mtp.share_reduce:
-            for depth in self.depths:
-                depth.exit.share_reduction(self.exit)
+        for depth in self.depths:
+            depth.exit.share_reduction(self.exit)
 
     @property
     def depths(self) -> Sequence[MTPDepth]:
@@ -199,11 +194,7 @@ class Decoder(nn.Module):
         if self.config.mtp is None:
             return Loss(objective, losses, log_normalisers, choices)
         mtp_objective, mtp_losses = self._mtp_losses(entered, stream, targets, context)
-        coefficient = self.config.mtp.coefficient
-        final = self.config.mtp.final_coefficient
-        if final is not None:
-            coefficient = self.progress.new_tensor(coefficient).lerp(self.progress.new_tensor(final), self.progress)
-        objective = objective + coefficient * mtp_objective
+        objective = objective + self.config.mtp.coefficient * mtp_objective
         return Loss(objective, losses, log_normalisers, choices, mtp_losses)
 
     def _mtp_losses(
@@ -283,8 +274,10 @@ class Decoder(nn.Module):
                 raise ValueError(f"{n_tokens} tokens do not fit into {self.positions.n_positions} learned positions")
         ropes = {layer.attention.rope for layer in layers}
         tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
-        wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
-        forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
+        forced = None
+        if width_fraction is not None:
+            wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)  # bf16 would be off by whole units
+            forced = torch.tensor(width_fraction, dtype=wide, device=tokens.device)
         # Of documents numbers in the dtype of the queries: torch would convert a bool mask, and copy it per layer.
         mask_dtype = torch.bool if documents is None else compute_dtype(self.embedding.weight)
         if real is not None:
@@ -335,4 +328,3 @@ def allocate(model: Decoder, device: torch.device | str, n_shards: int = 1) -> N
             check_room(n_params * model.embedding.weight.dtype.itemsize // n_shards, too_large)
         model.to_empty(device=device)
         model.tie()
-        model.progress.fill_(1.0)

@@ -113,10 +113,6 @@ class MTPOptions(Config):
     """Tokens predicted beyond the next one."""
     coefficient: pydantic.NonNegativeFloat = 0.3
     """Factor of the mean of their losses in the objective; never part of the reported loss."""
-    final_coefficient: pydantic.NonNegativeFloat | None = None
-    """The coefficient at the end of training, reached linearly; null: constant."""
-    share_reduce: bool = True
-    """Share the model's reduction matrix with all depths."""
 
 
 class MTPConfig(MTPOptions):
@@ -150,5 +146,5 @@ class MTPConfig(MTPOptions):
 
     def exit_cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
         """Return the cost of the loss of one depth: the exit, and the gradient of the head's input."""
-        cost = residual.exit_cost(d_model, self.share_reduce) + self.final_norm.cost(d_model, is_read=False)
+        cost = residual.exit_cost(d_model, shares_reduction=True) + self.final_norm.cost(d_model, is_read=False)
         return cost + head.shared() + Cost(activation_elements=d_model)

@@ -1,6 +1,6 @@
 """Norms and their placement: before a sublayer, after it, both, or nowhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -30,8 +30,6 @@ class NormConfig(Config):
     """Divisor of the sum of squares."""
     stat_width: Width | None = None
     """Number of leading coordinates in the sum of squares; null: all. For `rms` only."""
-    output_multiplier: pydantic.PositiveFloat = 1.0
-    """Constant factor of the output: 1 / sqrt(l) in layer l if norms are scaled by depth."""
     gain_offset: pydantic.NonNegativeFloat = 0.0
     """Constant added to the weight, which starts at 1 - gain_offset: 1 if gains are stored as 1 + weight (Gemma)."""
 
@@ -57,7 +55,7 @@ class NormConfig(Config):
     def build(self, axes: Axes, is_after: bool = False) -> "Norm":
         """Build the module. is_after: True to normalise the output of a sublayer, False to normalise its input."""
         modules = resolve_name("widthwise.model.axes:NORM_MODULES")
-        options = self.eps, self.norm_dim, self.stat_width, self.output_multiplier, self.gain_offset
+        options = self.eps, self.norm_dim, self.stat_width, self.gain_offset
         norm = modules[self.kind](axes, *options)
         norm.is_after = is_after
         return norm
@@ -115,16 +113,14 @@ class NormSite:
         """The config of the norm after the sublayer. It measures the whole update, which is 0 at new coordinates."""
         return self.config.model_copy(update={"stat_width": None})
 
-    def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
+    def of_part(self, d_read: int, d_write: int, d_part: int) -> "NormSite":
         """Return the norm site of a part of the sublayer. The divisor changes as much as the normalised width.
 
-        The sublayer reads d_read coordinates and writes d_write; the part writes d_part, and has its norm at
-        `placement`.
+        The sublayer reads d_read coordinates and writes d_write; the part writes d_part.
         """
-        width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
-        moved_width = PLACEMENTS[placement].normalised_width(d_read, d_part) or width  # 0 where there is no norm
-        norm_dim = self.config.norm_dim + moved_width - width
-        return NormSite(placement, self.config.model_copy(update={"norm_dim": norm_dim}))
+        place = PLACEMENTS[self.placement]
+        change = place.normalised_width(d_read, d_part) - place.normalised_width(d_read, d_write)
+        return replace(self, config=self.config.model_copy(update={"norm_dim": self.config.norm_dim + change}))
 
     def build(self, d_read: int, d_write: int) -> "Norm | NoNorm":
         """Build the norms of a sublayer that reads d_read coordinates and writes d_write."""

@@ -107,11 +107,7 @@ def uniform_rule(model: ModelConfig) -> ModelTemplate:
             "ratio": None if ratio == 1 else ratio,
         },
         "ffn": _shared(ffn, layer.ffn) | {ffn.hidden_key: None, "ratio": layer.ffn.hidden_widths[0] / layer.d_model},
-        "norm": {
-            **_shared(NormTemplate, layer.attention_norm),
-            "placement": layer.norm_placement,
-            "scaling": "none" if model.layers[-1].attention_norm.output_multiplier == 1 else "depth",
-        },
+        "norm": _shared(NormTemplate, layer.attention_norm) | {"placement": layer.norm_placement},
         "mtp": model.mtp and _shared(MTPOptions, model.mtp),
     }
     rule = parse(ModelTemplate, data, "the model")

@@ -207,7 +207,6 @@ def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], 
     small = blueprint(smaller)
     small.load_state_dict(weights, strict=False, assign=True)  # strict fails for the second name of a tied weight
     small.tie()
-    small.progress = torch.ones_like(model.progress)
     return _readable(small)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
@@ -33,24 +33,13 @@ class NormTemplate(Config):
     placement: Placement = "pre"
     """pre: before each sublayer. reordered: after it, before the residual addition, as in OLMo 2. both: before and
     after it, as in Gemma 2 and 3."""
-    scaling: Literal["none", "depth"] = "none"
-    """`depth`: divide the input of the sublayers of layer l, counted from 1, by sqrt(l), which makes deep layers matter
-    more as the stream grows. Source: Sun et al. 2025, arXiv:2502.05795, with `init.depth_scaled: false`."""
     gain_offset: pydantic.NonNegativeFloat = 0.0
     """Constant added to the weights that are the gains: 1 stores gains as 1 + weight, as in Gemma, so that weight decay
     draws them to 1."""
 
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "NormTemplate":
-        if self.scaling == "depth" and self.placement != "pre":
-            raise ValueError(f"scaling: got depth; needs placement pre, got {self.placement}")
-        return self
-
-    def over(self, width: int, layer: int | None = None) -> NormConfig:
-        """Return the norm of `width` coordinates. layer: number of its layer, from 1; None: outside of layers."""
-        factor = 1.0 if layer is None or self.scaling == "none" else 1 / math.sqrt(layer)
-        norm = NormConfig(kind=self.kind, eps=self.eps, norm_dim=width, gain_offset=self.gain_offset)
-        return norm.model_copy(update={"output_multiplier": factor})
+    def over(self, width: int) -> NormConfig:
+        """Return the norm of `width` coordinates."""
+        return NormConfig(kind=self.kind, eps=self.eps, norm_dim=width, gain_offset=self.gain_offset)
 
 
 class InitTemplate(InitConfig):
@@ -172,7 +161,7 @@ class ModelTemplate(Config):
     def _layer(self, index: int, widths: list[int], attention: AttentionTemplate, ffn: FFNTemplate) -> LayerConfig:
         where = f"model.layers.{index}"
         d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths, self.shape.endpoints == "slim"))
-        layer = self._layer_of(widths[index], d_in, d_out, index + 1, attention, ffn, where)
+        layer = self._layer_of(widths[index], d_in, d_out, attention, ffn, where)
         change = self.layers.get(index)
         return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
 
@@ -180,12 +169,12 @@ class ModelTemplate(Config):
         if self.mtp is None:
             return None
         width = self.d_model
-        layer = self._layer_of(width, width, width, self.n_layers + 1, self.attention, self.ffn, "model.mtp.layer")
+        layer = self._layer_of(width, width, width, self.attention, self.ffn, "model.mtp.layer")
         norms: dict[str, Any] = {"slot_norm": self.norm.over(slot_width), "final_norm": self.norm.over(width)}
         return MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, **norms)
 
     def _layer_of(
-        self, width: int, d_in: int, d_out: int, number: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
+        self, width: int, d_in: int, d_out: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
     ) -> LayerConfig:
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         with mistakes_at(where):
@@ -196,9 +185,9 @@ class ModelTemplate(Config):
                 d_in=d_in,
                 d_out=d_out,
                 norm_placement=self.norm.placement,
-                attention_norm=self.norm.over(width, number),
+                attention_norm=self.norm.over(width),
                 attention=attention.at_width(width),
-                ffn_norm=self.norm.over(ffn_norm_dim, number),
+                ffn_norm=self.norm.over(ffn_norm_dim),
                 ffn=ffn_config,
             )
 

@@ -105,7 +105,6 @@ class TrainingLoop:
     def _train_steps(self, watch: SignalWatch) -> None:
         self.observer.opened(self.run.path)
         self.observer.starting(self.name, self.state.step, self.config.steps)
-        self.train_state.set_progress(self.state.step)
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of a step
         self._announce_first_step()
         while self.state.step < self.config.steps:
@@ -159,7 +158,6 @@ class TrainingLoop:
         is_recorded = self.metrics_logger.last_steps["growth"] == step  # by a killed process
         before = None if is_recorded else self._validate()
         self.train_state = self.train_state.grown(phase)
-        self.train_state.set_progress(step)
         self._announce_first_step()
         if before is not None:
             self.metrics_logger.write_with_costs(

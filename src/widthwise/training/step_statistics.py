@@ -108,7 +108,7 @@ class LayerWatch(Recompute):
     def __init__(self, model: Decoder):
         super().__init__(model.recompute.every)
         self._model = model
-        self._squares = torch.zeros(len(model.layers), dtype=torch.float64, device=model.progress.device)
+        self._squares = torch.zeros(len(model.layers), dtype=torch.float64, device=model.embedding.weight.device)
         self._n_numbers = [0] * len(model.layers)
         self._before: list[list[Tensor]] = []
         self._sums: list[Tensor] = []

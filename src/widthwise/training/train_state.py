@@ -134,10 +134,6 @@ class TrainState:
         self._norms.extend(state.grad_norms)
         self._n_skipped = state.n_skipped
 
-    def set_progress(self, step: int) -> None:
-        """Set the progress of training in the model, from 0 to 1."""
-        self.model.progress.fill_(step / self._config.steps)
-
     def lr(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
         return self._recipe.optimizer.lr * self._recipe.lr_factor(step)
@@ -166,7 +162,6 @@ class TrainState:
         """
         config = self._config
         processes = self._processes
-        self.set_progress(step)
         set_lr(self.optimizer, self.lr(step))
         watch = None
         if config.norms_every is not None and step % config.norms_every == 0:

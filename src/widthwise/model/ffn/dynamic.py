@@ -42,10 +42,10 @@ class WidthChoice(Config):
     training `hard` and, in bf16, `ste`. Otherwise, and in compiled code, the layer is masked."""
 
     def choice_cost(self, d_model: float) -> Cost:
-        """Return the cost of score, bias and mask. The width is kept for the backward pass."""
+        """Return the cost of score and bias. The width is kept for the backward pass."""
         if not self.mask.has_width:
             return Cost()
-        return self.score.cost(d_model) + vector(1) + self.mask.cost() + Cost(activation_fp32_elements=1)
+        return self.score.cost(d_model) + vector(1) + Cost(activation_fp32_elements=1)
 
 
 class DynamicConfig(WidthChoice, FFNConfig):
@@ -104,8 +104,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
             must_stay(("kind",), old.mask, self.mask)
         if reads_more and old.score.is_stream_mean:
             raise ValueError(
-                f"score: got {old.score.kind}, a mean over the stream, which changes with a wider stream; use linear "
-                "or mlp"
+                f"score: got {old.score.kind}, a mean over the stream, which changes with a wider stream; use linear"
             )
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
@@ -124,7 +123,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         if self.mask.has_width and not self.score.starts_at_zero:
             raise ValueError(
                 f"score.kind: got {self.score.kind}, which starts at a different number for each token; {old.kind} "
-                f"becomes {self.kind} with linear, mlp or const"
+                f"becomes {self.kind} with linear or const"
             )
         n_optional = self.full_width * (1 - self.min_fraction)
         return self if n_optional == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_optional)})

@@ -32,7 +32,7 @@ from widthwise.model.context import Choices, PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
-from widthwise.model.ffn.width_choice_module import HARD, MASKS, SCORES
+from widthwise.model.ffn.width_choice_module import EDGES, HARD, SCORES
 from widthwise.model.norm import NormSite
 from widthwise.model.shards import whole
 
@@ -84,7 +84,6 @@ class DynamicWidth(SwiGLU):
         super().__init__(SwiGLUConfig(d_ff=config.d_ff), d_model, d_out, norm)
         self.config = config
         self.execution: str = config.execution
-        self.mask = MASKS[config.mask.kind](config.mask, config.full_width)
         self.score = SCORES[config.score.kind](config.score, d_model) if config.mask.has_width else None
         self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
@@ -123,7 +122,11 @@ class DynamicWidth(SwiGLU):
 
         level = recomputed(sigmoid, score.source(x, stream))
         least = self.config.min_fraction
-        return least + (1 - least) * level, self.mask.edge(compute_dtype(x))
+        return least + (1 - least) * level, self._edge()
+
+    def _edge(self) -> Edge:
+        """Return the edge of the mask in the present mode."""
+        return EDGES[self.config.mask.kind](self.config.mask, compute_dtype(self.w_gate.weight), self.training)
 
     def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
         """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""
@@ -175,7 +178,7 @@ class DynamicWidth(SwiGLU):
 
         width: (n_tokens,), in units.
         """
-        width, margin = self._as_never_grown(width, self.mask.edge(compute_dtype(self.w_gate.weight)).margin)
+        width, margin = self._as_never_grown(width, self._edge().margin)
         return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
     def computed_units(self, width: Tensor, is_compiled: bool) -> int:
@@ -184,12 +187,11 @@ class DynamicWidth(SwiGLU):
         width: (n_tokens,), in units. Rows that stripes add in bf16 are not counted. Call it in the mode and with the
         autocast of the pass.
         """
-        dtype = compute_dtype(self.w_gate.weight)
-        edge = self.mask.edge(dtype)
+        edge = self._edge()
         sliced = None if is_compiled else self._sliced_form(width, edge)
         if sliced is None:
             return len(width) * self.config.d_ff
-        if sliced is sliced_swiglu and not sliced_is_faster(len(width), dtype):
+        if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
             return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
         return self.bucketed_units(width)
 
@@ -203,7 +205,7 @@ class DynamicWidth(SwiGLU):
         values = {
             "gain": None if log_gain is None else log_gain().exp(),
             "bias": None if self.bias is None else self.bias(),
-            "temperature": None if self.mask.temperature is None else self.mask.temperature(),
+            "temperature": getattr(self.config.mask, "temperature", None),
         }
         # Only one of several processes may hold a parameter of one entry.
         return {name: float(whole(x)) if isinstance(x, Tensor) else x for name, x in values.items()}

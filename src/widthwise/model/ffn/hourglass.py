@@ -10,20 +10,16 @@ from typing import ClassVar, Literal, Self
 import pydantic
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.cost import Cost, vector
+from widthwise.model.cost import Cost
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.mlp import Activation, MLPConfig, MLPOptions
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
-from widthwise.model.kinds import must_agree, must_stay
+from widthwise.model.kinds import must_agree
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
 CONVENTIONAL = (SwiGLUConfig, MLPConfig)
 """Feed-forwards that can become the first block."""
-
-
-BlockNorm = Literal["pre", "reordered", "shared", "none"]
-"""pre: a norm before each block (the paper); reordered: after each; shared: one before the whole stack; none."""
 
 
 class BlockOptions(Config):
@@ -34,13 +30,6 @@ class BlockOptions(Config):
     gated: bool = True
     """Multiply w_up(x) by the activation of w_gate(x). Otherwise apply the activation to w_up(x); a block then has two
     matrices instead of three."""
-    share_weights: bool = False
-    """Share the matrices among all blocks, which keep separate norms."""
-    norm: BlockNorm | None = None
-    """Norm of the blocks. null: as in the layer, which follows model.norm.placement."""
-    block_multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of a block's update in the input of later blocks. If it equals the residual's multiplier, blocks act as
-    layers without attention."""
 
     def block(self, d_hidden: int) -> SwiGLUConfig | MLPConfig:
         """Return the config of one block. A gated silu block is a SwiGLU, which keeps less for the backward pass."""
@@ -60,7 +49,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
 
     module = "widthwise.model.ffn.hourglass_module:Hourglass"
     kind: Literal["hourglass"] = "hourglass"
-    constant_fields = ("block_multiplier", "activation", "gated")
+    constant_fields = ("activation", "gated")
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     n_blocks: NBlocks
     """K, the number of blocks."""
@@ -69,11 +58,8 @@ class HourglassConfig(BlockOptions, FFNConfig):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.d_hidden, tuple):
-            if len(self.d_hidden) != self.n_blocks:
-                raise ValueError(f"d_hidden: got {len(self.d_hidden)} widths for n_blocks = {self.n_blocks}")
-            if self.share_weights and len(set(self.d_hidden)) > 1:
-                raise ValueError("share_weights: blocks of different d_hidden cannot share matrices")
+        if isinstance(self.d_hidden, tuple) and len(self.d_hidden) != self.n_blocks:
+            raise ValueError(f"d_hidden: got {len(self.d_hidden)} widths for n_blocks = {self.n_blocks}")
         return self
 
     @property
@@ -85,33 +71,19 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self.n_blocks
 
     def block_outputs(self, d_model: int, d_out: int) -> list[int]:
-        """Return the width that each block writes: d_model, but d_out for the last one unless matrices are shared."""
-        return [d_model] * (self.n_blocks - 1) + [d_model if self.share_weights else d_out]
-
-    def norm_sites(self, d_model: int, d_out: int, norm: NormSite) -> tuple[NormSite | None, list[NormSite]]:
-        """Return the norm before the whole stack, if there is one, and the norm of each block."""
-        is_shared = self.norm == "shared"
-        placement = "none" if is_shared else self.norm or norm.placement
-        sites = [norm.moved(placement, d_model, d_out, d_write) for d_write in self.block_outputs(d_model, d_out)]
-        return norm.moved("pre", d_model, d_out, d_out) if is_shared else None, sites
+        """Return the width that each block writes: d_model, but d_out for the last one."""
+        return [d_model] * (self.n_blocks - 1) + [d_out]
 
     def block_costs(self, d_model: int, d_out: int) -> list[Cost]:
         blocks = zip(self.hidden_widths, self.block_outputs(d_model, d_out))
         return [self.block_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
 
     def cost(self, d_model: int, d_out: int) -> Cost:
-        costs = self.block_costs(d_model, d_out)
-        return _with_shared_weights(costs) if self.share_weights else sum(costs, Cost())
+        return sum(self.block_costs(d_model, d_out), Cost())
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
-        shared, sites = self.norm_sites(d_model, d_out, norm)
-        costs = [site.cost(d_model, d_write) for site, d_write in zip(sites, self.block_outputs(d_model, d_out))]
-        if shared is not None:
-            costs[0] = shared.cost(d_model, d_out)  # its output is the input that the first block keeps
+        costs = [norm.cost(d_model, d_write) for d_write in self.block_outputs(d_model, d_out)]
         return sum(costs, Cost())
-
-    def norm_placement(self, placement: str) -> str:
-        return self.norm or placement
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """Return this config. A conventional feed-forward becomes the first block, and other blocks are added."""
@@ -121,13 +93,10 @@ class HourglassConfig(BlockOptions, FFNConfig):
             gated, activation = (old.gated, old.activation) if isinstance(old, MLPConfig) else (True, "silu")
             must_agree("gated", gated, self.gated)
             must_agree("activation", activation, self.activation)
-            if self.share_weights and self.n_blocks > 1:
-                raise ValueError("share_weights: got True; an added block starts silent, so it needs separate matrices")
             return self
         grown = super().with_constants_of(old, reads_more)
         if self.n_blocks < old.n_residual_additions:
             must_agree("n_blocks", old.n_residual_additions, self.n_blocks, "; growth takes nothing away")
-        must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
         return grown
 
     def name_before(self, old: FFNConfig, name: str) -> str | None:
@@ -148,12 +117,6 @@ class HourglassConfig(BlockOptions, FFNConfig):
                 yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
 
 
-def _with_shared_weights(costs: list[Cost]) -> Cost:
-    """Return the sum of the blocks' costs, with shared parameters counted once."""
-    total = sum(costs, Cost())
-    return total + vector(costs[0].params - total.params)
-
-
 class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
     """An hourglass for a layer of any width; usually d_hidden = 0.4 d_model."""
 
@@ -168,8 +131,6 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
     def cost(self, d_model: float, d_out: float) -> Cost:
         d_hidden = self.real_hidden(d_model)
         inner, last = (self.block_cost(d_model, d_hidden, d_write) for d_write in (d_model, d_out))
-        if self.share_weights:
-            return _with_shared_weights([inner] * self.n_blocks)
         return sum([inner] * (self.n_blocks - 1), last)
 
     def at_width(self, d_model: int) -> HourglassConfig:

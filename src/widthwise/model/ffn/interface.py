@@ -79,10 +79,6 @@ class FFNConfig(Config, ABC):
         """Build the module. norm: kind and placement of the layer's feed-forward norm."""
         return resolve_name(self.module)(self, d_model, d_out, norm)
 
-    def norm_placement(self, placement: str) -> str:
-        """Return the placement of its inner norms in a layer with norms at `placement`."""
-        return placement
-
     def with_constants_of(self, old: "FFNConfig", reads_more: bool) -> "FFNConfig":
         """Return this config with the constants of `old`, the feed-forward of the layer that grows.
 

@@ -26,7 +26,7 @@ class MoE(FeedForward):
         self.w_gate = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_up = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_down = Experts({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
-        inside = norm.moved("none", d_model, d_out, d_out)
+        inside = NormSite("none", norm.config)
         self.shared = SwiGLU(SwiGLUConfig(d_ff=config.d_shared), d_model, d_out, inside) if config.d_shared else None
         self.w_shared_gate = Control({"d_model": d_model}, {"gate": 1}) if config.gated_shared else None
 

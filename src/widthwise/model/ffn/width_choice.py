@@ -16,7 +16,6 @@ from pydantic import Field
 
 from widthwise.config_io import Config
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.sizes import Width
 
 
 class WidthScoreConfig(Config, ABC):
@@ -65,14 +64,7 @@ class RandomScoreConfig(GainedScoreConfig):
     kind: Literal["random"] = "random"
 
 
-class FeatureScoreConfig(GainedScoreConfig, ABC):
-    """A score computed from a token's features."""
-
-    detach: bool = False
-    """Stop the gradient at the features, so that the choice of widths does not change them."""
-
-
-class LayerNormMeanScoreConfig(FeatureScoreConfig):
+class LayerNormMeanScoreConfig(GainedScoreConfig):
     """mean(LayerNorm(x)), as in the paper.
 
     It is degenerate: the mean is 0 until the norm's gains differ, and then stays within a few thousandths of the mean
@@ -86,7 +78,7 @@ class LayerNormMeanScoreConfig(FeatureScoreConfig):
         return super().cost(d_model) + vector(2 * d_model)
 
 
-class RawMeanScoreConfig(FeatureScoreConfig):
+class RawMeanScoreConfig(GainedScoreConfig):
     """The mean of the residual stream before the norm: the paper's score without its norm. It has no bound."""
 
     is_stream_mean = True
@@ -94,7 +86,7 @@ class RawMeanScoreConfig(FeatureScoreConfig):
     kind: Literal["raw_mean"] = "raw_mean"
 
 
-class LinearScoreConfig(FeatureScoreConfig):
+class LinearScoreConfig(GainedScoreConfig):
     """v . x with a learned v that starts at 0, so that all tokens start at the same width."""
 
     starts_at_zero = True
@@ -104,20 +96,10 @@ class LinearScoreConfig(FeatureScoreConfig):
         return super().cost(d_model) + linear(d_model, 1)
 
 
-class MLPScoreConfig(FeatureScoreConfig):
-    """v . silu(W x) with a v that starts at 0, so that all tokens start at the same width."""
-
-    starts_at_zero = True
-    kind: Literal["mlp"] = "mlp"
-    d_hidden: Width = 16
-    """Hidden width, in channels."""
-
-    def cost(self, d_model: float) -> Cost:
-        return super().cost(d_model) + linear(d_model, self.d_hidden) + linear(self.d_hidden, 1)
-
-
-_OfFeatures = LayerNormMeanScoreConfig | RawMeanScoreConfig | LinearScoreConfig | MLPScoreConfig
-AnyWidthScore = Annotated[_OfFeatures | ConstScoreConfig | RandomScoreConfig, Field(discriminator="kind")]
+AnyWidthScore = Annotated[
+    LinearScoreConfig | LayerNormMeanScoreConfig | RawMeanScoreConfig | ConstScoreConfig | RandomScoreConfig,
+    Field(discriminator="kind"),
+]
 
 
 class WidthMaskConfig(Config):
@@ -132,12 +114,8 @@ class WidthMaskConfig(Config):
     """True if the mask is exactly 1 for every unit below the token's width, in training as well."""
 
     def at_width(self, d_ff: int) -> Self:
-        """Return the config with the values for d_ff written out. Raise ValueError if an option does not suit d_ff."""
+        """Return the config with the values for d_ff written out."""
         return self
-
-    def cost(self) -> Cost:
-        """Return the cost of its parameters."""
-        return Cost()
 
 
 class HardMaskConfig(WidthMaskConfig):
@@ -151,24 +129,9 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
 
     temperature: pydantic.PositiveFloat | None = None
     """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
-    learn_temperature: bool = False
-    """Learn T, clamped to 1 ... d_ff / 16."""
 
     def at_width(self, d_ff: int) -> Self:
-        temperature = self.temperature or max(1.0, d_ff / 32)
-        highest = self.highest_temperature(d_ff)
-        if self.learn_temperature and not 1 <= temperature <= highest:
-            got = f"mask.temperature: got {temperature:g}; where d_ff = {d_ff} (before any growth)"
-            raise ValueError(f"{got} a learned one must be between 1 and {highest:g}")
-        return self.model_copy(update={"temperature": temperature})
-
-    def cost(self) -> Cost:
-        return vector(1) if self.learn_temperature else Cost()
-
-    @staticmethod
-    def highest_temperature(d_ff: int) -> float:
-        """Return the upper bound of a learned T, in units. Softer masks have lower losses, so T would keep rising."""
-        return max(1.0, d_ff / 16)
+        return self.model_copy(update={"temperature": self.temperature or max(1.0, d_ff / 32)})
 
 
 class SoftMaskConfig(TemperedMaskConfig):

@@ -16,10 +16,9 @@ from widthwise.kernels.dispatch import widened
 from widthwise.kernels.sliced_swiglu import Edge
 from widthwise.model.axes import Control, Vector
 from widthwise.model.ffn.width_choice import (
-    FeatureScoreConfig,
     GainedScoreConfig,
-    MLPScoreConfig,
-    TemperedMaskConfig,
+    SoftMaskConfig,
+    StraightThroughMaskConfig,
     WidthMaskConfig,
     WidthScoreConfig,
 )
@@ -33,12 +32,11 @@ class WidthScore(nn.Module):
 
     def __init__(self, config: WidthScoreConfig, d_model: int):
         super().__init__()
-        self.detach = isinstance(config, FeatureScoreConfig) and config.detach
         self.log_gain = Vector({}, 0.0) if isinstance(config, GainedScoreConfig) and config.learn_gain else None
 
     def source(self, x: Tensor, stream: Tensor) -> Tensor:
         """Return the input of `forward`. x: (B, T, d_model), input of the feed-forward; stream: x before the norm."""
-        return x.detach() if self.detach else x
+        return x
 
     def before_gain(self, source: Tensor) -> Tensor:
         """Return the score before the gain, (B, T). source: as returned by `source`."""
@@ -80,7 +78,7 @@ class LayerNormMeanScore(WidthScore):
 
 class RawMeanScore(WidthScore):
     def source(self, x: Tensor, stream: Tensor) -> Tensor:
-        return super().source(widened(stream).mean(dim=-1), stream)
+        return widened(stream).mean(dim=-1)
 
 
 class LinearScore(WidthScore):
@@ -92,26 +90,14 @@ class LinearScore(WidthScore):
         return functional.linear(widened(source), widened(self.v.weight))[..., 0]
 
 
-class MLPScore(WidthScore):
-    def __init__(self, config: MLPScoreConfig, d_model: int):
-        super().__init__(config, d_model)
-        self.w_in = Control({"d_model": d_model}, {"d_hidden": config.d_hidden})
-        self.v = Control({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
-
-    def before_gain(self, source: Tensor) -> Tensor:
-        hidden = functional.silu(functional.linear(widened(source), widened(self.w_in.weight)))
-        return functional.linear(hidden, widened(self.v.weight))[..., 0]
-
-
-SCORES: dict[str, Callable[[Any, int], WidthScore]] = {
+SCORES: dict[str, type[WidthScore]] = {
     "const": ConstScore,
     "random": RandomScore,
     "ln_mean": LayerNormMeanScore,
     "raw_mean": RawMeanScore,
     "linear": LinearScore,
-    "mlp": MLPScore,
 }
-"""Kind -> its module, built from its config and d_model."""
+"""Kind -> its module."""
 
 
 def step(width: Tensor, centres: Tensor) -> Tensor:
@@ -123,93 +109,51 @@ def step(width: Tensor, centres: Tensor) -> Tensor:
 HARD = Edge(step, 0.0)
 
 
-class WidthMask(nn.Module):
-    """The mask of a layer: a step in training and evaluation, unless a subclass has another form."""
+def hard_edge(mask: WidthMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
+    return HARD
 
-    def __init__(self, config: WidthMaskConfig, d_ff: int):
-        super().__init__()
-        self.temperature: Temperature | None = None
 
-    def edge(self, dtype: torch.dtype) -> Edge:
-        """Return the edge for the present mode. dtype: of the matrix products."""
+def soft_edge(mask: SoftMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
+    return Edge(lambda width, centres: torch.sigmoid((width - centres) / mask.temperature), torch.inf)
+
+
+def straight_through_edge(mask: StraightThroughMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
+    """Return a step, in training with the gradient of sigmoid((w - c) / T).
+
+    The derivative is cut off where the remaining tail sums to one rounding of the products' dtype: 2 sigmoid(-z) = eps
+    for z = (w - c) / T, which is 5.5 in bf16 and 16.6 in fp32.
+    """
+    temperature = mask.temperature
+    if not is_training or temperature is None:
         return HARD
 
+    def straight_through(width: Tensor, centres: Tensor) -> Tensor:
+        return StraightThrough.apply(width, centres, temperature)
 
-class Temperature(nn.Module):
-    """T in units: the value of the config, or first * exp(theta) clamped to 1 ... `highest_temperature`."""
-
-    def __init__(self, config: TemperedMaskConfig, d_ff: int):
-        super().__init__()
-        first = config.at_width(d_ff).temperature
-        assert first is not None
-        self.first = first
-        self.theta = Vector({}, 0.0) if config.learn_temperature else None
-        self.highest = config.highest_temperature(d_ff) if config.learn_temperature else first
-
-    def forward(self) -> Tensor | float:
-        if self.theta is None:
-            return self.first
-        return (self.first * self.theta().exp()).clamp(1.0, self.highest)
-
-
-class SoftMask(WidthMask):
-    """sigmoid((w - c) / T)."""
-
-    def __init__(self, config: TemperedMaskConfig, d_ff: int):
-        super().__init__(config, d_ff)
-        self.temperature = Temperature(config, d_ff)
-
-    def edge(self, dtype: torch.dtype) -> Edge:
-        assert self.temperature is not None
-        temperature = self.temperature()
-        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
-
-
-class StraightThroughMask(SoftMask):
-    """A step with the gradient of sigmoid((w - c) / T).
-
-    The derivative in w is cut off where the remaining tail sums to one rounding of the products' dtype: 2 sigmoid(-z) =
-    eps for z = (w - c) / T, which is 5.5 in bf16 and 16.6 in fp32. The derivative in T loses a few roundings.
-    """
-
-    def edge(self, dtype: torch.dtype) -> Edge:
-        if not self.training:
-            return HARD
-        assert self.temperature is not None
-        temperature = self.temperature()
-        if not isinstance(temperature, Tensor):
-            temperature = torch.tensor(temperature, dtype=torch.float64)
-
-        def mask(width: Tensor, centres: Tensor) -> Tensor:
-            return StraightThrough.apply(width, centres, temperature)
-
-        return Edge(mask, self.temperature.highest * math.log(2 / torch.finfo(dtype).eps))
+    return Edge(straight_through, temperature * math.log(2 / torch.finfo(dtype).eps))
 
 
 class StraightThrough(torch.autograd.Function):
     """`step` with the derivative of sigmoid((width - centres) / temperature), computed only in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, width: Tensor, centres: Tensor, temperature: Tensor) -> Tensor:
-        ctx.save_for_backward(width, centres, temperature)
+    def forward(ctx: Any, width: Tensor, centres: Tensor, temperature: float) -> Tensor:
+        ctx.save_for_backward(width, centres)
+        ctx.temperature = temperature
         return step(width, centres)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        width, centres, temperature = ctx.saved_tensors
-        argument = (width - centres).div_(temperature)
-        sigmoid = torch.sigmoid(argument)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        width, centres = ctx.saved_tensors
+        sigmoid = torch.sigmoid((width - centres).div_(ctx.temperature))
         by_argument = grad * torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1)
-        by_temperature = None
-        if ctx.needs_input_grad[2]:
-            by_temperature = -((by_argument * argument).sum() / temperature).view_as(temperature)
-        return by_argument.sum_to_size(width.shape) / temperature, None, by_temperature
+        return by_argument.sum_to_size(width.shape) / ctx.temperature, None, None
 
 
-MASKS: dict[str, Callable[[Any, int], WidthMask]] = {
-    "hard": WidthMask,
-    "none": WidthMask,
-    "soft": SoftMask,
-    "ste": StraightThroughMask,
+EDGES: dict[str, Callable[[Any, torch.dtype, bool], Edge]] = {
+    "hard": hard_edge,
+    "none": hard_edge,
+    "soft": soft_edge,
+    "ste": straight_through_edge,
 }
-"""Kind -> its module, built from its config and the d_ff before any growth."""
+"""Kind of mask -> function of its config, the dtype of the matrix products, and whether the model is in training."""

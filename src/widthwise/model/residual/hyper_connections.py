@@ -39,7 +39,6 @@ from widthwise.sizes import NSlots, Width
 
 GroupNormKind = Literal["rms", "layer"]
 IN_TURN = {
-    "write_init": ("cyclic", "tail_cyclic"),
     "read_init": ("in_turn", "first"),
     "writes": ("own", "all"),
     "embedding": ("copies", "slot"),
@@ -91,7 +90,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
             raise ValueError(f"reduce_init: got {self.reduce_init}; must be first, because reduce: sum has no weights")
         # Slots stay equal if they start equal, take equal updates and are not read.
         n_spare = self.n_slots - self.n_owned_slots
-        n_distinct = 0 if self.write_init == "slice" else math.lcm(*counts)
+        n_distinct = math.lcm(*counts)
         if self.embedding == "pad" and n_spare > n_distinct:
             raise ValueError(
                 f"embedding: got pad; only {n_distinct} of the {n_spare} slots that no layer owns would ever differ, "

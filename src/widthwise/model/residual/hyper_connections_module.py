@@ -1,7 +1,6 @@
 """The module of hyper-connections: one sublayer's mixtures."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,6 @@ class Pattern(NamedTuple):
     n_slots: int
     n_read: int
     n_write: int
-    write_init: str
     n_owned_slots: int
     takes_own: bool = False
     """True if a slot takes one block only, so that all writes are one column."""
@@ -35,22 +33,17 @@ class Pattern(NamedTuple):
         return self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
 
     def __call__(self, table: Tensor, generator: torch.Generator) -> None:
-        """Fill the table: read and write single blocks, and carry every slot unchanged, as a deviation of 0."""
+        """Fill the table: read and write single blocks, and carry every slot unchanged, as a deviation of 0.
+
+        Blocks are written to the first slots, and in turn to the slots that no layer owns.
+        """
         rows = table.zero_().view(self.n_slots, self.n_coefficients)
         for block in range(self.n_read):
             rows[(self.first_read + block) % self.n_slots, block] = 1
         for slot in range(self.n_slots):
-            block = WRITE_INITS[self.write_init](slot, self.n_write, self.n_owned_slots)
-            if block is not None:
-                rows[slot, self.n_read + self.n_slots + (0 if self.takes_own else block)] = 1
-
-
-WRITE_INITS: dict[str, Callable[[int, int, int], int | None]] = {
-    "cyclic": lambda slot, n_write, n_owned: slot % n_write,
-    "slice": lambda slot, n_write, n_owned: slot if slot < n_write else None,
-    "tail_cyclic": lambda slot, n_write, n_owned: slot % n_write if not n_write <= slot < n_owned else None,
-}
-"""Slot, number of written blocks, number of owned slots -> the block written to the slot before training, if any."""
+            if slot < self.n_write or slot >= self.n_owned_slots:
+                block = 0 if self.takes_own else slot % self.n_write
+                rows[slot, self.n_read + self.n_slots + block] = 1
 
 
 class SlotNorm(RMSNorm):
@@ -71,7 +64,7 @@ class HyperConnection(SlotSite):
         super().__init__(config, FreeForm(n_read, config.eps * (norm_dim / config.slot_width)))
         self.n_write = n_write
         takes_own = config.writes == "own"
-        self._pattern = Pattern(config.n_slots, n_read, n_write, config.write_init, config.n_owned_slots, takes_own)
+        self._pattern = Pattern(config.n_slots, n_read, n_write, config.n_owned_slots, takes_own)
         self.table = {"n_slots": config.n_slots, "n_coefficients": self._pattern.n_coefficients}
         self.static = Vector(self.table, start=self._pattern)
         if config.dynamic:

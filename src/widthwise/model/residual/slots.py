@@ -62,11 +62,6 @@ class HyperConnectionOptions(SlotOptions):
     """Learned factors of the state-dependent part. `entries`: one for each coefficient, 1 before training. `numbers`:
     one for reads and carries and one for writes, 0.01 before training; the projection is then not divided by the root
     of the slot width. The latter is as in the papers of Hyper- and Frac-Connections."""
-    write_init: Literal["tail_cyclic", "cyclic", "slice"] = "tail_cyclic"
-    """Slots to which blocks are written before training. `cyclic` (the paper's Eq. 11): all slots, blocks in turn.
-    `slice`: the first slots. `tail_cyclic`: the layer's slots and those that no layer owns; equals `cyclic` if all
-    widths are equal. Otherwise `cyclic` is refused, because it would write blocks where wider layers read other
-    ones."""
     embedding: Literal["direct", "expand", "slot", "pad", "copies"] = "direct"
     """Initial slots of a token. `direct`: an embedding table as wide as the stream. The other options start from a
     table of width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies`
