@@ -97,7 +97,7 @@ def test_comparisons_of_one_size_are_seeds_of_one_point(tmp_path: Path) -> None:
     assert gathered.groups[0].points[0].per_seed == 2 * (loss(32, 0, 2.95), loss(32, 1, 2.95))
 
 
-def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_a_key_or_by_folder(tmp_path: Path) -> None:
+def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"d{d}-seed{seed}", d, seed) for d in SIZES for seed in (1, 2, 3)]
     gathered = gather(runs, Axes("training_flops", "val_loss"))
     assert by_group(gathered) == {"runs": [(1e6 * d**3, 3) for d in SIZES]}
@@ -105,8 +105,7 @@ def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_a_key
     for x, expected in {"layer_params": 12 * 32**2, "average_width": 32, "kv_bytes": 128, "tokens": 3200}.items():
         assert gather(runs, Axes(x, "val_loss")).groups[0].points[0].x == expected
     runs = [write_run(tmp_path / kind / str(d), d, kind=kind) for kind in ("plain", "wide") for d in SIZES]
-    for group_by in ("model.residual.kind", "folder"):
-        assert list(by_group(gather(runs, Axes("tokens", "val_loss", group_by)))) == ["plain", "wide"]
+    assert list(by_group(gather(runs, Axes("tokens", "val_loss", "folder")))) == ["plain", "wide"]
 
 
 def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
         (("params", "train_loss"), r"train_loss is nan"),
         (("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
         (("active_params", "val_loss"), r"has no active_params"),
-        (("params", "val_loss", "model.residual.knd"), r"--group-by: got 'model.residual.knd'.*did you mean 'kind'"),
+        (("params", "val_loss", "model.ffn.kind"), r"--group-by: got 'model.ffn.kind'; allowed: folder"),
     ):
         with pytest.raises(UserError, match=named):
             fit_groups(gather(runs, Axes(*axes)), "t", "c")

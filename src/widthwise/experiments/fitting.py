@@ -70,6 +70,11 @@ class Fit:
         y = self.group.y
         mean_square = np.square(y - law.y(self.parameters, x)).mean()
         values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
+        across = np.geomspace(x.min(), x.max(), N_BAND)
+        centre = law.residual_scale(law.y(self.parameters, across))
+        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
+        half_width = students_t(self.degrees_of_freedom) * spread
+        low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
         return FittedLaw(
             form=law.form,
             parameters={
@@ -79,18 +84,9 @@ class Fit:
             rms=float(np.sqrt(mean_square)),
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
             leave_one_out_rms=_left_out_rms(law, [self.group]),
-            band=self._band(),
+            band=Band(x=across.tolist(), low=low, high=high),
             reason=law.warning(self.parameters),
         )
-
-    def _band(self) -> Band:
-        law = self.law
-        across = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
-        centre = law.residual_scale(law.y(self.parameters, across))
-        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
-        half_width = students_t(self.degrees_of_freedom) * spread
-        low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
-        return Band(x=across.tolist(), low=low, high=high)
 
 
 def _u_shape(group: CurveGroup) -> str | None:
