@@ -191,20 +191,23 @@ def test_a_law_that_cannot_be_fitted_says_why(tmp_path: Path) -> None:
         fit_groups(gathered, "t", "c", "powr")
 
 
-def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | None = None) -> dict[str, Any]:
+def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | None = None) -> ScalingLaws:
     baseline = "transformer" if group_by else None
     return fit_groups(gather([PAPERS / name], Axes(x, y, group_by), baseline), "t", "c", law)
 
 
 def test_the_printed_points_have_the_papers_laws_and_savings() -> None:
     """arXiv:2606.18246, Table 2; arXiv:2602.06471, Tables 5 and 6; arXiv:2511.11238, Fig. 8."""
-    for x, fitted, point in (
-        ("pflops_days", "2.745 with 77.6%", "74.4%"),
-        ("average_width", "2.761 with 85.1%", "86.3%"),
+    for x, expected in (
+        ("pflops_days", [("curve", "2.745", "77.6%"), ("point", "2.751", "74.4%")]),
+        ("average_width", [("curve", "2.761", "85.1%"), ("point", "2.751", "86.3%")]),
     ):
-        sentence = paper("variable_width_table_2.csv", x, "loss", "model")["sentence"]
-        assert f"><former reaches transformer's fitted loss of {fitted} (95% interval" in sentence
-        assert f"the measured loss of 2B (2.751) with {point} (95% interval" in sentence
+        scaling = paper("variable_width_table_2.csv", x, "loss", "model")
+        drawn = [saving for saving in scaling.savings if scaling.is_drawn(saving)]
+        assert {(saving.group, saving.baseline, saving.at.name) for saving in drawn} == {
+            ("><former", "transformer", "2B")
+        }
+        assert [(saving.kind, f"{saving.at.y:.4g}", f"{saving.ratio.mean:.1%}") for saving in drawn] == expected
     hourglass = paper("hourglass_tables_5_6.csv", "layer_params_millions", "val_loss")["groups"][0]
     assert len(hourglass["points"]) == 9
     assert hourglass["chosen"] == "power_irreducible"
