@@ -150,7 +150,7 @@ class Item(Config):
         """The recipes of `sizes` by name, or the variants or points of a single one by theirs. Raises UserError."""
         paths = {name: recipe_path(name) for name in self.sizes}
         if len(paths) == 1 and describes_several(read_recipe(only := next(iter(paths.values())))):
-            return read_all(only)[0].recipes
+            return read_all(only).recipes
         return {name: load_recipe(path) for name, path in paths.items()}
 
     def count(self, row: str, quantity: str) -> Number | None:

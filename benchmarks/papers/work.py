@@ -27,7 +27,7 @@ from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import jobs_of, run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.files import write_atomic
-from widthwise.mistakes import UserError, counted
+from widthwise.mistakes import counted
 from widthwise.recipe.recipe import load_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.analysis import Analysis
@@ -96,10 +96,7 @@ class Work(Config):
     @property
     def plan(self) -> Plan:
         """The experiment. Raises UserError if `compare` would refuse it."""
-        plan, refusal = read_all(self.path, self.overrides)
-        if refusal is not None:
-            raise UserError(refusal)
-        return plan
+        return read_all(self.path, self.overrides)
 
     @property
     def workload(self) -> str:

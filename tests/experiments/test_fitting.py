@@ -97,7 +97,7 @@ def test_comparisons_of_one_size_are_seeds_of_one_point(tmp_path: Path) -> None:
     assert gathered.groups[0].points[0].per_seed == 2 * (loss(32, 0, 2.95), loss(32, 1, 2.95))
 
 
-def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_a_key_or_by_folder(tmp_path: Path) -> None:
+def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"d{d}-seed{seed}", d, seed) for d in SIZES for seed in (1, 2, 3)]
     gathered = gather(runs, Axes("training_flops", "val_loss"))
     assert by_group(gathered) == {"runs": [(1e6 * d**3, 3) for d in SIZES]}
@@ -105,8 +105,7 @@ def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_a_key
     for x, expected in {"layer_params": 12 * 32**2, "average_width": 32, "kv_bytes": 128, "tokens": 3200}.items():
         assert gather(runs, Axes(x, "val_loss")).groups[0].points[0].x == expected
     runs = [write_run(tmp_path / kind / str(d), d, kind=kind) for kind in ("plain", "wide") for d in SIZES]
-    for group_by in ("model.residual.kind", "folder"):
-        assert list(by_group(gather(runs, Axes("tokens", "val_loss", group_by)))) == ["plain", "wide"]
+    assert list(by_group(gather(runs, Axes("tokens", "val_loss", "folder")))) == ["plain", "wide"]
 
 
 def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
         (("params", "train_loss"), r"train_loss is nan"),
         (("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
         (("active_params", "val_loss"), r"has no active_params"),
-        (("params", "val_loss", "model.residual.knd"), r"--group-by: got 'model.residual.knd'.*did you mean 'kind'"),
+        (("params", "val_loss", "model.ffn.kind"), r"--group-by: got 'model.ffn.kind'; allowed: folder"),
     ):
         with pytest.raises(UserError, match=named):
             fit_groups(gather(runs, Axes(*axes)), "t", "c")
@@ -192,20 +191,23 @@ def test_a_law_that_cannot_be_fitted_says_why(tmp_path: Path) -> None:
         fit_groups(gathered, "t", "c", "powr")
 
 
-def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | None = None) -> dict[str, Any]:
+def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | None = None) -> ScalingLaws:
     baseline = "transformer" if group_by else None
     return fit_groups(gather([PAPERS / name], Axes(x, y, group_by), baseline), "t", "c", law)
 
 
 def test_the_printed_points_have_the_papers_laws_and_savings() -> None:
     """arXiv:2606.18246, Table 2; arXiv:2602.06471, Tables 5 and 6; arXiv:2511.11238, Fig. 8."""
-    for x, fitted, point in (
-        ("pflops_days", "2.745 with 77.6%", "74.4%"),
-        ("average_width", "2.761 with 85.1%", "86.3%"),
+    for x, expected in (
+        ("pflops_days", [("curve", "2.745", "77.6%"), ("point", "2.751", "74.4%")]),
+        ("average_width", [("curve", "2.761", "85.1%"), ("point", "2.751", "86.3%")]),
     ):
-        sentence = paper("variable_width_table_2.csv", x, "loss", "model")["sentence"]
-        assert f"><former reaches transformer's fitted loss of {fitted} (95% interval" in sentence
-        assert f"the measured loss of 2B (2.751) with {point} (95% interval" in sentence
+        scaling = paper("variable_width_table_2.csv", x, "loss", "model")
+        drawn = [saving for saving in scaling.savings if scaling.is_drawn(saving)]
+        assert {(saving.group, saving.baseline, saving.at.name) for saving in drawn} == {
+            ("><former", "transformer", "2B")
+        }
+        assert [(saving.kind, f"{saving.at.y:.4g}", f"{saving.ratio.mean:.1%}") for saving in drawn] == expected
     hourglass = paper("hourglass_tables_5_6.csv", "layer_params_millions", "val_loss")["groups"][0]
     assert len(hourglass["points"]) == 9
     assert hourglass["chosen"] == "power_irreducible"

@@ -26,11 +26,17 @@ def noisy(law: Law, seed: int, size: float = 0.02) -> np.ndarray:
 
 
 @settings(max_examples=30, deadline=None)
-@given(e=st.floats(0.5, 4), a=st.floats(0.3, 5), b=st.floats(0.05, 1.5), unit=st.floats(1e-3, 1e9))
+@given(
+    e=st.floats(0.5, 4),
+    a=st.floats(0.3, 5),
+    b=st.floats(0.05, 1.5),
+    unit=st.one_of(st.floats(1e-3, 1e9), st.sampled_from([1e-31, 1e31, 1e60])),
+)
 def test_an_irreducible_loss_is_recovered_exactly(e: float, a: float, b: float, unit: float) -> None:
     """Whatever the unit of x: the same curve has a times unit^b."""
     y = e + a * X**-b
-    assert IRREDUCIBLE.fit(X * unit, y) == pytest.approx([e, a * unit**b, b], rel=1e-5)
+    with np.errstate(all="raise", under="ignore"):
+        assert IRREDUCIBLE.fit(X * unit, y) == pytest.approx([e, a * unit**b, b], rel=1e-5)
 
 
 @settings(max_examples=20, deadline=None)
@@ -77,14 +83,6 @@ def test_a_point_left_out_is_met_by_the_curve_through_the_others_and_x_is_where_
         others = np.arange(len(x)) != i
         expected.append(y[i] - float(law.y(law.fit(x[others], y[others]), x[i : i + 1])[0]))
     assert law.leave_one_out_errors(x, y) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("unit", [1e-31, 1e31, 1e60])
-def test_an_irreducible_loss_is_fitted_at_any_x(unit: float) -> None:
-    y = 2 + 3 * X**-0.3
-    with np.errstate(all="raise", under="ignore"):
-        fit = IRREDUCIBLE.fit(X * unit, y)
-    assert IRREDUCIBLE.y(fit, X * unit) == pytest.approx(y, rel=1e-6)
 
 
 SIZES = np.array([1.0, 3.0, 9.0, 27.0, 81.0])

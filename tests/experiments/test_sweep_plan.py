@@ -201,7 +201,6 @@ def test_mistakes_of_solved_sizes_are_named(tmp_path: Path) -> None:
         ({"aspect": [30], "model.n_layers": [3]}, {}, r"over\.model\.n_layers: is solved from the budget"),
         ({"model.d_model": [48]}, {}, r"groups\.hg\.over\.model\.d_model: is solved from the budget"),
         (ratio, {"match": {"adjust": {"gh": "ffn"}}}, r"match\.adjust: got 'gh'; allowed: hg"),
-        ({"model.ffn.ratio": [0.4, 0.4001]}, {}, r"hg-0\.4 and hg-0\.4001 become the same model \(model\.d_model"),
         ({"aspect": [0]}, {}, "hg-0: aspect: got 0; d_model / n_layers must be above 0"),
     ):
         with pytest.raises(UserError, match=named):

@@ -55,10 +55,12 @@ def test_broken_laws_are_refused_in_one_line_and_nothing_is_written(tmp_path: Pa
     check_broken(write_scaling(tmp_path) / "scaling.json", wrong)
 
 
-def test_an_interval_that_holds_everything_and_a_curve_beyond_its_points_are_said(tmp_path: Path) -> None:
+def test_no_significance_a_curve_beyond_its_points_and_one_that_never_reaches_the_loss_are_said(tmp_path: Path) -> None:
     data = scaling_data()
     data["savings"][0] |= {"ratio": {"mean": 0.97, "low": 0.9, "high": 1.04}, "is_extrapolated": True}
     assert scaling_answer(parse(ScalingLaws, data, "scaling")) == [
         "x needs 97.0% of the training FLOPs of uniform for the same loss (95% CI 90.0% to 104.0%): not significant.",
         "This is extrapolated beyond the models of x.",
     ]
+    data["savings"][0]["ratio"] = {"mean": None, "low": None, "high": None}
+    assert scaling_answer(parse(ScalingLaws, data, "scaling")) == ["The curve of x never reaches the loss of uniform."]

@@ -207,16 +207,6 @@ def test_the_hardware_grid_has_whole_tiles(head_dim) -> None:
         assert abs(row["miss"]) <= 0.01
 
 
-def test_grouped_queries_are_counted_and_whole() -> None:
-    base = BASELINES["403M"].template(attention={"n_heads": 16, "kv_group_size": 4})
-    result = search(base, 2048, parse(SearchSpace, {"n_layers": [24], "n_blocks": [3], "ratio": [0.5]}))
-    for row, (n_blocks, n_layers, d_model, d_hidden) in zip(result.best(3), sizes_of(result), strict=True):
-        assert (row["n_heads"], row["n_kv_heads"]) == (16, 4)
-        assert row["layer_params"] == n_layers * d_model * (2.5 * d_model + 3 * n_blocks * d_hidden)
-        assert row["kv_bytes"] == n_layers * d_model
-    assert result.budget == 24 * 1024 * (2.5 * 1024 + 3 * 4096)
-
-
 def test_limits_leave_out_what_exceeds_them() -> None:
     free = found_at("113M", **WIDE)
     limits = {"max_flops": 5.9e8, "max_kv_bytes": 4.9e4, "max_residual_additions": 40, "ratio_range": [0.4, 0.7]}

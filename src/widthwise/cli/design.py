@@ -85,13 +85,11 @@ def inspect(
     if variant is None and against is None and describes_several(data):
         from widthwise.experiments.recipes import read_all
 
-        plan, refusal = read_all(recipe, changes)
-        workload = plan.workload(n_runs=1) | {"refusal": refusal}
+        plan = read_all(recipe, changes)
+        workload = plan.workload(n_runs=1)
         notes = list(plan.adjustment_lines)
         if workload["n_drawn"]:
             notes.append(f"{workload['n_drawn']} further points are drawn when the sweep runs")
-        if refusal is not None:
-            notes.append(f"compare refuses this: {clean(refusal)}")
         say_result(workload, as_json, (), [_costs_table(workload)], notes=notes)
         return
     baseline = None if against is None else load_recipe(against, changes)

@@ -96,25 +96,19 @@ def compare(
 
 
 class SweepOptions(ExperimentOptions):
-    """Options that replace settings of a sweep's recipe."""
+    """Options of a sweep."""
 
     over: tuple[str, ...] = ()
     """optimizer.lr=0.002,0.004, or a range to search: 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'."""
-
-
-class SamplerOptions(Config):
-    """A search that chooses points, instead of a grid."""
-
     sampler: Literal["grid", "tpe", "random"] | None = None
     """Sampler of the points; default: grid, or tpe with --trials."""
     trials: PositiveInt | None = None
-    """Points of a search, without the baseline."""
+    """Points of a search by a sampler, without the baseline."""
 
 
 def sweep(
     recipe: Annotated[Path, typer.Argument(help="Recipe with a sweep section, or any recipe with --over.")],
     options: SweepOptions,
-    search: Annotated[SamplerOptions, "A search"],
     training: Annotated[TrainingOptions, "Workers"],
     overrides: Changes = None,
     as_json: JsonOption = False,
@@ -131,8 +125,8 @@ def sweep(
     """
     from widthwise.experiments.sweep import read_axes, read_sweep
 
-    is_grid = search.sampler == "grid"
-    chosen = {"sampler": None if is_grid else search.sampler, "n_trials": search.trials}
+    is_grid = options.sampler == "grid"
+    chosen = {"sampler": None if is_grid else options.sampler, "n_trials": options.trials}
     changes: dict[str, Any] = {
         "over": read_axes(options.over),
         "seeds": [*options.seeds],
@@ -187,7 +181,7 @@ class FitOptions(Config):
     y: str = "val_loss"
     """val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column."""
     group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
-    """One curve for each value of this column or recipe key."""
+    """One curve for each value of this column or key of a sweep, or for each folder: folder."""
     baseline: str | None = None
     """Group with which the rest are compared; default: the baseline of the comparisons."""
     law: str | None = None

@@ -88,14 +88,13 @@ def read_plan(
     seeds: Sequence[int] = (),
     match: str | None = None,
     adjust: str | None = None,
-    is_checked: bool = True,
     only: str | None = None,
     rates_from: Path | str | None = None,
 ) -> Comparison:
     """Return the comparison of the `compare:` section of one recipe, or of several recipes with the baseline first.
 
-    seeds, match, adjust: replace those keys of the section. is_checked: call `check_fair`. only: the variant that is
-    adjusted; default: all. rates_from: folder of a sweep with the values of each variant. Raises UserError.
+    seeds, match, adjust: replace those keys of the section. only: the variant that is used, so that no other one is
+    adjusted or checked. rates_from: folder of a sweep with the values of each variant. Raises UserError.
     """
     files = listed(paths)
     data = dict[str, Any]()
@@ -124,13 +123,9 @@ def read_plan(
     }
     points = {name: Point(name, recipe) for name, recipe in recipes.items()}
     baseline = next(iter(points.values()))
-    refused = dict[str, str]()
-    for name in points:
-        try:
-            if only in (None, name):
-                points[name] = config.sized(points[name], baseline)
-        except UserError as error:
-            refused[name] = str(error)
+    for name, point in points.items():
+        if only in (None, name):
+            points[name] = config.sized(point, baseline)
     plan = Comparison(
         title="-vs-".join(recipe_name(path) for path in files),
         page_title=config.title,
@@ -138,25 +133,24 @@ def read_plan(
         seeds=config.seeds,
         match="params" if config.match is None else config.match.quantity,
         baseline=baseline.name,
-        refused=refused,
     )
     if rates_from is not None:
         plan = with_rates(plan, Path(rates_from))
-    if is_checked:
+    if only is None:
         check_fair(plan)
     return plan
 
 
 def check_fair(plan: Comparison) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
-    points = [point for point in plan.points.values() if point.name not in plan.refused]
+    points = [*plan.points.values()]
     for point in points:
         check_trainable(point)
     advice = (
         "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or set match: none "
         "under compare, or --match none"
     )
-    check_matched(points, points[0], plan.match, advice, refused=plan.refused.values())
+    check_matched(points, points[0], plan.match, advice)
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:

@@ -70,6 +70,11 @@ class Fit:
         y = self.group.y
         mean_square = np.square(y - law.y(self.parameters, x)).mean()
         values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
+        across = np.geomspace(x.min(), x.max(), N_BAND)
+        centre = law.residual_scale(law.y(self.parameters, across))
+        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
+        half_width = students_t(self.degrees_of_freedom) * spread
+        low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
         return FittedLaw(
             form=law.form,
             parameters={
@@ -79,18 +84,9 @@ class Fit:
             rms=float(np.sqrt(mean_square)),
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
             leave_one_out_rms=_left_out_rms(law, [self.group]),
-            band=self._band(),
+            band=Band(x=across.tolist(), low=low, high=high),
             reason=law.warning(self.parameters),
         )
-
-    def _band(self) -> Band:
-        law = self.law
-        across = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
-        centre = law.residual_scale(law.y(self.parameters, across))
-        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
-        half_width = students_t(self.degrees_of_freedom) * spread
-        low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
-        return Band(x=across.tolist(), low=low, high=high)
 
 
 def _u_shape(group: CurveGroup) -> str | None:
@@ -202,7 +198,7 @@ Fits = dict[LawName, dict[str, Fit]]
 def fit_groups(
     data: FitData, title: str, command: str, law: str | None = None, observer: Observer | None = None
 ) -> ScalingLaws:
-    """Fit all laws to all groups. Return the content of scaling.json: fits, savings, and the answer as text.
+    """Fit all laws to all groups. Return the content of scaling.json: fits, savings, and the laws as text.
 
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`. Groups with too few
     points are left out, and named in the text. Raises UserError if no group is left, or the baseline has too few.
@@ -235,9 +231,7 @@ def fit_groups(
             if baseline in by_group and name != baseline:
                 saved += savings(fit, by_group[baseline])
     drawn = sorted({fit.resampled for fit in fits[chosen].values()})
-    saving_groups = dict.fromkeys(saving.group for saving in saved)
-    sentences = [_saving_sentence(saved, name, chosen, axes.x) for name in saving_groups]
-    sentences += [_law_sentence(fits[chosen][group.name], group, axes) for group in recorded]
+    sentences = [_law_sentence(fits[chosen][group.name], group, axes) for group in recorded]
     sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {N_RESAMPLES:,} times.")
     sentences += [f"Left out: {points}." for points in data.left_out]
     sentences += [f"Left out: {name}, because a law {reason}." for name, reason in too_small.items()]
@@ -281,6 +275,7 @@ def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
 
 
 def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
+    """Return a group with its fits, and the reasons against laws that were not fitted."""
     unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
     laws = dict[LawName, FittedLaw]()
     for kind, by_group in fits.items():
@@ -295,6 +290,7 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
 
 
 def _law_sentence(fit: Fit, group: ScalingGroup, axes: Axes) -> str:
+    """Return a law with its numbers, its quality, and doubts about it."""
     law = fit.law
     record = group.chosen_fit
     numbers = dict(zip(law.symbols, fit.parameters))
@@ -303,34 +299,8 @@ def _law_sentence(fit: Fit, group: ScalingGroup, axes: Axes) -> str:
     warning = "" if record.reason is None else f"; {record.reason}"
     if fit.has_lack_of_fit:
         warning += "; the points miss the curve by more than the noise of runs, which the intervals do not include"
-    ends = _ends(record.parameters[law.steepness], "{:.4g}")
-    return f"{group.name}: {formula} ({law.steepness}: {ends}; {quality}){warning}."
-
-
-def _saving_sentence(saved: Sequence[Saving], group: str, law: str, x: str) -> str:
-    """Return a sentence on the savings of a group: both kinds for one law, curve against curve for the others."""
-    by_law = {(saving.fit, saving.kind): saving for saving in saved if saving.group == group}
-
-    def reached(saving: Saving, loss: str) -> str:
-        if saving.ratio.mean is None:
-            return f"never reaches {loss}"
-        outside = ", outside its models" if saving.is_extrapolated else ""
-        return f"reaches {loss} with {saving.ratio.mean:.1%} ({_ends(saving.ratio, '{:.1%}')}{outside}) of the {x}"
-
-    curve = by_law[law, "curve"]
-    point = by_law[law, "point"]
-    by_curves = reached(curve, f"{curve.baseline}'s fitted loss of {curve.at.y:.4g}")
-    by_point = reached(point, f"the measured loss of {point.at.name} ({point.at.y:.4g})")
-    shares = list[str]()
-    for (kind, target), saving in by_law.items():
-        if target == "curve" and kind != law:
-            share = saving.ratio.mean
-            shares.append(f"{kind} never" if share is None else f"{kind} {share:.1%}")
-    more = f" Curve against curve with other laws: {', '.join(shares)}." if shares else ""
-    return f"{group} {by_curves}, by the two fitted curves; it {by_point}, by its curve and that point.{more}"
-
-
-def _ends(interval: Estimate, style: str) -> str:
-    if interval.low is None or interval.high is None:
-        return "no interval"
-    return f"{CONFIDENCE:.0%} interval {style.format(interval.low)} to {style.format(interval.high)}"
+    steepness = record.parameters[law.steepness]
+    interval = "no interval"
+    if steepness.low is not None and steepness.high is not None:
+        interval = f"{CONFIDENCE:.0%} interval {steepness.low:.4g} to {steepness.high:.4g}"
+    return f"{group.name}: {formula} ({law.steepness}: {interval}; {quality}){warning}."

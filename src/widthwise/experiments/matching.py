@@ -85,18 +85,12 @@ def check_same_windows(point: Point, reference: Point) -> None:
         raise UserError(f"{'; '.join(differing)}; not comparable")
 
 
-def check_matched(
-    points: Iterable[Point],
-    baseline: Point,
-    match: Matched,
-    advice: str,
-    refused: Iterable[str] = (),
-) -> None:
+def check_matched(points: Iterable[Point], baseline: Point, match: Matched, advice: str) -> None:
     """Raises UserError, with all differences, if a point is not comparable with the baseline.
 
     Points are comparable if data and tokens are equal, and the matched quantity within LARGEST_MISMATCH. With
     training_flops, the numbers of tokens may differ; the runs of a seed still see the same tokens first. advice: how to
-    adjust, or to disable matching. refused: errors of other variants, which are added to the message.
+    adjust, or to disable matching.
     """
     shared = [key for key in SHARED if (key, match) != ("train.steps", "training_flops")]
     unfair = list[str]()
@@ -111,7 +105,7 @@ def check_matched(
                 per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
                 n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
                 missed[-1] += f" (train.steps: {n_steps} would match)"
-    errors = [*refused]
+    errors = list[str]()
     if unfair:
         errors.append(f"{'; '.join(unfair)}; not comparable")
     if missed:

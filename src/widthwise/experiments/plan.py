@@ -3,7 +3,7 @@
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -135,8 +135,6 @@ class Comparison(Plan):
     row = "variant"
     tuning: Tuning | None = None
     """Values of the variants that a sweep chose."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Variant -> why it could not be adjusted."""
 
     @property
     def order(self) -> list[tuple[str, int]]:

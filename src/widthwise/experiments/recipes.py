@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from widthwise.config_io import check_one_of
-from widthwise.experiments.compare import CompareConfig, check_fair, read_plan
+from widthwise.experiments.compare import CompareConfig, read_plan
 from widthwise.experiments.matching import check_trainable
 from widthwise.experiments.plan import Plan
 from widthwise.experiments.sweep import read_sweep
@@ -26,18 +26,11 @@ SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig}
 CHANGES = "Changes"
 
 
-def read_all(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str | None]:
-    """Return the experiment of a recipe of several runs, adjusted as in `compare`, and the reason why `compare` refuses
-    it, or None. Raises UserError."""
-    sections = read_recipe(path, overrides)
-    if "compare" not in sections:
-        return read_sweep(path, overrides), None
-    plan = read_plan([path], overrides, is_checked=False)
-    try:
-        check_fair(plan)
-    except UserError as error:
-        return plan, str(error)
-    return plan, None
+def read_all(path: Path, overrides: Sequence[str] = (), only: str | None = None) -> Plan:
+    """Return the experiment of a recipe of several runs. only: as in `read_plan`. Raises UserError."""
+    if "compare" in read_recipe(path, overrides):
+        return read_plan(path, overrides, only=only)
+    return read_sweep(path, overrides)
 
 
 def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
@@ -47,16 +40,10 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     """
     if variant is None:
         return load_recipe(path, overrides)
-    data = read_recipe(path, overrides)
-    if not describes_several(data):
+    if not describes_several(read_recipe(path, overrides)):
         sections = ", ".join(SEVERAL_RUNS)
         raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
-    if "compare" in data:
-        plan = read_plan([path], overrides, is_checked=False, only=variant)
-        if variant in plan.refused:
-            raise UserError(plan.refused[variant])
-    else:
-        plan = read_sweep(path, overrides)
+    plan = read_all(path, overrides, variant)
     check_one_of("--variant", variant, plan.recipes)
     check_trainable(plan.points[variant])
     return plan.recipes[variant]

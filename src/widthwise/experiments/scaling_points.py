@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import check_one_of, nearest_hint
+from widthwise.config_io import check_one_of
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.files import read_text
 from widthwise.mistakes import UserError
@@ -25,7 +24,7 @@ from widthwise.yaml_io import parse_yaml
 X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*LOSSES, "val_perplexity")]
 """All quantities that are not losses."""
 BY_FOLDER = "folder"
-"""Value of --group-by that groups models by folder, in place of a recipe key."""
+"""Value of --group-by that groups models by folder."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Axes:
     x: str
     y: str
     group_by: str | None = None
-    """A column of a table; for runs, a dotted key of their recipes or "folder". None: the variant of a comparison, the
-    group of a sweep, the stem of a table; all run directories are one group."""
+    """A column of a table; "folder", or a key of a sweep. None: the variant of a comparison, the group of a sweep, the
+    stem of a table; all run directories are one group."""
 
 
 class Point(ScalingPoint):
@@ -165,8 +164,7 @@ def positive(text: str | float, name: str, where: str) -> float:
 
 
 def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> tuple[str, Point]:
-    """Return the group and the point of a variant. folder: base of the relative paths of its runs."""
-    key = axes.group_by
+    """Return the group and the point of a variant. folder: of its comparison or sweep, or above its run."""
     values = dict[str, list[float]]()
     for name in (axes.x, axes.y):
         value = QUANTITY[name].of_variant(variant)
@@ -175,16 +173,11 @@ def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder
             raise UserError(f"{where}: has no {name}")
         values[name] = [positive(finite(number), name, where) for number in numbers]
     point = Point.of_seeds(variant.name, values[axes.x][0], values[axes.y])
-    if key is None:
+    if axes.group_by is None:
         return default_group, point
-    if key == BY_FOLDER:
-        return folder.resolve().name, point
-    if key in variant.values:
-        return str(variant.values[key]), point
-    run = RunDir(folder / variant.runs[0])
-    if not run.exists:
-        raise UserError(f"{where}: --group-by {key} is read from the run, and {run.path} is missing")
-    return str(_value_at(run, key)), point
+    groups = {BY_FOLDER: folder.resolve().name, **variant.values}
+    check_one_of("--group-by", axes.group_by, groups)
+    return str(groups[axes.group_by]), point
 
 
 def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Point]], set[str | None], list[str]]:
@@ -226,17 +219,3 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Poin
         variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], results), None)
         points.append(_placed(variant, axes, str(first), "runs", first.resolve().parent))
     return points, baselines - {None}, left_out
-
-
-def _value_at(run: RunDir, key: str) -> Any:
-    """Return the value of a dotted key of a recipe; numbers index lists."""
-    node = parse_yaml(run.config_yaml(), str(run.path))
-    for part in key.split("."):
-        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, dict) and part in node:
-            node = node[part]
-        else:
-            allowed = nearest_hint(part, node) if isinstance(node, dict) else f"it has no keys here, but {node!r}"
-            raise UserError(f"--group-by: got {key!r}; {run.path}/config.yaml has no {part!r}; {allowed}")
-    return node

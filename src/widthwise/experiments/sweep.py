@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ class SweepSpace:
     def grid(self) -> dict[str, Point]:
         """Return name -> point, the baseline first; for a search only the baseline.
 
-        Raises UserError for the first impossible point, or if two points have the same name or become the same model.
+        Raises UserError for the first impossible point, or if two points have the same name.
         """
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
@@ -71,9 +70,6 @@ class SweepSpace:
             if point.name in by_name:
                 raise UserError(f"sweep: two points are named {point.name}; rename a group, or the baseline")
             by_name[point.name] = point
-        for a, b in itertools.combinations((point for point in points if point.adjustment is not None), 2):
-            if a.recipe == b.recipe:
-                raise UserError(f"sweep: {a.name} and {b.name} become the same model ({b.adjustment}); remove one")
         return by_name
 
     def point(self, group: str, values: Mapping[str, Any]) -> Point:

@@ -102,7 +102,7 @@ class ScalingLaws(StoredRecord):
     y: str
     baseline: str | None = None
     sentence: str
-    """Findings as text, one per line."""
+    """The laws as text, one per line."""
     groups: Sequence[ScalingGroup] = pydantic.Field(min_length=1)
     savings: Sequence[Saving]
 

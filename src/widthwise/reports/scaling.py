@@ -99,13 +99,11 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
         lines.append(line)
         if saving.is_extrapolated:
             lines.append(f"This is extrapolated beyond the models of {clean(saving.group)}.")
-    if not lines:
-        return scaling.sentence.splitlines()[:2]
     reached = {scaling.baseline, *(saving.group for saving in scaling.arrows)}
     unreached = [clean(group.name) for group in scaling.groups if group.name not in reached]
-    if unreached:
-        lines.append(f"The curve of {sequence(unreached)} never reaches that {y}.")
-    return lines
+    if scaling.savings and unreached:
+        lines.append(f"The curve of {sequence(unreached)} never reaches the {y} of {clean(scaling.baseline or '')}.")
+    return lines or scaling.sentence.splitlines()[:2]
 
 
 def titled(name: str) -> str:
