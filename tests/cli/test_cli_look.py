@@ -170,7 +170,7 @@ def test_several_comparisons_have_a_table_of_their_effects(tmp_path: Path, answe
     signs = dict.fromkeys(names, "cannot tell")
     assert answer(*arguments) == {"signs": signs, "files": [f"{tmp_path}/out/table.csv"]}
     printed = succeeds(*arguments)[0]
-    assert printed.startswith("No conclusion for ")
+    assert "cannot tell" in printed
     assert printed.endswith(f"wrote {tmp_path}/out/table.csv\n")
 
 

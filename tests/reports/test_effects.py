@@ -60,8 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_the_table_has_every_difference_from_small_to_large_and_its_sign(folders: list[Path]) -> None:
-    effects = read_effects(folders[::-1])
-    table = effects.table()
+    table = read_effects(folders[::-1]).table()
     sizes = {width: cost([width] * 5)["params"]["total"] for width in (64, 192)}
     titles = [f"{sizes[width]:,} parameters\n{BASE_TOKENS * 2**n:,} tokens\n3 seeds" for width, n in SCALES]
     assert table.header == ["Variant", *titles, "sign"]
@@ -72,11 +71,6 @@ def test_the_table_has_every_difference_from_small_to_large_and_its_sign(folders
             star = "*" if abs(mean) > HALF_WIDTH else ""
             shown = f"{signed(mean, 4)}{star}\n{signed(mean - HALF_WIDTH, 4)} to {signed(mean + HALF_WIDTH, 4)}"
             assert cell == (MISSING if (name, width, doublings) == ("noise", 192, 2) else shown)
-    assert list(effects.sentences()) == [
-        "The sign is the same at every scale for helps.",
-        "The sign changes for turns.",
-        "No conclusion for noise.",
-    ]
 
 
 def test_the_csv_has_every_variant_at_every_scale(folders: list[Path], tmp_path: Path) -> None:
@@ -122,17 +116,13 @@ def test_an_effect_changes_sign_or_not_in_whatever_order_the_comparisons_come(
 
 def test_comparisons_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     good = write(tmp_path / "good", comparison_data(64, 0, ("turns", "helps")))
-    lone = comparison_data(192, 0, ("noise",))
     renamed, without_tokens = comparison_data(192, 0), comparison_data(192, 0)
     renamed["points"][0]["name"] = renamed["baseline"] = "plain"
     del without_tokens["points"][0]["measured"]
-    size = cost([64] * 5)["params"]["total"]
     others: dict[str, dict[str, Any]] = {
         f"other: baseline: got 'plain'; {good} has 'uniform'": renamed,
-        f"has the size and tokens of {good} ({size:,} parameters, 5,000,000 tokens)": comparison_data(64, 0),
         f"other: confidence: got 0.9; {good} has 0.95": comparison_data(192, 0) | {"confidence": 0.9},
         "outcome.json: has no tokens of the baseline": without_tokens,
-        "shares no variant with the others, which have turns, helps": lone,
     }
     for message, other in others.items():
         assert message in refusal(read_effects, [good, write(tmp_path / "other", other)])

@@ -83,7 +83,6 @@ def test_without_a_baseline_losses_are_shown_and_no_verdicts(tmp_path: Path) -> 
 def test_runs_of_another_machine_need_not_be_here_and_tables_have_a_row_for_each_finished_point(tmp_path: Path) -> None:
     files = reported(write_sweep(tmp_path, n_seeds_here=0))
     page = files["html"].read_text()
-    assert "27 runs made on another machine or removed: not in this folder" in page
     assert "Loss over training FLOPs" in page
     rows = {row["variant"]: row for row in csv.DictReader(files["csv"].open())}
     assert len(rows) == 9

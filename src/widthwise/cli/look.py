@@ -280,7 +280,7 @@ def report(
     if are_comparisons(paths):
         effects, file = write_effects(paths, options.out, options.figures, options.columns)
         result = {"signs": effects.signs, "files": [str(file)]}
-        say_result(result, as_json, effects.sentences(), [effects.table()], [file])
+        say_result(result, as_json, [], [effects.table()], [file])
         return
     files = write()
     if as_json:

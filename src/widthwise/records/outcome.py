@@ -150,20 +150,6 @@ class Tuning(Record):
     variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
 
 
-class ListedShape(Record):
-    """One shape of a search."""
-
-    name: str
-
-
-class Search(StoredRecord):
-    """The shapes that a search found at one budget; its file holds their sizes and costs too."""
-
-    file_name: ClassVar[str] = "search.json"
-
-    candidates: Sequence[ListedShape]
-
-
 class Outcome(StoredRecord):
     """The results of an experiment. A comparison is written after its last run, a sweep after each point."""
 

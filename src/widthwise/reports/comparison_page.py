@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from widthwise.records.estimate import TIE_MARGIN, UNCLEAR, Estimate
-from widthwise.records.outcome import Outcome, Search, Tuning, Variant
+from widthwise.records.outcome import Outcome, Tuning, Variant
 from widthwise.records.record import finite
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import styles
@@ -24,8 +24,8 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     results = {name: seeds[0].result for name, seeds in runs.items() if seeds[0].result}
     looks = styles([variant.name for variant in outcome.variants], outcome.baseline)
     costs = {variant.name: variant.cost for variant in outcome.variants}
-    search = Search.read_if_present(folder)
-    of_one_budget = [candidate.name for candidate in search.candidates] if search else []
+    is_search = (folder / "search.json").is_file()
+    of_one_budget = [variant.name for variant in outcome.variants] if is_search else []
     curves = experiment_sections.loss_figures(runs, looks)
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
     caption = f"Variants, mean over {counted(len(outcome.seeds), 'seed')}"

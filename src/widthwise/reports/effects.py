@@ -1,6 +1,6 @@
 """The table of several comparisons of the same variants, which shows whether effects change sign."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,14 +8,8 @@ from pathlib import Path
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import FEWEST_SEEDS, UNCLEAR, Estimate
 from widthwise.records.outcome import Outcome
-from widthwise.reports.formats import MISSING, clean, counted, interval, percentage, sequence, signed
+from widthwise.reports.formats import MISSING, clean, counted, interval, percentage, signed
 from widthwise.reports.table import Table, csv_estimate, csv_rows
-
-PHRASES = {
-    "same sign everywhere": "The sign is the same at every scale for {}.",
-    "changes sign": "The sign changes for {}.",
-    UNCLEAR: "No conclusion for {}.",
-}
 
 
 @dataclass(frozen=True)
@@ -43,17 +37,11 @@ class Effects:
 
     @cached_property
     def signs(self) -> dict[str, str]:
-        """Variant -> one of PHRASES."""
+        """Variant -> sign of its differences, as `sign_over_scales` returns it."""
         return {name: sign_over_scales(differences) for name, differences in self.differences.items()}
 
-    def sentences(self) -> Iterator[str]:
-        """Yield a sentence for each of PHRASES that applies to any variant."""
-        for phrase, sentence in PHRASES.items():
-            if names := [clean(name) for name, sign in self.signs.items() if sign == phrase]:
-                yield sentence.format(sequence(names))
-
     def table(self) -> Table:
-        """Return the difference of every variant at every scale, with its interval, and one of PHRASES."""
+        """Return the difference of every variant at every scale, with its interval, and its sign."""
         first = self.scales[0].comparison
         header = ["Variant"]
         for scale in self.scales:
@@ -98,26 +86,16 @@ def are_comparisons(folders: Sequence[Path]) -> bool:
 def read_effects(folders: Sequence[Path]) -> Effects:
     """Read `outcome.json` of each folder.
 
-    Raises UserError if a folder has no comparison or no tokens, if baselines or confidence levels differ, if two
-    comparisons have the same size and tokens, or if one shares no variant with the others.
+    Raises UserError if a folder has no comparison or no tokens, or if baselines or confidence levels differ.
     """
     effects = Effects(sorted(map(_read, folders), key=lambda scale: (scale.params, scale.tokens)))
     first = effects.scales[0]
-    scales: dict[tuple[int, int], Scale] = {}
     for scale in effects.scales:
         for key in ("baseline", "confidence"):
             expected = getattr(first.comparison, key)
             value = getattr(scale.comparison, key)
             if value != expected:
                 raise UserError(f"{scale.folder}: {key}: got {value!r}; {first.folder} has {expected!r}")
-        same = scales.setdefault((scale.params, scale.tokens), scale)
-        if same is not scale:
-            size = f"{scale.params:,} parameters, {scale.tokens:,} tokens"
-            raise UserError(f"{scale.folder}: has the size and tokens of {same.folder} ({size}); give only one of them")
-    for i, scale in enumerate(effects.scales):
-        shared = [row for row in effects.differences.values() if row[i] is not None and len(row) - row.count(None) > 1]
-        if not shared:
-            raise UserError(f"{scale.folder}: shares no variant with the others, which have {', '.join(effects.signs)}")
     return effects
 
 
@@ -133,7 +111,7 @@ def _read(folder: Path) -> Scale:
 
 
 def sign_over_scales(differences: Sequence[Estimate | None]) -> str:
-    """Return one of PHRASES.
+    """Return `changes sign`, `same sign everywhere` or UNCLEAR.
 
     An effect changes sign if two intervals exclude 0 on different sides. It has the same sign everywhere if there are
     at least two intervals and all exclude 0 on the same side.

@@ -15,13 +15,11 @@ from widthwise.reports.curves import curve_figure, over_seeds
 from widthwise.reports.experiment_figures import gap_figures, shape_figures
 from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, si
 from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, validated_table
-from widthwise.reports.page import Code, Page, Part, Section, Text, note, resolved, section
+from widthwise.reports.page import Code, Page, Section, Text, note, resolved, section
 from widthwise.reports.run import data_table, read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
 
-MOST_SETTINGS = 5
-"""Number of settings that a sentence names; the table has all of them."""
 Runs = Mapping[str, Sequence[Run]]
 """Variant -> its runs in this folder. Other runs may be on another machine."""
 
@@ -57,11 +55,10 @@ def experiment_page(
     question: str,
     first: Sequence[Figure | None],
     sections: Sequence[Section | None],
-    *reproduce: Part | None,
 ) -> Page:
     """Return the page of an experiment: `sections`, data and environment, and how to reproduce it.
 
-    first: figures of the first screen. reproduce: parts of the last section after the command.
+    first: figures of the first screen.
     """
     badges = []
     if len(outcome.seeds) < FEWEST_SEEDS:
@@ -92,7 +89,6 @@ def experiment_page(
                     ["Run this command with the versions above. Runs of one seed read the same data in the same order."]
                 ),
                 Code(outcome.command),
-                *reproduce,
                 *(resolved(name, seeds[0]) for name, seeds in runs.items()),
                 Code("\n".join(described), "Files"),
             ),
@@ -145,13 +141,9 @@ def setting_sentences(outcome: Outcome) -> Iterator[str]:
         by_settings.setdefault(tuple(settings_of(variant)), []).append(variant)
     for settings, variants in by_settings.items():
         if settings:
-            named = sequence(settings)
-            if len(settings) > MOST_SETTINGS:
-                rest = counted(len(settings) - MOST_SETTINGS, "further setting")
-                named = f"{', '.join(settings[:MOST_SETTINGS])} and {rest}"
             verb = "differs" if len(variants) == 1 else "differ"
             baseline = clean(outcome.baseline_words or "the baseline")
-            yield f"{variant_names(variants)} {verb} from {baseline} in {named}."
+            yield f"{variant_names(variants)} {verb} from {baseline} in {sequence(settings)}."
 
 
 def results_section(outcome: Outcome, caption: str, looks: Looks, more: Table | None = None) -> Section | None:

@@ -50,7 +50,6 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
     if outcome.matched not in (None, "none"):
         shapes = [point.name for point in outcome.variants if not SHAPE_KEYS.isdisjoint(point.values)]
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded
-    n_elsewhere = sum(len(point.runs) - len(runs.get(point.name, ())) for point in outcome.variants)
     return experiment_sections.experiment_page(
         outcome,
         runs,
@@ -69,7 +68,6 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
             section("Loss curves", curves, note("point-curves")),
             section("Costs", costs),
         ],
-        note("runs-elsewhere", runs=counted(n_elsewhere, "run")) if n_elsewhere else None,
     )
 
 
