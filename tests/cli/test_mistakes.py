@@ -39,7 +39,6 @@ MISTAKES = {
     "plan": [
         ("plan", "--device: is required; give a name, as rtx4090, or a memory, as 24GB"),
         ("plan --device rtx409", "--device: got 'rtx409'; allowed: RTX 4090; for any other"),
-        ("plan 350M --device 24GB", "350M: no such recipe; for a model of this size, use --params 350M"),
         ("plan --device 24", "--device: got '24'; expected a size above 0"),
         ("plan --device a100 --days 0", "--days: got 0; input should be greater than 0"),
         ("plan base.yaml --devices a", "--devices: got 'a'; expected whole numbers"),
@@ -95,7 +94,6 @@ MISTAKES = {
     "generate": [
         ("generate run --seed 100000000000000000000", "--seed: got 100000000000000000000; input should be less"),
         ("generate run --max-new-tokens 0", "--max-new-tokens: got 0"),
-        ("generate small --prompt \udcff", "--prompt: '\\udcff' is not UTF-8 text"),
         ("generate small --speculative --temperature 0.7", "--temperature 0.7"),
         ("generate small --speculative --temperature 0", "model.mtp"),
     ],

@@ -15,9 +15,10 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import evaluation_differences
+from widthwise.evaluation.lm_eval_model import ScorerLM
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
-from widthwise.interop.hf_import import WIDTHWISE, import_hf
+from widthwise.interop.hf_import import WIDTHWISE
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
@@ -210,43 +211,6 @@ def test_what_cannot_be_evaluated_is_said_in_one_line(folder: Path, tmp_path: Pa
         assert message in refusal(evaluate_run, path, parse(EvaluationConfig, options))
 
 
-HUGE = 10**9
-FILES = {
-    "model.safetensors.index.json": [
-        ({"weight_map": {"a": "/other/place/x.safetensors"}}, "a .safetensors file of the same folder"),
-        ({"weight_map": {"a": "../x.safetensors"}}, "a .safetensors file of the same folder"),
-        ({"weight_map": {"a": "model.safetensors"}}, "holds weights in model.safetensors and in the files of"),
-    ],
-    "adapter_config.json": [({"base_model_name_or_path": "/other/place"}, "holds an adapter (adapter_config.json)")],
-    "config.json": [
-        ({"num_labels": HUGE}, "num_labels: got 1000000000; allowed"),
-        ({"text_config": {"num_local_experts": HUGE}}, "num_local_experts: got 1000000000; allowed"),
-    ],
-}
-
-
-def test_no_file_leads_elsewhere_or_takes_all_memory(folder: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(folder / "llama", tmp_path / "llama")
-    config = json.loads((path / "config.json").read_text())
-    for name, changes in FILES.items():
-        for change, message in changes:
-            (path / name).write_text(json.dumps({**config, **change} if name == "config.json" else change))
-            assert message in refusal(import_hf, path)
-        (path / name).unlink()
-    (path / "config.json").write_text(json.dumps(config))
-    for name in ("generation_config.json", "model-2.safetensors"):
-        (path / name).unlink(missing_ok=True)
-        (path / name).symlink_to("/dev/zero")
-        assert f"{name}: is not a plain file" in refusal(import_hf, path)
-        (path / name).unlink()
-
-
-ROWS = [
-    {"query": "The gate", "choices": ["is open", "sings"], "gold": 0},
-    {"query": "a", "choices": ["b", "cd"], "gold": 1},
-]
-
-
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing outside the folder of the test is written."""
@@ -258,24 +222,6 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def scorer(run: Path) -> Scorer:
     trained = open_model(run)
     return Scorer(trained.model, trained.tokenizer, trained.recipe.seq_len)
-
-
-def test_a_group_has_the_items_of_its_tasks(finished: Path, harness: None, tmp_path: Path) -> None:
-    (folder := tmp_path / "tasks").mkdir()
-    for name, rows in (("one", ROWS), ("two", ROWS[:1])):
-        write_harness_task(write_lines(folder / f"{name}.jsonl", rows))
-    by_size = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
-    (folder / "inner.yaml").write_text(f"group: inner\ntask: [two]\n{by_size}\n")
-    (folder / "outer.yaml").write_text(f"group: outer\ntask: [one, inner]\n{by_size}\n")
-    metrics, found = run_lm_eval(scorer(finished), ["outer"])
-    items = {name: each.items for name, each in found.items()}
-    assert items["one"].keys() == {"acc", "acc_norm"}
-    assert items["inner"] == {"acc": items["two"]["acc"]}
-    assert items["outer"] == {"acc": items["one"]["acc"] + items["two"]["acc"]}
-    assert sum(items["outer"]["acc"]) / 3 == pytest.approx(metrics["outer"]["acc"].value)
-    _, again = run_lm_eval(scorer(finished), ["outer"], limit=1)
-    assert again["outer"].fingerprint != found["outer"].fingerprint
-    assert again["two"].fingerprint == found["two"].fingerprint
 
 
 def test_a_perplexity_is_paired_by_the_loss_of_every_answer(harness: None, finished: Path, tmp_path: Path) -> None:
