@@ -188,19 +188,17 @@ def _opened(source: Corpus | Path | str) -> Corpus:
 def _progress(shards: SplitShards, expected: Scan | None) -> tuple[int, int | None]:
     """Return the bytes of text done and in all; with `max_tokens` an estimate from the tokens so far."""
     splits = shards.splits()
-    n_tokens = splits.train.n_tokens
     if expected is not None:
         return splits.n_bytes, expected.n_bytes
     assert shards.max_tokens is not None
-    if shards.is_full:
-        return splits.n_bytes, splits.n_bytes
+    n_tokens = splits.train.n_tokens
     return splits.n_bytes, round(splits.n_bytes * shards.max_tokens / n_tokens) if n_tokens else None
 
 
 def _finish(folder: Path, name: str, division: Division, shards: SplitShards, progress: ProgressCallback) -> None:
-    """Write the manifest of a folder with shards and tokenizer. Raises UserError for an empty split.
+    """Write the manifest of a folder with shards and tokenizer. name: of the corpus.
 
-    name: of the corpus.
+    Raises UserError if `max_tokens` leaves a split empty; other empty splits were refused before.
     """
     totals = shards.totals()
     if shards.max_tokens is not None and totals.n_held_out in (0, totals.n_documents):
@@ -208,7 +206,6 @@ def _finish(folder: Path, name: str, division: Division, shards: SplitShards, pr
             f"max_tokens: got {shards.max_tokens}, which leaves {totals.n_documents - totals.n_held_out} documents for "
             f"training and {totals.n_held_out} held out; raise it, or cut the text into more documents (document_bytes)"
         )
-    division.refuse_empty_split(totals, name)
     write_manifest(
         folder,
         tokenizer=shards.tokenizer,
