@@ -79,7 +79,7 @@ class OneSource(Config):
         assert self.tokenizer is not None
         assert self.held_out is not None
         corpus = named_corpus(self.corpus)
-        fingerprint = scan(HeldOutFraction(self.held_out).entries(corpus), progress).fingerprint
+        fingerprint = scan(HeldOutFraction(self.held_out).documents(corpus), progress).fingerprint
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(self.tokenizer).name)
         path = Path(self.tokenizer.partition("#")[0])
         content = file_sha256(path) if path.suffix == ".json" else ""
