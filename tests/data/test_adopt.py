@@ -78,7 +78,7 @@ def test_adopted_shards_hold_the_same_tokens_and_true_counts_and_take_no_second_
     shutil.rmtree(theirs)
     path = str(tmp_path / "out")
     open_data(parse(DataConfig, {"path": path, "tokenizer": "bytes"})).verify()
-    with pytest.raises(UserError, match=r"data\.held_out: got 0\.1, but .* was adopted without one"):
+    with pytest.raises(UserError, match=r"data\.held_out: got 0\.1, but .* was made without one"):
         open_data(parse(DataConfig, {"path": path, "held_out": 0.1}))
 
 

@@ -36,7 +36,7 @@ def test_a_file_reached_twice_through_links_counts_once(tmp_path):
 
 
 def test_synthetic_stories_are_the_same_every_time_and_subject_and_verb_agree():
-    first, second = (scan(HeldOutFraction(0.1).entries(named_corpus("synthetic"))) for _ in range(2))
+    first, second = (scan(HeldOutFraction(0.1).documents(named_corpus("synthetic"))) for _ in range(2))
     assert first == second
     assert 150_000 < first.n_bytes < 300_000
     for document in named_corpus("synthetic"):

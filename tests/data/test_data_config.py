@@ -111,7 +111,7 @@ def test_a_prepared_folder_must_agree_with_what_the_recipe_says(original, tmp_pa
     for config, message in (
         (DataConfig(**at, tokenizer="bpe-300"), r"data\.tokenizer: got 'bpe-300', but .* was prepared with 'bytes'"),
         (DataConfig(**at, held_out=0.1), r"data\.held_out: got 0\.1, but .* was prepared with 0\.05"),
-        (DataConfig(path=str(apart.path), held_out=0.1), r"got 0\.1, but .* was prepared with held_out_from"),
+        (DataConfig(path=str(apart.path), held_out=0.1), r"got 0\.1, but .* was made without one"),
         (parse(MixtureConfig, {"mixture": mixture}), r"data\.mixture\.made\.held_out: got 0\.1, but .* with 0\.05"),
     ):
         with pytest.raises(UserError, match=message):

@@ -16,7 +16,7 @@ texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
 
 
 def texts_of(split: str, division: Division, corpus: Corpus) -> list[str]:
-    return [document.text for document, entry in division.entries(corpus) if entry.split == split]
+    return [document.text for document in division.documents(corpus) if document.split == split]
 
 
 def held_out_texts(texts: list[str], held_out: float) -> list[str]:
@@ -35,7 +35,7 @@ def test_neither_order_nor_a_larger_fraction_takes_a_document_out_of_the_held_ou
 def test_held_out_share_is_the_fraction():
     n_documents = 4000
     division = HeldOutFraction(0.3)
-    found = scan(division.entries(corpus_of("numbers", [str(index) for index in range(n_documents)])))
+    found = scan(division.documents(corpus_of("numbers", [str(index) for index in range(n_documents)])))
     standard_error = (n_documents * 0.3 * 0.7) ** 0.5
     assert abs(found.n_held_out - n_documents * 0.3) < 4 * standard_error
     assert (division.fraction, division.record(found)) == (0.3, None)
@@ -45,7 +45,7 @@ def test_held_out_share_is_the_fraction():
 
 
 def fingerprint(texts: list[str]) -> str:
-    return scan(HeldOutFraction(0.5).entries(corpus_of("a", texts))).fingerprint
+    return scan(HeldOutFraction(0.5).documents(corpus_of("a", texts))).fingerprint
 
 
 @few
@@ -65,12 +65,12 @@ HELD_OUT = [corpus_of("a", ["two", "kept"]), corpus_of("b", ["kept", "", "far"])
 
 def test_held_out_sources_come_first_and_documents_equal_to_theirs_are_left_out_and_counted_apart():
     division = HeldOutSources(HELD_OUT)
-    assert [(document.name, entry.split) for document, entry in division.entries(BOOKS)] == [
+    assert [(document.name, document.split) for document in division.documents(BOOKS)] == [
         *((name, "held_out") for name in ("a/0", "a/1", "b/0", "b/1", "b/2")),
         *(("books/0", "train"), ("books/1", None), ("books/2", "train"), ("books/3", None), ("books/4", None)),
     ]
     assert texts_of("train", division, BOOKS) == ["one", "three"]
-    found = scan(division.entries(BOOKS))
+    found = scan(division.documents(BOOKS))
     assert (found.n_documents, found.n_held_out, found.n_left_out) == (7, 5, 3)
     assert found.n_bytes == sum(map(len, ("two", "kept", "kept", "", "far", "one", "three")))
     record = division.record(found)
@@ -85,4 +85,4 @@ def test_an_empty_split_is_refused():
     ):
         division, corpus = HeldOutSources(held_out), corpus_of("books", texts)
         with pytest.raises(UserError, match=message):
-            division.refuse_empty_split(scan(division.entries(corpus)), corpus.name)
+            division.refuse_empty_split(scan(division.documents(corpus)), corpus.name)

@@ -35,15 +35,15 @@ def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
     data.verify()
     lengths, splits, n_bytes = data.tokenizer.token_byte_lengths(), data.manifest.splits, data.manifest.corpus.n_bytes
     for name, texts in zip(("train", "held_out"), split_texts(data)):
-        entries = [(document, e) for document, e in HeldOutFraction(0.2).entries(SYNTHETIC) if e.split == name]
-        assert texts == [document.text for document, _ in entries]
+        documents = [each for each in HeldOutFraction(0.2).documents(SYNTHETIC) if each.split == name]
+        assert texts == [document.text for document in documents]
         part, record = getattr(data, name), getattr(splits, name)
         own = [part.document(index) for index in range(part.n_documents)]
         everything = part.tokens(0, part.n_tokens)
         assert lengths[everything].sum() == record.n_bytes == record.n_token_bytes
         assert (everything == data.tokenizer.eos_id).sum() == part.n_documents
         assert all(tokens[-1] == data.tokenizer.eos_id for tokens in own)
-        assert list(data.documents(name)) == [(e.name, len(tokens)) for (_, e), tokens in zip(entries, own)]
+        assert list(data.documents(name)) == [(each.name, len(tokens)) for each, tokens in zip(documents, own)]
     names = {"train.names.jsonl", "held_out.names.jsonl"}
     assert data.identity.files.keys() == data.manifest.files.keys() - names
     assert list(seen) == ["reading", "training the tokenizer", "tokenizing", "computing checksums"]
@@ -66,8 +66,8 @@ def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_beh
     with monkeypatch.context() as patch:
         patch.setattr(encode, "BATCH_BYTES", 500)
         cut = prepare(counted, tmp_path / "cut", max_tokens=20_011, **options).manifest
-    entries = (entry for _, entry in HeldOutFraction(0.2).entries(SYNTHETIC))
-    n_tokens = accumulate((each.n_bytes + 1) * (each.split == "train") for each in entries)
+    documents = HeldOutFraction(0.2).documents(SYNTHETIC)
+    n_tokens = accumulate((each.n_bytes + 1) * (each.split == "train") for each in documents)
     n_documents = sum(1 for _ in takewhile(lambda n: n <= 20_011, n_tokens))
     prepare(Corpus("synthetic", lambda: islice(SYNTHETIC, n_documents)), tmp_path / "same", **options)
     check_same_bytes(tmp_path / "cut", tmp_path / "same")

@@ -69,24 +69,17 @@ class OneSource(Config):
             for key, value in settings.items():
                 given = getattr(self, key)
                 if given not in (None, value):
-                    origin = "adopted without one"
-                    if value is not None:
-                        origin = f"prepared with {value!r}"
-                    elif data.manifest.held_out_from is not None:
-                        origin = "prepared with held_out_from"
+                    origin = "made without one" if value is None else f"prepared with {value!r}"
                     raise UserError(f"{where}.{key}: got {given!r}, but {self.path} was {origin}")
             return data
-        from widthwise.data.prepare import (  # slow to import, and not needed to read a recipe
-            HeldOutFraction,
-            prepare,
-            scan,
-        )
+        # Slow to import, and not needed to read a recipe.
+        from widthwise.data.prepare import HeldOutFraction, prepare, scan
 
         assert self.corpus is not None
         assert self.tokenizer is not None
         assert self.held_out is not None
         corpus = named_corpus(self.corpus)
-        fingerprint = scan(HeldOutFraction(self.held_out).entries(corpus), progress).fingerprint
+        fingerprint = scan(HeldOutFraction(self.held_out).documents(corpus), progress).fingerprint
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(self.tokenizer).name)
         path = Path(self.tokenizer.partition("#")[0])
         content = file_sha256(path) if path.suffix == ".json" else ""

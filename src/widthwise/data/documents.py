@@ -1,8 +1,8 @@
-"""Documents, their records and their totals."""
+"""Documents, their splits and their totals."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from widthwise.config_io import refusing
 
@@ -63,10 +63,10 @@ class Scan:
     """Documents in neither split, which no other number counts."""
 
 
-class Entry(NamedTuple):
-    """The record of a document: name, digest, size and split."""
+@dataclass(frozen=True)
+class SplitDocument(Document):
+    """A document with its digest, size and split."""
 
-    name: str
     digest: bytes
     """sha256 of the content."""
     n_bytes: int

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from widthwise.config_io import mistakes_of
-from widthwise.data.documents import Document, Entry, Scan
+from widthwise.data.documents import Scan, SplitDocument
 from widthwise.data.identity import SplitRecord, Splits
 from widthwise.data.shards import ShardWriter, durable, name_lines, names_path, token_dtype
 from widthwise.data.tokenizer import Tokenizer
@@ -21,33 +21,33 @@ BATCH_BYTES = 2**20
 """Approximate size of the text of a batch."""
 
 
-def encode_batch(batch: list[tuple[Document, Entry]], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+def encode_batch(batch: list[SplitDocument], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of documents end to end, and the length of each, int64; a left-out document has no text.
 
     Every document ends in an end-of-text token. Raises UserError for a document that cannot be encoded, with its name.
     """
-    texts = ["" if entry.split is None else document.text for document, entry in batch]
+    texts = ["" if document.split is None else document.text for document in batch]
     try:
-        documents = tokenizer.encode_batch(texts)
+        encoded = tokenizer.encode_batch(texts)
     except UserError:
-        for (_, entry), text in zip(batch, texts):  # one by one, to name the document
-            with mistakes_of(entry.name):
+        for document, text in zip(batch, texts):  # one by one, to name the document
+            with mistakes_of(document.name):
                 tokenizer.encode(text)
         raise
-    for ids in documents:
+    for ids in encoded:
         ids.append(tokenizer.eos_id)
-    lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-    tokens = np.fromiter(chain.from_iterable(documents), dtype=token_dtype(tokenizer.vocab_size), count=lengths.sum())
+    lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+    tokens = np.fromiter(chain.from_iterable(encoded), dtype=token_dtype(tokenizer.vocab_size), count=lengths.sum())
     return tokens, lengths
 
 
-def batches_of(entries: Iterable[tuple[Document, Entry]]) -> Iterator[list[tuple[Document, Entry]]]:
+def batches_of(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:
     """Collect documents into batches of about BATCH_BYTES."""
-    batch: list[tuple[Document, Entry]] = []
+    batch: list[SplitDocument] = []
     n_bytes = 0
-    for document, entry in entries:
-        batch.append((document, entry))
-        n_bytes += entry.n_bytes
+    for document in documents:
+        batch.append(document)
+        n_bytes += document.n_bytes
         if n_bytes >= BATCH_BYTES:
             yield batch
             batch = []
@@ -84,24 +84,24 @@ class SplitShards:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def add(self, batch: list[tuple[Document, Entry]]) -> None:
+    def add(self, batch: list[SplitDocument]) -> None:
         """Encode and append documents, until full. Raises UserError as `encode_batch`, and on a full disk."""
         tokens, lengths = encode_batch(batch, self.tokenizer)
-        is_trained_on = np.array([entry.split == "train" for _, entry in batch], dtype=bool)
+        is_trained_on = np.array([document.split == "train" for document in batch], dtype=bool)
         n_kept = self._n_that_fit(np.where(is_trained_on, lengths, 0))
-        entries = [entry for _, entry in batch[:n_kept]]
+        documents = batch[:n_kept]
         lengths = lengths[:n_kept]
         tokens = tokens[: lengths.sum()]
-        n_bytes = np.array([entry.n_bytes for entry in entries], dtype=np.int64)
+        n_bytes = np.array([document.n_bytes for document in documents], dtype=np.int64)
         for split, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
-            chosen = np.array([entry.split == split for entry in entries], dtype=bool)
+            chosen = np.array([document.split == split for document in documents], dtype=bool)
             split_tokens = tokens[np.repeat(chosen, lengths)]
             writer.add(split_tokens, lengths[chosen])
             with writing(names_path(writer.prefix)):
-                names.write(name_lines(entry.name for entry in entries if entry.split == split))
+                names.write(name_lines(document.name for document in documents if document.split == split))
             count += (chosen.sum(), len(split_tokens), n_bytes[chosen].sum(), self._byte_lengths[split_tokens].sum())
-        self._fingerprint.update(b"".join(entry.key for entry in entries if entry.split is not None))
-        self.n_left_out += sum(entry.split is None for entry in entries)
+        self._fingerprint.update(b"".join(document.key for document in documents if document.split is not None))
+        self.n_left_out += sum(document.split is None for document in documents)
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
         """Count the documents of a batch that fit. train_lengths: (n_documents,), 0 for documents of no training."""

@@ -165,8 +165,10 @@ def _mappings(node: Any) -> Iterator[dict[str, Any]]:
     """Yield all mappings of plain data, including nested ones."""
     if isinstance(node, dict):
         yield node
-    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _mappings(value)
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _mappings(item)
 
 
 def _growth(part: dict[str, Any]) -> float:

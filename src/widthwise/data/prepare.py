@@ -3,9 +3,10 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from widthwise.data.documents import Corpus, Document, Entry, ProgressCallback, Scan, Split, ignore_progress
+from widthwise.data.documents import Corpus, Document, ProgressCallback, Scan, Split, SplitDocument, ignore_progress
 from widthwise.data.encode import SplitShards, batches_of
 from widthwise.data.identity import CorpusRecord, HeldOutRecord
 from widthwise.data.json_tokenizer import check_spec, open_tokenizer
@@ -14,16 +15,16 @@ from widthwise.data.readers import open_source
 from widthwise.mistakes import UserError
 
 
-def scan(entries: Iterable[tuple[Document, Entry]], progress: ProgressCallback = ignore_progress) -> Scan:
+def scan(documents: Iterable[SplitDocument], progress: ProgressCallback = ignore_progress) -> Scan:
     """Read all documents once and return their totals."""
     fingerprint = hashlib.sha256()
     n_bytes = 0
     counts: dict[Split | None, int] = {"train": 0, "held_out": 0, None: 0}
-    for _, entry in entries:
-        counts[entry.split] += 1
-        if entry.split is not None:
-            fingerprint.update(entry.key)
-            n_bytes += entry.n_bytes
+    for document in documents:
+        counts[document.split] += 1
+        if document.split is not None:
+            fingerprint.update(document.key)
+            n_bytes += document.n_bytes
         progress("reading", n_bytes, None)
     n_held_out = counts["held_out"]
     return Scan(fingerprint.hexdigest(), counts["train"] + n_held_out, n_bytes, n_held_out, counts[None])
@@ -35,25 +36,19 @@ class Division(ABC):
     fraction: float | None = None
     """The share of held-out documents; None for another rule."""
 
-    def entry(self, document: Document) -> Entry:
-        """Return the record of a document of the corpus."""
+    def assigned(self, document: Document) -> SplitDocument:
+        """Return a document of the corpus with its split."""
         content = document.text.encode()
         digest = hashlib.sha256(content).digest()
-        return Entry(document.name, digest, len(content), self.split(digest))
+        return SplitDocument(document.name, document.text, digest, len(content), self.split(digest))
 
     @abstractmethod
     def split(self, digest: bytes) -> Split | None:
         """Return the split of a document with this sha256; None: left out."""
 
-    def held_out_elsewhere(self) -> Iterator[tuple[Document, Entry]]:
-        """Return held-out documents from other sources, which come before the corpus."""
-        return iter(())
-
-    def entries(self, corpus: Corpus) -> Iterator[tuple[Document, Entry]]:
-        """Yield all documents of a preparation, in order."""
-        yield from self.held_out_elsewhere()
-        for document in corpus:
-            yield document, self.entry(document)
+    def documents(self, corpus: Corpus) -> Iterator[SplitDocument]:
+        """Yield all documents of a preparation, in order: those that are held out from other sources come first."""
+        yield from map(self.assigned, corpus)
 
     def record(self, totals: Scan) -> HeldOutRecord | None:
         """Return the source of the held-out split; None for a fraction."""
@@ -112,10 +107,11 @@ class HeldOutSources(Division):
     def split(self, digest: bytes) -> Split | None:
         return None if digest in self._digests else "train"
 
-    def held_out_elsewhere(self) -> Iterator[tuple[Document, Entry]]:
+    def documents(self, corpus: Corpus) -> Iterator[SplitDocument]:
         for source in self._sources:
             for document in source:
-                yield document, self.entry(document)._replace(split="held_out")
+                yield replace(self.assigned(document), split="held_out")
+        yield from super().documents(corpus)
 
     def record(self, totals: Scan) -> HeldOutRecord | None:
         return HeldOutRecord(sources=self._names, n_left_out=totals.n_left_out)
@@ -159,17 +155,17 @@ def prepare(
 
     def training_texts() -> Iterator[str]:
         progress("training the tokenizer", 0, None)
-        return (document.text for document, entry in division.entries(opened) if entry.split == "train")
+        return (document.text for document in division.documents(opened) if document.split == "train")
 
     def fill(folder: Path) -> None:
         expected = None
         if max_tokens is None:
-            expected = scan(division.entries(opened), progress)
+            expected = scan(division.documents(opened), progress)
             division.refuse_empty_split(expected, opened.name)
         trained = open_tokenizer(tokenizer, training_texts)
         trained.save(folder)
         with SplitShards(folder, trained, max_tokens) as shards:
-            for batch in batches_of(division.entries(opened)):
+            for batch in batches_of(division.documents(opened)):
                 shards.add(batch)
                 progress("tokenizing", *_progress(shards, expected))
                 if shards.is_full:
@@ -188,19 +184,17 @@ def _opened(source: Corpus | Path | str) -> Corpus:
 def _progress(shards: SplitShards, expected: Scan | None) -> tuple[int, int | None]:
     """Return the bytes of text done and in all; with `max_tokens` an estimate from the tokens so far."""
     splits = shards.splits()
-    n_tokens = splits.train.n_tokens
     if expected is not None:
         return splits.n_bytes, expected.n_bytes
     assert shards.max_tokens is not None
-    if shards.is_full:
-        return splits.n_bytes, splits.n_bytes
+    n_tokens = splits.train.n_tokens
     return splits.n_bytes, round(splits.n_bytes * shards.max_tokens / n_tokens) if n_tokens else None
 
 
 def _finish(folder: Path, name: str, division: Division, shards: SplitShards, progress: ProgressCallback) -> None:
-    """Write the manifest of a folder with shards and tokenizer. Raises UserError for an empty split.
+    """Write the manifest of a folder with shards and tokenizer. name: of the corpus.
 
-    name: of the corpus.
+    Raises UserError if `max_tokens` leaves a split empty; other empty splits were refused before.
     """
     totals = shards.totals()
     if shards.max_tokens is not None and totals.n_held_out in (0, totals.n_documents):
@@ -208,7 +202,6 @@ def _finish(folder: Path, name: str, division: Division, shards: SplitShards, pr
             f"max_tokens: got {shards.max_tokens}, which leaves {totals.n_documents - totals.n_held_out} documents for "
             f"training and {totals.n_held_out} held out; raise it, or cut the text into more documents (document_bytes)"
         )
-    division.refuse_empty_split(totals, name)
     write_manifest(
         folder,
         tokenizer=shards.tokenizer,

@@ -123,15 +123,9 @@ class PreparedData:
         """
         if names_path(self.path / split).name not in self.manifest.files:
             raise UserError(f"{self.path}: has no names of documents; it was adopted")
-        starts = getattr(self, split).document_starts
-        try:
-            yield from zip(read_names(self.path / split), np.diff(starts).tolist(), strict=True)
-        except ValueError as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(
-                f"{names_path(self.path / split)}: names another number of documents than there are"
-            ) from None
+        lengths = np.diff(getattr(self, split).document_starts).tolist()
+        with refusing(f"{names_path(self.path / split)}: differs from its index", ValueError):
+            yield from zip(read_names(self.path / split), lengths, strict=True)
 
     def verify(self, progress: ProgressCallback = ignore_progress) -> None:
         """Check all checksums, the tokenizer, and the range of every token. Raises UserError with the file."""

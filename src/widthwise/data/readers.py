@@ -8,13 +8,14 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import refusing, require
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
-from widthwise.files import check_plain_file, parse_json
+from widthwise.files import parse_json, reading
 from widthwise.mistakes import UserError
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
@@ -49,7 +50,8 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
     if str(source).startswith("hf:"):
         documents = _read_dataset(str(source), field)
     else:
-        documents = _read_files(_source_files(str(source)), field)
+        files = _source_files(str(source)).items()
+        documents = chain.from_iterable(READERS[_ending(path)](path, name, field) for path, name in files)
     n_documents = 0
     for document in documents:
         for part in _cut(document, document_bytes):
@@ -57,12 +59,6 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
             n_documents += 1
     if n_documents == 0:
         raise UserError(f"{source}: holds no documents")
-
-
-def _read_files(names: dict[Path, str], field: str) -> Iterator[Document]:
-    for path, name in names.items():
-        check_plain_file(path)
-        yield from READERS[_ending(path)](path, name, field)
 
 
 def _source_files(source: str) -> dict[Path, str]:
@@ -151,7 +147,7 @@ def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file, decompressed. Raises UserError for errors of opening and reading."""
     ending = path.suffix.lower()
-    with refusing(f"{path}: cannot be read", OSError, EOFError, zlib.error):
+    with reading(path), refusing(f"{path}: cannot be read", EOFError, zlib.error):
         if ending == ".zst":
             # Arrow's reader accepts several frames, which parallel compressors write, and refuses a truncated one.
             file = io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
@@ -179,7 +175,8 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
     pyarrow = require("pyarrow", "prep")
     parquet = require("pyarrow.parquet", "prep")
     with (
-        refusing(f"{path}: cannot be read", OSError, UnicodeError, pyarrow.ArrowException),
+        reading(path),
+        refusing(f"{path}: cannot be read", UnicodeError, pyarrow.ArrowException),
         parquet.ParquetFile(path) as file,
     ):
         if field not in file.schema_arrow.names:
