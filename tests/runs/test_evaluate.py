@@ -16,7 +16,6 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import evaluation_differences
-from widthwise.evaluation.lm_eval_model import ScorerLM
 from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.interop.hf_import import WIDTHWISE
