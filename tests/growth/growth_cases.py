@@ -67,7 +67,6 @@ GEMMA = {
 GEMMA2 = {**GEMMA, "attention": {"score_cap": 0.6, "window": 4}, "logit_cap": 1.5}
 QK_NORM = {"attention": {"qk_norm": {"over": "head"}, "bias": True}}
 ONE_QK_NORM = {"attention": {"qk_norm": {"over": "all_heads"}}}
-UNGATED = {"ffn": {**HOURGLASS["ffn"], "gated": False, "activation": "relu2"}}
 SILU_MLP = {"kind": "mlp", "d_ff": 11, "activation": "silu"}
 BIASED = {"attention": {"bias": True, "out_bias": True}, "ffn": {**SILU_MLP, "bias": True}}
 BLOCKS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 10}
@@ -106,7 +105,6 @@ EXPANSIONS: dict[str, tuple] = {
     "stream_of_mixtures": (MOE, expansions.widen_stream, 3),
     "stream_of_slots": (SLOTS, expansions.widen_stream, 6),
     "stream_of_wide_attention": ({"attention": {"d_attention": 20}}, expansions.widen_stream, 3),
-    "stream_of_ungated_blocks": (UNGATED, expansions.widen_stream, 3),
     "narrow_layer": (NARROW, expansions.widen_layers, {1: 10}),
     "narrow_layer_behind_norms": ({**NARROW, **REORDERED}, expansions.widen_layers, {1: 10}),
     "narrow_layer_between_norms": ({**NARROW, **BETWEEN}, expansions.widen_layers, {1: 10}),

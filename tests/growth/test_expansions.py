@@ -9,7 +9,6 @@ from growth_cases import (
     BLOCKS,
     CHOSEN,
     EXPANSIONS,
-    SILU_MLP,
     Weights,
     check,
     difference,
@@ -35,14 +34,11 @@ UNNEEDED = {"keys_that_do_not_turn": {"layers.1.attention.w_k.bias.weight"}}
 
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5, "dynamic": False, "group_norm": "none"}
 UNMASKED, MASKED = {"mask": {"kind": "none"}}, {"mask": {"kind": "ste"}}
-GEGLU = {"kind": "mlp", "d_ff": 10, "gated": True, "activation": "gelu"}
 CONVERSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hourglass": ({}, {"ffn": BLOCKS}),
     "hourglass, wider": ({}, {"ffn": {**BLOCKS, "d_hidden": 13}}),
-    "hourglass without gates": ({"ffn": SILU_MLP}, {"ffn": {**BLOCKS, "d_hidden": 13, "gated": False}}),
     "hourglass behind reordered norms": ({"norm": {"placement": "reordered"}}, {"ffn": BLOCKS}),
     "hourglass between norms": ({"norm": {"placement": "both", "gain_offset": 1.0}}, {"ffn": BLOCKS}),
-    "hourglass with gelu": ({"ffn": GEGLU}, {"ffn": {**BLOCKS, "activation": "gelu"}}),
     "hourglass under layer norms and slots": ({"norm": {"kind": "layer"}, "residual": SLOTS}, {"ffn": BLOCKS}),
     "dynamic": ({}, {"ffn": CHOSEN}),
     "dynamic, wider": ({}, {"ffn": {**CHOSEN, "d_ff": 13}}),

@@ -73,7 +73,6 @@ def test_narrow_layers_measure_a_part_and_then_the_same_part():
 LAYER_NORMS = {"norm": {"kind": "layer"}}
 EXPERTS = {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2, "d_expert": 2}}
 MLP = {"ffn": SILU_MLP}
-UNGATED_BLOCKS = {**BLOCKS, "d_hidden": 11, "gated": False}
 
 
 def wider(n_more: int) -> Callable[[ModelConfig], Expansion]:
@@ -127,8 +126,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Change, str]]] = {
         ),
     ],
     "a feed-forward of another kind": [
-        ({}, {"ffn": UNGATED_BLOCKS}, "gated: got False where it was True"),
-        ({"ffn": {**SILU_MLP, "bias": True}}, {"ffn": UNGATED_BLOCKS}, "bias: got False where it was True"),
+        (MLP, {"ffn": {**BLOCKS, "d_hidden": 11}}, "layers.0.ffn.kind: got 'hourglass' where it was 'mlp'"),
         ({}, {"ffn": {**CHOSEN, "mask": {"kind": "soft"}}}, "layers.0.ffn.mask.kind: got soft, which is below 1"),
         ({}, {"ffn": {**CHOSEN, "score": {"kind": "raw_mean"}}}, "layers.0.ffn.score.kind: got raw_mean"),
         ({"ffn": {**BLOCKS, "n_blocks": 1}}, {"ffn": {"kind": "swiglu", "d_ff": 10}}, "growth has no conversion"),

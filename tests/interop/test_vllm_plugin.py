@@ -21,7 +21,6 @@ from widthwise.mistakes import UserError
 
 REFUSED = {
     "layer_norm": "layer 1: feed_forward mlp",
-    "hourglass_gelu": "layer 1: feed_forward hourglass with blocks that are not SwiGLUs",
     "moe": "layer 1: feed_forward moe",
     "dynamic": "layer 1: feed_forward dynamic",
     "slots": "residual hyper_connections",

@@ -42,7 +42,7 @@ BASIC = ("slim_grouped", "layer_norm", "slots", "dynamic_soft")
 """One of each way a model may be asked: rotary or learned positions, a plain stream or slots, by tokens or not."""
 OTHERS = (
     *(*BASIC, "windows", "capped", "moe", "mtp", "frozen", "frozen_slots", "projection", "reordered"),
-    *("hourglass_reordered", "hourglass_ungated", "slots_static", "slots_in_turn", "dynamic_sliced"),
+    *("hourglass_reordered", "slots_static", "slots_in_turn", "dynamic_sliced"),
 )
 
 OF_EVERY_KIND = (
@@ -57,7 +57,7 @@ OF_EVERY_KIND = (
         "moe",
         "mtp",
     ),
-    *("hourglass_reordered", "hourglass_ungated", "slots", "slots_static", "slots_in_turn"),
+    *("hourglass_reordered", "slots", "slots_static", "slots_in_turn"),
     *("dynamic_sliced", "dynamic_soft", "frozen_slots", "inserted"),
 )
 """Names without those whose parts another one has."""

@@ -83,8 +83,6 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
         "hourglass": {**shaped, **ffn("hourglass", n_blocks=3, ratio=0.6)},
         "hourglass_reordered": {**shaped, **ffn("hourglass", n_blocks=2), "norm": {"placement": "reordered"}},
         "hourglass_between_norms": {**shaped, **ffn("hourglass", n_blocks=2), "norm": {"placement": "both"}},
-        "hourglass_gelu": {**shaped, **ffn("hourglass", n_blocks=2, activation="gelu")},
-        "hourglass_ungated": {**shaped, **ffn("hourglass", n_blocks=2, gated=False, activation="relu2")},
         "profile": {"shape": {"kind": "profile", "heads": [1, 2, 1], "hidden": [0.5, 1.5]}, "attention": grouped},
         "moe": {**shaped, **ffn("moe", n_experts=5, top_k=2, n_shared_experts=1)},
         "moe_gated": {**shaped, **ffn("moe", n_experts=3, top_k=1, n_shared_experts=1, gated_shared=True)},

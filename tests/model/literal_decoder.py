@@ -143,19 +143,9 @@ def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
 
 def hourglass(module, x: Tensor, placement: str) -> Tensor:
     """h^K - h^0, coordinates that only some blocks write being 0 for the others."""
-    c = module.config
     h = x
-
-    def form(block, x: Tensor) -> Tensor:
-        hidden = x @ block.w_up.weight.T
-        if c.gated:
-            hidden = hidden * activated(x @ block.w_gate.weight.T, c.activation)
-        else:
-            hidden = activated(hidden, c.activation)
-        return hidden @ block.w_down.weight.T
-
     for block in module.blocks:
-        update = sublayer(block, form, h, placement)
+        update = sublayer(block, swiglu, h, placement)
         h = h + torch.nn.functional.pad(update, (0, h.shape[-1] - update.shape[-1]))
     return (h - x)[..., : module.d_out]
 

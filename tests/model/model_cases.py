@@ -138,9 +138,6 @@ VARIANTS = {
     "slots_further_heads": {"residual": {**SLOTS, "n_slots": 10}, "mtp": {"n_depths": 1}},
     "narrow_attention": {"attention": {"n_heads": None, "head_dim": 2, "ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
     "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
-    "hourglass_ungated": {
-        "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "activation": "relu2", "gated": False}
-    },
 }
 """For layers of any widths."""
 
@@ -178,7 +175,7 @@ _OF_EVERY_KIND = {
     "layer_norm_hourglass", "released_recipe", "gpt2",
     "hourglass", "moe_reordered", "dynamic", "one_layer_changed", "further_heads", "slots_tied",
     "slots_static_padded", "slots_mixed_at_both_ends", "slots_layer_norm_mlp", "slots_further_heads",
-    "slots_dynamic", "wide_attention", "hourglass_ungated", "2_of_4_layer_norm", "2_of_6_in_turn",
+    "slots_dynamic", "wide_attention", "2_of_4_layer_norm", "2_of_6_in_turn",
 }  # fmt: skip
 KINDS = [case for case in CASES if case[1] in _OF_EVERY_KIND]
 """Those of CASES that have every kind of component once, for what does not follow from the numbers of a component."""

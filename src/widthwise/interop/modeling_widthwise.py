@@ -537,7 +537,7 @@ def feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
 
 
 class Hourglass(nn.Module):
-    """A stack of narrow blocks, gated or not: h = h + block(h). The update is the sum of the blocks."""
+    """A stack of narrow SwiGLUs: h = h + block(h). The update is the sum of the blocks."""
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__()
@@ -545,9 +545,8 @@ class Hourglass(nn.Module):
         n_blocks = ffn["n_blocks"]
         widths = ffn["d_hidden"] if isinstance(ffn["d_hidden"], list) else [ffn["d_hidden"]] * n_blocks
         outputs = [d_model] * (n_blocks - 1) + [layer.layer_out]
-        form = ffn.get("activation", "silu"), ffn.get("gated", True)
         self.blocks = nn.ModuleList(
-            FeedForward(d_model, d_hidden, d_write, self._norm(layer, d_write), *form)
+            FeedForward(d_model, d_hidden, d_write, self._norm(layer, d_write))
             for d_hidden, d_write in zip(widths, outputs)
         )
 

@@ -53,8 +53,6 @@ def check(config: Any, where: str, n_devices: int = 1) -> None:
         kind = layer.feed_forward["kind"]
         if kind not in FEED_FORWARDS:
             _refuse(where, f"layer {index}: feed_forward {kind}")
-        if not layer.feed_forward.get("gated", True) or layer.feed_forward.get("activation", "silu") != "silu":
-            _refuse(where, f"layer {index}: feed_forward {kind} with blocks that are not SwiGLUs")
         for key in ("attention_window", "attention_score_cap"):
             if getattr(layer, key) is not None:
                 _refuse(where, f"layer {index}: {key} {getattr(layer, key)}")

@@ -15,9 +15,9 @@ from widthwise.mistakes import UserError
 from widthwise.model.attention import SCALES, AttentionTemplate
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.ffn.hourglass import CONVENTIONAL, HourglassConfig, HourglassTemplate
+from widthwise.model.ffn.hourglass import HourglassConfig, HourglassTemplate
 from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
-from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.kinds import kind_of
 from widthwise.model.layer import LayerConfig, MTPOptions
 from widthwise.model.residual.hyper_connections import VirtualWidthTemplate
@@ -126,11 +126,10 @@ def _as_hourglass(layer: LayerConfig) -> dict[str, Any]:
     """Return a layer's feed-forward as the first block of an hourglass with the default number of blocks and units."""
     old = layer.ffn
     usual = HourglassTemplate()
-    if not isinstance(old, CONVENTIONAL):
-        raise UserError(f"--ffn: got hourglass; its first block can be a swiglu or an mlp, not a {old.kind}")
+    if not isinstance(old, SwiGLUConfig):
+        raise UserError(f"--ffn: got hourglass; its first block must be a swiglu, not a {old.kind}")
     d_hidden = (old.d_ff, *[usual.whole_hidden(layer.d_model)] * (usual.n_blocks - 1))
-    form = {"gated": old.gated, "activation": old.activation} if isinstance(old, MLPConfig) else {}
-    return {"ffn": HourglassConfig(n_blocks=usual.n_blocks, d_hidden=d_hidden, **form)}
+    return {"ffn": HourglassConfig(n_blocks=usual.n_blocks, d_hidden=d_hidden)}
 
 
 def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str, seed: int = 0) -> Decoder:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import mistakes_at, options_of
+from widthwise.config_io import mistakes_at
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.hourglass import BlockOptions, HourglassTemplate
+from widthwise.model.ffn.hourglass import HourglassTemplate
 from widthwise.shape.kinds import UniformShape
 from widthwise.shape.search_space import ANY, GRIDS, SearchSpace
 from widthwise.shape.template import ModelTemplate
@@ -127,14 +127,13 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
 
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
-    """Return the base with these sizes. An hourglass keeps the options of its blocks."""
-    options = options_of(BlockOptions, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
+    """Return the base with these sizes."""
     change = {
         "d_model": sizes.d_model,
         "n_layers": sizes.n_layers,
         "shape": UniformShape(),
         "attention": heads.model_copy(update={"ratio": None, "d_attention": sizes.d_attention}),
-        "ffn": HourglassTemplate(n_blocks=sizes.n_blocks, d_hidden=sizes.d_hidden, **options),
+        "ffn": HourglassTemplate(n_blocks=sizes.n_blocks, d_hidden=sizes.d_hidden),
     }
     return base.model_copy(update=change)
 

@@ -1,4 +1,4 @@
-"""Hourglass feed-forward: a stack of narrow blocks, SwiGLUs in the paper, each with a residual and a norm.
+"""Hourglass feed-forward: a stack of narrow SwiGLUs, the blocks, each with a residual and a norm.
 
 Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
 """
@@ -9,47 +9,20 @@ from typing import ClassVar, Literal, Self
 
 import pydantic
 
-from widthwise.config_io import Config, options_of
 from widthwise.model.cost import Cost
 from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.ffn.mlp import Activation, MLPConfig, MLPOptions
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.kinds import must_agree
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
-CONVENTIONAL = (SwiGLUConfig, MLPConfig)
-"""Feed-forwards that can become the first block."""
 
-
-class BlockOptions(Config):
-    """Options of the blocks that do not depend on the width of the layer."""
-
-    activation: Activation = "silu"
-    """silu is SwiGLU's and the paper's. relu2 is the square of relu."""
-    gated: bool = True
-    """Multiply w_up(x) by the activation of w_gate(x). Otherwise apply the activation to w_up(x); a block then has two
-    matrices instead of three."""
-
-    def block(self, d_hidden: int) -> SwiGLUConfig | MLPConfig:
-        """Return the config of one block. A gated silu block is a SwiGLU, which keeps less for the backward pass."""
-        if self.gated and self.activation == "silu":
-            return SwiGLUConfig(d_ff=d_hidden)
-        return MLPConfig(d_ff=d_hidden, activation=self.activation, gated=self.gated)
-
-    def block_cost(self, d_model: float, d_hidden: float, d_out: float) -> Cost:
-        """Return the cost of the matrices and of the hidden activations kept for the backward pass."""
-        if self.gated and self.activation == "silu":
-            return swiglu_cost(d_model, d_hidden, d_out)
-        return MLPOptions(activation=self.activation, gated=self.gated).mlp_cost(d_model, d_hidden, d_out)
-
-
-class HourglassConfig(BlockOptions, FFNConfig):
+class HourglassConfig(FFNConfig):
     """n_blocks times h = h + block(norm(h)). The update is the sum of the blocks' updates."""
 
     module = "widthwise.model.ffn.hourglass_module:Hourglass"
     kind: Literal["hourglass"] = "hourglass"
-    constant_fields = ("activation", "gated")
+    constant_fields = ()
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     n_blocks: NBlocks
     """K, the number of blocks."""
@@ -76,7 +49,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
 
     def block_costs(self, d_model: int, d_out: int) -> list[Cost]:
         blocks = zip(self.hidden_widths, self.block_outputs(d_model, d_out))
-        return [self.block_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
+        return [swiglu_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         return sum(self.block_costs(d_model, d_out), Cost())
@@ -86,13 +59,8 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return sum(costs, Cost())
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """Return this config. A conventional feed-forward becomes the first block, and other blocks are added."""
-        if isinstance(old, CONVENTIONAL):
-            if isinstance(old, MLPConfig):
-                must_agree("bias", old.bias, False)
-            gated, activation = (old.gated, old.activation) if isinstance(old, MLPConfig) else (True, "silu")
-            must_agree("gated", gated, self.gated)
-            must_agree("activation", activation, self.activation)
+        """Return this config. A SwiGLU becomes the first block, and other blocks are added."""
+        if isinstance(old, SwiGLUConfig):
             return self
         grown = super().with_constants_of(old, reads_more)
         if self.n_blocks < old.n_residual_additions:
@@ -105,10 +73,10 @@ class HourglassConfig(BlockOptions, FFNConfig):
             return name
         if int(rest[0]) >= old.n_residual_additions:
             return None
-        return ".".join(rest[1:]) if isinstance(old, CONVENTIONAL) else name
+        return ".".join(rest[1:]) if isinstance(old, SwiGLUConfig) else name
 
     def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
-        if isinstance(old, CONVENTIONAL):
+        if isinstance(old, SwiGLUConfig):
             yield f"feed-forward {old.kind} -> {self.kind}, whose first block it becomes (conversion)"
         for place, (before, after) in enumerate(zip_longest(old.hidden_widths, self.hidden_widths)):
             if before is None:
@@ -117,7 +85,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
                 yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
 
 
-class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
+class HourglassTemplate(HiddenWidthTemplate):
     """An hourglass for a layer of any width; usually d_hidden = 0.4 d_model."""
 
     kind: Literal["hourglass"] = "hourglass"
@@ -130,12 +98,11 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
 
     def cost(self, d_model: float, d_out: float) -> Cost:
         d_hidden = self.real_hidden(d_model)
-        inner, last = (self.block_cost(d_model, d_hidden, d_write) for d_write in (d_model, d_out))
+        inner, last = (swiglu_cost(d_model, d_hidden, d_write) for d_write in (d_model, d_out))
         return sum([inner] * (self.n_blocks - 1), last)
 
     def at_width(self, d_model: int) -> HourglassConfig:
-        d_hidden = self.whole_hidden(d_model)
-        return HourglassConfig(n_blocks=self.n_blocks, d_hidden=d_hidden, **options_of(BlockOptions, self))
+        return HourglassConfig(n_blocks=self.n_blocks, d_hidden=self.whole_hidden(d_model))
 
 
 register_ffn(HourglassConfig, HourglassTemplate)

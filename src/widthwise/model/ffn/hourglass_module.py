@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.hourglass import HourglassConfig
-from widthwise.model.ffn.mlp_module import MLP
+from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
 
@@ -20,14 +20,14 @@ class Hourglass(FeedForward):
         self.config = config
         self.d_out = d_out
         self.blocks = nn.ModuleList(
-            config.block(d_hidden).build(d_model, d_write, norm.of_part(d_model, d_out, d_write))
+            SwiGLU(SwiGLUConfig(d_ff=d_hidden), d_model, d_write, norm.of_part(d_model, d_out, d_write))
             for d_hidden, d_write in zip(config.hidden_widths, config.block_outputs(d_model, d_out))
         )
 
     @property
-    def stack(self) -> Sequence[SwiGLU | MLP]:
+    def stack(self) -> Sequence[SwiGLU]:
         """The blocks, first to last."""
-        return cast(Sequence[SwiGLU | MLP], self.blocks)
+        return cast(Sequence[SwiGLU], self.blocks)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         total, _ = self.blocks[0](x, context)
