@@ -245,11 +245,11 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
 
 def literal_blocks(ffn: Hourglass, x: Tensor, context: Any) -> list[tuple[Tensor, Tensor]]:
     """Of each block its activations, and what it and the blocks before it add to the stream x, (B, T, d_model)."""
-    found, h = [], ffn.norm(x)
+    found, h = [], x
     for block in ffn.blocks:
         activations, update = gated(block, block.norm.before(h)), block(h, context)[0]
         h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
-        found.append((activations, h - ffn.norm(x)))
+        found.append((activations, h - x))
     return found
 
 
