@@ -66,6 +66,7 @@ REMOVED = {
     "parabola": "law parabola was removed; fit power to the best size of each budget",
     "--x2": "was removed; a law has one variable, --x",
     "--attention-ratio": "was removed; set model.attention.ratio of the base",
+    "--group-by": "was removed; use --group",
     "--train": "was removed; `widthwise compare` trains the recipes that `search BASE --out FOLDER` writes",
     "--storage": "was removed; a search keeps its study in the file study.log of its folder, which workers share",
     "--study": "was removed; a search keeps its study in the file study.log of its folder, one for each --out",

@@ -145,7 +145,7 @@ def test_an_interval_is_shown_from_its_lower_end(points: Path, tmp_path: Path, w
 
 def test_json_is_the_file(points: Path, tmp_path: Path, answer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = answer("fit", points, "--x", "compute", "--y", "loss", "--group-by", "model", "--law", "log_linear")
+    found = answer("fit", points, "--x", "compute", "--y", "loss", "--group", "model", "--law", "log_linear")
     stored = json.loads((tmp_path / "runs" / "fit-points-loss-compute" / "scaling.json").read_text())
     assert found == {key: value for key, value in stored.items() if key != "checksums"}
     assert {group["chosen"] for group in found["groups"]} == {"log_linear"}

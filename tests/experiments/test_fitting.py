@@ -134,7 +134,7 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
         (("params", "train_loss"), r"train_loss is nan"),
         (("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
         (("active_params", "val_loss"), r"has no active_params"),
-        (("params", "val_loss", "model.ffn.kind"), r"--group-by: got 'model.ffn.kind'; allowed: folder"),
+        (("params", "val_loss", "model.ffn.kind"), r"--group: got 'model.ffn.kind'; allowed: folder"),
     ):
         with pytest.raises(UserError, match=named):
             fit_groups(gather(runs, Axes(*axes)), "t", "c")

@@ -180,7 +180,7 @@ class FitOptions(Config):
     """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
     y: str = "val_loss"
     """val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column."""
-    group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
+    group_by: Annotated[str | None, typer.Option("--group")] = None
     """One curve for each value of this column or key of a sweep, or for each folder: folder."""
     baseline: str | None = None
     """Group with which the rest are compared; default: the baseline of the comparisons."""

@@ -217,7 +217,7 @@ def fit_groups(
     groups = [group for group in data.groups if group.name not in too_small]
     if not groups or baseline in too_small:
         reason = too_small[data.groups[0].name if baseline is None else baseline]
-        raise UserError(f"fit: over {axes.x} a law {reason}; --group-by decides which models share a curve")
+        raise UserError(f"fit: over {axes.x} a law {reason}; --group decides which models share a curve")
     possible = [(form, group) for form in LAWS.values() for group in groups if form.objection(group) is None]
     fits: Fits = {kind: {} for kind in LAWS}
     for n_done, (form, group) in enumerate(possible):

@@ -24,7 +24,7 @@ from widthwise.yaml_io import parse_yaml
 X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*LOSSES, "val_perplexity")]
 """All quantities that are not losses."""
 BY_FOLDER = "folder"
-"""Value of --group-by that groups models by folder."""
+"""Value of --group that groups models by folder."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     (_, header), *rows = lines
     if len(set(header)) < len(header):
         raise UserError(f"{path}: two columns have the same name ({', '.join(header)})")
-    for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
+    for option, column in (("--x", axes.x), ("--y", axes.y), ("--group", axes.group_by)):
         if column is not None:
             check_one_of(f"{path}: {option}", column, header)
     seeds: dict[tuple[str, str, float], list[float]] = {}
@@ -176,7 +176,7 @@ def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder
     if axes.group_by is None:
         return default_group, point
     groups = {BY_FOLDER: folder.resolve().name, **variant.values}
-    check_one_of("--group-by", axes.group_by, groups)
+    check_one_of("--group", axes.group_by, groups)
     return str(groups[axes.group_by]), point
 
 
