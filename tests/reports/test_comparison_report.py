@@ -12,7 +12,6 @@ import pytest
 from fake_comparison import at_equal_loss, estimate, write_comparison
 from page_section import change, check_broken, reported
 
-from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome
 from widthwise.reports.experiment import answer
 from widthwise.reports.experiment_sections import compared_question
@@ -89,14 +88,6 @@ def test_tokens_at_equal_loss_are_in_the_answer_where_they_are_surely_fewer(comp
         equal = {"val_loss": at_equal_loss(tokens_ratio=estimate(0.8125, half_width))}
         told = answer(found.with_changes(points=[uniform, x.with_changes(at_equal_loss=equal), hourglass]))
         assert [line for line in told if "tokens" in line] == lines
-
-
-def test_without_a_loss_of_the_baseline_the_lowest_loss_is_the_answer(comparison: Path) -> None:
-    found = Outcome.read(comparison)
-    uniform, *others = (variant.with_changes(difference=None) for variant in found.variants)
-    outcome = found.with_changes(points=[uniform.with_changes(val_loss=Estimate(mean=None)), *others])
-    assert outcome.baseline_words is None
-    assert answer(outcome) == ["x has the lowest held-out loss of 3 variants, 3.0377."]
 
 
 def test_page_is_well_formed_and_refers_to_nothing_outside_itself(page: str) -> None:

@@ -14,16 +14,14 @@ from widthwise.config_io import differences, parse
 from widthwise.files import read_json_mapping, write_atomic
 from widthwise.mistakes import UserError
 
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 CHECKSUMS = "checksums"
 """Key of the checksums of the entries in a file; in result.json the seal is stored with them."""
 Number = int | float
 """An integer or a float; the type in the file is kept."""
-Known = Annotated[float | None, pydantic.BeforeValidator(_finite_or_none)]
+Known = Annotated[
+    float | None,
+    pydantic.BeforeValidator(lambda value: None if isinstance(value, float) and not math.isfinite(value) else value),
+]
 """A number, or None for a missing, NaN or infinite one, because JSON has neither NaN nor infinity."""
 
 

@@ -1,6 +1,5 @@
 """The page of a comparison of named variants, each trained with several seeds, with a baseline."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from widthwise.records.estimate import TIE_MARGIN, UNCLEAR, Estimate
@@ -74,7 +73,7 @@ def _baseline_answer(outcome: Outcome) -> list[str]:
     """
     compared = [variant for variant in outcome.variants if variant.difference is not None]
     if not compared:
-        return _lowest_answer(outcome.variants)
+        return []
     by_verdict: dict[str, list[Variant]] = {}
     for variant in sorted(compared, key=lambda variant: finite(variant.difference and variant.difference.mean)):
         by_verdict.setdefault(shown_verdict(variant), []).append(variant)
@@ -117,16 +116,6 @@ def _baseline_answer(outcome: Outcome) -> list[str]:
             needs = f"{clean(best.name)} needs {fixed(tokens.mean, 3)} times the tokens of {baseline}"
             lines.append(f"{needs} for the same held-out loss.")
     return lines
-
-
-def _lowest_answer(variants: Sequence[Variant]) -> list[str]:
-    """Return a sentence on the variant with the lowest loss, for a comparison whose baseline has no loss."""
-    finished = [variant for variant in variants if variant.has_loss]
-    if not finished:
-        return []
-    best = min(finished, key=lambda variant: finite(variant.val_loss.mean))
-    loss = fixed(best.val_loss.mean, 4)
-    return [f"{clean(best.name)} has the lowest held-out loss of {len(variants)} variants, {loss}."]
 
 
 def tuning_table(tuning: Tuning | None) -> Table | None:

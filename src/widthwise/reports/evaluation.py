@@ -109,8 +109,7 @@ def _count(n: int | None) -> str:
 def answer(table: EvaluationTable) -> list[str]:
     """Return sentences on how many tested numbers of each model, over all seeds, are better or worse than the baseline.
 
-    The last sentence names the columns without a test. Without baselines, the sentence names the model that is best in
-    most columns.
+    The last sentence names the columns without a test.
     """
     pooled: dict[tuple[str, str], list[tuple[TableColumn, TableCell]]] = {}
     for row in table.rows:
@@ -118,26 +117,15 @@ def answer(table: EvaluationTable) -> list[str]:
             pair = (without_seed(row.name), without_seed(row.baseline))
             tested = [item for item in zip(table.columns, row.cells) if item[1].p_value is not None]
             pooled.setdefault(pair, []).extend(tested)
-    if pooled:
-        lines = [_comparison(*pair, tested, table.significance) for pair, tested in pooled.items()]
-        untested = []
-        for i, column in enumerate(table.columns):
-            if all(row.cells[i].p_value is None for row in table.rows):
-                reason = "no pairs of answers"
-                if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
-                    reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
-                untested.append(f"{clean(column.name)} ({reason})")
-        return lines + ([f"Not tested: {sequence(untested)}."] if untested else [])
-    best: list[str] = []
+    lines = [_comparison(*pair, tested, table.significance) for pair, tested in pooled.items()]
+    untested = []
     for i, column in enumerate(table.columns):
-        scores = [(value, row.name) for row in table.rows if (value := row.cells[i].value) is not None]
-        if len(scores) > 1:
-            _, winner = max(scores) if column.is_share else min(scores)
-            best.append(winner)
-    if not best:
-        return []
-    winner = max(dict.fromkeys(best), key=best.count)
-    return [f"{clean(winner)} is best in {best.count(winner)} of {len(best)} columns; no difference was tested."]
+        if pooled and all(row.cells[i].p_value is None for row in table.rows):
+            reason = "no pairs of answers"
+            if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
+                reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
+            untested.append(f"{clean(column.name)} ({reason})")
+    return lines + ([f"Not tested: {sequence(untested)}."] if untested else [])
 
 
 def _comparison(name: str, baseline: str, tested: Sequence[tuple[TableColumn, TableCell]], significance: float) -> str:

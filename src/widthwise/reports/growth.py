@@ -30,6 +30,10 @@ class MeasuredGrowth(NamedTuple):
     after: float
 
 
+Growths = Mapping[tuple[str, int, str], Sequence[MeasuredGrowth]]
+"""Variant, step and event -> a growth for each seed."""
+
+
 def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
     """Return held-out losses before and after a growth, or NaN. `grow` measures none: use a validation."""
     if growth.event == "growth":
@@ -40,19 +44,19 @@ def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
 
 def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section | None:
     """Return figures and tables; None if no model grew. runs: variant -> a run for each seed."""
-    growths: dict[str, dict[int, list[MeasuredGrowth]]] = {}
+    growths: dict[tuple[str, int, str], list[MeasuredGrowth]] = {}
     for name, seeds in runs.items():
-        at_step = growths[name] = {}
         for run in seeds:
             for growth in run.growths:
-                at_step.setdefault(growth.step, []).append(MeasuredGrowth(growth, *held_out(run, growth)))
-    steps = sorted({step for at_step in growths.values() for step in at_step})
-    if not steps:
+                measured = MeasuredGrowth(growth, *held_out(run, growth))
+                growths.setdefault((name, growth.step, growth.event), []).append(measured)
+    if not growths:
         return None
+    steps = sorted({step for _, step, _ in growths})
     return section(
         "Growth",
         note("growth"),
-        *(_figure(step, _lines(step, runs, growths), looks) for step in steps),
+        *(_figure(step, runs, growths, looks) for step in steps),
         _table(growths),
         *(
             Code("\n".join(run.certificate.lines()), f"Certificate of {clean(name)}, {clean(run.path)}")
@@ -108,50 +112,18 @@ def _sizes(growth: GrowthRecord) -> str:
     return f"{amount(growth.params_before)} to {amount(growth.params_after)}"
 
 
-def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
-    by_event: dict[tuple[str, int, str], list[MeasuredGrowth]] = {}
-    for name, at_steps in growths.items():
-        for step, grown in at_steps.items():
-            for growth in grown:
-                by_event.setdefault((name, step, growth.record.event), []).append(growth)
+def _table(growths: Growths) -> Table:
     rows = []
-    for (name, _, _), growths_of_seeds in by_event.items():
+    for (name, step, event), growths_of_seeds in growths.items():
         before, after = mean_losses(growths_of_seeds)
         change = max((growth.after - growth.before for growth in growths_of_seeds), key=abs)
         growth = growths_of_seeds[0].record
-        row = [clean(name), f"{growth.step:,}", growth.event, _sizes(growth), si(growth.training_flops)]
+        row = [clean(name), f"{step:,}", event, _sizes(growth), si(growth.training_flops)]
         largest = f"{change:+.1e}" if np.isfinite(change) else MISSING
         rows.append([*row, shown_loss(before), shown_loss(after), largest])
     header = ["Variant", "after step", "event", "parameters", "training FLOPs by then", "held-out before", "after"]
-    caption = "Growth, mean over seeds" if any(len(seeds) > 1 for seeds in by_event.values()) else "Growth"
+    caption = "Growth, mean over seeds" if any(len(seeds) > 1 for seeds in growths.values()) else "Growth"
     return Table(caption, [*header, "largest change"], rows, text_columns={"event"})
-
-
-Lines = dict[str, tuple[Bundle, tuple[float, float] | None]]
-"""Variant near a growth -> training loss, and mean held-out losses before and after; None if it did not grow then."""
-
-
-def _lines(
-    step: int, runs: Mapping[str, Sequence[Run]], growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]]
-) -> Lines:
-    """Return the variants that grew at a step, and the variants of the size before it that never grow."""
-    sizes = {growth.record.params_before for at_step in growths.values() for growth in at_step.get(step, ())}
-    lines: Lines = {}
-    for name, seeds in runs.items():
-        grown = growths[name].get(step, [])
-        result = seeds[0].result
-        has_size = result is not None and result.cost.params["total"] in sizes
-        if not grown and (growths[name] or not has_size):
-            continue
-        curves = dict(over_seeds(seeds, "train").seeds)
-        reach = max(FEWEST_STEPS, SHARE_SHOWN * max(max(curve.x, default=0.0) for curve in curves.values()))
-        for seed, curve in curves.items():
-            is_near = abs(curve.x - step) <= reach
-            curves[seed] = Curve(curve.x[is_near], curve.y[is_near])
-        # The recipe and `grow` can both grow a run here: keep one kind of event.
-        first = [growth for growth in grown if growth.record.event == grown[0].record.event]
-        lines[name] = (Bundle(curves), mean_losses(first) if first else None)
-    return lines
 
 
 def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
@@ -160,28 +132,49 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
     return before, after
 
 
-def _figure(step: int, lines: Lines, looks: Looks) -> Figure | None:
-    """Return the curves with squares for held-out losses; None if no curve has a value near the growth."""
+def _figure(step: int, runs: Mapping[str, Sequence[Run]], growths: Growths, looks: Looks) -> Figure | None:
+    """Return losses near a growth, with squares for held-out losses; None if no curve has a value there.
+
+    Drawn are the variants that grow at the step, and those of the size before it that never grow.
+    """
+    losses: dict[str, tuple[float, float]] = {}
+    sizes = set()
+    for (name, at_step, _), growths_of_seeds in growths.items():
+        if at_step == step:
+            losses.setdefault(name, mean_losses(growths_of_seeds))  # `grow` and the recipe can both grow a run here
+            sizes |= {growth.record.params_before for growth in growths_of_seeds}
+    growing = {name for name, _, _ in growths}
+    curves: dict[str, Bundle] = {}
+    for name, seeds in runs.items():
+        result = seeds[0].result
+        has_size = result is not None and result.cost.params["total"] in sizes
+        if name in losses or (name not in growing and has_size):
+            curves_of_seeds = dict(over_seeds(seeds, "train").seeds)
+            last = max(max(curve.x, default=0.0) for curve in curves_of_seeds.values())
+            for seed, curve in curves_of_seeds.items():
+                is_near = abs(curve.x - step) <= max(FEWEST_STEPS, SHARE_SHOWN * last)
+                curves_of_seeds[seed] = Curve(curve.x[is_near], curve.y[is_near])
+            curves[name] = Bundle(curves_of_seeds)
     title = f"Loss across the growth after step {step:,}"
     y_title = "training loss; squares: held out"
-    curves = {name: bundle for name, (bundle, _) in lines.items()}
     figure = curve_figure(f"growth-{step}", title, curves, looks, "step", y_title, growths=[step + 0.5])
     if figure is None:
         return None
-    grown = [(name, losses) for name, (_, losses) in lines.items() if losses is not None]
     chart = figure.chart
     assert isinstance(chart, alt.LayerChart)
     for i, (moment, channel, fill) in enumerate((("before", "stroke", CARD), ("after", "fill", alt.Undefined))):
         squares = [
-            {"name": clean(name), "line": f"held out, {moment}", "x": step + i, "y": losses[i]}
-            for name, losses in grown
-            if np.isfinite(losses[i])
+            {"name": clean(name), "line": f"held out, {moment}", "x": step + i, "y": ends[i]}
+            for name, ends in losses.items()
+            if np.isfinite(ends[i])
         ]
         if squares:
             marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, fill=fill)
             tip = charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")
             chart += marks.encode(x="x:Q", y="y:Q", tooltip=tip, **charts.coloured(figure.legend, channel))
-    shown = [f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in grown]
+    shown = [
+        f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in losses.items()
+    ]
     label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: "
     return replace(figure, label=f"{label}{'; '.join(shown)}.", chart=chart)
 

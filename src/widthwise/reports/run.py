@@ -10,7 +10,7 @@ from widthwise.data.identity import KEY, read_identity
 from widthwise.mistakes import UserError
 from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
-from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS
+from widthwise.records.quantities import OF_MODELS, OF_RUNS
 from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
 from widthwise.records.shrinking import Shrinking
 from widthwise.reports import tables
@@ -101,10 +101,11 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
         lines = [f"! {doubt}" for doubt in result.doubts]
         start = "" if len(results) == 1 else f"{name}: "
         notes += [start + line for line in (*lines, *result.notes)]
-    by_source = {name: dict(sorted((result.val_losses or {}).items())) for name, result in results.items()}
-    by_head = {}
-    for name, result in results.items():
-        by_head[name] = {f"{i} after the next": loss for i, loss in enumerate(result.val_mtp_losses or (), start=1)}
+    by_source = {
+        name: {source: fixed(loss, 4) for source, loss in sorted(result.val_losses.items())}
+        for name, result in results.items()
+        if result.val_losses
+    }
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
@@ -120,8 +121,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
                 _result_table(named),
                 Text(notes) if notes else None,
                 data_table(named),
-                _loss_table("Held-out loss by source of the data", by_source),
-                _loss_table("Held-out loss of the MTP heads, by the token they predict", by_head),
+                by_row("Held-out loss by source of the data", "Run", by_source),
                 final_table(results),
             ),
             section("Curves", *curves, note("curves")),
@@ -158,8 +158,6 @@ def _answers(results: Mapping[str, RunResult]) -> list[str]:
 
 def _result_table(named: Mapping[str, Run]) -> Table:
     """Return a row for each run with its results; unfinished runs have only their number of steps."""
-    measured = [quantity for name, quantity in OF_RUNS.items() if name == "val_loss" or name not in OF_HELD_OUT]
-    quantities = [*measured, OF_MODELS["params"]]
     cells: dict[str, dict[str, str]] = {}
     for name, run in named.items():
         result = run.result
@@ -168,7 +166,9 @@ def _result_table(named: Mapping[str, Run]) -> Table:
             cells[name] = {"seed": MISSING, "status": "unfinished", OF_RUNS["steps"].title: str(last)}
             continue
         cells[name] = {"seed": plain(result.seed), "status": clean(result.status)}
-        cells[name] |= {quantity.title: shown(quantity.of_run(result), quantity) for quantity in quantities}
+        for quantity in (*OF_RUNS.values(), OF_MODELS["params"]):
+            if (value := quantity.of_run(result)) is not None:
+                cells[name][quantity.title] = shown(value, quantity)
     return by_row("Results", "Run", cells)
 
 
@@ -202,12 +202,6 @@ def _data_of(run: Run) -> dict[str, str]:
         windows = f"{counted(len(result.val_window_losses), 'window')} of {result.cost.seq_len:,}, from the start"
         column["read for the held-out loss"] = f"{counted(result.n_val_tokens, 'token')}: {windows}"
     return column
-
-
-def _loss_table(caption: str, losses: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return a row for each run with losses."""
-    cells = {name: {key: fixed(loss, 4) for key, loss in row.items()} for name, row in losses.items() if row}
-    return by_row(caption, "Run", cells)
 
 
 def reload_sentence(refresh_seconds: int | None) -> str:

@@ -33,15 +33,18 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
     for name, widths in by_model.items():
         rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in numbers)] for layer in widths.layers]
         layers.append(Table(f"Dynamic width of {clean(name)} by layer", header, rows, is_folded=True))
-    quantities = {
-        name: {
+    quantities = {}
+    for name, widths in by_model.items():
+        full = widths.flops_per_token["full"]
+        quantities[name] = {
             "mean fraction of d_ff": fixed(widths.mean_fraction, 4),
             "share of the variance between tokens": fixed(widths.token_variance_share, 3),
-            **{f"feed-forward FLOPs per token, {kind}": flops for kind, flops in _flops(widths)},
+            **{
+                f"feed-forward FLOPs per token, {kind}": f"{si(flops)} ({flops / full:.3f})"
+                for kind, flops in widths.flops_per_token.items()
+            },
             "held-out tokens": si(widths.n_tokens),
         }
-        for name, widths in by_model.items()
-    }
     return section(
         "Dynamic width",
         note("dynamic-width"),
@@ -77,13 +80,6 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figur
     shown = ", ".join(f"layer {layer.layer} {layer.mean:.2f}" for layer in widths.layers)
     label = f"Hidden width chosen by tokens in {shorten(name, 60)}. Mean fraction of d_ff: {shown}."
     return Figure(key, clean(name), label, layers, height=50 + 22 * len(order), is_small=True)
-
-
-def _flops(widths: TokenWidths) -> Iterator[tuple[str, str]]:
-    """Yield each kind of FLOPs, with its ratio to the FLOPs of the full width."""
-    full = widths.flops_per_token["full"]
-    for kind, value in widths.flops_per_token.items():
-        yield kind, si(value) if kind == "full" else f"{si(value)} ({value / full:.3f})"
 
 
 _LAYER_COLUMNS = {"floor_share": "at floor", "ceiling_share": "at ceiling", "dead_share": "dead units"}
