@@ -275,14 +275,6 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def is_at(handle: int, path: Path) -> bool:
-    """Return True if an open file or folder still has this path: it was neither moved nor deleted."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def file_sha256(path: Path, has_read: Callable[[int], object] = lambda n_bytes: None) -> str:
     """Return the sha256 (hex) of a file. `has_read` gets the size of each part. Raises UserError if unreadable."""
     digest = hashlib.sha256()

@@ -24,7 +24,6 @@ from typing import Any
 from widthwise.config_io import Config, parse, to_data
 from widthwise.files import (
     FileRecord,
-    is_at,
     leftovers,
     missing_folders,
     read_json_mapping,
@@ -34,7 +33,7 @@ from widthwise.files import (
     writing,
 )
 from widthwise.metrics_file import MetricsFile
-from widthwise.mistakes import RunFailed, UserError
+from widthwise.mistakes import UserError
 from widthwise.records.record import CHECKSUMS, SealedFile, check_unchanged, digests
 from widthwise.records.run import Continuation, RunResult, changes_in_words, continued, other_folder
 from widthwise.yaml_io import dump_yaml, parse_yaml
@@ -73,8 +72,6 @@ class RunDir:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
-        self._handle: int | None = None
-        """Descriptor of the open folder, while it is locked."""
 
     @property
     def checkpoints(self) -> Path:
@@ -215,8 +212,7 @@ class RunDir:
         return parse(RunResult, data, str(path)).stored_in(self.path)
 
     def write_result(self, result: RunResult) -> None:
-        """Write result.json where the folder is now. Raises UserError on a full disk, RunFailed without a folder."""
-        self.follow()
+        """Write result.json. Raises UserError on a full disk or without the folder."""
         self.metrics_file.fsync()
         data = result.to_data()
         seal = self.seal()
@@ -252,12 +248,9 @@ class RunDir:
                 if leftover.name in WRITTEN_WHOLE:
                     leftover.path.unlink(missing_ok=True)
             write_atomic(holder, str(os.getpid()))
-            self._handle = os.open(self.path, os.O_RDONLY)
             try:
                 yield
             finally:
-                os.close(self._handle)
-                self._handle = None
                 # A process that waits for the lock notices that the file is gone, and creates another.
                 remove_unused(new_folders, {"lock", "holder"})
 
@@ -276,17 +269,6 @@ class RunDir:
         finally:
             os.close(handle)
         return False
-
-    def follow(self) -> bool:
-        """Return True if the locked folder was moved, and use its new path. Raises RunFailed if it was deleted."""
-        if self._handle is None or is_at(self._handle, self.path):
-            return False
-        link = Path(f"/proc/self/fd/{self._handle}")
-        path = link.readlink() if link.is_symlink() else self.path
-        if not is_at(self._handle, path):
-            raise RunFailed(f"{self.path}: was deleted or moved while the run was training; nothing more can be saved")
-        self.path = path if self.path.is_absolute() else Path(os.path.relpath(path))
-        return True
 
 
 class RunInUse(UserError):

@@ -14,9 +14,9 @@ from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.plan import Comparison, run_path
 from widthwise.experiments.running import expected_seconds, run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
-from widthwise.mistakes import UserError
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
-from widthwise.run_dir import RunDir, RunFailed
+from widthwise.run_dir import RunDir
 from widthwise.yaml_io import merge
 
 X = {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}

@@ -20,9 +20,9 @@ from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import Jobs, ProcessGroup, Run
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import RunPolicy, Schedule, train_all
-from widthwise.mistakes import UserError
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.recipe.recipe import load_recipe
-from widthwise.run_dir import RunDir, RunFailed
+from widthwise.run_dir import RunDir
 from widthwise.runs.train import launched_processes
 from widthwise.training.observer import Observer, SilentObserver
 

@@ -12,8 +12,9 @@ from widthwise.cli import look as report_module
 from widthwise.cli.main import app
 from widthwise.experiments.plan import Comparison, Point
 from widthwise.experiments.running import run_experiment
+from widthwise.mistakes import RunFailed
 from widthwise.reports.writing import is_at_work, write_report
-from widthwise.run_dir import RunDir, RunFailed
+from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.training.observer import SilentObserver
 

@@ -9,7 +9,8 @@ from tiny_runs import Listener, outcome, tiny_recipe
 
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
-from widthwise.run_dir import RunDir, RunFailed
+from widthwise.mistakes import RunFailed
+from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train, train_or_resume
 from widthwise.training.objective import Objective
 from widthwise.yaml_io import dump_yaml, parse_yaml

@@ -15,9 +15,9 @@ import torch
 from tiny_runs import tiny_recipe
 
 from widthwise.data.loader import Loader
+from widthwise.mistakes import RunFailed
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
-from widthwise.run_dir import RunFailed
 from widthwise.runs.train import launched_processes, train
 from widthwise.training import metrics
 

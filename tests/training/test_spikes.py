@@ -9,8 +9,9 @@ from ranks import said_by_script
 from spikes_on_two import CASES, spoil, trained
 from tiny_runs import outcome, records, resumed_alike, tiny_recipe, without_measurements
 
+from widthwise.mistakes import RunFailed
 from widthwise.recipe.train_section import SkipSpike
-from widthwise.run_dir import RunDir, RunFailed
+from widthwise.run_dir import RunDir
 from widthwise.runs.result import loss_curve_warnings
 from widthwise.runs.train import train
 

@@ -13,13 +13,13 @@ from widthwise.experiments.plan import Ladder, Sweep
 from widthwise.experiments.results import Results
 from widthwise.experiments.study import PointState, PointStatus, Study
 from widthwise.experiments.sweep import Search
-from widthwise.mistakes import UserError
+from widthwise.mistakes import RunFailed, UserError
 from widthwise.recipe.recipe import check_same_recipe
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import Judged, OpenPoint, Outcome, Variant
 from widthwise.records.outcome import Study as StudyRecord
 from widthwise.records.record import finite
-from widthwise.run_dir import RunDir, RunFailed
+from widthwise.run_dir import RunDir
 from widthwise.runs.listing import stop_message
 from widthwise.training.launch import RankLocalError
 

@@ -32,7 +32,6 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     the parent run. tokens_per_second: from the median record of the last model, which excludes start-up, compilation
     and hiccups.
     """
-    loop.metrics_logger.follow()
     recipe = loop.recipe
     state = loop.state
     records = loop.run.metrics()

@@ -211,7 +211,6 @@ class TrainingLoop:
 
     def _sealed(self) -> tuple[Path, Seal]:
         """Return the folder and the seal for a new checkpoint."""
-        self.metrics_logger.follow()
         self.run.metrics_file.fsync()  # a resumed run does not rewrite records older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 

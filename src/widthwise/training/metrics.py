@@ -209,11 +209,7 @@ class MetricsLogger:
         """Add a record."""
         record = {"step": step, "event": event, **values}
 
-        def append() -> None:
-            self.follow()
-            self._run.metrics_file.append([record])
-
-        self._processes.on_rank_zero(append)
+        self._processes.on_rank_zero(lambda: self._run.metrics_file.append([record]))
         self.last_steps[event] = step
         if event == "validation":
             self.held_out_losses[step] = values["loss"]
@@ -223,7 +219,6 @@ class MetricsLogger:
         """Replace the samples of a step. Call before recording its validation, so that a resumed run rewrites them."""
 
         def replace() -> None:
-            self.follow()
             self._run.samples_file.rewind(step - 1)
             self._run.samples_file.append(records)
 
@@ -233,9 +228,3 @@ class MetricsLogger:
         """Add a record with the tokens and the compute spent so far."""
         _, tokens, training_flops = self._inherited.until(self._recipe, step)
         self.write(step, event, tokens=tokens, training_flops=training_flops, **values)
-
-    def follow(self) -> None:
-        """Follow the run's folder if a user has moved it, and note it. Raises RunFailed if it is gone."""
-        before = self._run.path
-        if self._run.follow():
-            self._note(f"{before}: was moved to {self._run.path} during training; the run continues there")
