@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest.mock import Mock
 
 import pydantic
@@ -24,6 +25,11 @@ from widthwise.files import (
     write_first,
 )
 from widthwise.mistakes import UserError
+
+
+def written_folder(folder: Path, content: str) -> None:
+    with new_folder(folder) as partial:
+        (partial / "content").write_text(content)
 
 
 class TestWriteAtomic:
@@ -66,12 +72,14 @@ class TestWriteAtomic:
         write_atomic(tmp_path / "file", "x")
         assert order == ["fsync", "replace", "fsync"]
 
-    @pytest.mark.parametrize("write", [write_atomic, write_first])
-    def test_what_killed_processes_left_of_the_file_is_removed_and_nothing_else(self, tmp_path, write):
+    @pytest.mark.parametrize("write", [write_atomic, write_first, written_folder])
+    def test_what_killed_processes_left_of_it_is_removed_and_nothing_else(self, tmp_path, write):
         gone = subprocess.Popen(["true"])
         gone.wait()
-        (tmp_path / f".file.{files.HOST}-{gone.pid}.0a1b2c3d").write_text("half")
-        others = {f".other.{files.HOST}-{gone.pid}.0a1b2c3d", f".file.{files.HOST}-{os.getpid()}.0a1b2c3d", ".file.x"}
+        here, elsewhere = f"{files.HOST}-{gone.pid}.0a1b2c3d", f"not-this-host-{gone.pid}.0a1b2c3d"
+        left = tmp_path / f".file.{here}"
+        left.mkdir() if write is written_folder else left.touch()
+        others = {f".other.{here}", f".file.{elsewhere}", f".file.{files.HOST}-{os.getpid()}.0a1b2c3d", ".file.x"}
         for name in others:
             (tmp_path / name).write_text("x")
         write(tmp_path / "file", "whole")
@@ -103,25 +111,6 @@ class TestNewFolder:
             with pytest.raises(UserError, match=f"{name}: exists already"), new_folder(tmp_path / name):
                 pytest.fail("began to fill it")
         assert (tmp_path / "full" / "mine").read_text() == "mine"
-
-    def test_what_a_killed_process_left_is_removed_or_named(self, tmp_path):
-        """A leftover of the same name is removed; one of another name, or of another host, which may be at work, stays
-        and is named in a warning; that of a process which is alive stays."""
-        gone = subprocess.Popen(["true"])
-        gone.wait()
-        here = f"{files.HOST}-{gone.pid}"
-        leftovers = {name: tmp_path / f".{name}.{here}.0a1b2c3d" for name in ("out", "other")}
-        elsewhere = tmp_path / f".out.not-this-host-{gone.pid}.0a1b2c3d"
-        alive = tmp_path / f".out.{files.HOST}-{os.getpid()}.0a1b2c3d"
-        kept = [leftovers["other"], elsewhere, alive, tmp_path / f".out.{here}.mine"]
-        for folder in {*leftovers.values(), *kept}:
-            folder.mkdir()
-            (folder / "file").write_text("x")
-        with pytest.warns(UserWarning, match="was left") as warned, new_folder(tmp_path / "out"):
-            assert not leftovers["out"].exists()
-        named = sorted(str(each.message).partition(": ")[0] for each in warned)
-        assert named == sorted(map(str, (leftovers["other"], elsewhere)))
-        assert {*kept, tmp_path / "out"} == set(tmp_path.iterdir())
 
 
 def test_json_that_cannot_be_read_is_named(tmp_path, monkeypatch):

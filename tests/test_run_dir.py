@@ -191,13 +191,6 @@ def test_pipes_in_a_run_hang_nothing(tmp_path):
         assert RunDir(tmp_path).is_in_use
 
 
-@pytest.mark.parametrize("target", ["checkpoints", "nowhere", "config.yaml"])
-def test_checkpoints_that_lead_to_no_folder_are_refused(tmp_path, target):
-    (tmp_path / "config.yaml").write_text("a: 1")
-    (tmp_path / "checkpoints").symlink_to(target)
-    assert "checkpoints: is no folder, nor a link to one" in refusal(RunDir(tmp_path).check_checkpoints_are_own)
-
-
 @pytest.mark.parametrize(("key", "value", "words"), [("command", [], "text"), ("data", [], "a mapping")])
 def test_an_entry_of_another_type_in_the_environment_is_named(tmp_path, key, value, words):
     (tmp_path / "environment.json").write_text(json.dumps({key: value}))

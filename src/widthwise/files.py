@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 import socket
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -239,15 +238,10 @@ def remove_unused(folders: Sequence[Path], names: Collection[str]) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder for the block to fill, then rename it to `folder`.
 
-    Remove the remains of an earlier attempt on this host; warn of remains with another name or from another host.
-    Raises UserError if `folder` exists, and for an OSError of the block.
+    Remove the remains of an earlier attempt on this host. Raises UserError if `folder` exists, and for an OSError of the block.
     """
     check_free(folder)
     partial = _temporary(folder)
-    for path, _, is_ours in leftovers(folder.parent):
-        if path.is_dir():
-            advice = "it can be deleted" if is_ours else "it can be deleted unless a process of another host uses it"
-            warnings.warn(f"{path}: was left by a process that was killed; {advice}", stacklevel=3)
     try:
         partial.mkdir(parents=True)
         yield partial
