@@ -238,7 +238,8 @@ def remove_unused(folders: Sequence[Path], names: Collection[str]) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder for the block to fill, then rename it to `folder`.
 
-    Remove the remains of an earlier attempt on this host. Raises UserError if `folder` exists, and for an OSError of the block.
+    Remove the remains of an earlier attempt on this host. Raises UserError if `folder` exists, and for an OSError of
+    the block.
     """
     check_free(folder)
     partial = _temporary(folder)

@@ -17,7 +17,6 @@ import yaml
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from widthwise.run_dir import RunDir
-from widthwise.runs.export import profile_words
 from widthwise.runs.open import open_model
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
@@ -210,7 +209,7 @@ def test_a_run_that_no_format_can_say_leaves_as_our_own_and_comes_back(succeeds,
     assert {path.name for path in folder.iterdir()} == wanted
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 99
     card = (folder / "README.md").read_text()
-    assert all(f"## {title}\n" in card for title in ("Use", "Shape", "Cost", "Training", "Evaluation"))
+    assert all(f"## {title}\n" in card for title in ("Use", "Cost", "Training", "Evaluation"))
     assert "nats_per_token" in card
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert theirs(TEXT)["input_ids"] == open_model(run).tokenizer.encode(TEXT)
@@ -228,8 +227,6 @@ def test_the_python_of_a_card_runs_as_it_stands(succeeds, recipe: Path, tmp_path
     for name, options, hidden in (("out", (), ()), ("alone", ("--standalone",), ("widthwise",))):
         succeeds("export", tmp_path / "run", tmp_path / name, *options)
         card = (tmp_path / name / "README.md").read_text()
-        assert "A decoder, x-shaped" in card or "A decoder, uniform in width" in card
-        assert "hourglass feed-forwards" in card
         assert re.search(r"\| data \| \S+ \w{12}, tokenizer bpe-300", card)
         (code,) = re.findall(r"```python\n(.*?)```", card, re.S)
         hide = f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
@@ -238,18 +235,6 @@ def test_the_python_of_a_card_runs_as_it_stands(succeeds, recipe: Path, tmp_path
         done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("Once upon a time")
-
-
-def test_the_profile_of_the_widths_has_a_name() -> None:
-    for widths, words in (
-        ([48, 48, 48], "uniform in width"),
-        ([72, 48, 24, 24, 64], "x-shaped"),
-        ([24, 72, 72, 48], "diamond-shaped"),
-        ([24, 24, 40], "growing wider"),
-        ([40, 24], "narrowing"),
-        ([40, 24, 48, 16], "of several widths"),
-    ):
-        assert profile_words(widths).startswith(words)
 
 
 SETTINGS = {

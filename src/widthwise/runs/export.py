@@ -1,8 +1,6 @@
 """Export of a run as a Hugging Face folder, with its model card."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +18,6 @@ from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import blueprint
-from widthwise.model.ffn.dynamic import DynamicConfig
-from widthwise.model.ffn.hourglass import HourglassConfig
-from widthwise.model.ffn.interface import FFNConfig
-from widthwise.model.ffn.mlp import MLPConfig
-from widthwise.model.ffn.moe import MoEConfig
-from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.residual.slots import SlotsConfig
 from widthwise.recipe.inspection import layer_rows
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.evaluation import Evaluation
@@ -35,8 +26,6 @@ from widthwise.runs.environment import shown_path
 from widthwise.runs.trained import RunCheckpoint, tokenizer_of
 from widthwise.training import checkpoint
 
-LONGEST_BAR = 48
-"""Characters for the width of the stream."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -173,18 +162,9 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
         for name, answers in (*evaluation.texts.items(), *evaluation.tasks.items())
         for metric, score in answers.metrics.items()
     ]
-    # A bar for each layer, proportional to its width.
-    bars = ["█" * max(1, round(LONGEST_BAR * width / config.stream_width)) for width in config.widths]
-    picture = [
-        f"{number:3}  {bar.center(LONGEST_BAR).rstrip():{LONGEST_BAR}}  {width}"
-        for number, (bar, width) in enumerate(zip(bars, config.widths), start=1)
-    ]
     return templates.get_template("model_card.md.jinja").render(
         folder_fields,
         name=run.path.resolve().name,
-        profile=profile_words(config.widths),
-        features=list(_features(config)),
-        picture="\n".join(picture),
         layers=layer_rows(config, recipe.seq_len),
         cost=cost_summary(config, recipe.seq_len),
         vocab_size=config.vocab_size,
@@ -205,40 +185,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-FEED_FORWARDS: Mapping[type[FFNConfig], str] = {
-    SwiGLUConfig: "SwiGLU feed-forwards",
-    MLPConfig: "plain feed-forwards",
-    HourglassConfig: "hourglass feed-forwards",
-    DynamicConfig: "dynamic-width feed-forwards, which choose for each token how much of their width it uses",
-    MoEConfig: "mixtures of experts as feed-forwards (MoE)",
-}
-
-
-def profile_words(widths: Sequence[int]) -> str:
-    """Describe the widths from the first layer to the last."""
-    changes = [after - before for before, after in pairwise(widths) if after != before]
-    falls = [change < 0 for change in changes]
-    n_turns = sum(before != after for before, after in pairwise(falls))
-    if not changes:
-        return "uniform in width"
-    if n_turns == 0:
-        return "narrowing from layer to layer" if falls[0] else "growing wider from layer to layer"
-    if n_turns == 1:
-        if falls[0]:
-            return "x-shaped (wide at both ends, narrow within)"
-        return "diamond-shaped (narrow at both ends, wide within)"
-    return "of several widths"
-
-
-def _features(config: ModelConfig) -> Iterator[str]:
-    """Describe the components of a model; a plugin's feed-forward is named by its kind."""
-    yield from dict.fromkeys(
-        FEED_FORWARDS.get(type(layer.ffn), f"{layer.ffn.kind} feed-forwards") for layer in config.layers
-    )
-    residual = config.residual
-    if isinstance(residual, SlotsConfig):
-        yield f"virtual width (hyper-connections over {residual.n_slots} slots of {residual.slot_width})"
-    if config.mtp is not None:
-        yield f"multi-token prediction (MTP) of {config.mtp.n_depths} further tokens"
