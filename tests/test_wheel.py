@@ -77,7 +77,6 @@ def test_the_quickstart_works_from_the_wheel(shell: Shell) -> None:
 
 
 def test_what_else_lies_in_the_package_is_found(shell: Shell) -> None:
-    shell("widthwise", "init", "all", "--all")
     assert "training:" in shell("widthwise", "inspect", "x_2b")
     assert "$schema" in shell("widthwise", "schema")
     typed = "from importlib.resources import files; print(files('widthwise').joinpath('py.typed').is_file())"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import parse, to_data
 from widthwise.mistakes import UserError
-from widthwise.recipe.design import copy_recipes
 from widthwise.yaml_io import (
     apply_overrides,
     difference,
@@ -22,7 +21,6 @@ from widthwise.yaml_io import (
     parse_yaml,
     read_mapping,
     read_recipe,
-    recipes_folder,
     to_yaml,
 )
 
@@ -250,15 +248,3 @@ def test_a_recipe_extends_a_bundled_one_by_its_name(elsewhere: Path) -> None:
     assert read_recipe("mine.yaml") == {**read_recipe("virtual_width_1.5x"), "seq_len": 5}
     (elsewhere / "virtual_width_1.5x").write_text("seq_len: 7\n")
     assert read_recipe("mine.yaml") == {"seq_len": 5}
-
-
-@pytest.mark.parametrize("everything", [False, True])
-def test_copies_are_the_recipes_and_replace_nothing(elsewhere: Path, everything: bool) -> None:
-    n_files = copy_recipes("configs", everything)
-    copies = [path for path in Path("configs").rglob("*") if path.is_file()]
-    originals = recipes_folder().rglob("*") if everything else recipes_folder().glob("*.yaml")
-    assert n_files == len(copies) == sum(path.is_file() for path in originals)
-    for path in copies:
-        assert path.read_bytes() == (recipes_folder().parent / path).read_bytes()
-    with pytest.raises(UserError, match="exists already"):
-        copy_recipes(Path("configs"))

@@ -67,6 +67,7 @@ REMOVED = {
     "lm_eval": "was removed; use `widthwise eval --tasks`, or `lm_eval --model hf` on a folder of `widthwise export`",
     "discover": "was removed; `shape: {kind: found}` is what it found, and `widthwise shrink --flops` a faster search",
     "paper": "was removed; `python benchmarks/paper.py` of the repository shows the tables and figures of the papers",
+    "--all": "was removed; commands accept the names of the recipes of papers and results",
     "--suite": "was removed; name its tasks with --tasks, or their files with --task-file",
     "--local": "was removed; name the files of a folder with --task-file",
     "--partial": "was removed; only the named tasks are evaluated",

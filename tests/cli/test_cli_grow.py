@@ -59,18 +59,6 @@ def test_a_plan_writes_nothing_and_sizes_grow_the_recipe_as_one_with_these_sizes
     assert sorted(Path().rglob("*")) == before
 
 
-def test_another_residual_is_said_as_in_a_recipe(small: str, answer) -> None:
-    """In any order of the changes."""
-    residual = {"kind": "hyper_connections", "slot_width": 8, "n_slots": 7, "reduce": "slot"}
-    d_ff = "model.layers.1.ffn.d_ff=160"
-    other = {"extends": "base.yaml", "model": {"residual": {**residual, "state_every": 3}}}
-    Path("other.yaml").write_text(yaml.safe_dump(other))
-    said = (f"model.residual={json.dumps(residual)}", "model.residual.state_every=3")
-    ways = (("--to", "other.yaml", d_ff), (*said, d_ff), (d_ff, *said))
-    plans = [answer("grow", small, *way, "--plan-only") for way in ways]
-    assert plans[0] == plans[1] == plans[2]
-
-
 OTHER = {"ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 4}, "attention": {"bias": True}, "mtp": {}}
 HOURGLASS = "  layers 1-6: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)"
 HEADS = "  MTP heads: 1 added, which do not affect the logits (multi-token prediction)"

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from widthwise import __version__
 from widthwise.cli.main import PLACES, app
-from widthwise.yaml_io import read_mapping
+from widthwise.yaml_io import read_mapping, recipes_folder
 
 FREE_NAMES = ("over", "variants", "rungs", "groups", "layers", "mixture", "lr_factors")
 """Sections whose keys are names of the recipe's own."""
@@ -39,6 +39,8 @@ def test_init_says_commands_that_work(succeeds, refused) -> None:
     assert compared[0] == "compare"
     assert "compare" in read_mapping(Path(compared[1]))
     assert "exists already" in refused("init", "recipes")
+    originals = {path.name: path.read_bytes() for path in recipes_folder().glob("*.yaml")}
+    assert {path.name: path.read_bytes() for path in Path("recipes").iterdir()} == originals
 
 
 def test_every_verb_takes_a_bundled_recipe_by_name(succeeds, refused) -> None:

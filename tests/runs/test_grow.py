@@ -111,6 +111,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(source: RunCheckpo
     for override, message in (
         ("model.layers.1.ffn.d_ff=3", "growth takes nothing away"),
         ("model.n_layers=5", "has explicit layers and no rule"),
+        ("model.residual={kind: virtual, width: 1.5}", "as --to RECIPE 'model.residual={kind: virtual, width: 1.5}'"),
         ("train.n_layers=5", "train.n_layers: unknown key"),
         ("train.steps=4", f"train.steps: got 4; must be at least 5, the steps that {source.run.path} has made"),
         ("model.vocab_size=300", "vocab_size: got 300 where it was 257"),

@@ -1,6 +1,7 @@
 """Verbs before training: recipes to start from, the costs of models, and shapes for a budget."""
 
 import os
+import shutil
 import sys
 import webbrowser
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import Field
 from widthwise.cli.options import Changes, JsonOption, RecipeArgument, VariantOption
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, say_result
 from widthwise.config_io import Config
+from widthwise.files import new_folder
 from widthwise.mistakes import UserError
 from widthwise.records.quantities import QUANTITY, SHAPE_COSTS
 from widthwise.reports.formats import clean, fixed, shown
@@ -19,6 +21,7 @@ from widthwise.reports.table import Table
 from widthwise.reports.tables import budget_lines, inspection_costs, inspection_layers
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.training.launch import Interrupted
+from widthwise.yaml_io import recipes_folder
 
 if TYPE_CHECKING:
     from widthwise.explorer.server import Answers, ExplorerServer
@@ -28,21 +31,19 @@ COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", 
 """Columns of the table of several variants or points."""
 
 
-def init(
-    folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs"),
-    everything: Annotated[bool, typer.Option("--all", help="Also copy the recipes of papers and results.")] = False,
-) -> None:
+def init(folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs")) -> None:
     """Copy recipes to start from into a folder.
 
     Commands also accept the names of bundled recipes, without a copy: `widthwise inspect x_200m`.
 
     Example: `widthwise init && widthwise compare configs/quickstart.yaml`
     """
-    from widthwise.recipe.design import copy_recipes
-
-    n_files = copy_recipes(folder, everything)
+    recipes = [*recipes_folder().glob("*.yaml")]
+    with new_folder(folder) as partial:
+        for recipe in recipes:
+            shutil.copy(recipe, partial)
     say(
-        f"wrote {n_files} {'files' if everything else 'recipes'} to {folder}",
+        f"wrote {len(recipes)} recipes to {folder}",
         f"  widthwise inspect {folder / 'x_200m.yaml'}    what a model costs, layer by layer",
         f"  widthwise train {folder / 'smoke.yaml'}    a first run, in seconds",
         f"  widthwise compare {folder / 'quickstart.yaml'}    five kinds of width at equal size, in minutes",

@@ -3,13 +3,12 @@
 import math
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import parse
-from widthwise.files import new_folder, read_text, write_atomic
+from widthwise.files import read_text, write_atomic
 from widthwise.mistakes import UserError
 from widthwise.model.attention import in_groups
 from widthwise.model.config import cost_summary
@@ -22,7 +21,7 @@ from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search import SearchResult, search
 from widthwise.shape.search_space import SearchSpace, ShapeRequest
 from widthwise.shape.template import QUANTITIES, ModelTemplate
-from widthwise.yaml_io import apply_overrides, difference, dump_yaml, merge, read_recipe, recipe_name, recipes_folder
+from widthwise.yaml_io import apply_overrides, difference, dump_yaml, merge, read_recipe, recipe_name
 
 WIDTH_PER_LAYER = 40
 HEAD_DIM = 64
@@ -195,20 +194,6 @@ def _changes(row: dict[str, Any]) -> dict[str, Any]:
         "attention": {"n_heads": row["n_heads"], "head_dim": None, "ratio": None, "d_attention": d_attention},
         "ffn": {"kind": "hourglass", "n_blocks": row["n_blocks"], **sizes},
     }
-
-
-def copy_recipes(folder: Path | str, everything: bool = False) -> int:
-    """Copy the bundled recipes to start from, or everything in `configs`, into a new folder.
-
-    Returns the number of files. Raises UserError if the folder exists.
-    """
-    patterns = ("**/*.yaml", "**/*.csv") if everything else ("*.yaml",)
-    names = [path.relative_to(recipes_folder()) for pattern in patterns for path in recipes_folder().glob(pattern)]
-    with new_folder(Path(folder)) as partial:
-        for name in names:
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(recipes_folder() / name, partial / name)
-    return len(names)
 
 
 class Family:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
-from widthwise.config_io import checked_copy, mistakes_at, to_data
+from widthwise.config_io import checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.identity import IMPORTED, KEY, TOKENIZER_KEY, has_seen_data
 from widthwise.data.loader import Loader
@@ -24,7 +23,6 @@ from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.model.memory import allocating
-from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.larger import larger_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -105,28 +103,14 @@ def _wanted_data(
     for override in overrides:  # the run's model has explicit layers
         key = override.partition("=")[0].strip()
         section, name = [*key.split("."), ""][:2]
-        if section == "model" and name in OF_ALL_LAYERS:
+        if key == "model.residual" or (section == "model" and name in OF_ALL_LAYERS):
             raise UserError(
                 f"{key}: {source.run.path} has explicit layers and no rule for all of them; give the run's recipe, as "
                 f"--to RECIPE '{override}', name layers, as model.layers.0.ffn.d_ff=96, or use --d-model, --d-ff, "
                 "--add-layers, ..."
             )
-    residual: list[str] = []
-    if any(override.startswith("model.residual=") for override in overrides):
-        residual = [override for override in overrides if override.startswith(("model.residual=", "model.residual."))]
-    apply_overrides(data, [override for override in overrides if override not in residual])
-    if residual:
-        data["model"]["residual"] = _residual(residual, parse_recipe(data, where).explicit_model)
-    return data, where
-
-
-def _residual(overrides: Sequence[str], model: ModelConfig) -> dict[str, Any]:
-    """Return another residual, given as in a recipe, with its sizes at the widths of a model."""
-    data: dict[str, Any] = {"model": {}}
     apply_overrides(data, overrides)
-    with mistakes_at("model.residual"):
-        template = TypeAdapter(ResidualTemplate).validate_python(data["model"]["residual"])
-        return to_data(template.at_widths(model.d_model, model.widths))
+    return data, where
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.batches import HFModel
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_json_mapping, read_text
-from widthwise.interop.architecture import Fields
 from widthwise.interop.hf_import import (
     CONFIG,
     TOKENIZER,
@@ -43,9 +42,6 @@ HELD_OUT = "held-out"
 """Name of a run's held-out text; HELD_OUT/NAME for each source of a mixture."""
 NAME_A_TEXT = "name a text with --text or --data"
 NOT_LOADED = "transformers cannot load it"
-MOST_POSITIONS = 2**24
-MOST_BUFFERED = 2**30
-"""Largest number of bytes in buffers, such as a causal mask of all positions."""
 
 
 @dataclass(frozen=True)
@@ -212,14 +208,10 @@ def _read_with_transformers(path: Path, device: torch.device, attention: str | N
     transformers = require("transformers", "hf")
     transformers.logging.disable_progress_bar()
     fields = read_fields(path)
-    files = set(tensor_files(path).values())
+    tensor_files(path)  # checks them
     for key, _ in fields.entries("_attn_implementation|configuration_files|transformers_weights"):
         raise UserError(f"{fields.where}: {key}: is not read, because it may name code or other files; leave it out")
-    for key in ("max_position_embeddings", "n_positions"):
-        if fields.get(key) is not None:
-            fields.size(key, most=MOST_POSITIONS)
     with refusing(f"{path}: {NOT_LOADED}", Exception):
-        _check_memory(transformers, path, fields, sum(file.stat().st_size for file in files))
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             local_files_only=True,
@@ -240,19 +232,3 @@ def _read_with_transformers(path: Path, device: torch.device, attention: str | N
     check_known(tokenizer, model.get_input_embeddings().num_embeddings)
     tokenizer = tokenizer.as_pretrained({"eos_token_id": ends})
     return Model(path, model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
-
-
-def _check_memory(transformers: Any, path: Path, fields: Fields, n_bytes: int) -> None:
-    """Raise UserError for a config of more weights than the files hold, before transformers allocates them.
-
-    n_bytes: of the files; a weight takes at least one byte, a quantised one at least an eighth.
-    """
-    with torch.device("meta"):
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    n_weights = sum(parameter.numel() for parameter in model.parameters())
-    if n_weights > n_bytes * (1 if fields.get("quantization_config") is None else 8):
-        raise UserError(f"{path}: {CONFIG} requires {n_weights:,} weights; the files hold only {n_bytes:,} bytes")
-    n_buffered = sum(buffer.nbytes for buffer in model.buffers())
-    if n_buffered > MOST_BUFFERED:
-        raise UserError(f"{path}: {CONFIG} requires buffers of {n_buffered:,} bytes; allowed: up to {MOST_BUFFERED:,}")
