@@ -167,11 +167,13 @@ def _say_next(
     recipe: "Recipe", plan: Plan, path: Path | None, overrides: Sequence[str] = (), options: Sequence[str] = ()
 ) -> None:
     """Print the command that prepares the missing data, writes the recipe, or trains it."""
-    from widthwise.runs.plan import missing_data
+    from widthwise.data.prepared import is_prepared
+    from widthwise.data.remote import is_url
 
-    if (data := missing_data(recipe)) is not None:
+    data_path = getattr(recipe.data, "path", None)
+    if data_path is not None and not is_url(data_path) and not is_prepared(Path(data_path)):
         spec = getattr(recipe.data, "tokenizer", None) or "bpe-32768"
-        say_next("widthwise", "data", "prepare", "TEXT", "--tokenizer", spec, "--out", data)
+        say_next("widthwise", "data", "prepare", "TEXT", "--tokenizer", spec, "--out", data_path)
     elif path is None:
         say_next_with_out("RECIPE")
     else:
@@ -183,7 +185,7 @@ def _say_next(
 
 
 def show_plan(plan: Plan, as_json: bool) -> None:
-    """Print a plan: fit, table, data and remarks; or JSON.
+    """Print a plan: fit, table and data; or JSON.
 
     Raises UserError, after printing, if a single sequence does not fit on any number of devices.
     """
@@ -199,7 +201,6 @@ def show_plan(plan: Plan, as_json: bool) -> None:
             f"steps, {plan.training_flops:.3g} FLOPs",
             f"data: {si(data.disk_bytes)}B on disk from {si(data.text_bytes)}B of text, prepared in "
             f"{duration(data.prepare_core_hours)} of one core",
-            *(f"remark: {remark}" for remark in plan.remarks),
         )
     if all(run.fits is False and run.remedy is None for run in plan.deployments):
         raise UserError(

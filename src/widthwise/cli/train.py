@@ -35,7 +35,6 @@ def train(
     if dry_run:
         from widthwise.runs.plan import device_at_hand, plan
 
-        loaded.check()
         show_plan(plan(loaded, [n_launched()], device_at_hand()), as_json)
         return
     from widthwise.runs.train import train as train_recipe

@@ -199,4 +199,3 @@ class Plan(Record):
     asked_hours: Number | None
     deployments: Sequence[Deployment]
     data: DataCost
-    remarks: Sequence[str]

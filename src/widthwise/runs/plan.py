@@ -2,26 +2,17 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.data.config import DataConfig
-from widthwise.data.corpus import named_corpus
-from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
-from widthwise.data.prepared import is_prepared
-from widthwise.data.remote import is_url
 from widthwise.data.shards import token_dtype
 from widthwise.data.tokenizer import N_BYTES
-from widthwise.files import read_json
-from widthwise.mistakes import UserError
-from widthwise.model.config import cost_summary
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
@@ -38,15 +29,6 @@ CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "lay
 """Kinds of activation checkpointing by their cost in computation."""
 LAW_TOKENS_PER_PARAM = 20.0
 """Tokens per parameter of compute-optimal models, by Hoffmann et al. 2022, arXiv:2203.15556 (Chinchilla)."""
-FAR_BELOW = LAW_TOKENS_PER_PARAM / 4
-FAR_ABOVE = LAW_TOKENS_PER_PARAM * 10
-LONGEST_WARMUP = 0.5
-"""Share of the steps."""
-MOST_EPOCHS = 4
-"""Up to this number of epochs, repeated tokens are nearly as good as new ones (Muennighoff et al. 2023,
-arXiv:2305.16264)."""
-UNUSED_ROWS = 1.1
-"""Ratio of embedding rows to tokens above which the plan warns; padding to a round number stays below it."""
 
 
 class Planner:
@@ -169,13 +151,13 @@ class Planner:
 def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None, days: float | None = None) -> Plan:
     """Return the prediction for each number of devices; for a recipe that grows, with its last model.
 
-    device: None omits times and fit. days: limit for the time of the run. The remarks include errors that `train`
-    would raise for the recipe. Raises UserError for numbers that do not divide each other.
+    device: None omits times and fit. days: limit for the time of the run. Raises UserError for a recipe that `train`
+    refuses, and for numbers that do not divide each other.
     """
+    recipe.check()
     for n in n_devices:
         Layout.of(recipe.train, n)
     model = ShardedModel(recipe)
-    tokenizer = known_tokenizer(recipe)
     return Plan(
         device=None if device is None else device.name,
         device_memory_bytes=None if device is None else device.memory_bytes,
@@ -188,8 +170,7 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
         training_flops=recipe.training_flops,
         asked_hours=None if days is None else 24 * days,
         deployments=[Planner(recipe, n, model).deployment(device) for n in n_devices],
-        data=data_cost(recipe.n_tokens, tokenizer[1] if tokenizer else recipe.final_model.vocab_size),
-        remarks=list(remarks(recipe)),
+        data=data_cost(recipe.n_tokens, _n_tokens_of_tokenizer(recipe)),
     )
 
 
@@ -213,91 +194,10 @@ def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
     )
 
 
-def remarks(recipe: Recipe) -> Iterator[str]:
-    """Yield warnings about a recipe."""
-    warmup = recipe.schedule.warmup_steps
-    steps = recipe.train.steps
-    vocab_size = recipe.final_model.vocab_size
-    try:
-        recipe.check()
-    except UserError as error:
-        yield f"`train` refuses this: {error}"
-    else:
-        if warmup > LONGEST_WARMUP * steps:
-            yield f"schedule.warmup_steps: {warmup:,} of {steps:,} steps; most of the run is before the peak rate"
-    if recipe.train.precision == "auto":
-        yield "train.precision: auto is counted as bf16; a machine with slow bf16 trains in fp32"
-    params = cost_summary(recipe.final_model, recipe.seq_len).params
-    n_outside = params["embedding"] + params["head"]
-    tokenizer = known_tokenizer(recipe)
-    if tokenizer is not None:
-        spec, n_tokens = tokenizer
-        if vocab_size < n_tokens:
-            mistake = f"model.vocab_size: got {vocab_size}; the tokenizer {spec} has {n_tokens} tokens"
-            yield f"`train` refuses this: {mistake}"
-        if vocab_size > UNUSED_ROWS * n_tokens:
-            n_unused = round((1 - n_tokens / vocab_size) * n_outside)
-            yield (
-                f"model.vocab_size: {vocab_size:,}, but the tokenizer {spec} has {n_tokens:,} tokens; about "
-                f"{n_unused:,} parameters of embedding and head have no token"
-            )
-    if n_outside >= 0.5 * params["total"]:
-        yield f"model.vocab_size: {n_outside / params['total']:.0%} of the parameters are in embedding and head"
-    ratio = recipe.n_tokens / recipe.final_model.cost().active_params
-    if not FAR_BELOW <= ratio <= FAR_ABOVE:
-        side, size = ("above", "larger") if ratio > FAR_ABOVE else ("below", "smaller")
-        yield (
-            f"train.steps: {ratio:.3g} tokens per parameter that a token uses, far {side} the "
-            f"{LAW_TOKENS_PER_PARAM:g} of compute-optimal training; a {size} model would reach a lower loss for the "
-            "same compute"
-        )
-    n_epochs = data_epochs(recipe)
-    if n_epochs > MOST_EPOCHS:
-        yield f"data: has {recipe.n_tokens / n_epochs:,.0f} tokens, so the run reads each {n_epochs:,.0f} times"
-    path = missing_data(recipe)
-    if path is not None:
-        n_tokens = recipe.n_tokens / MOST_EPOCHS
-        yield f"data.path: {path} is not on this machine; {n_tokens:,.0f} tokens are enough, read {MOST_EPOCHS} times"
-
-
-def data_epochs(recipe: Recipe) -> float:
-    """Return how often a run reads each token: an estimate for a named corpus, 0 for other unprepared data."""
-    manifest = _manifest(recipe)
-    if manifest is not None:
-        return recipe.n_tokens / manifest.splits.train.n_tokens
-    data = recipe.data
-    if not isinstance(data, DataConfig) or data.corpus is None:
-        return 0
-    n_bytes = (1 - (data.held_out or 0)) * _corpus_bytes(data.corpus)
-    return recipe.n_tokens * (1 if data.tokenizer == "bytes" else BYTES_PER_TOKEN) / n_bytes
-
-
-@cache
-def _corpus_bytes(name: str) -> int:
-    return sum(len(document.text) for document in named_corpus(name))
-
-
-def missing_data(recipe: Recipe) -> str | None:
-    """Return the folder of prepared data if it is not on this machine."""
-    path = recipe.data.path if isinstance(recipe.data, DataConfig) else None
-    return None if path is None or is_url(path) or is_prepared(Path(path)) else path
-
-
-def _manifest(recipe: Recipe) -> Manifest | None:
-    """Read the manifest of prepared data on this machine; None for other data."""
-    path = recipe.data.path if isinstance(recipe.data, DataConfig) else None
-    if path is None or is_url(path) or not is_prepared(Path(path)):
-        return None
-    return parse_manifest(read_json(Path(path) / MANIFEST), str(Path(path) / MANIFEST))
-
-
-def known_tokenizer(recipe: Recipe) -> tuple[str, int] | None:
-    """Return the name and size of a recipe's tokenizer, if known without opening or training one."""
-    manifest = _manifest(recipe)
-    if manifest is not None:
-        return manifest.tokenizer.spec, manifest.tokenizer.vocab_size
+def _n_tokens_of_tokenizer(recipe: Recipe) -> int:
+    """Return the number of tokens of a recipe's tokenizer; of its model if the name does not tell."""
     spec = recipe.data.tokenizer if isinstance(recipe.data, DataConfig) else None
+    if spec == "bytes":
+        return N_BYTES + 1
     match = re.fullmatch(r"bpe-(\d+)", spec or "")
-    if match:
-        return str(spec), int(match[1])
-    return ("bytes", N_BYTES + 1) if spec == "bytes" else None
+    return int(match[1]) if match else recipe.final_model.vocab_size

@@ -13,16 +13,21 @@ from typing import Any
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import parse
+from widthwise.data.config import DataConfig, DataSection
+from widthwise.data.corpus import named_corpus
 from widthwise.mistakes import UserError
 from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.plan import CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, MOST_EPOCHS, Planner, data_epochs
+from widthwise.runs.plan import BYTES_PER_TOKEN, CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, Planner
 from widthwise.training.devices import Device, needs_speed
 
 TOKENS_PER_PASS = 8192
 """Least number of tokens in a pass, for efficient matrix products; a model that leaves room for fewer is too large."""
 PATH_TO_FILL_IN = "FILL_IN"
 """Value of `data.path` if the family's corpus has too few tokens."""
+MOST_EPOCHS = 4
+"""Up to this number of epochs, repeated tokens are nearly as good as new ones (Muennighoff et al. 2023,
+arXiv:2305.16264)."""
 LARGEST_SIZE = 512
 """Number of heads of the largest proposed model, which determines its width."""
 
@@ -98,7 +103,7 @@ def propose(
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
     pass_of = Planner(recipe, n_devices).setup(device, kind).micro_batch_size or 1
     recipe, data = family.recipe(size, n_tokens, {"activation_checkpointing": kind, "micro_batch_size": pass_of})
-    if not family.has_data and data_epochs(recipe) > MOST_EPOCHS:
+    if not family.has_data and recipe.n_tokens > MOST_EPOCHS * _n_tokens_of_corpus(recipe.data):
         data["data"] = {"path": PATH_TO_FILL_IN, "tokenizer": data["data"]["tokenizer"]}
         recipe = parse(Recipe, data, "proposal")
     if n_params is not None:
@@ -110,6 +115,14 @@ def propose(
     elif ratio == LAW_TOKENS_PER_PARAM:
         text += " (Hoffmann et al. 2022, arXiv:2203.15556)"
     return Proposal(recipe, data, f"{text}; d_model = {WIDTH_PER_LAYER} x layers")
+
+
+def _n_tokens_of_corpus(data: DataSection) -> float:
+    """Return the number of training tokens of a named corpus, approximately."""
+    assert isinstance(data, DataConfig)
+    assert data.corpus is not None
+    n_bytes = (1 - (data.held_out or 0)) * sum(len(document.text) for document in named_corpus(data.corpus))
+    return n_bytes / (1 if data.tokenizer == "bytes" else BYTES_PER_TOKEN)
 
 
 def _largest(is_possible: Callable[[int], bool]) -> int:
