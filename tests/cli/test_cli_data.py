@@ -71,17 +71,6 @@ def test_a_held_out_book_is_validated_on_and_listed(tmp_path, books, succeeds, a
     assert refused("data", "list", tmp_path / "out", "--split", "val") == "--split: got 'val'; allowed: held-out, train"
 
 
-def test_a_path_is_no_fraction_and_a_name_no_path(tmp_path, books, refused):
-    said = refused("data", "prepare", books, "--out", tmp_path / "out", "--held-out", "books/1.txt")
-    assert said.startswith("--held-out: got 'books/1.txt'; expected a fraction between 0 and 1; `--held-")
-    for source in (books, books / "1.txt"):
-        for name in ("1.txt", "1.txt#3"):
-            said = refused("data", "prepare", source, "--out", tmp_path / "out", "--held-out-from", name)
-            assert said == f"--held-out-from: got {name!r}; expected a path; did you mean '{books}/1.txt'?"
-    said = refused("data", "prepare", books, "--out", tmp_path / "out", "--held-out-from", "33.txt")
-    assert "33.txt: no such file or folder" in said
-
-
 @pytest.fixture
 def prepared(tmp_path, succeeds):
     """A folder of prepared data."""

@@ -84,7 +84,6 @@ MISTAKES = {
         (f"grow small {TO} --layers 0,1,neu", "--layers: got 'neu'"),
         (f"grow small {TO} --reset some", "--reset"),
         ("grow small 'model.shape={kind: x}' --out large", "give the run's recipe, as --to RECIPE 'model.shape="),
-        ("grow small 'model.residual={kind: virtual, width: 1.2}' --out large", "model.residual.n_fractions: got 5; "),
         ("grow small model.d_model=48 --out large", "or use --d-model"),
         ("grow small --to wide.yaml --out small", "small: exists already"),
         (f"grow small {TO} --d-ff 192", "--to: conflicts with --d-ff"),

@@ -1,7 +1,5 @@
 """Turn text, or Megatron-LM shards, into a folder to train on."""
 
-import os
-import re
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +40,7 @@ class PrepareOptions(NewFolder):
 
     tokenizer: str = "bpe-4096"
     """bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."""
-    held_out: str | None = None
+    held_out: float | None = None
     """Fraction of documents held out for validation; default: 0.05."""
     held_out_from: tuple[str, ...] = ()
     """Hold out all documents of this source for validation, in place of a fraction, and drop equal documents from
@@ -71,21 +69,9 @@ def prepare_command(
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
-    held_out = options.held_out
-    if held_out is not None and options.held_out_from:
-        raise UserError(f"--held-out: got {held_out}; conflicts with --held-out-from; use one of them")
-    try:
-        fraction = 0.05 if held_out is None else float(held_out)
-    except ValueError:
-        raise UserError(
-            f"--held-out: got {held_out!r}; expected a fraction between 0 and 1; `--held-out-from {held_out}` holds "
-            "out the documents of a path"
-        ) from None
-    folder = source if os.path.isdir(source) else os.path.dirname(source)
-    for path in options.held_out_from:  # the name of a document, as `data list` prints it, is no path
-        file = os.path.join(folder, re.split("[#:]", path)[0])
-        if not os.path.exists(path) and os.path.isfile(file):
-            raise UserError(f"--held-out-from: got {path!r}; expected a path; did you mean {file!r}?")
+    if options.held_out is not None and options.held_out_from:
+        raise UserError(f"--held-out: got {options.held_out}; conflicts with --held-out-from; use one of them")
+    fraction = 0.05 if options.held_out is None else options.held_out
     from widthwise.data.prepare import prepare
     from widthwise.data.readers import open_source
 

@@ -263,10 +263,6 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
                 f"{where}: has a {section} section, so it describes several runs; use `widthwise {section}` for "
                 "all of them, or `widthwise train --variant NAME` for one"
             )
-    train = data.get("train")
-    for key in train if isinstance(train, dict) else ():
-        if key in ELSEWHERE:
-            raise UserError(f"{where}: train.{key}: is not available: {ELSEWHERE[key]}; use train.shards")
     return parse(Recipe, data, where)
 
 
@@ -286,12 +282,3 @@ def check_same_recipe(run: RunDir, recipe: Recipe) -> None:
     if changes:
         first = ", ".join(changes[:3])
         raise UserError(f"{run.path}: holds a run of another recipe ({first}); choose another folder with --out")
-
-
-ELSEWHERE = {
-    "tensor_parallel": "it sends the stream twice per layer, even for narrow layers",
-    "pipeline_parallel": "it would send the widest stream and lose the auxiliary losses",
-    "context_parallel": "attention is computed over whole sequences; a smaller micro_batch_size saves activations",
-    "expert_parallel": "the experts of a layer are one tensor",
-}
-"""Keys for a train section in other programs, and reasons why they are not available."""
