@@ -136,9 +136,6 @@ def export(
         remark(f"exported in widthwise format: {summary['reason']}")
     elif options.standalone:
         remark(f"no code is written, because transformers includes the code of a {summary['model_type']}")
-    if (padded := summary["padded"]) is not None:
-        change = f"from {padded['kv_bytes_per_token_before']:,} to {padded['kv_bytes_per_token']:,} bytes per token"
-        remark(f"all heads are padded to {padded['head_dim']} coordinates; the KV cache grows {change}")
     tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, because the run has none"
     say(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")
     if summary["tokenizer"]:

@@ -100,13 +100,6 @@ def export_run(
         texts | model_code() if has_code else texts,
     )
     export_hf(config, weights, out, surroundings, DTYPES[dtype], model_type)
-    padded = None
-    if padding is not None:  # the head size of all layers, and the bytes of a token in the cache
-        padded = {
-            "head_dim": padding.new.layers[0].attention.head_dim,
-            "kv_bytes_per_token": cost_summary(padding.new, recipe.seq_len).kv_bytes_per_token,
-            "kv_bytes_per_token_before": cost_summary(model, recipe.seq_len).kv_bytes_per_token,
-        }
     return {
         "folder": str(out),
         "model_type": model_type,
@@ -116,7 +109,6 @@ def export_run(
         "n_positions": n_positions,
         "tokenizer": definition is not None,
         "standalone": has_code,
-        "padded": padded,
         "damages": [str(damage) for damage in source.damages],
     }
 
