@@ -11,7 +11,7 @@ from model_cases import decoder
 from torch import Tensor
 from torch.nn.functional import silu
 
-from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
+from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import parse
 from widthwise.kernels.rotary import rotate
@@ -83,9 +83,9 @@ OPTIONS = ProfileOptions(thresholds=(0.0, 0.03, 0.2, 1.5), utilisation_threshold
 ABOUT = {"name": "model", "source": "", "kind": "hf", "step": None}
 
 
-def summary(model: Any, windows: Tensor, batch: int = 2) -> dict[str, Any]:
-    """The profile of a model, ours or of transformers, that sees so many windows at a time."""
-    profile = Profile(DecoderSubject(model) if isinstance(model, Decoder) else HFSubject(model), OPTIONS)
+def summary(model: Decoder, windows: Tensor, batch: int = 2) -> dict[str, Any]:
+    """The profile of a model that sees so many windows at a time."""
+    profile = Profile(DecoderSubject(model), OPTIONS)
     for some in windows.split(batch):
         profile.add(some)
     return profile.summary(**ABOUT).to_data()

@@ -86,7 +86,6 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Ana
 
 
 def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_tokenizer(runs, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs the extra [hf]")
     export_run(runs / "uniform", tmp_path / "hf")
     pair = [runs / "uniform", tmp_path / "hf"]
     own, exported = analyse(pair, n_tokens=N_TOKENS)["models"]

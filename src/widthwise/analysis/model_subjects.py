@@ -1,16 +1,16 @@
-"""Subjects of an analysis: any Decoder, and causal language models of transformers."""
+"""A Decoder as the subject of an analysis."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
-from widthwise.analysis.subject import AttentionCall, Subject, Watcher, watched_layers, watched_reads
+from widthwise.analysis.subject import Watcher, watched_layers, watched_reads
 from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.mistakes import UserError
 from widthwise.model.axes import Linear
@@ -27,19 +27,22 @@ DOWN = "w_down"
 ROWS_AT_ONCE = 1024
 
 
-class DecoderSubject(Subject):
+class DecoderSubject:
     """A Decoder in evaluation mode; its MTP heads are ignored."""
 
     def __init__(self, model: Decoder):
         self._model = model
         self.d_model = model.config.d_model
+        """Width of the head."""
         self.widths = model.config.widths
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+        """Width of each layer."""
+        self.logits = model.logits
 
     def run(self, tokens: Tensor, watcher: Watcher) -> None:
-        """Run the model. The watcher sees the written coordinates of a plain residual, otherwise all slots."""
+        """Run the model, uncompiled and without its logits, and call the watcher. tokens: integers (B, T).
+
+        The watcher sees the written coordinates of a plain residual, otherwise all slots.
+        """
 
         def show(depth: int, stream: Stream) -> None:
             width = max((self.d_model, *self.widths[:depth]))
@@ -143,96 +146,3 @@ def watched_exits(
             stack.enter_context(down.register_forward_hook(see_down))
         stack.enter_context(ffn.register_forward_hook(leave))
         yield
-
-
-class ModuleNames(NamedTuple):
-    """The module names of an architecture."""
-
-    families: str
-    layers: str
-    norm: str
-    """The norm before the head."""
-    down: str
-    """The down-projection within a layer."""
-
-
-MODULE_NAMES = (
-    ModuleNames("Llama, Mistral, Gemma 3, Qwen 2 and 3, OLMo 2", "layers", "norm", "mlp.down_proj"),
-    ModuleNames("GPT-2", "h", "ln_f", "mlp.c_proj"),
-    ModuleNames("GPT-NeoX", "layers", "final_layer_norm", "mlp.dense_4h_to_h"),
-)
-TOLERANCE = 1e-3
-"""Largest difference of the logits, relative to the largest logit."""
-
-
-class HFSubject(Subject):
-    """A causal language model of transformers in evaluation mode, with `sdpa` attention.
-
-    Raises UserError if its parts are missing, or if they do not give the logits of the model.
-    """
-
-    def __init__(self, model: Any):
-        self._model = model
-        self._kind = model.config.model_type
-        self._layers, self._downs, self._norm = _parts(model, self._kind)
-        self._head: nn.Linear = model.get_output_embeddings()
-        self.d_model = self._head.weight.shape[1]
-        self.widths = [self.d_model] * len(self._layers)
-        self._check()
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
-
-    def run(self, tokens: Tensor, watcher: Watcher) -> None:
-        def show(depth: int, stream: Tensor) -> None:
-            watcher.see_stream(depth, stream, self._norm(stream))
-
-        def see_down(layer: int, module: Any, args: Any) -> None:
-            watcher.see_activations(layer, 0, args[0].flatten(0, -2))
-
-        with ExitStack() as stack:
-            stack.enter_context(watched_layers(self._layers, watcher, show))
-            for index, down in enumerate(self._downs):
-                stack.enter_context(down.register_forward_pre_hook(partial(see_down, index)))
-            self._model.base_model(tokens, use_cache=False)
-
-    @torch.no_grad()
-    def _check(self) -> None:
-        tokens = torch.arange(2, device=self._head.weight.device)[None]
-        last = _LastStates()
-        self.run(tokens, last)
-        if last.n_calls != len(self._layers):
-            raise UserError(
-                f"{self._kind}: {last.n_calls} of its {len(self._layers)} layers call torch's "
-                "scaled_dot_product_attention, which the analysis reads; load it with attn_implementation sdpa"
-            )
-        expected = self._model(tokens, use_cache=False).logits
-        difference = (self.logits(last.hidden) - expected).abs().max()
-        if not difference <= TOLERANCE * expected.abs().max():
-            raise UserError(f"{self._kind}: head and last norm do not give its logits; the logit lens needs that")
-
-
-class _LastStates(Watcher):
-    """The last hidden states, and the number of calls of attention."""
-
-    hidden: Tensor
-    n_calls = 0
-
-    def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
-        self.hidden = hidden
-
-    def see_attention(self, layer: int, call: AttentionCall) -> None:
-        self.n_calls += 1
-
-
-def _parts(model: Any, kind: str) -> tuple[Sequence[nn.Module], list[nn.Module], nn.Module]:
-    """Return the layers, their down-projections and the last norm. Raises UserError if no known layout fits."""
-    for layout in MODULE_NAMES:
-        try:
-            layers = list(model.base_model.get_submodule(layout.layers).children())
-            downs = [layer.get_submodule(layout.down) for layer in layers]
-            return layers, downs, model.base_model.get_submodule(layout.norm)
-        except AttributeError:
-            continue
-    families = ", ".join(layout.families for layout in MODULE_NAMES)
-    raise UserError(f"{kind}: its layers, their down-projections and last norm are not found; known are {families}")

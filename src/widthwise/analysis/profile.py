@@ -5,7 +5,7 @@
         profile.add(windows)
     profile.summary(name="x", source="runs/x", kind="widthwise", step=None)
 
-`DecoderSubject` is for our models, `HFSubject` for models of transformers; both in evaluation mode.
+The model is in evaluation mode.
 """
 
 from typing import Annotated, Any
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from widthwise.analysis.meters import ActivationMeter, BlockExits, LogitLens, MatrixEntropy, SinkMeter, valley
-from widthwise.analysis.subject import AttentionCall, Subject, Watcher
+from widthwise.analysis.model_subjects import DecoderSubject
+from widthwise.analysis.subject import AttentionCall, Watcher
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.records.analysis import AnalysedModel
@@ -41,7 +42,7 @@ class Profile(Watcher):
     A batch also needs d_model numbers for every token, layer, and further block of a layer.
     """
 
-    def __init__(self, subject: Subject, options: ProfileOptions | None = None):
+    def __init__(self, subject: DecoderSubject, options: ProfileOptions | None = None):
         self._subject = subject
         self._options = options or ProfileOptions()
         self._n_tokens = 0

@@ -1,7 +1,6 @@
 """The interface between a finished model, ours or of another library, and the statistics of its forward pass."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -127,23 +126,6 @@ class Watcher:
 
     def see_attention(self, layer: int, call: AttentionCall) -> None:
         """Called once for each layer, from 0 on."""
-
-
-class Subject(ABC):
-    """A causal language model in evaluation mode."""
-
-    d_model: int
-    """Width of the head."""
-    widths: list[int]
-    """Width of each layer."""
-
-    @abstractmethod
-    def run(self, tokens: Tensor, watcher: Watcher) -> None:
-        """Run the model, uncompiled and without its logits, and call the watcher. tokens: integers (B, T)."""
-
-    @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: (n, d_model) -> (n, vocab_size)."""
 
 
 @contextmanager

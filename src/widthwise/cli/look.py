@@ -217,7 +217,7 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
             f"--speculative: got --temperature {temperature:g}; drafts are verified greedily, so it must be 0"
         )
     sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
-    trained = open_model(run, step=step, as_decoder=True)
+    trained = open_model(run, step=step)
     drafting = {}
     for damage in trained.damages:
         remark(str(damage))

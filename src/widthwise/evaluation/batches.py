@@ -1,4 +1,4 @@
-"""Evaluated models, and batches of token rows in which a shared beginning is read once.
+"""Batches of token rows in which a shared beginning is read once.
 
 The choices of a question share its text: the model reads it once, and its keys and values serve every choice. The same
 holds for examples before several questions.
@@ -6,11 +6,10 @@ holds for examples before several questions.
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from widthwise.model.decoder import Decoder
@@ -22,43 +21,6 @@ LEAST_SHARE = 0.75
 """Smallest length of a shared beginning, as a share of the tokens that each row reads before its first prediction."""
 CACHE_BYTES = 2**30
 """Largest size of the keys and values of a pass over rows with shared beginnings."""
-TOLERANCE = 1e-3
-"""Largest difference between a model's logits and its head's, relative to the largest logit, for a plain head."""
-
-
-class HFModel(nn.Module):
-    """A causal language model of transformers with the interface of a Decoder: hidden states, then logits of some.
-
-    All logits of a long text may not fit into memory. If the logits are not the product of the head alone, as in models
-    that scale or cap them, `hidden` returns logits.
-    """
-
-    def __init__(self, model: Any, n_positions: int | None):
-        """model: a `PreTrainedModel` for causal language modelling; n_positions: its longest text, in tokens."""
-        super().__init__()
-        self.model = model
-        self.config = model.config.get_text_config()
-        self.positions = None if n_positions is None else SimpleNamespace(n_positions=n_positions)
-        tokens = torch.arange(2, device=self.embedding.weight.device)[None]
-        with torch.no_grad():
-            expected = model(tokens, use_cache=False).logits
-            hidden = model.base_model(tokens, use_cache=False).last_hidden_state
-            difference = (model.get_output_embeddings()(hidden) - expected).abs().max()
-        self._has_plain_head = bool(difference <= TOLERANCE * expected.abs().max())
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        return self.model.get_input_embeddings()
-
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """tokens: integers (B, T) -> (B, T, d_model), or logits (B, T, vocab_size)."""
-        if self._has_plain_head:
-            return self.model.base_model(tokens, use_cache=False).last_hidden_state
-        return self.model(tokens, use_cache=False).logits
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: result of `hidden` -> (..., vocab_size)."""
-        return self.model.get_output_embeddings()(hidden) if self._has_plain_head else hidden
 
 
 class Row(NamedTuple):
@@ -77,12 +39,12 @@ class Row(NamedTuple):
         return self.n_read - self.n_predicted
 
 
-def batches(model: Decoder | HFModel, rows: Sequence[Row], batch_size: int) -> "Iterator[Batch]":
-    """Yield batches of at most batch_size rows, each row in one batch; models of transformers share no beginnings.
+def batches(model: Decoder, rows: Sequence[Row], batch_size: int) -> "Iterator[Batch]":
+    """Yield batches of at most batch_size rows, each row in one batch.
 
     The longest come first, so that a lack of memory shows at once and a batch holds texts of similar lengths.
     """
-    most_tokens = CACHE_BYTES // max(1, model.new_cache(1, 1).n_bytes) if isinstance(model, Decoder) else 0
+    most_tokens = CACHE_BYTES // max(1, model.new_cache(1, 1).n_bytes)
     shared = []
     for group in _groups(rows, batch_size, most_tokens):
         n_saved = (len(group.rows) - 1) * group.n_shared  # tokens that are not read again
@@ -122,7 +84,7 @@ class Batch:
         """Row numbers, in the order of the hidden states."""
         return [i for group in self.groups for i in group.rows]
 
-    def hidden(self, model: Decoder | HFModel, rows: Sequence[Row], device: torch.device) -> Tensor:
+    def hidden(self, model: Decoder, rows: Sequence[Row], device: torch.device) -> Tensor:
         """Return the states that predict the last tokens, (n, d_model), row after row. rows: of all batches.
 
         Beginnings are padded on the left, rests and whole rows on the right, where no prediction attends to it.
@@ -130,7 +92,6 @@ class Batch:
         rests = [torch.tensor(rows[i].tokens[group.n_shared : -1]) for group in self.groups for i in group.rows]
         following = pad_sequence(rests, batch_first=True).to(device)
         if self.groups[0].n_shared:
-            assert isinstance(model, Decoder)
             beginnings = [rows[group.rows[0]].tokens[: group.n_shared] for group in self.groups]
             tokens, is_real_beginning = pad_left(beginnings, device)
             cache = model.new_cache(len(beginnings), tokens.shape[1])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.batches import Batch, HFModel, Row, batches
+from widthwise.evaluation.batches import Batch, Row, batches
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
@@ -45,7 +45,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: Decoder | HFModel,
+        model: Decoder,
         tokenizer: Tokenizer,
         max_length: int,
         batch_size: int = 16,

@@ -7,16 +7,14 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from widthwise.analysis.model_subjects import DecoderSubject, HFSubject
+from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.config_io import mistakes_of, refusing
+from widthwise.config_io import mistakes_of
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.loader import HeldOut, TokenisedText
@@ -27,14 +25,13 @@ from widthwise.data.shards import TokenFile, write_tokens
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import listed, reading, writing
 from widthwise.mistakes import UserError
-from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.model.eval_mode import repeatable
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.open import NOT_LOADED, Model, check_model, is_run, open_model
+from widthwise.runs.open import Model, check_model, is_run, open_model
 from widthwise.runs.result import model_analyses
 from widthwise.runs.trained import kept_steps
 from widthwise.training.observer import Observer, SilentObserver
@@ -93,7 +90,7 @@ def analyse(
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / "text.jsonl"
         for name, (path, saved, run) in checkpoints.items():
-            model = open_model(path, step=saved, attention="sdpa")
+            model = open_model(path, step=saved)
             tokenizer = model.tokenizer
             if not models:
                 seq_len = seq_len or model.seq_len
@@ -142,23 +139,16 @@ def _analysed(
     """Return the statistics of a model. run: name of the run if the model is one of its several checkpoints."""
     for damage in model.damages:
         observer.message(str(damage))
-    decoder = model.model if isinstance(model.model, Decoder) else None
-    with refusing(f"{model.path}: {NOT_LOADED}", Exception) if decoder is None else nullcontext():
-        subject = HFSubject(model.model) if decoder is None else DecoderSubject(decoder)
-    profile = Profile(subject, options)
+    decoder = model.model
+    profile = Profile(DecoderSubject(decoder), options)
     n_batches = math.ceil(held_out.n_windows / held_out.batch_size)
     with repeatable(model.device):
         for n_done, windows in enumerate(held_out.batches(), start=1):
             with mistakes_of(name):
                 profile.add(windows.to(model.device))
             observer.working(name, n_done, n_batches, "batches")
-        widths = validate(decoder, held_out).token_widths if decoder and dynamic_layers(decoder.config) else None
-        analyses: dict[str, Any] = {"token_widths": None, "virtual_width": None}
-        if decoder is not None:
-            analyses = model_analyses(decoder, held_out, widths) | {
-                "exit_flops": decoder.config.exit_flops(held_out.seq_len),
-                "block_exit_flops": decoder.config.block_exit_flops(held_out.seq_len),
-            }
+        widths = validate(decoder, held_out).token_widths if dynamic_layers(decoder.config) else None
+        analyses = model_analyses(decoder, held_out, widths)
     return profile.summary(
         name=name,
         source=shown_path(model.path),
@@ -166,6 +156,8 @@ def _analysed(
         step=model.step,
         tokens=model.tokens,
         run=run,
+        exit_flops=decoder.config.exit_flops(held_out.seq_len),
+        block_exit_flops=decoder.config.block_exit_flops(held_out.seq_len),
         **analyses,
     )
 

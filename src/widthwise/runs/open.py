@@ -1,33 +1,22 @@
-"""Models opened for use, from runs and Hugging Face folders, in the `widthwise` format or a format of transformers."""
+"""Models opened for use, from runs and Hugging Face folders."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from widthwise.computing import Precision
-from widthwise.config_io import refusing, require
 from widthwise.data.config import open_data
 from widthwise.data.identity import check_data_of_run, has_seen_data
-from widthwise.data.json_tokenizer import JsonTokenizer, token_named
+from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.evaluation.batches import HFModel
 from widthwise.evaluation.scorer import Scorer
-from widthwise.files import read_json_mapping, read_text
-from widthwise.interop.hf_import import (
-    CONFIG,
-    TOKENIZER,
-    WIDTHWISE,
-    import_hf,
-    import_source,
-    read_fields,
-    tensor_files,
-)
+from widthwise.files import read_text
+from widthwise.interop.hf_import import CONFIG, TOKENIZER, import_hf, import_source
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe
@@ -41,7 +30,6 @@ from widthwise.training.checkpoint_folder import Damage
 HELD_OUT = "held-out"
 """Name of a run's held-out text; HELD_OUT/NAME for each source of a mixture."""
 NAME_A_TEXT = "name a text with --text or --data"
-NOT_LOADED = "transformers cannot load it"
 
 
 @dataclass(frozen=True)
@@ -49,8 +37,7 @@ class Model:
     """A model in memory, in evaluation mode and fp32."""
 
     path: Path
-    model: Any
-    """A `Decoder`, or a `PreTrainedModel` of transformers."""
+    model: Decoder
     tokenizer: Tokenizer
     device: torch.device
     n_positions: int | None
@@ -77,14 +64,10 @@ class Model:
 
     def scorer(self, options: EvaluationConfig) -> Scorer:
         """Return the model as a scorer of texts. Raises UserError if it reads fewer tokens than max_length."""
-        model = self.model
         dtype = torch.bfloat16 if self.precision_for(options) == "bf16" else None
         if options.no_bos:
             self.tokenizer.bos_id = None
-        if not isinstance(model, Decoder):
-            with refusing(f"{self.path}: {NOT_LOADED}", Exception):
-                model = HFModel(model, self.n_positions)
-        return Scorer(model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
+        return Scorer(self.model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
 
     def own_texts(self) -> dict[str, tuple[PreparedData, int]]:
         """Return the held-out texts of the run's data by name, each with its number of targets in validations.
@@ -110,27 +93,17 @@ class Model:
         }
 
 
-def open_model(
-    path: Path | str,
-    device: torch.device | str | None = None,
-    step: int | None = None,
-    attention: str | None = None,
-    as_decoder: bool = False,
-) -> Model:
+def open_model(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> Model:
     """Load the model and tokenizer of a run, of a Hugging Face folder, or of `org/name` on the hub.
 
-    A folder in the format `widthwise` becomes a `Decoder`, any other a model of transformers. step: of the checkpoint
-    of a run; default: the newest undamaged one. attention: implementation of attention in transformers; None: its
-    default. as_decoder: any folder that `widthwise import` reads becomes a `Decoder`. Raises UserError for a path
-    without a model, and for a damaged one.
+    step: of the checkpoint of a run; default: the newest undamaged one. Raises UserError for a path without a model,
+    for a damaged one, and for a folder that `widthwise import` refuses.
     """
     path, _ = import_source(path)
     device = usual_device(device)
     if not is_run(path, step):
         _check_tokenizer(path)
-        if as_decoder or _is_own_format(path):
-            return _read_decoder(path, device)
-        return _read_with_transformers(path, device, attention)
+        return _read_decoder(path, device)
     source = RunCheckpoint.of(path, step)
     model = build(source.model, seed=0, device=device)
     checkpoint.load_weights(source.saved, model)
@@ -150,8 +123,6 @@ def open_model(
 def check_model(path: Path, step: int | None = None) -> None:
     """Raise UserError for a path that holds no model or no tokenizer, before any weights are read."""
     if not is_run(path, step):
-        if not _is_own_format(path):
-            require("transformers", "hf")
         _check_tokenizer(path)
         return
     run = RunDir(path)
@@ -183,13 +154,8 @@ def _check_tokenizer(path: Path) -> None:
         raise UserError(f"{path}: has no {TOKENIZER}, which is needed for text")
 
 
-def _is_own_format(path: Path) -> bool:
-    """Return True for a folder that `widthwise export` wrote as a `widthwise` model."""
-    return read_json_mapping(path / CONFIG).get("model_type") == WIDTHWISE.model_type
-
-
 def _read_decoder(path: Path, device: torch.device) -> Model:
-    """Read a folder as `import_hf` does, without transformers. Raises UserError if it is damaged."""
+    """Read a folder as `import_hf` does. Raises UserError if it is damaged, or its model cannot be imported exactly."""
     imported = import_hf(path)
     tokenizer_path = path / TOKENIZER
     tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
@@ -198,37 +164,3 @@ def _read_decoder(path: Path, device: torch.device) -> Model:
     model.set_weights(imported.take_weights())
     tokenizer = tokenizer.as_pretrained(imported.token_ids)
     return Model(path, model.eval(), tokenizer, device, imported.n_positions)
-
-
-def _read_with_transformers(path: Path, device: torch.device, attention: str | None) -> Model:
-    """Read a causal language model with transformers, from safetensors and without code from the folder.
-
-    Raises UserError for a folder that transformers cannot load.
-    """
-    transformers = require("transformers", "hf")
-    transformers.logging.disable_progress_bar()
-    fields = read_fields(path)
-    tensor_files(path)  # checks them
-    for key, _ in fields.entries("_attn_implementation|configuration_files|transformers_weights"):
-        raise UserError(f"{fields.where}: {key}: is not read, because it may name code or other files; leave it out")
-    with refusing(f"{path}: {NOT_LOADED}", Exception):
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            path,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            output_loading_info=True,
-        )
-        if report["missing_keys"]:  # transformers would initialise them randomly
-            raise UserError(f"{path}: has no tensor {min(report['missing_keys'])}, which {CONFIG} requires")
-        model.to(device).eval()
-    definition = read_text(path / TOKENIZER)
-    ids = [config.eos_token_id for config in (model.generation_config, model.config)]
-    ends = next((index for index in ids if index is not None), [])
-    eos = token_named(definition, ends, str(path / TOKENIZER))
-    tokenizer = JsonTokenizer(str(path / TOKENIZER), definition, str(path / TOKENIZER), eos)
-    check_known(tokenizer, model.get_input_embeddings().num_embeddings)
-    tokenizer = tokenizer.as_pretrained({"eos_token_id": ends})
-    return Model(path, model, tokenizer, device, getattr(model.config, "max_position_embeddings", None))
