@@ -32,15 +32,21 @@ def command_line() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, machine, commit and command as plain data, without paths outside the working folder."""
+    """Return versions, machine, commit and command as plain data, without paths outside the working folder.
+
+    commit: of the checkout of the package, with "-dirty" for a changed one; None without a checkout.
+    """
     import torch  # slow to import; verbs that only need the command line do without it
 
+    top = _git("rev-parse", "--show-toplevel")
+    # An installed package may be inside another repository, whose commit does not describe it.
+    is_checkout = top is not None and Path(top).resolve() / "src" / "widthwise" == PACKAGE
     return {
         "command": command_line(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "widthwise": __version__,
-        "commit": _commit(),
+        "commit": _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") if is_checkout else None,
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "n_cpus": os.cpu_count(),
@@ -55,15 +61,6 @@ def shown_path(path: Path) -> str:
     if not path.is_absolute():
         return str(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def _commit() -> str | None:
-    """Return the commit of the checkout of the package, with "-dirty" for a changed one; None without a checkout."""
-    top = _git("rev-parse", "--show-toplevel")
-    # An installed package may be inside another repository, whose commit does not describe it.
-    if top is None or Path(top).resolve() / "src" / "widthwise" != PACKAGE:
-        return None
-    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _git(*arguments: str) -> str | None:

@@ -103,7 +103,14 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
     device = usual_device(device)
     if not is_run(path, step):
         _check_tokenizer(path)
-        return _read_decoder(path, device)
+        imported = import_hf(path)
+        tokenizer_path = path / TOKENIZER
+        tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
+        check_known(tokenizer, imported.config.vocab_size)
+        model = build(imported.config, seed=0, device=device)
+        model.set_weights(imported.take_weights())
+        tokenizer = tokenizer.as_pretrained(imported.token_ids)
+        return Model(path, model.eval(), tokenizer, device, imported.n_positions)
     source = RunCheckpoint.of(path, step)
     model = build(source.model, seed=0, device=device)
     checkpoint.load_weights(source.saved, model)
@@ -152,15 +159,3 @@ def _check_tokenizer(path: Path) -> None:
     """Raise UserError for a Hugging Face folder without a tokenizer."""
     if not (path / TOKENIZER).is_file():
         raise UserError(f"{path}: has no {TOKENIZER}, which is needed for text")
-
-
-def _read_decoder(path: Path, device: torch.device) -> Model:
-    """Read a folder as `import_hf` does. Raises UserError if it is damaged, or its model cannot be imported exactly."""
-    imported = import_hf(path)
-    tokenizer_path = path / TOKENIZER
-    tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
-    check_known(tokenizer, imported.config.vocab_size)
-    model = build(imported.config, seed=0, device=device)
-    model.set_weights(imported.take_weights())
-    tokenizer = tokenizer.as_pretrained(imported.token_ids)
-    return Model(path, model.eval(), tokenizer, device, imported.n_positions)
