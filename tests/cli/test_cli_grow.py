@@ -116,7 +116,12 @@ def test_inspect_shows_what_every_phase_costs_and_train_the_losses_on_both_sides
     assert abs(float(found[3]) - float(found[4])) < 2e-6
 
 
-def test_a_cut_run_trains_on_and_leaves(small: str, succeeds: Callable) -> None:
+def test_a_cut_is_planned_and_a_cut_run_trains_on_and_leaves(small: str, succeeds: Callable, answer: Callable) -> None:
+    before = sorted(Path().iterdir())
+    plan = answer("shrink", small, "--params", 0.9, "--shape", "x", "--plan-only")
+    assert plan["request"]["shape"] == "x"
+    assert plan["before"]["params"] > plan["after"]["params"]
+    assert sorted(Path().iterdir()) == before
     words = ("shrink", small, "--flops", 0.8, "--calibration-batches", 2, "--out", "cut", "train.steps=3")
     out, _ = succeeds(*words)
     lines = out.splitlines()
@@ -126,11 +131,3 @@ def test_a_cut_run_trains_on_and_leaves(small: str, succeeds: Callable) -> None:
     assert record["after"]["flops_per_token"] <= 0.8 * record["before"]["flops_per_token"]
     succeeds("resume", "cut")
     succeeds("export", "cut", "exported")
-
-
-def test_a_plan_writes_nothing_and_json_is_the_record(small: str, answer) -> None:
-    before = sorted(Path().iterdir())
-    found = answer("shrink", small, "--params", 0.9, "--shape", "x", "--plan-only")
-    assert found["request"]["shape"] == "x"
-    assert found["before"]["params"] > found["after"]["params"]
-    assert sorted(Path().iterdir()) == before

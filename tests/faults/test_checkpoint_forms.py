@@ -1,4 +1,4 @@
-"""Every verb reads checkpoints in one file of weights and in several alike."""
+"""Checkpoints in one file of weights and in several are read alike: for weights, to grow, and to convert."""
 
 import shutil
 from pathlib import Path
@@ -45,12 +45,9 @@ def merge(run: Path) -> int:
 
 
 VERBS = {
-    "generate": ("{run}", "--prompt", "a", "--max-new-tokens", "3"),
     "eval": ("{run}", "--text", "{text}"),
     "grow": ("{run}", "--add-layers", "2", "--out", "{out}"),
     "export": ("{run}", "{out}"),
-    "analyze": ("{run}", "--tokens", "200", "--out", "{out}"),
-    "report": ("{run}",),
 }
 
 
@@ -72,7 +69,7 @@ def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_reads_both_forms_alike(uniform, tmp_path, verb):
+def test_a_verb_reads_both_forms_alike(uniform, tmp_path, verb):
     (text := tmp_path / "text.txt").write_text("Some text that is read.\n" * 20)
     found = []
     for _ in range(2):
@@ -82,9 +79,7 @@ def test_every_verb_reads_both_forms_alike(uniform, tmp_path, verb):
         found.append(read_by(verb, run, out, text))
         shutil.rmtree(run)
         shutil.rmtree(out, ignore_errors=True)
-    if verb != "analyze":  # which says how long it took
-        assert found[0] == found[1]
-    assert found[0].keys() == found[1].keys()
+    assert found[0] == found[1]
 
 
 def test_one_process_goes_on_with_both_forms_alike(finished, tmp_path):

@@ -240,6 +240,15 @@ def test_weights_that_are_missing_or_torn_or_pickled_or_whole_numbers_are_refuse
     assert "only pickled weights (pytorch_model.bin)" in refusal(import_hf, folder)
     (folder / "pytorch_model.bin").unlink()
     assert "holds no weights" in refusal(import_hf, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for change, key in (({"num_labels": 10**9}, "num_labels"), ({"x": {"n_experts": 10**9}}, "n_experts")):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        assert f"{key}: got 1000000000; allowed" in refusal(import_hf, folder)
+    for name, message in (("generation_config.json", "is not a plain file"), ("adapter_config.json", "an adapter")):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("/dev/zero")
+        assert message in refusal(import_hf, folder)
+        (folder / name).unlink()
     (folder / "config.json").unlink()
     (folder / "model-q4.gguf").touch()
     assert "holds a model of GGUF" in refusal(import_hf, folder)

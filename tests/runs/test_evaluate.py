@@ -19,7 +19,7 @@ from widthwise.evaluation.differences import evaluation_differences
 from widthwise.evaluation.lm_eval_model import ScorerLM
 from widthwise.evaluation.local_tasks import encode_task, load_task, local_task, score_task
 from widthwise.evaluation.scorer import Scorer
-from widthwise.interop.hf_import import WIDTHWISE, import_hf
+from widthwise.interop.hf_import import WIDTHWISE
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
@@ -224,37 +224,6 @@ def test_what_cannot_be_evaluated_is_said_in_one_line(folder: Path, tmp_path: Pa
     ):
         (path / "config.json").write_text(json.dumps({**said, **change}))
         assert message in refusal(evaluate_run, path, parse(EvaluationConfig, options))
-
-
-HUGE = 10**9
-FILES = {
-    "model.safetensors.index.json": [
-        ({"weight_map": {"a": "/other/place/x.safetensors"}}, "a .safetensors file of the same folder"),
-        ({"weight_map": {"a": "../x.safetensors"}}, "a .safetensors file of the same folder"),
-        ({"weight_map": {"a": "model.safetensors"}}, "holds weights in model.safetensors and in the files of"),
-    ],
-    "adapter_config.json": [({"base_model_name_or_path": "/other/place"}, "holds an adapter (adapter_config.json)")],
-    "config.json": [
-        ({"num_labels": HUGE}, "num_labels: got 1000000000; allowed"),
-        ({"text_config": {"num_local_experts": HUGE}}, "num_local_experts: got 1000000000; allowed"),
-    ],
-}
-
-
-def test_no_file_leads_elsewhere_or_takes_all_memory(folder: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(folder / "llama", tmp_path / "llama")
-    config = json.loads((path / "config.json").read_text())
-    for name, changes in FILES.items():
-        for change, message in changes:
-            (path / name).write_text(json.dumps({**config, **change} if name == "config.json" else change))
-            assert message in refusal(import_hf, path)
-        (path / name).unlink()
-    (path / "config.json").write_text(json.dumps(config))
-    for name in ("generation_config.json", "model-2.safetensors"):
-        (path / name).unlink(missing_ok=True)
-        (path / name).symlink_to("/dev/zero")
-        assert f"{name}: is not a plain file" in refusal(import_hf, path)
-        (path / name).unlink()
 
 
 ROWS = [
