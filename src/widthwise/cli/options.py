@@ -16,11 +16,10 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperOption
 from typer.models import OptionInfo
 
-from widthwise.config_io import Config, ConfigT, mistakes_at
+from widthwise.config_io import Config, ConfigT, attribute_docs, mistakes_at
 from widthwise.mistakes import UserError
 
 LONGEST_SPAN = 10_000
-BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/x_200m.")]
@@ -71,18 +70,12 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
     def describe(self) -> None:
-        """Set the help of each option to the docstring of its field, and add bounds to the metavar of a number."""
+        """Set the help of each option to the docstring of its field."""
         for config in vars(self.callback).get("configs", ()):
-            fields = config.model_json_schema()["properties"]
+            docs = attribute_docs(config)
             for param in self.params:
-                if not isinstance(param, TyperOption) or param.name not in fields:
-                    continue
-                field = fields[param.name]
-                kinds = (field, *field.get("anyOf", ()))
-                bounds = [f"x{sign}{kind[key]:.10g}" for kind in kinds for key, sign in BOUNDS.items() if key in kind]
-                param.help = field.get("description")
-                if bounds and param.metavar:
-                    param.metavar = f"{param.metavar.partition(' ')[0]} [{', '.join(bounds)}]"
+                if isinstance(param, TyperOption) and param.name in docs:
+                    param.help = docs[param.name]
 
 
 def is_change(argument: str) -> bool:
