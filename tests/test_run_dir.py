@@ -1,6 +1,5 @@
 """A run directory: begun once, held by one process at a time, and told from other folders; the records of its run."""
 
-import json
 import os
 import pickle
 import subprocess
@@ -162,15 +161,6 @@ def test_a_line_that_is_no_record_is_named(metrics):
             assert f"metrics.jsonl: {said}" in refusal(metrics.rewind, 1)
 
 
-@pytest.mark.parametrize("key", ["loss", "step_seconds"])
-@pytest.mark.parametrize("value", [None, "half"])
-def test_half_a_record_is_refused_before_training_goes_on(metrics, key, value):
-    metrics.append([RECORDS[0], {**RECORDS[1], key: value}])
-    assert f"metrics.jsonl: record 2 (train): has no number {key!r}" in refusal(metrics.rewind, 2)
-    metrics.rewind(1)
-    assert metrics.records() == RECORDS[:1]
-
-
 @pytest.mark.parametrize("n_bytes", [0, 1, 100, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16 + 5, 10**30])
 def test_the_front_of_the_records_is_read_in_parts(metrics, monkeypatch, n_bytes):
     monkeypatch.setattr("widthwise.metrics_file.HASHED_BYTES_AT_ONCE", 2**16)
@@ -189,14 +179,6 @@ def test_pipes_in_a_run_hang_nothing(tmp_path):
     assert "metrics.jsonl: is not a plain file" in refusal(run.metrics_file.front)
     with run.locked():
         assert RunDir(tmp_path).is_in_use
-
-
-@pytest.mark.parametrize(("key", "value", "words"), [("command", [], "text"), ("data", [], "a mapping")])
-def test_an_entry_of_another_type_in_the_environment_is_named(tmp_path, key, value, words):
-    (tmp_path / "environment.json").write_text(json.dumps({key: value}))
-    assert f"{key}: holds list; must be {words}, or null" in refusal(RunDir(tmp_path).environment)
-    (tmp_path / "environment.json").write_text(json.dumps({key: None}))
-    assert RunDir(tmp_path).environment() == {key: None}
 
 
 def test_a_full_disk_is_a_user_error(metrics):

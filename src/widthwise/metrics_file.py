@@ -3,7 +3,6 @@
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,6 @@ from widthwise.files import (
     writing,
 )
 from widthwise.mistakes import UserError
-
-_OF_GROWTH = ("tokens", "training_flops", "params_before", "params_after")
-NUMBERS: Mapping[str, Sequence[str]] = {
-    "train": ("loss", "step_seconds"),
-    "validation": ("loss",),
-    **dict.fromkeys(("growth", "grown"), _OF_GROWTH),
-}
-"""Event -> the numbers that training reads from its records when it resumes or ends."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +65,8 @@ class MetricsFile:
             fsync_file(self.path)
 
     def rewind(self, step: int) -> None:
-        """Drop the records after `step`, so that a resumed run writes each record once.
-
-        Raises UserError for a record without its NUMBERS.
-        """
+        """Drop the records after `step`, so that a resumed run writes each record once."""
         records = [record for record in self.records() if record["step"] <= step]
-        for number, record in enumerate(records, start=1):
-            for key in NUMBERS.get(record["event"], ()):
-                if not isinstance(record.get(key), (int, float)):
-                    raise UserError(f"{self.path}: record {number} ({record['event']}): has no number {key!r}")
         write_atomic(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
     def front(self, n_bytes: int = sys.maxsize) -> FileRecord:

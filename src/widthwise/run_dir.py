@@ -18,7 +18,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from widthwise.config_io import Config, parse, to_data
@@ -42,11 +41,6 @@ WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.js
 """Files that only the process that holds the run writes."""
 RECIPE = "recipe"
 """Key of the recipe in environment.json, from which a changed config.yaml can be restored."""
-ENTRIES = {
-    **dict.fromkeys(("command", "widthwise"), (str, "text")),
-    **dict.fromkeys(("data", "imported", "validation"), (dict, "a mapping")),
-}
-"""Key of environment.json -> the required type of its value, and its name in errors."""
 SEAL = "seal"
 """Key of the checksum of the seal in result.json."""
 CONTINUED = "continued"
@@ -135,10 +129,6 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Return versions, machine, command and data. Raises UserError if the file is missing or broken."""
         entries = self._environment_file.read()
-        for key, (kind, kind_name) in ENTRIES.items():
-            if not isinstance(entries.get(key), (kind, NoneType)):
-                got = type(entries[key]).__name__
-                raise UserError(f"{self._environment_file.path}: {key}: holds {got}; must be {kind_name}, or null")
         return {key: value for key, value in entries.items() if key not in (RECIPE, CONTINUED)}
 
     def continuations(self) -> list[Continuation]:

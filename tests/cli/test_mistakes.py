@@ -39,7 +39,6 @@ MISTAKES = {
     "plan": [
         ("plan", "--device: is required; give a name, as rtx4090, or a memory, as 24GB"),
         ("plan --device rtx409", "--device: got 'rtx409'; allowed: RTX 4090; for any other"),
-        ("plan 350M --device 24GB", "350M: no such recipe; for a model of this size, use --params 350M"),
         ("plan --device 24", "--device: got '24'; expected a size above 0"),
         ("plan --device a100 --days 0", "--days: got 0; input should be greater than 0"),
         ("plan base.yaml --devices a", "--devices: got 'a'; expected whole numbers"),

@@ -186,8 +186,10 @@ def _parsed(text: str) -> float | str | None:
     for read in (int, float):
         with suppress(ValueError):
             return read(text)
-    from widthwise.recipe.design import is_quantity, parse_quantity
+    from widthwise.recipe.design import parse_quantity
 
     if text == "null":
         return None
-    return parse_quantity(text) if is_quantity(text) else text
+    with suppress(UserError):
+        return parse_quantity(text)
+    return text

@@ -16,7 +16,7 @@ from widthwise.records.cost import Deployment, Plan, StepTraffic
 from widthwise.reports.formats import TIMES, amount, counted, duration, si
 from widthwise.reports.table import Table
 from widthwise.training.devices import OPTIONS, Device, needs_speed
-from widthwise.yaml_io import dump_yaml, recipe_path
+from widthwise.yaml_io import dump_yaml
 
 if TYPE_CHECKING:
     from widthwise.recipe.recipe import Recipe
@@ -105,13 +105,10 @@ def plan(
         _propose(arguments, devices, wanted, as_json)
         return
     from widthwise.experiments.recipes import read_one
-    from widthwise.recipe.design import is_quantity
     from widthwise.runs.plan import plan as plan_recipe
 
     path = Path(arguments[0])
     overrides = arguments[1:]
-    if is_quantity(str(path)) and not recipe_path(str(path)).exists():
-        raise UserError(f"{path}: no such recipe; for a model of this size, use --params {path}")
     device = None
     if devices.device is not None or devices.memory is not None:
         device = _device(devices)

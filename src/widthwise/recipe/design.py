@@ -119,14 +119,6 @@ def parse_quantity(text: str, option: str = "--budget") -> float:
     return value
 
 
-def is_quantity(text: str) -> bool:
-    """Return True if `parse_quantity` accepts the text."""
-    try:
-        return parse_quantity(text) > 0
-    except UserError:
-        return False
-
-
 def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
     """Return the uniform d_model whose matched quantity, including embedding and head, is nearest to the budget.
 
