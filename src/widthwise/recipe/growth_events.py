@@ -64,18 +64,13 @@ class Rewarmup(Config):
             )
 
 
-class _Moment(Config):
-    """The step of a growth and its changes, in a separate class so that recipes list them first."""
+class GrowthEvent(GrowthChoices):
+    """Growth into a larger model between two steps, which keeps weights and the optimizer's state."""
 
     at_step: pydantic.PositiveInt
     """Steps done before the growth."""
     model: ModelChange
     """Changes to the model section after earlier events, as in a recipe that extends it, or explicit layers."""
-
-
-class GrowthEvent(GrowthChoices, _Moment):
-    """Growth into a larger model between two steps, which keeps weights and the optimizer's state."""
-
     preserve: bool = True
     """Keep constants so that the function stays the same. false: take attention scale, divisors of norms and rotary
     frequencies from the larger model's recipe, so that the loss jumps, to show the cost of inexact growth."""
