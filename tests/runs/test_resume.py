@@ -204,6 +204,15 @@ def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkey
     assert outcome(tmp_path / "run") == outcome(finished)
 
 
+def test_a_run_whose_folder_is_deleted_stops_and_does_not_bring_it_back(tmp_path):
+    path = tmp_path / "run"
+    listener = Listener(lambda step: shutil.rmtree(path) if step == 5 else None)
+    assert "metrics.jsonl: cannot be written (No such file or directory)" in refusal(
+        train, tiny_recipe(), path, listener
+    )
+    assert not path.exists()
+
+
 CONSTANT = "schedule={kind: constant, warmup_steps: 2}"
 
 
