@@ -15,7 +15,6 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import parse
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import evaluation_differences
-from widthwise.evaluation.lm_eval_model import ScorerLM
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.interop.hf_import import WIDTHWISE
@@ -197,19 +196,6 @@ def test_an_exported_folder_has_the_numbers_of_its_run(folder: Path, questions: 
         )
         assert {(__file__, "token_perplexity"), ("questions", "acc")} <= expected.keys()
         assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_an_exported_folder_writes_the_texts_of_its_run(folder: Path) -> None:
-    pytest.importorskip("lm_eval", reason="needs the extra [eval]")
-    from lm_eval.api.instance import Instance
-
-    def asked(name: str) -> list[str]:
-        scorer = open_model(folder / name).scorer(EvaluationConfig(max_length=17))
-        request = Instance("generate_until", {}, ("one", {"until": ["\n"], "max_gen_toks": 3}), 0)
-        return ScorerLM(scorer).generate_until([request], disable_tqdm=True)
-
-    for name in SHAPES:
-        assert asked(name) == asked(f"{name}-run")
 
 
 def test_what_cannot_be_evaluated_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:

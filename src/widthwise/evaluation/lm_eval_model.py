@@ -108,7 +108,8 @@ class ScorerLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue the prompts.
 
-        Raises UserError for an unknown option of the task, and a max_gen_toks that leaves no room for a prompt.
+        Raises UserError for an unknown option of the task, a max_gen_toks that leaves no room for a prompt, and a model
+        of transformers.
         """
         answers = [""] * len(requests)
         prompts = [self.scorer.tokenizer.encode_prompt(request.args[0]) for request in requests]
@@ -127,6 +128,11 @@ class ScorerLM(TemplateLM):
 
     def _continue(self, prompts: list[list[int]], options: GenerationOptions) -> list[str]:
         model = self.scorer.model
+        if not isinstance(model, Decoder):
+            raise UserError(
+                f"a {model.config.model_type} of transformers does not write texts here, only scores them; "
+                "`widthwise import` it, or call lm-evaluation-harness with `--model hf`"
+            )
         room = self.max_length - options.max_gen_toks
         if room < 1:
             raise UserError(
