@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from widthwise.config_io import refusing, require
 from widthwise.data.documents import Counter, ProgressCallback
-from widthwise.data.identity import MANIFEST, parse_manifest
+from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
 from widthwise.data.shards import durable
 from widthwise.files import MAX_JSON_BYTES, FileRecord, new_folder, parse_json, write_atomic, writing
 from widthwise.mistakes import UserError, shortened
@@ -79,23 +79,27 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
     from filelock import FileLock  # slow to import, and not needed for a local folder
 
     with writing(folder), FileLock(base / ".lock"):
-        if (folder / MANIFEST).is_file():
-            return folder
-        done = Counter(progress, f"fetching {url}", sum(record.n_bytes for record in manifest.files.values()))
-        with new_folder(folder) as copy:
-            for name, record in manifest.files.items():
-                digest = hashlib.sha256()
-                n_bytes = 0
-                with durable(copy / name) as file:
-                    for part in _parts(url, name, record.n_bytes + 1):  # one more, to notice a longer file
-                        file.write(part)
-                        digest.update(part)
-                        n_bytes += len(part)
-                        done.add(len(part))
-                if FileRecord(n_bytes=n_bytes, sha256=digest.hexdigest()) != record:
-                    raise UserError(f"{url}/{name}: differs from its manifest; it is damaged or changed")
-            write_atomic(copy / MANIFEST, content)
+        if not (folder / MANIFEST).is_file():
+            with new_folder(folder) as copy:
+                _fetch_files(url, manifest, copy, progress)
+                write_atomic(copy / MANIFEST, content)
     return folder
+
+
+def _fetch_files(url: str, manifest: Manifest, folder: Path, progress: ProgressCallback) -> None:
+    """Fetch the files of a manifest. Raises UserError for a file that differs from it."""
+    done = Counter(progress, f"fetching {url}", sum(record.n_bytes for record in manifest.files.values()))
+    for name, record in manifest.files.items():
+        digest = hashlib.sha256()
+        n_bytes = 0
+        with durable(folder / name) as file:
+            for part in _parts(url, name, record.n_bytes + 1):  # one more, to notice a longer file
+                file.write(part)
+                digest.update(part)
+                n_bytes += len(part)
+                done.add(len(part))
+        if FileRecord(n_bytes=n_bytes, sha256=digest.hexdigest()) != record:
+            raise UserError(f"{url}/{name}: differs from its manifest; it is damaged or changed")
 
 
 def _parts(url: str, name: str, n_bytes: int) -> Iterator[bytes]:
