@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,8 +147,7 @@ def save_evaluation(evaluation: Evaluation) -> Path:
 def run_lm_eval(
     scorer: Scorer, tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None
 ) -> tuple[dict[str, Scores], dict[str, ItemAnswers]]:
-    """Return the metrics of each task and group, and the items of tasks, in the order of questions, of metrics that are
-    means.
+    """Return the metrics of each task and group, and the items of metrics that are means, in the order of questions.
 
     tasks: names of the harness, and YAML files of tasks. num_fewshot: examples before each question; default: set by
     the task. limit: number of first questions of each task to use.
@@ -183,7 +182,27 @@ def run_lm_eval(
     assert evaluated is not None  # None only on other ranks
     results: dict[str, Any] = dict(evaluated)
     metrics = metrics_of(results)
-    return metrics, {task: _items(samples, metrics[task]) for task, samples in results["samples"].items()}
+    tasks_of = results["group_subtasks"]
+    items = {task: _items(samples, metrics[task]) for task, samples in results["samples"].items()}
+    groups = [group for group in tasks_of if group in metrics]
+    pooled = {group: _pooled([items[task] for task in _leaves(group, tasks_of)], metrics[group]) for group in groups}
+    return metrics, items | pooled
+
+
+def _leaves(name: str, tasks_of: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the tasks of a group, including the tasks of its groups."""
+    return [leaf for part in tasks_of[name] for leaf in _leaves(part, tasks_of)] if name in tasks_of else [name]
+
+
+def _pooled(tasks: Sequence[ItemAnswers], metrics: Scores) -> ItemAnswers:
+    """Return the items of a group, for metrics that are means over all items of its tasks."""
+    items = {
+        metric: [value for task in tasks for value in task.items[metric]]
+        for metric in sorted(set.intersection(*(set(task.items) for task in tasks)))
+    }
+    fingerprint = hashlib.sha256("".join(task.fingerprint for task in tasks).encode()).hexdigest()
+    means = {metric: values for metric, values in items.items() if _is_mean(values, _value(metrics, metric))}
+    return ItemAnswers(fingerprint=fingerprint, items=means)
 
 
 def _items(samples: Sequence[dict[str, Any]], metrics: Scores) -> ItemAnswers:
@@ -199,12 +218,16 @@ def _items(samples: Sequence[dict[str, Any]], metrics: Scores) -> ItemAnswers:
             values_by_metric.setdefault(_shown(metric, sample["filter"]), []).append(sample[metric])
     items = {}
     for metric, values in values_by_metric.items():
-        value = metrics[metric].value if metric in metrics else None
+        value = _value(metrics, metric)
         if _is_mean(values, value):
             items[metric] = [float(item) for item in values]
         elif value is not None and value > 0 and _is_mean(values, -math.log(value)):
             items["nats"] = [-float(item) for item in values]
     return ItemAnswers(fingerprint=hashlib.sha256("".join(questions.values()).encode()).hexdigest(), items=items)
+
+
+def _value(metrics: Scores, metric: str) -> float | None:
+    return metrics[metric].value if metric in metrics else None
 
 
 def _is_mean(values: Sequence[Any], value: float | None) -> bool:
