@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, run_lm_eval,
 from widthwise.runs.export import export_run
 from widthwise.runs.open import HELD_OUT, open_model
 from widthwise.runs.train import resume
-from widthwise.yaml_io import dump_yaml
 
 KINDS = {
     "experts and slots": (
@@ -226,35 +224,15 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def few_tasks(harness: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The harness reads its thousands of tasks for seconds."""
-    from lm_eval import tasks
-
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    (folder / "arc_easy.yaml").write_text(
-        "task: arc_easy\ndataset_path: allenai/ai2_arc\noutput_type: multiple_choice\ntest_split: test\n"
-        "doc_to_text: q\ndoc_to_choice: c\ndoc_to_target: t\n"
-    )
-    whole = tasks.TaskManager.__init__
-
-    def few(self: Any, include_path: Any = None, include_defaults: bool = True, **options: Any) -> None:
-        whole(self, include_path=include_path or folder, include_defaults=False, **options)
-
-    monkeypatch.setattr(tasks.TaskManager, "__init__", few)
-
-
 def scorer(run: Path) -> Scorer:
     trained = open_model(run)
     return Scorer(trained.model, trained.tokenizer, trained.recipe.seq_len)
 
 
-def test_a_group_has_the_items_of_its_tasks(finished: Path, few_tasks: None, tmp_path: Path) -> None:
-    folder = tmp_path / "tasks"
+def test_a_group_has_the_items_of_its_tasks(finished: Path, harness: None, tmp_path: Path) -> None:
+    (folder := tmp_path / "tasks").mkdir()
     for name, rows in (("one", ROWS), ("two", ROWS[:1])):
-        config = local_task(write_lines(tmp_path / f"{name}.jsonl", rows))
-        (folder / f"{name}.yaml").write_text(dump_yaml(config))
+        write_harness_task(write_lines(folder / f"{name}.jsonl", rows))
     by_size = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
     (folder / "inner.yaml").write_text(f"group: inner\ntask: [two]\n{by_size}\n")
     (folder / "outer.yaml").write_text(f"group: outer\ntask: [one, inner]\n{by_size}\n")
