@@ -500,7 +500,7 @@ CITATIONS = {"README.md": readme, "docs/findings.md": findings, "docs/results.md
 GIVEN = {
     "README.md": "after 0.16 to 0.5 tokens · at 0.79M · virtual width of 1.5 · Python 3.11 · Apache-2.0",
     "docs/findings.md": """
-        its step takes up to [1.24] · after 0.05 tokens per · at 0.7 of a trained ·
+        its step takes up to [1.24] · on a CPU up to [1.29] · after 0.05 tokens per · at 0.7 of a trained ·
         Virtual width of 1.5 · virtual width 1.5, ·
         lowers it by 0.0069 nats · the paper's training loss -0.039 · (table 4, by 0.039) ·
         0.4 to 0.6 of the width · widths 0.2, 0.4, 0.8: ·
