@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from page_section import drawn
+from page_section import drawn, rows_of
 
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.reports.evaluation import _difference_figures, answer, csv_text, latex_text, shown
@@ -41,7 +41,7 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
     assert '34.4*<small class="whole">+1.4, p 0.0312</small>' in text
     assert f'30.0†<small class="whole">{MINUS}3.0, p &lt; 0.0001</small>' in text
     assert text.index(">uniform<") < text.index(">x<") < text.index(">=&lt;b&gt;<")
-    assert "x with uniform" in text
+    assert rows_of(text, "The models")["x"] == ["70", "uniform", "runs/x"]
     assert "Not tested: WikiText (no pairs of answers)." in text
     assert "<td>1,172</td>" in text
 

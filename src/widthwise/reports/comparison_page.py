@@ -29,7 +29,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
     caption = f"Variants, mean over {counted(len(outcome.seeds), 'seed')}"
     curve_notes = ["seeds-and-means", "loss-curves"] if len(outcome.seeds) > 1 else ["loss-curves"]
-    return experiment_sections.experiment_page(
+    return experiment_sections.common_page(
         outcome,
         runs,
         comparison_answer(outcome),

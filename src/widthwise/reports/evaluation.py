@@ -72,8 +72,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
         [name, _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)]
         for name, row in zip(names, table.rows)
     ]
-    pairs = [f"{clean(row.name)} with {clean(row.baseline)}" for row in table.rows if row.baseline is not None]
-    marks = {"better": BETTER, "worse": WORSE}
+    is_compared = any(row.baseline is not None for row in table.rows)
     caption = "A row for each model; accuracies in percent; ↑ higher, ↓ lower is better"
     return Page(
         "evaluation",
@@ -85,7 +84,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
                 "Results",
                 *_difference_figures(table),
                 Table(caption, ["Model", *_titles(table)], rows),
-                note("answers", **marks, p=f"{table.significance:g}", pairs="; ".join(pairs)) if pairs else None,
+                note("answers", better=BETTER, worse=WORSE, p=f"{table.significance:g}") if is_compared else None,
             ),
             section(
                 "Questions",  # as Table 5 of the variable-width paper

@@ -48,7 +48,7 @@ def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
     return trained, matched
 
 
-def experiment_page(
+def common_page(
     outcome: Outcome,
     runs: Runs,
     answer: Sequence[str],

@@ -50,7 +50,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
     if outcome.matched not in (None, "none"):
         shapes = [point.name for point in outcome.variants if not SHAPE_KEYS.isdisjoint(point.values)]
     costs = tables.cost_table({point.name: point for point in outcome.variants}).folded
-    return experiment_sections.experiment_page(
+    return experiment_sections.common_page(
         outcome,
         runs,
         answer,
