@@ -72,6 +72,18 @@ def test_a_mistake_is_described_as_in_a_closed_union(shape, message):
     assert str(refused.value) == f"drawing: {message}"
 
 
+def test_a_config_whose_template_is_refused_is_not_registered():
+    class Triangle(Shape):
+        kind: Literal["triangle"] = "triangle"
+
+    class TriangleTemplate(Config):
+        kind: Literal["triangle"] = "triangle"
+
+    with pytest.raises(UserError, match=r"^TriangleTemplate: must be a Shape$"):
+        SHAPES.register(Triangle, TriangleTemplate)
+    assert Triangle not in [*SHAPES.configs]
+
+
 def test_a_feed_forward_that_does_not_say_its_hidden_widths_is_refused_when_it_is_registered():
     class Silent(FFNConfig):
         kind: Literal["silent"] = "silent"

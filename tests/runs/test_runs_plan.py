@@ -79,7 +79,7 @@ def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet(
     found = Device.from_options(None, 0.5, memory="24GiB", tflops=82.0, memory_bandwidth="1TB/s")
     assert (found.memory_bytes, found.peak_flops_per_second, found.memory_bytes_per_second) == (24 * 2**30, 82e12, 1e12)
     assert found.flops_per_second == 41e12
-    found = Device.from_options("rtx3060", 0.5, memory="11GB", tflops=20.0)
+    found = Device.from_options("rtx3060", 0.5, memory="11GB", tflops=20)
     assert (found.name, found.memory_bytes, found.flops_per_second) == ("RTX 3060", 11e9, 10e12)
     assert found.memory_bytes_per_second == 360e9
     assert Device.from_options("4090", memory="48GB") == Device.from_options("rtx4090", memory="48GB")

@@ -14,9 +14,11 @@ def test_peak_is_that_of_the_data_sheet_or_unknown():
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
         ("NVIDIA L40S", 362e12),
         ("NVIDIA RTX 6000 Ada Generation", 364.2e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
         ("NVIDIA A10G", None),
         ("Some other GPU", None),
     ):

@@ -36,7 +36,12 @@ class Kinds(Generic[C]):
         return iter(tuple(self._classes.values()))
 
     def add(self, member: type[C]) -> None:
-        """Register a class. Raise UserError if it has another base, no kind, or a kind that is taken.
+        """Register a class. Raise UserError as `check`."""
+        self.check(member)
+        self._classes[kind_of(member)] = member
+
+    def check(self, member: type[C]) -> None:
+        """Raise UserError for a class that has another base, no kind, or a kind that is taken.
 
         A class declared again, as by a cell of a notebook, replaces the class of the same name.
         """
@@ -47,7 +52,6 @@ class Kinds(Generic[C]):
             raise UserError(
                 f"{member.__name__}: kind {kind_of(member)!r} is already registered by {registered.__module__}"
             )
-        self._classes[kind_of(member)] = member
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._validated)
@@ -90,6 +94,7 @@ class Component(Generic[C, T]):
         if kind_of(config) != kind_of(template):
             kinds = kind_of(config), kind_of(template)
             raise UserError(f"{config.__name__}: is of kind {kinds[0]!r}, and {template.__name__} of {kinds[1]!r}")
+        self.templates.check(template)
         self.configs.add(config)
         self.templates.add(template)
 

@@ -62,14 +62,14 @@ class Device:
         if mfu is not None and not 0 < mfu <= 1:
             raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
         tflops = changes.get("tflops")
-        if isinstance(tflops, float) and not 0 < tflops < math.inf:
+        if isinstance(tflops, int | float) and not 0 < tflops < math.inf:
             raise UserError(f"--tflops: got {tflops:g}; must be a number above 0")
         numbers = {
             OPTIONS[name]: 1e12 * value
-            if isinstance(value, float)
+            if isinstance(value, int | float)
             else parse_bytes(f"--{name.replace('_', '-')}", value.removesuffix("/s"))
             for name, value in changes.items()
-            if isinstance(value, str | float)
+            if value is not None
         }
         return replace(result, mfu=DEFAULT_MFU if mfu is None else mfu, **numbers)
 
@@ -147,6 +147,7 @@ DEVICES = (
     # Without memory, for `known_gpu` only.
     _device("H100 PCIe", 0, 0, 756),
     _device("H100 NVL", 0, 0, 835),
+    _device("H200 NVL", 0, 0, 835),
     _device("GH200", 0, 0, 989),
 )
 """Peaks are of bf16 tensor products with fp32 sums, without sparsity. T4 and V100 (SXM2, 32 GB) have no bf16 and train
@@ -159,9 +160,10 @@ WITH_MEMORY = tuple(device for device in DEVICES if device.memory_bytes)
 
 
 def known_gpu(name: str) -> Device | None:
-    """Return the GPU with a driver's name; None for unknown GPUs and for GeForce, whose variants have similar names."""
-    if "GeForce" in name:
-        return None
+    """Return the GPU with a driver's name; None for unknown GPUs, for a part of one (MIG), and for GeForce, whose
+    variants have similar names."""
     name_parts = set(name.replace("-", " ").split())
+    if name_parts & {"GeForce", "MIG"}:
+        return None
     devices = [device for device in DEVICES if set(device.name.split()) <= name_parts]
     return max(devices, key=lambda device: len(device.name), default=None)
