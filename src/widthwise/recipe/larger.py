@@ -127,7 +127,7 @@ def _as_hourglass(layer: LayerConfig) -> dict[str, Any]:
     old = layer.ffn
     usual = HourglassTemplate()
     if not isinstance(old, SwiGLUConfig):
-        raise UserError(f"--ffn: got hourglass; its first block must be a swiglu, not a {old.kind}")
+        raise UserError(f"ffn: is a {old.kind}; --ffn hourglass needs a swiglu, which becomes its first block")
     d_hidden = (old.d_ff, *[usual.whole_hidden(layer.d_model)] * (usual.n_blocks - 1))
     return {"ffn": HourglassConfig(n_blocks=usual.n_blocks, d_hidden=d_hidden)}
 
