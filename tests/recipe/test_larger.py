@@ -93,7 +93,11 @@ def test_what_a_model_cannot_become_is_refused() -> None:
             r"--to RECIPE \(its layers.2.ffn.d_ff does not follow a rule\)",
         ),
         ({"residual": {"kind": "virtual", "width": 2.0}}, {"to_shape": "x"}, "--to-shape: needs a uniform model"),
-        ({"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}}, {"ffn": "hourglass"}, "layers.0.ffn: is a moe; --ffn hourglass needs"),
+        (
+            {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
+            {"ffn": "hourglass"},
+            "layers.0.ffn: is a moe; --ffn hourglass needs",
+        ),
         ({"n_layers": 2}, {"to_shape": "x"}, "--to-shape: got x for n_layers = 2; add --add-layers 1"),
         ({"n_layers": 1}, {"to_shape": "x", "add_layers": 1}, "n_layers = 2; add --add-layers 2"),
         ({}, {"d_model": 24}, "d_model: got 24, and the model has 32; grow only enlarges: use `widthwise shrink`"),
