@@ -181,6 +181,13 @@ def test_pipes_in_a_run_hang_nothing(tmp_path):
         assert RunDir(tmp_path).is_in_use
 
 
+@pytest.mark.parametrize("target", ["checkpoints", "nowhere", "config.yaml"])
+def test_checkpoints_that_lead_to_no_folder_are_refused(tmp_path, target):
+    (tmp_path / "config.yaml").write_text("a: 1")
+    (tmp_path / "checkpoints").symlink_to(target)
+    assert "checkpoints: is no folder, nor a link to one" in refusal(RunDir(tmp_path).check_checkpoints_are_own)
+
+
 def test_a_full_disk_is_a_user_error(metrics):
     metrics.path.symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"metrics\.jsonl"):

@@ -71,6 +71,17 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def check_checkpoints_are_own(self) -> None:
+        """Raise UserError if checkpoints/ is a link into another run, whose checkpoints would be replaced.
+
+        A link to a folder outside any run, such as one on a larger disk, is fine.
+        """
+        if os.path.lexists(self.checkpoints) and not self.checkpoints.is_dir():
+            raise UserError(f"{self.checkpoints}: is no folder, nor a link to one; delete it")
+        owner = self.checkpoints.resolve().parent
+        if owner != self.path.resolve() and (owner / "config.yaml").exists():
+            raise UserError(f"{self.checkpoints}: leads to the checkpoints of another run, {owner}; must be this run's")
+
     @property
     def tokenizer_folder(self) -> Path:
         return self.path / "tokenizer"

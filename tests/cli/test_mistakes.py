@@ -94,6 +94,7 @@ MISTAKES = {
     "generate": [
         ("generate run --seed 100000000000000000000", "--seed: got 100000000000000000000; input should be less"),
         ("generate run --max-new-tokens 0", "--max-new-tokens: got 0"),
+        ("generate small --prompt \udcff", "--prompt: '\\udcff' is not UTF-8 text"),
         ("generate small --speculative --temperature 0.7", "--temperature 0.7"),
         ("generate small --speculative --temperature 0", "model.mtp"),
     ],

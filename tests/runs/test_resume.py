@@ -53,14 +53,27 @@ def test_so_it_is_for_all_that_a_run_carries(tmp_path, kind):
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
-def test_a_new_run_replaces_no_checkpoints_and_a_link_to_a_larger_disk_is_followed(finished, tmp_path):
-    run, new = unfinished_copy(finished, tmp_path / "run", 4), tmp_path / "new"
+def test_checkpoints_of_another_run_are_refused_before_any_is_deleted(finished, tmp_path):
+    """Of a copy, whose seals are the same, too."""
+    other, run = tmp_path / "other", unfinished_copy(finished, tmp_path / "run", 4)
+    shutil.copytree(finished, other)
+    before = sorted(other.rglob("*"))
     (run / "checkpoints").rename(tmp_path / "aside")
-    for folder in (run, new):
-        folder.mkdir(exist_ok=True)
-        (folder / "checkpoints").symlink_to(tmp_path / "aside")
+    (run / "checkpoints").symlink_to(other / "checkpoints")
+    leads = "leads to the checkpoints of another run"
+    assert f"{run}/checkpoints: {leads}, {other}" in refusal(resume, run)
+    assert sorted(other.rglob("*")) == before
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "checkpoints").symlink_to(other / "checkpoints")
+    assert f"{new}/checkpoints: {leads}, {other}" in refusal(train, tiny_recipe(), new)
+    (new / "checkpoints").unlink()
+    (new / "checkpoints").symlink_to(tmp_path / "aside")
     replaced = "step_00000004: a new run would replace it; choose another folder with --out"
     assert replaced in refusal(train, tiny_recipe(), new)
+    assert sorted(other.rglob("*")) == before
+    (run / "checkpoints").unlink()
+    (run / "checkpoints").symlink_to(tmp_path / "aside")  # a larger disk
     metrics = run / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-20])  # a torn last record is written again
     resume(run)

@@ -217,6 +217,11 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         remark(str(damage))
     tokenizer = trained.tokenizer
     texts = options.prompts or [""]
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"--prompt: {text!r} is not UTF-8 text") from None
     if options.no_bos:
         tokenizer.bos_id = None
     if tokenizer.bos_note is not None:

@@ -128,6 +128,7 @@ class _Launch:
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
 
         def begin() -> None:
+            self.run.check_checkpoints_are_own()
             for checkpoint in checkpoint_folder.checkpoint_paths(self.run.checkpoints):
                 raise UserError(f"{checkpoint}: a new run would replace it; choose another folder with --out")
             data.tokenizer.save(self.run.tokenizer_folder)
@@ -158,6 +159,7 @@ class _Launch:
                 data.tokenizer.save(self.run.tokenizer_folder)
                 self.run.add_to_environment(data.identity.record())
             check_data_of_run(self.run, data.identity, "its recipe now names")
+            self.run.check_checkpoints_are_own()
             checkpoint_folder.remove_partial(self.run.checkpoints)
 
         self.processes.on_rank_zero(check)
