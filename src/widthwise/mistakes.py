@@ -87,7 +87,7 @@ REMOVED = {
     "reset": "was removed; old entries keep their optimizer state, and rewarmup_steps warms learning rates up",
     "--reset": "was removed; old entries keep their optimizer state, and --rewarmup-steps warms learning rates up",
     "--score": "was removed; parts are cut in the order of the first-order change of the loss",
-    "--parts": "was removed; all parts are cut, or those of a recipe for --to",
+    "--parts": "was removed; all parts are cut, or --to names a recipe of the sizes",
     "--stream": "was removed; the stream is rotated where that preserves the function, otherwise sorted",
     "--suite": "was removed; name its tasks with --tasks, or their files with --task-file",
     "--local": "was removed; name the files of a folder with --task-file",

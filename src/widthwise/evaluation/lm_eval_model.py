@@ -51,6 +51,7 @@ class LikelihoodTasks(TaskManager):
         loaded = super().load(task_list)
         for name, task in loaded["tasks"].items():
             if task.get_config("output_type") == "generate_until":
-                way = "`widthwise export` the model and use `lm_eval --model hf`"
-                raise UserError(f"tasks: {name} generates text; {way}")
+                raise UserError(
+                    f"tasks: {name} generates text; `widthwise export` the model and use `lm_eval --model hf`"
+                )
         return loaded

@@ -560,9 +560,9 @@ class Hourglass(nn.Module):
         return build_norm(placement, d_read, d_write, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        first, *others = self.blocks
+        first, *later = self.blocks
         total = first(x)
-        for block in others:
+        for block in later:
             update = block(x + total)
             total = total[..., : update.shape[-1]] + update
         return total

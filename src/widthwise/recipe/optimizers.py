@@ -108,8 +108,8 @@ def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:
     matrix_optimizer = muon_class(
         hidden, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
     )
-    others = [group for group in groups if not group.are_hidden_matrices]
-    return MuonAndAdamW(matrix_optimizer, _adamw(config.adamw, others, config.lr))
+    remaining = [group for group in groups if not group.are_hidden_matrices]
+    return MuonAndAdamW(matrix_optimizer, _adamw(config.adamw, remaining, config.lr))
 
 
 def hidden_matrices(config: Optimizer, model: Decoder) -> set[nn.Parameter]:

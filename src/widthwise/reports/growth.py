@@ -135,7 +135,7 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
 def _figure(step: int, runs: Mapping[str, Sequence[Run]], growths: Growths, looks: Looks) -> Figure | None:
     """Return losses near a growth, with squares for held-out losses; None if no curve has a value there.
 
-    Drawn are the variants that grow at the step, and those of the size before it that never grow.
+    It draws the variants that grow at the step, and variants of the size before it that never grow.
     """
     losses: dict[str, tuple[float, float]] = {}
     sizes = set()
