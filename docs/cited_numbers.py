@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 D32, D64, D80 = "compute_optimal_d32", "compute_optimal_d64", "compute_optimal_d80"
 AT_16 = (D32, "compute_optimal_d32_reordered")
 AT_39 = ("compute_optimal", "compute_optimal_reordered", "compute_optimal_more_seeds")
-MORE_KINDS = "compute_optimal_more_kinds"
+MORE_KINDS, GROWN = "compute_optimal_more_kinds", "compute_optimal_growth"
 """The records of 0.16M and of 0.39M parameters; all but the first of each have the same texts in another order."""
 F6, MORE, LONGER, F12 = "found_6m", "found_6m_more_seeds", "found_6m_longer", "found_12m"
 E6, SWEEP, FFN, VIRTUAL = "evidence_6m", "sweep_shapes", "compare_ffn", "compare_virtual_width"
@@ -192,7 +192,7 @@ def twenty_tokens() -> Iterator[str]:
         yield row(*cells, ratio(D32, name, "flops"), ratio(D32, name, "kv_bytes"))
     yield f"differs by up to {max(of_uniform) - min(of_uniform):.3f}"
     yield listed(seeds_of(minus(D64, "virtual-2-3")))
-    yield d(f"{D32}_growth", "grown")
+    yield from (d(f"{D32}_growth", "grown"), listed(seeds_of(minus(GROWN, "grown"))))
     for name in ("virtual-2-3", "hourglass", "x-head-size"):
         yield row(*in_the_course(D80, name, 960), mean_tokens(D80, name))
     savings = ScalingLaws.read(RESULTS / "compute_optimal_laws").savings
@@ -422,7 +422,7 @@ def results() -> Iterator[str]:
     yield from (d(E6, "dynamic"), f"with {asked(E6, 'dynamic')} of the units")
     yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
     yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
-    yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
+    yield from (d(f"{D32}_growth", "grown"), listed(seeds_of(minus(GROWN, "grown"))), d(GROWTH, "depth_2x"))
     yield from (tokens(E6, name) for name in ("grown", "grown-at-0.7m", virtual))
 
     yield f"minus {min(losses_at_rates('uniform').values()):.3f}, the lowest of uniform"
@@ -489,7 +489,7 @@ def readme() -> Iterator[str]:
     yield from (d(D32, "x"), ci(pooled(AT_39, "x")), d(HEADS, NUMBER))
     yield from (ci(pooled(AT_16, "x-head-size")), *at_larger_sizes("x-head-size"), d(E6, "x-head-size"))
     yield from (d("compare_manifold", name) for name in ("sinkhorn", "free_1_4"))
-    yield from (d(f"{D32}_growth", "grown"), d(GROWTH, "depth_2x"))
+    yield from (d(f"{D32}_growth", "grown"), listed(seeds_of(minus(GROWN, "grown"))), d(GROWTH, "depth_2x"))
     yield f"hourglass has {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the uniform model's KV cache"
     yield f"the x {ratio(D32, 'x', 'kv_bytes', '.2f')}."
     yield f"{ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
