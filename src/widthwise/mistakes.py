@@ -53,6 +53,7 @@ REMOVED = {
     "nested": "mask nested was removed; use `train.nested`",
     "learn_temperature": "was removed; give a temperature",
     "detach": "was removed; gradients flow from the score to the features",
+    "output_multiplier": "was removed with norm.scaling; runs of an earlier checkout need that checkout",
     "write_init": "was removed; block k is written to slot k, and in turn to the slots beyond the widest layer",
     "final_coefficient": "was removed; the coefficient is constant",
     "share_reduce": "was removed; all depths share the reduction of the model",
