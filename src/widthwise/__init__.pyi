@@ -23,9 +23,9 @@ from widthwise.model.residual import register_residual as register_residual
 from widthwise.recipe.design import ShapeRequest as ShapeRequest
 from widthwise.recipe.design import design_recipe as design_recipe
 from widthwise.recipe.inspection import inspect_recipe as inspect_recipe
-from widthwise.recipe.larger import grow_model as grow_model
-from widthwise.recipe.optimizers import build as build
-from widthwise.recipe.optimizers import parameter_groups as parameter_groups
+from widthwise.recipe.models import build as build
+from widthwise.recipe.models import grow_model as grow_model
+from widthwise.recipe.models import parameter_groups as parameter_groups
 from widthwise.recipe.recipe import Recipe as Recipe
 from widthwise.recipe.recipe import load_recipe as load_recipe
 from widthwise.reports.writing import write_report as write_report

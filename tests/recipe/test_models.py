@@ -10,8 +10,7 @@ from widthwise.growth.choices import NewSizes
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
-from widthwise.recipe.larger import grow_model
-from widthwise.recipe.optimizers import build, parameter_groups
+from widthwise.recipe.models import build, grow_model, parameter_groups
 from widthwise.recipe.recipe import Recipe
 from widthwise.yaml_io import to_yaml
 

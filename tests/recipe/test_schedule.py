@@ -17,8 +17,8 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import to_data
 from widthwise.experiments.matching import Point, check_matched
 from widthwise.mistakes import UserError
-from widthwise.recipe.optimizer import ConstantSchedule, CosineSchedule, PowerSchedule, WSDSchedule
 from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.schedule import ConstantSchedule, CosineSchedule, PowerSchedule, WSDSchedule
 
 # Specification of the variable-width paper's recipe: a, c, warm-up, steps, peak and final learning rate at lr 0.01.
 PAPER = {

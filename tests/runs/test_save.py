@@ -10,7 +10,7 @@ from tiny_runs import tiny_recipe, unfinished_copy
 
 from widthwise.data.config import open_data
 from widthwise.model.decoder import Decoder
-from widthwise.recipe.optimizers import build
+from widthwise.recipe.models import build
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run

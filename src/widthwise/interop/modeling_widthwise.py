@@ -652,7 +652,7 @@ class LayerNormMeanScore(WidthScore):
 
 
 class LinearScore(WidthScore):
-    """v . x."""
+    """The product of a learned vector with the input."""
 
     def __init__(self, score: dict[str, Any], d_model: int):
         super().__init__(score, d_model)

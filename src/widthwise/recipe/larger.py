@@ -2,19 +2,16 @@
 
 import math
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import Config, differences, mistakes_at, parse, to_data
 from widthwise.growth.choices import NewSizes
 from widthwise.growth.correspondence import Correspondence
-from widthwise.growth.plan import plan_growth
 from widthwise.growth.resizing import resized, with_layers
 from widthwise.growth.target import grown_config
 from widthwise.mistakes import UserError
 from widthwise.model.attention import SCALES, AttentionTemplate
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, build
 from widthwise.model.ffn.hourglass import HourglassConfig, HourglassTemplate
 from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig
@@ -23,7 +20,6 @@ from widthwise.model.layer import LayerConfig, MTPOptions
 from widthwise.model.residual.hyper_connections import VirtualWidthTemplate
 from widthwise.model.residual.slots import HyperConnectionOptions
 from widthwise.recipe.design import shape_section
-from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.shape.template import ModelTemplate, NormTemplate
@@ -130,22 +126,3 @@ def _as_hourglass(layer: LayerConfig) -> dict[str, Any]:
         raise UserError(f"ffn: is a {old.kind}; --ffn hourglass needs a swiglu, which becomes its first block")
     d_hidden = (old.d_ff, *[usual.whole_hidden(layer.d_model)] * (usual.n_blocks - 1))
     return {"ffn": HourglassConfig(n_blocks=usual.n_blocks, d_hidden=d_hidden)}
-
-
-def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str, seed: int = 0) -> Decoder:
-    """Return a larger model of exactly the same function, on the same device. The given model is not changed.
-
-    to: the larger model as a recipe, a recipe's file or a config, or sizes such as `NewSizes(d_model=96,
-    add_layers=2)`. It keeps the constants of the given model. seed: for new entries that are drawn. Raises UserError if
-    the function cannot be preserved. For a run, with optimizer state and certificate, use `widthwise grow`.
-    """
-    recipe = load_recipe(to) if isinstance(to, (str, Path)) else to
-    if isinstance(recipe, NewSizes):
-        wanted = larger_model(model.config, recipe)
-    else:
-        wanted = recipe.explicit_model if isinstance(recipe, Recipe) else recipe
-    plan = plan_growth(model.config, wanted)
-    weight = model.embedding.weight
-    grown = build(plan.new, 0, weight.device, weight.dtype)
-    grown.set_weights(plan.weights({name: parameter.detach() for name, parameter in model.named_parameters()}, seed))
-    return grown.train(model.training)

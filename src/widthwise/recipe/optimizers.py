@@ -1,7 +1,6 @@
-"""Models and torch optimizers of recipes: AdamW, Muon together with AdamW, and Muon on sharded matrices."""
+"""Torch optimizers of recipes: AdamW, Muon together with AdamW, and Muon on sharded matrices."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,36 +8,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from widthwise.config_io import mistakes_at
-from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
-from widthwise.model.decoder import build as build_decoder
 from widthwise.model.mup import ParameterGroup, grouped_parameters
 from widthwise.model.shards import held, held_rows, is_sharded, whole, with_rows
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
-from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.recipe.train_section import TrainConfig
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor  # takes a second to import
-
-
-def build(
-    source: Recipe | ModelConfig | Path | str,
-    seed: int | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Decoder:
-    """Build the model of a recipe, of a recipe's file, or of a config, with its initial weights.
-
-    seed: of the weights; by default the seed of the recipe, or for a config the default seed of recipes. If the model
-    grows, build its first form. Raises UserError for a mistake in the recipe and if the weights do not fit into memory,
-    and TypeError for a template, which has no explicit sizes.
-    """
-    recipe = load_recipe(source) if isinstance(source, (str, Path)) else source
-    if isinstance(recipe, Recipe):
-        recipe.check()
-        return build_decoder(recipe.explicit_model, recipe.train.seed if seed is None else seed, device, dtype)
-    return build_decoder(recipe, TrainConfig.model_fields["seed"].default if seed is None else seed, device, dtype)
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -76,28 +52,6 @@ def _adamw(config: AdamWConfig, groups: Sequence[ParameterGroup], lr: float) -> 
         for group in groups
     ]
     return torch.optim.AdamW(torch_groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-
-def parameter_groups(
-    model: Decoder, lr: float, weight_decay: float = 0.1, lr_follows_layer_width: bool = False
-) -> list[dict[str, Any]]:
-    """Return the parameter groups of a recipe's AdamW for a torch optimizer.
-
-    lr: the rate of embedding, head and gains; hidden matrices have lr / `init.width_multiplier`. weight_decay: of
-    all parameters except gains and biases. lr_follows_layer_width: see `optimizer.lr_follows_layer_width`. Every group
-    has a name.
-
-    `torch.optim.AdamW(parameter_groups(model, lr=0.004), betas=(0.9, 0.95))`
-    """
-    return [
-        {
-            "name": group.name,
-            "params": list(group.parameters),
-            "lr": lr * group.lr_factor,
-            "weight_decay": weight_decay if group.decays else 0.0,
-        }
-        for group in grouped_parameters(model, lr_follows_layer_width)
-    ]
 
 
 def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:

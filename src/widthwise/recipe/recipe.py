@@ -17,7 +17,8 @@ from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import chooses_width
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases
 from widthwise.recipe.objective import TeacherSizes
-from widthwise.recipe.optimizer import ENDLESS, FlopBudget, Optimizer, Schedule
+from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.schedule import ENDLESS, FlopBudget, Schedule
 from widthwise.recipe.train_section import TrainConfig, ValidationConfig
 from widthwise.records.run import OF_PROCESSES, changes_in_words
 from widthwise.run_dir import RunDir

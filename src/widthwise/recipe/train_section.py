@@ -14,7 +14,7 @@ from widthwise.files import PathText
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.objective import DistillConfig, NestedConfig, WidthBudgetConfig
-from widthwise.recipe.optimizer import Steps
+from widthwise.recipe.schedule import Steps
 from widthwise.sizes import Count, VocabSize
 
 

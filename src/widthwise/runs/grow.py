@@ -25,8 +25,8 @@ from widthwise.model.decoder import build
 from widthwise.model.memory import allocating
 from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.larger import larger_model
-from widthwise.recipe.optimizer import FlopBudget
 from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.schedule import FlopBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 from widthwise.runs.trained import RunCheckpoint, check_finite, check_tokenizer
