@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tiny_runs import TINY
 
-from widthwise.cli.main import main
+from widthwise.__main__ import main
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from tiny_runs import tiny_recipe
 
-from widthwise.cli.signals import stop_by_exception
+from widthwise.__main__ import handle_signals, stop
 from widthwise.experiments.jobs import ProcessGroup
 from widthwise.mistakes import UserError
 from widthwise.runs.train import launched_processes
@@ -38,7 +38,7 @@ def outcome(work: Callable[[], object]) -> object:
 
 
 if __name__ == "__main__":
-    stop_by_exception()
+    handle_signals(stop)
     found: dict[str, object] = {}
     with launched_processes(tiny_recipe().train) as processes:
         together = ProcessGroup(processes)

@@ -117,9 +117,9 @@ def at_step(step: int, event: Fault) -> None:
 @fault
 def at_start(event: Fault) -> None:
     """Before the command is read."""
-    from widthwise.cli.signals import leave_at_once
+    from widthwise.__main__ import handle_signals, leave
 
-    leave_at_once()
+    handle_signals(leave)
     event()
 
 

@@ -13,7 +13,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from widthwise import __version__
-from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.terminal import remark, say
 from widthwise.mistakes import REMOVED, RunFailed, UserError
 from widthwise.reports.formats import printable
@@ -128,7 +127,6 @@ def main() -> None:
     # two threads on two busy cores were 2.5 times slower spinning than sleeping, and no faster on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     warnings.formatwarning = lambda message, *where: printable(f"warning: {message}\n")
-    stop_by_exception()
     try:
         raise SystemExit(app(standalone_mode=False))
     except UserError as error:
