@@ -6,7 +6,6 @@ because our models store frequencies and the factor of the scores. Rules that de
 """
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,13 +44,6 @@ class Fields:
     def has(self, key: str) -> bool:
         """Return True if the file has the key, even with value null."""
         return key in self._data
-
-    def entries(self, pattern: str) -> Iterator[tuple[str, Any]]:
-        """Yield the keys at any depth that match a regular expression, with their values."""
-        mappings: list[Any] = [self._data]
-        for mapping in mappings:
-            mappings += [value for value in mapping.values() if isinstance(value, dict)]
-            yield from ((key, value) for key, value in mapping.items() if re.fullmatch(pattern, key))
 
     def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
         """Return a whole number. Raises UserError for another value, and for a missing key without a default."""
@@ -209,12 +201,11 @@ class Yarn(Scaling):
     def query_factor(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
+        scales = (1.0, 0.0)
         if self.mscale is not None and self.mscale_all_dim is not None:
-            return self._usual_factor(self.mscale) / self._usual_factor(self.mscale_all_dim)
-        return self._usual_factor(1.0)
-
-    def _usual_factor(self, mscale: float) -> float:
-        return 0.1 * mscale * math.log(max(1.0, self.factor)) + 1.0
+            scales = (self.mscale, self.mscale_all_dim)
+        above, below = (0.1 * scale * math.log(max(1.0, self.factor)) + 1.0 for scale in scales)
+        return above / below
 
 
 DEFAULT_BASE = 10000.0
@@ -320,6 +311,7 @@ class Architecture(ABC):
     """Name of the causal language model class in transformers."""
     base_prefix: ClassVar[str]
     """Prefix of all tensors except the head's; missing in a model saved without its head."""
+    positions_key: ClassVar[str] = "max_position_embeddings"
     usual_positions: ClassVar[int | None] = 2048
     """Longest context in tokens where config.json does not have it, as in transformers; None: it is required."""
     buffers: ClassVar[str]
@@ -339,7 +331,7 @@ class Architecture(ABC):
 
     def n_positions(self, fields: Fields) -> int:
         """Return the longest context of the model, in tokens."""
-        return fields.size("max_position_embeddings", self.usual_positions)
+        return fields.size(self.positions_key, self.usual_positions)
 
     def check_written(self, fields: Fields) -> None:  # noqa: B027
         """Raise UserError if transformers refuses the result of `write`."""

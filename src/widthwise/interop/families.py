@@ -1,4 +1,4 @@
-"""The families of transformers that can be imported and exported, and GPT-2, which is like no other.
+"""The families of transformers that can be imported and exported: GPT-2, mixtures of experts, and those of DENSE.
 
 Where two families describe one model, such as Llama and Mistral, a model keeps the family that it was imported from.
 """
@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from widthwise.interop.architecture import Fields, HFTensor
-from widthwise.interop.dense_families import DENSE
-from widthwise.interop.family import Family, Keys
-from widthwise.interop.mixture_families import MIXTURES
+from widthwise.interop.dense_families import DENSE, SwitchedWindow, Windowed
+from widthwise.interop.family import FEED_FORWARD, Family, Keys, RotaryDecoder
+from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 from widthwise.sizes import WIDEST
@@ -29,6 +31,8 @@ class GPT2(Family):
     class_name = "GPT2LMHeadModel"
     base_prefix = "transformer."
     buffers = r".*\.attn\.(bias|masked_bias)"
+    positions_key = "n_positions"
+    usual_positions = 1024
     keys = Keys("n_embd", "n_inner", "n_layer", "n_head", "layer_norm_epsilon", "wte", "h", "ln_f")
     norm_kind = "layer"
     default_eps = 1e-5
@@ -56,9 +60,6 @@ class GPT2(Family):
     }
     norms: ClassVar = {"ln_1": ("attention.norm",), "ln_2": ("ffn.norm",)}
     unrotated: ClassVar = {"rope_base": None, "bias": True, "out_bias": True}
-
-    def n_positions(self, fields: Fields) -> int:
-        return fields.size("n_positions", 1024)
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> MLPConfig:
         name = fields.get("activation_function", "gelu_new")
@@ -93,6 +94,158 @@ class GPT2(Family):
             yield HFTensor(f"{name}.bias", tuple(f"{part}.bias.weight" for part in parts))
 
 
+class _Mixture(RotaryDecoder):
+    """A family with mixtures of experts."""
+
+    router: ClassVar[str]
+    """Name of the router in a layer."""
+    experts: ClassVar[str]
+    """Name of the list of experts in a layer."""
+    expert_matrices: ClassVar[Mapping[str, str]]
+    """Our names of the matrices of an expert -> theirs."""
+    size_keys: ClassVar[Mapping[str, str]]
+    """Our names of the sizes of a mixture -> theirs."""
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        mixture = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)), None)
+        sizes = {} if mixture is None else {key: getattr(mixture, name) for name, key in self.size_keys.items()}
+        return {**super().write(config, n_positions), **sizes}
+
+    def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        if not isinstance(layer.ffn, MoEConfig):
+            yield from super().ffn_tensors(layer)
+            return
+        yield HFTensor(f"{self.router}.weight", ("ffn.w_router.weight",))
+        n_experts = layer.ffn.n_experts
+        for i in range(n_experts):
+            for ours, theirs in self.expert_matrices.items():
+                name = f"{self.experts}.{i}.{theirs}.weight"
+                yield HFTensor(name, (f"ffn.{ours}.weight",), block=i, n_blocks=n_experts)
+
+
+class _NamedMixture(_Mixture):
+    """A mixture whose matrices are named as in a dense feed-forward."""
+
+    router = "mlp.gate"
+    experts = "mlp.experts"
+    expert_matrices: ClassVar = FEED_FORWARD
+    size_keys: ClassVar = {
+        "n_experts": "num_experts",
+        "top_k": "num_experts_per_tok",
+        "normalised": "norm_topk_prob",
+        "d_expert": "intermediate_size",
+    }
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
+        name = "num_experts" if fields.has("num_experts") else "num_local_experts"  # before and in transformers 5
+        return MoEConfig(
+            n_experts=fields.size(name, most=WIDEST),
+            top_k=fields.size("num_experts_per_tok", most=WIDEST),
+            d_expert=fields.size(self.size_keys["d_expert"], most=WIDEST),
+            normalised=fields.flag("norm_topk_prob", False),
+        )
+
+
+class OLMoE(_NamedMixture):
+    """A Llama with a mixture in every layer, and QK-norm over all heads."""
+
+    model_type = "olmoe"
+    class_name = "OlmoeForCausalLM"
+    usual_positions = 4096
+    default_eps = 1e-5
+    qk_norm = "all_heads"
+    fixed: ClassVar = {**RotaryDecoder.fixed, "clip_qkv": None}
+
+    def check_written(self, fields: Fields) -> None:
+        d_model = fields.size("hidden_size")
+        width = fields.size("num_attention_heads") * fields.size("head_dim")
+        if width != d_model:
+            raise UserError(
+                f"n_heads * head_dim: got {width}; must be d_model = {d_model} for an olmoe of transformers; grow "
+                "heads with the width"
+            )
+
+
+class Mixtral(Windowed, _Mixture):
+    model_type = "mixtral"
+    class_name = "MixtralForCausalLM"
+    usual_positions = 131072
+    biases = "none"
+    default_eps = 1e-5
+    usual_rope_base = 1e6
+    router = "block_sparse_moe.gate"
+    experts = "block_sparse_moe.experts"
+    expert_matrices: ClassVar = {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
+    size_keys: ClassVar = {"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"}
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> MoEConfig:
+        return MoEConfig(
+            n_experts=fields.size("num_local_experts", 8, most=WIDEST),
+            top_k=fields.size("num_experts_per_tok", 2, most=WIDEST),
+            d_expert=fields.size("intermediate_size", most=WIDEST),
+        )
+
+
+class Qwen3MoE(Windowed, _NamedMixture):
+    """A Qwen 3 in which some or all layers have a mixture."""
+
+    model_type = "qwen3_moe"
+    class_name = "Qwen3MoeForCausalLM"
+    usual_positions = 32768
+    qk_norm = "head"
+    usual_window = 4096
+    size_keys: ClassVar = {**_NamedMixture.size_keys, "d_expert": "moe_intermediate_size"}
+
+    def window(self, fields: Fields, layer: int) -> int | None:
+        return super().window(fields, layer) if fields.flag("use_sliding_window", False) else None
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
+        dense = fields.get("mlp_only_layers", [])
+        if not isinstance(dense, list):
+            fields.refuse("mlp_only_layers", "a list of layers")
+        if layer in dense or (layer + 1) % fields.size("decoder_sparse_step", 1):
+            return SwiGLUConfig(d_ff=fields.size("intermediate_size", most=WIDEST))
+        return super().ffn(fields, d_model, layer)
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        written = {**super().write(config, n_positions), "decoder_sparse_step": 1, "mlp_only_layers": []}
+        for i, layer in enumerate(config.layers):
+            if not isinstance(layer.ffn, MoEConfig):
+                written["mlp_only_layers"].append(i)
+                written["intermediate_size"] = layer.ffn.hidden_widths[0]
+        return {**written, "use_sliding_window": written["sliding_window"] is not None}
+
+
+class Qwen2MoE(SwitchedWindow, Qwen3MoE):
+    """A Qwen 2 in which some or all layers have a mixture with a gated shared expert."""
+
+    model_type = "qwen2_moe"
+    class_name = "Qwen2MoeForCausalLM"
+    biases = "qkv"
+    qk_norm = None
+    fixed: ClassVar = {**RotaryDecoder.fixed, "qkv_bias": True}
+    size_keys: ClassVar = {**Qwen3MoE.size_keys, "d_shared": "shared_expert_intermediate_size"}
+
+    def slides(self, fields: Fields, layer: int) -> bool:
+        is_low = layer < fields.size("max_window_layers", 28, least=0)
+        return super().slides(fields, layer) and is_low and layer % 2 == 0
+
+    def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
+        ffn = super().ffn(fields, d_model, layer)
+        if not isinstance(ffn, MoEConfig):
+            return ffn
+        d_shared = fields.size("shared_expert_intermediate_size", most=WIDEST)
+        return ffn.model_copy(update={"d_shared": d_shared, "gated_shared": True})
+
+    def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
+        yield from super().ffn_tensors(layer)
+        if isinstance(layer.ffn, MoEConfig):
+            yield HFTensor("mlp.shared_expert_gate.weight", ("ffn.w_shared_gate.weight",))
+            for ours, theirs in FEED_FORWARD.items():
+                yield HFTensor(f"mlp.shared_expert.{theirs}.weight", (f"ffn.shared.{ours}.weight",))
+
+
+MIXTURES = (Mixtral, OLMoE, Qwen2MoE, Qwen3MoE)
 FAMILIES: dict[str, Family] = {family.model_type: family() for family in (GPT2, *DENSE, *MIXTURES)}
 
 

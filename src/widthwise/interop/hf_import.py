@@ -158,11 +158,15 @@ def read_fields(folder: Path) -> Fields:
     for path in folder.iterdir():
         if not path.is_dir():
             check_plain_file(path, MAX_JSON_BYTES if path.suffix == ".json" else None)
-    fields = Fields(read_json_mapping(where), str(where))
-    for key, value in fields.entries(r"\w*(?:layers?|blocks|experts|labels)"):
-        if isinstance(value, int | float) and value > MOST_LAYERS:
-            raise UserError(f"{where}: {key}: got {value}; allowed: a whole number up to {MOST_LAYERS}")
-    return fields
+    data = read_json_mapping(where)
+    mappings = [data]
+    for mapping in mappings:
+        mappings += [value for value in mapping.values() if isinstance(value, dict)]
+        for key, value in mapping.items():
+            is_count = re.fullmatch(r"\w*(layers?|blocks|experts|labels)", key) is not None
+            if is_count and isinstance(value, int | float) and value > MOST_LAYERS:
+                raise UserError(f"{where}: {key}: got {value}; allowed: a whole number up to {MOST_LAYERS}")
+    return Fields(data, str(where))
 
 
 def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:

@@ -545,19 +545,14 @@ class Hourglass(nn.Module):
         n_blocks = ffn["n_blocks"]
         widths = ffn["d_hidden"] if isinstance(ffn["d_hidden"], list) else [ffn["d_hidden"]] * n_blocks
         outputs = [d_model] * (n_blocks - 1) + [layer.layer_out]
-        self.blocks = nn.ModuleList(
-            FeedForward(d_model, d_hidden, d_write, self._norm(layer, d_write))
-            for d_hidden, d_write in zip(widths, outputs)
-        )
-
-    @staticmethod
-    def _norm(layer: Any, d_write: int) -> Norm:
-        """Build the norm of a block that writes d_write coordinates; its divisor differs as its width does."""
         placement = layer.norm_placement
-        d_read = layer.layer_width
-        change = normalised_width(placement, d_read, d_write) - normalised_width(placement, d_read, layer.layer_out)
-        norm = {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
-        return build_norm(placement, d_read, d_write, norm)
+        usual_width = normalised_width(placement, d_model, layer.layer_out)
+        self.blocks = nn.ModuleList()
+        for d_hidden, d_write in zip(widths, outputs):
+            # The divisor of a norm differs from the layer's as its width does.
+            change = normalised_width(placement, d_model, d_write) - usual_width
+            norm = {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
+            self.blocks.append(FeedForward(d_model, d_hidden, d_write, build_norm(placement, d_model, d_write, norm)))
 
     def forward(self, x: Tensor) -> Tensor:
         first, *later = self.blocks
@@ -669,18 +664,6 @@ SCORES: dict[str, type[WidthScore]] = {
 }
 
 
-def width_mask(mask: dict[str, Any], width: Tensor, centres: Tensor) -> Tensor:
-    """Return 1 for units with a centre below the width and 0 for the others; kind `soft`: a sigmoid.
-
-    width: (B, T, 1), centres: (d_ff,), both in units -> (B, T, d_ff). Training uses the same mask as evaluation. A step
-    has no gradient, so widths can only be learned in widthwise.
-    """
-    distance = width - centres
-    if mask["kind"] == "soft":
-        return torch.sigmoid(distance / mask["temperature"])
-    return (distance > 0).to(width.dtype)
-
-
 def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
     """Return (d_ff,), the ascending positions of the hidden units; i + 1/2 for the first units of the layer.
 
@@ -693,7 +676,10 @@ def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
 
 
 class DynamicWidth(FeedForward):
-    """A SwiGLU in which each token uses only the first hidden units, by its score."""
+    """A SwiGLU in which each token uses only the hidden units with a centre below its width, which its score sets.
+
+    With a `soft` mask, units count by a sigmoid of the distance.
+    """
 
     def __init__(self, layer: Any, ffn: dict[str, Any]):
         super().__init__(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer))
@@ -712,7 +698,9 @@ class DynamicWidth(FeedForward):
         x = self.norm.before(x)
         level = torch.sigmoid(self.score(x, stream) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
-        used = width_mask(self.mask, width[..., None], unit_centres(self.sizes, width))
+        distance = width[..., None] - unit_centres(self.sizes, width)
+        # Training uses the same mask as evaluation. A step has no gradient, so widths can only be learned in widthwise.
+        used = torch.sigmoid(distance / self.mask["temperature"]) if self.mask["kind"] == "soft" else distance > 0
         hidden = self.hidden(x)
         return self.norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
 

@@ -44,27 +44,27 @@ def check(config: Any, where: str, n_devices: int = 1) -> None:
 
     where: name of the folder in errors; n_devices: number of devices that share each layer (`tensor_parallel_size`).
     """
+    unsupported = []
     if config.residual["kind"] not in RESIDUALS:
-        _refuse(where, f"residual {config.residual['kind']}")
+        unsupported.append(f"residual {config.residual['kind']}")
     if config.logit_cap is not None:
-        _refuse(where, f"logit_cap {config.logit_cap}")
+        unsupported.append(f"logit_cap {config.logit_cap}")
     layers = list(config.per_layer_config)
     for index, layer in enumerate(layers, start=1):
         kind = layer.feed_forward["kind"]
         if kind not in FEED_FORWARDS:
-            _refuse(where, f"layer {index}: feed_forward {kind}")
+            unsupported.append(f"layer {index}: feed_forward {kind}")
         for key in ("attention_window", "attention_score_cap"):
             if getattr(layer, key) is not None:
-                _refuse(where, f"layer {index}: {key} {getattr(layer, key)}")
+                unsupported.append(f"layer {index}: {key} {getattr(layer, key)}")
         sizes = {layers[0].head_dim, layer.head_dim, layer.v_head_dim or layer.head_dim}
         if len(sizes) > 1:
-            _refuse(where, f"layer {index}: head sizes {', '.join(map(str, sorted(sizes)))}")
-        if n_devices > 1:
+            unsupported.append(f"layer {index}: head sizes {', '.join(map(str, sorted(sizes)))}")
+    if unsupported:
+        raise UserError(f"{where}: vLLM cannot run this model: {unsupported[0]}; supported: {SUPPORTED}")
+    if n_devices > 1:
+        for index, layer in enumerate(layers, start=1):
             _check_split(layer, f"{where}: layer {index}", n_devices)
-
-
-def _refuse(where: str, what: str) -> None:
-    raise UserError(f"{where}: vLLM cannot run this model: {what}; supported: {SUPPORTED}")
 
 
 def _check_split(layer: Any, where: str, n_devices: int) -> None:

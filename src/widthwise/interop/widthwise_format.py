@@ -85,17 +85,6 @@ class Widthwise(Architecture):
     usual_positions = None
     buffers = r"(?!)"  # matches nothing
 
-    def check(self, config: ModelConfig) -> None:
-        """Raise UserError for components that `modeling_widthwise` lacks, such as plugins."""
-        kinds = [("residual.kind", config.residual.kind, RESIDUALS)]
-        kinds += [(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS) for name, layer in config.named_layers()]
-        for path, kind, allowed in kinds:
-            if kind not in allowed:
-                raise UserError(
-                    f"{path}: got {kind}, which the exported model lacks; its code (modeling_widthwise.py) supports "
-                    f"{', '.join(allowed)}, and no plugins"
-                )
-
     def read(self, fields: Fields) -> ModelConfig:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         overrides = fields.get("per_layer_config", {})
@@ -119,11 +108,17 @@ class Widthwise(Architecture):
         if fields.flag("learned_positions", False):
             model["positions"] = {"n_positions": self.n_positions(fields)}
         config = parse(ModelConfig, {**model, "layers": layers}, fields.where)
-        self.check(config)
+        kinds = [("residual.kind", config.residual.kind, RESIDUALS)]
+        kinds += [(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS) for name, layer in config.named_layers()]
+        for path, kind, allowed in kinds:
+            if kind not in allowed:
+                raise UserError(
+                    f"{path}: got {kind}, which the exported model lacks; its code (modeling_widthwise.py) supports "
+                    f"{', '.join(allowed)}, and no plugins"
+                )
         return config
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        self.check(config)
         model = to_data(config)
         layers = [
             {"intermediate_size": max(layer.ffn.hidden_widths)}
