@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import re
 import signal
 import socket
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -90,12 +92,15 @@ def test_a_mistake_is_the_line_that_the_command_line_prints(server: ExplorerServ
         assert _get(server, "/recipe.yaml?" + urlencode(query))[0] in (200, 422)
 
 
-def test_a_taken_port_is_an_error(server: ExplorerServer) -> None:
-    from widthwise.cli.design import _server
+def test_a_taken_port_is_an_error_unless_it_is_the_default(server: ExplorerServer, monkeypatch, capsys) -> None:
+    from widthwise.cli import design
 
-    assert f"--port: got {server.server_port}" in refusal(_server, server.answers, server.server_port)
-    with _server(server.answers, None) as other:
-        assert other.server_port != server.server_port
+    taken = design.ExploreOptions(port=server.server_port, no_browser=True)
+    assert f"--port: got {server.server_port}" in refusal(design.explore, Path("smoke"), taken)
+    monkeypatch.setattr(design, "DEFAULT_PORT", server.server_port)
+    monkeypatch.setattr(ExplorerServer, "serve_forever", lambda self: None)
+    design.explore(Path("smoke"), design.ExploreOptions(no_browser=True))
+    assert re.fullmatch(r"http://127.0.0.1:(\d+)/ .*\n", capsys.readouterr().out)[1] != str(server.server_port)
 
 
 def test_a_signal_while_a_request_is_taken_in_ends_it(server: ExplorerServer, monkeypatch) -> None:

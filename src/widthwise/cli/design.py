@@ -5,7 +5,7 @@ import shutil
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import Field
@@ -22,9 +22,6 @@ from widthwise.reports.tables import budget_lines, inspection_costs, inspection_
 from widthwise.shape.search_space import ShapeRequest
 from widthwise.training.launch import Interrupted
 from widthwise.yaml_io import recipes_folder
-
-if TYPE_CHECKING:
-    from widthwise.explorer.server import Answers, ExplorerServer
 
 DEFAULT_PORT = 8520
 COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", "training_flops"))]
@@ -171,9 +168,16 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
 
     Example: `widthwise explore configs/x_200m.yaml`
     """
-    from widthwise.explorer.server import Answers
+    from widthwise.explorer.server import Answers, ExplorerServer
 
-    with _server(Answers(recipe, overrides or ()), options.port) as server:
+    answers = Answers(recipe, overrides or ())
+    try:
+        server = ExplorerServer(answers, DEFAULT_PORT if options.port is None else options.port)
+    except OSError as error:
+        if options.port is not None:
+            raise UserError(f"--port: got {options.port}; {error.strerror}; 0 picks any free port") from None
+        server = ExplorerServer(answers)
+    with server:
         say(f"{server.url} (Ctrl-C to stop)")
         sys.stdout.flush()
         # Without a screen, a text browser would take over the terminal.
@@ -186,15 +190,3 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
             server.serve_forever()
         except Interrupted:
             say("stopped")
-
-
-def _server(answers: "Answers", port: int | None) -> "ExplorerServer":
-    """Return the server on a port; None: on the default port, or on a free one if that is taken."""
-    from widthwise.explorer.server import ExplorerServer
-
-    try:
-        return ExplorerServer(answers, DEFAULT_PORT if port is None else port)
-    except OSError as error:
-        if port is None:
-            return ExplorerServer(answers)
-        raise UserError(f"--port: got {port}; {error.strerror}; 0 picks any free port") from None

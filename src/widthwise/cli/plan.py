@@ -186,11 +186,19 @@ def show_plan(plan: Plan, as_json: bool) -> None:
 
     Raises UserError, after printing, if a single sequence does not fit on any number of devices.
     """
+    device_memory = bytes_of(plan.device_memory_bytes or 0)
     if as_json:
         say_json(plan)
     else:
         if plan.device is not None:
-            say(*(_verdict(plan, run) for run in plan.deployments), "")
+            for run in plan.deployments:
+                line = f"{'fits' if run.fits else 'does not fit'} on {counted(run.n_devices, 'device')}: a model of "
+                line += f"{amount(plan.params)} parameters needs {bytes_of(run.memory.total_bytes)} of memory with "
+                line += f"passes of {counted(run.micro_batch_size, 'sequence')}; {plan.device} has {device_memory}"
+                if not run.fits:
+                    line += f"; {run.remedy or 'no number of shards, pass or activation checkpointing'} would fit"
+                say(line)
+            say("")
         say_tables(_table(plan))
         data = plan.data
         say(
@@ -200,19 +208,7 @@ def show_plan(plan: Plan, as_json: bool) -> None:
             f"{duration(data.prepare_core_hours)} of one core",
         )
     if all(run.fits is False and run.remedy is None for run in plan.deployments):
-        raise UserError(
-            f"--device: not even one sequence fits into the {bytes_of(plan.device_memory_bytes or 0)} of {plan.device}"
-        )
-
-
-def _verdict(plan: Plan, run: Deployment) -> str:
-    """Return a line on the fit on a number of devices."""
-    line = f"{'fits' if run.fits else 'does not fit'} on {counted(run.n_devices, 'device')}: a model of "
-    line += f"{amount(plan.params)} parameters needs {bytes_of(run.memory.total_bytes)} of memory with passes of "
-    line += f"{counted(run.micro_batch_size, 'sequence')}; {plan.device} has {bytes_of(plan.device_memory_bytes or 0)}"
-    if run.fits:
-        return line
-    return f"{line}; {run.remedy or 'no number of shards, pass or activation checkpointing'} would fit"
+        raise UserError(f"--device: not even one sequence fits into the {device_memory} of {plan.device}")
 
 
 def _table(plan: Plan) -> Table:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -22,6 +22,8 @@ from widthwise.training.observer import Observer
 SECONDS_BETWEEN_LINES = 5.0
 WIDE = 100
 """Smallest number of columns for long bars and names."""
+NO_TEXTS: dict[str, Any] = {"done": "", "rate": "", "loss": ""}
+"""The fields of a task that has just begun."""
 
 
 class TrackerName(StrEnum):
@@ -140,8 +142,18 @@ class LineObserver(Observer):
         event = record["event"]
         if event == "train":
             self._trained(record)
-        elif event not in ("stopped", "norms"):  # the error that ends a run reports a stop; norms are many
-            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_event(record)}")
+            return
+        if event in ("stopped", "norms"):  # the error that ends a run reports a stop; norms are many
+            return
+        if event == "growth":
+            text = f"growth from {record['params_before']:,} to {record['params_after']:,} parameters, "
+            text += f"validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"
+        elif event == "skipped":
+            norm = record["grad_norm"]
+            text = f"skipped, gradient norm {'not finite' if norm is None else f'{norm:.4g}'}"
+        else:
+            text = f"{event} {_loss(record)}"
+        self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {text}")
 
     def remaining(self, seconds: float) -> None:
         """Show the time left for all runs, and the date and time of their end."""
@@ -164,24 +176,20 @@ class LineObserver(Observer):
 class Bars(Progress):
     """A line for each task: name, bar, progress, rate, time left and loss.
 
-    `footer` is a line below all tasks.
+    `footer` is a line below all tasks. `name_width`: longest name of a task, which leaves room for the rest.
     """
 
     footer = ""
 
     def __init__(self, console: Console):
-        self._is_wide = console.width >= WIDE
+        is_wide = console.width >= WIDE
+        self.name_width = 40 if is_wide else 26
         columns = (
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=30 if self._is_wide else 8),
+            BarColumn(bar_width=30 if is_wide else 8),
             _Rest(table_column=Column(no_wrap=True, overflow="ellipsis")),
         )
         super().__init__(*columns, console=console)
-
-    def begin(self, name: str, n_total: int | None = None, is_shown: bool = True) -> TaskID:
-        """Add a line. name: shortened to leave room for the rest."""
-        short = shorten(name, 40 if self._is_wide else 26)
-        return self.add_task(short, total=n_total, visible=is_shown, done="", rate="", loss="")
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
@@ -205,7 +213,7 @@ class BarObserver(LineObserver):
         super().__init__(bars.console)
         self._bars = bars
         self._is_run = False
-        self._task = bars.begin("", is_shown=False)
+        self._task = bars.add_task("", visible=False, **NO_TEXTS)
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         if stage != self._pace.stage or self._is_run:
@@ -246,7 +254,7 @@ class BarObserver(LineObserver):
 
     def _begin(self, description: str, total: int | None) -> None:
         self._bars.remove_task(self._task)
-        self._task = self._bars.begin(description, total)
+        self._task = self._bars.add_task(shorten(description, self._bars.name_width), total=total, **NO_TEXTS)
 
 
 def _loss(record: dict[str, Any]) -> str:
@@ -255,14 +263,3 @@ def _loss(record: dict[str, Any]) -> str:
     if record.get("mtp_losses"):
         text += "  mtp" + "".join(f" {loss:.4f}" for loss in record["mtp_losses"])
     return text
-
-
-def _event(record: dict[str, Any]) -> str:
-    """Return an event other than a step as text."""
-    if record["event"] == "growth":
-        params = f"{record['params_before']:,} to {record['params_after']:,} parameters"
-        return f"growth from {params}, validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"
-    if record["event"] == "skipped":
-        norm = record["grad_norm"]
-        return f"skipped, gradient norm {'not finite' if norm is None else f'{norm:.4g}'}"
-    return f"{record['event']} {_loss(record)}"

@@ -171,7 +171,10 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
 
 
 def laid_out(table: Table) -> RichTable:
-    """Return the table for Rich: words to the left, numbers to the right and unbroken, an empty row as a blank line."""
+    """Return the table for Rich: words to the left, numbers to the right and unbroken, an empty row as a blank line.
+
+    All lines of a cell after the first are dim.
+    """
     drawn = RichTable(
         title=Text(table.caption),
         caption=Text(table.note) if table.note else None,
@@ -192,16 +195,15 @@ def laid_out(table: Table) -> RichTable:
             is_whole = _width(heading) <= longest
             drawn.add_column(Text(heading), overflow="fold", min_width=width, no_wrap=is_whole, justify="right")
     for row in table.rows:
-        drawn.add_row(*(_cell(text, title in table.text_columns) for text, title in zip(row, table.header)))
+        cells = []
+        for text, title in zip(row, table.header):
+            value, newline, detail = text.partition("\n")
+            style = _STYLES.get(value, "") if title in table.text_columns else ""
+            cells.append(Text(value, style).append(newline + detail, style="dim"))
+        drawn.add_row(*cells)
     return drawn
 
 
 def _width(text: str) -> int:
     """Return the width of the longest line in columns of the terminal."""
     return max(map(cell_len, text.splitlines()), default=0)
-
-
-def _cell(text: str, is_words: bool) -> Text:
-    """Return a cell for Rich, in which all lines after the first are dim."""
-    value, newline, detail = text.partition("\n")
-    return Text(value, _STYLES.get(value, "") if is_words else "").append(newline + detail, style="dim")
