@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import build
+from widthwise.model.decoder import Decoder, build
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
 transformers.logging.set_verbosity_error()
@@ -73,12 +73,10 @@ SWITCHED = {"use_sliding_window": True, "sliding_window": 4}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": of("Llama", head_dim=10),
     "llama_tied_biased": of("Llama", **BIASED, rms_norm_eps=1e-5),
-    "llama_one_kv_head": of("Llama", num_key_value_heads=1),
     "llama_linear": of("Llama", rope_parameters=LINEAR_RULE),
     "llama_llama3": of("Llama", rope_parameters=LLAMA3_RULE, head_dim=16),
     "llama_yarn": of("Llama", rope_parameters=YARN_RULE, head_dim=16),
     "qwen2": of("Qwen2"),
-    "qwen2_tied": of("Qwen2", **TIED),
     "qwen3": of("Qwen3", head_dim=8),
     "qwen3_tied_biased": of("Qwen3", **BIASED, head_dim=6),
     "olmo2": of("Olmo2"),
@@ -170,6 +168,11 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-5, what:
     """Relative to the largest, if that is more than 1."""
     atol = tolerance * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=lambda message: f"{what}: {message}")
+
+
+def weights_of(model: Decoder) -> dict[str, Tensor]:
+    """By our names, tied ones once."""
+    return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
 @torch.no_grad()

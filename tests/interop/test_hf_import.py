@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from boxes import refusal
-from hf_models import CONFIGS, TOLERANCE, hf_folder, hf_logits, hf_model, own_logits
+from hf_models import CONFIGS, SWITCHED, TOLERANCE, hf_folder, hf_logits, hf_model, own_logits
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -19,8 +19,6 @@ from widthwise.interop.architecture import Fields
 from widthwise.interop.families import FAMILIES
 from widthwise.interop.families import REFUSED as REFUSED_FAMILIES
 from widthwise.interop.hf_import import WIDTHWISE, import_hf
-from widthwise.model.decoder import build
-from widthwise.model.generate import SamplingConfig, generate, pad_left
 from widthwise.runs.save import import_plan
 
 
@@ -32,20 +30,20 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(own_logits(imported.config, imported.weights), expected, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("name", "buffer"),
-    [
-        ("llama_tied_biased", "model.layers.0.self_attn.rotary_emb.inv_freq"),
-        ("gpt2", "transformer.h.1.attn.masked_bias"),
-    ],
-)
-def test_shards_no_tied_head_and_old_buffers_make_no_difference(tmp_path: Path, name: str, buffer: str) -> None:
+OLD_BUFFERS = {
+    "llama_tied_biased": "model.layers.0.self_attn.rotary_emb.inv_freq",
+    "gpt2": "transformer.h.1.attn.masked_bias",
+}
+
+
+@pytest.mark.parametrize("name", OLD_BUFFERS)
+def test_shards_no_tied_head_and_old_buffers_make_no_difference(tmp_path: Path, name: str) -> None:
     folder = hf_folder(tmp_path / "whole", name)
     whole = import_hf(folder).weights
     shards = hf_folder(tmp_path / "shards", name, max_shard_size="8KB")
     assert len(list(shards.glob("*.safetensors"))) > 2
     hf_model(name).base_model.save_pretrained(tmp_path / "base")
-    _change_tensors(folder, lambda tensors: tensors.update({buffer: torch.ones(5)}))
+    _change_tensors(folder, lambda tensors: tensors.update({OLD_BUFFERS[name]: torch.ones(5)}))
     for other in (shards, tmp_path / "base", folder):
         weights = import_hf(other).weights
         assert weights.keys() == whole.keys()
@@ -74,8 +72,8 @@ def test_a_missing_context_is_the_one_that_transformers_takes() -> None:
     ("name", "changes"),
     [
         ("mistral_window", {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}),
-        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 4}),
-        ("qwen3_moe", {"use_sliding_window": False, "sliding_window": 4}),
+        ("qwen3_moe", SWITCHED),
+        ("qwen3_moe", {**SWITCHED, "use_sliding_window": False}),
         ("smollm3", {"use_sliding_window": True}),
         ("ministral", {"layer_types": None}),
         ("olmo3_plain", {"layer_types": None}),
@@ -83,10 +81,7 @@ def test_a_missing_context_is_the_one_that_transformers_takes() -> None:
         ("gemma3_plain", {"layer_types": None, "sliding_window_pattern": 3}),
         ("gemma2", {"layer_types": None}),
         ("gemma2", {"layer_types": None, "sliding_window": 5}),
-        (
-            "qwen2",
-            {"num_key_value_heads": None, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
-        ),
+        ("qwen2", {"num_key_value_heads": None, "layer_types": None, **SWITCHED, "max_window_layers": 1}),
     ],
 )
 def test_windows_are_where_transformers_has_them(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
@@ -168,26 +163,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_local_experts": 6}, r"block_sparse_moe.gate.weight has shape \(5, 32\); must be \(6, 32\)"),
     ("gemma3", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping: got 30.0; allowed: null"),
     ("gemma2", {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping: got -50.0; allowed: a number above 0"),
-    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0; allowed: a number above 0"),
     ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: got True; allowed: False"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),
     ("qwen2", WINDOWS, "sliding_window: got None; allowed: a whole number, because layer_types.1 is sliding_attention"),
-    (
-        "qwen3",
-        WINDOWS | {"sliding_window": 9},
-        "use_sliding_window: got False; allowed: true, because layer_types.1 is",
-    ),
+    ("qwen3", WINDOWS | {"sliding_window": 9}, "use_sliding_window: got False; allowed: true, because layer_types.1"),
     ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "layer_types.0: got 'chunked_attention'; allowed: full_att"),
     ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: got .'full_attention'.; allowed: a list of 2"),
     ("llama", PARTLY, "partial_rotary_factor: got 0.5; allowed: 1.0"),
     ("llama", DYNAMIC, "rope_parameters.rope_type: got 'dynamic'; allowed: default, linear, llama3, longrope, yarn"),
     ("llama", {"rope_parameters": None, "rope_scaling": {"type": "ntk"}}, "rope_scaling.type: got 'ntk'; allowed"),
-    (
-        "olmo3",
-        {"rope_parameters": DYNAMIC["rope_parameters"]},
-        "allowed: a mapping with full_attention and sliding_att",
-    ),
+    ("olmo3", DYNAMIC, "rope_parameters: got .*; allowed: a mapping with full_attention and sliding_attention"),
     ("llama", _longrope([1.0] * 5, [2.0] * 5), "long_factor: differs from short_factor"),
     ("llama", _longrope([1.0] * 4, [1.0] * 4), "short_factor: has 4 numbers; must be head_dim / 2 = 5"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: is not supported"),
@@ -200,11 +186,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2", {"num_attention_heads": 40, "num_key_value_heads": 40}, "model.head_dim: got 1; rotary positions"),
     ("gpt2", {"n_head": 5}, "n_head: got 5; allowed: a divisor of n_embd = 24"),
     ("llama", {"intermediate_size": 36}, r"mlp.\w+.weight has shape \(.*\); must be \(.*36.*\)"),
-    (
-        "llama_tied_biased",
-        {"tie_word_embeddings": False},
-        "no tensor lm_head.weight.*; set tie_word_embeddings",
-    ),
+    ("llama_tied_biased", {"tie_word_embeddings": False}, "no tensor lm_head.weight.*; set tie_word_embeddings"),
     ("llama", {"tie_word_embeddings": True}, "lm_head.weight differs from the embedding"),
     ("llama", {"num_hidden_layers": 1}, r"has a tensor model.layers.1.\S+, which a llama does not have"),
     ("llama", {"pad_token_id": 61}, "pad_token_id: got 61; allowed: the number of a token, from -1 to 60, or several"),
@@ -291,34 +273,3 @@ def _change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], An
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-
-
-@pytest.mark.hard
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mistral_window",
-        "ministral",
-        "smollm3_window",
-        "mixtral_window",
-        "granite",
-        "olmoe",
-        "gemma3",
-        "gemma3_plain",
-        "gemma2",
-    ],
-)
-def test_texts_of_different_lengths_continue_as_in_transformers(tmp_path: Path, name: str) -> None:
-    """Greedy text from both caches, in a batch padded on the left, for longer than a window."""
-    imported = import_hf(hf_folder(tmp_path, name))
-    model = build(imported.config, seed=0, dtype=torch.float64)
-    model.set_weights(imported.weights.items())
-    prompts = [[7, 8, 9, 20, 31, 42, 53, 60, 11], [12, 7, 33, 50], [9]]
-    tokens, is_real = pad_left(prompts, torch.device("cpu"))
-    theirs = hf_model(name)
-    theirs.set_experts_implementation("eager")
-    if theirs.config._attn_implementation != "eager":  # whose weights of padding are no numbers in fp64
-        theirs = theirs.double()
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    expected = theirs.generate(input_ids=tokens, attention_mask=is_real.long(), **options)
-    assert generate(model.eval(), prompts, 12, SamplingConfig(temperature=0)) == expected[:, tokens.shape[1] :].tolist()

@@ -56,10 +56,8 @@ def _engine(model: Decoder, folder: Path, **options: Any) -> Any:
 def _generated(engine: Any, texts: list[list[int]]) -> tuple[list[list[int]], list[list[dict[int, Any]]]]:
     """Greedy tokens of each text, and the log-probabilities of the likeliest four at each."""
     options = vllm.SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=4, detokenize=False, ignore_eos=True)
-    found = [
-        one.outputs[0]
-        for one in engine.generate([{"prompt_token_ids": text} for text in texts], options, use_tqdm=False)
-    ]
+    requests = [{"prompt_token_ids": text} for text in texts]
+    found = [response.outputs[0] for response in engine.generate(requests, options, use_tqdm=False)]
     return [list(one.token_ids) for one in found], [one.logprobs for one in found]
 
 

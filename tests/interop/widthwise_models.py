@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from hf_models import VOCAB_SIZE, assert_close
+from hf_models import VOCAB_SIZE, assert_close, transformers, weights_of
 from torch import Tensor
 
 from widthwise.config_io import parse, to_data
@@ -16,8 +15,6 @@ from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
-
-transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
 
 N_POSITIONS = 64
 PLAIN = Surroundings(N_POSITIONS, {"eos_token_id": None})
@@ -163,8 +160,7 @@ def own_model(config: ModelConfig, dtype: torch.dtype = torch.float32, spread: f
 
 def written(model: Decoder, folder: Path, surroundings: Surroundings = PLAIN) -> Path:
     dtype = model.embedding.weight.dtype
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    assert export_hf(model.config, weights, folder, surroundings, dtype, model_type="widthwise") == "widthwise"
+    export_hf(model.config, weights_of(model), folder, surroundings, dtype, model_type="widthwise")
     return folder
 
 
