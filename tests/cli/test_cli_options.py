@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 import typer
@@ -46,7 +46,7 @@ class Asked(Config):
     """Seeds."""
     colours: tuple[Colour, ...] = ()
     """Colours."""
-    group_by: Annotated[str | None, typer.Option("--group", "--group-by", envvar="ASKED_GROUP")] = None
+    group_by: Annotated[str | None, typer.Option("--group", "--group-by")] = None
     """Group."""
 
 
@@ -80,19 +80,11 @@ def ask() -> Callable[..., Asked]:
         (("--std", "0.02", "--budget", "2.5M"), {"std": 0.02, "budget": 2_500_000}),
         (("--kind", "diamond", "--folder", "a/b"), {"kind": "diamond", "folder": Path("a/b")}),
         (("--seed", 3, "--seed", 5, "--colour", "blue"), {"seeds": (3, 5), "colours": (Colour.BLUE,)}),
-        (("--group", "a"), {"group_by": "a"}),
         (("--group-by", "a"), {"group_by": "a"}),
     ],
 )
-def test_options_become_the_config_of_the_same_values(
-    ask: Callable, arguments: tuple, expected: dict[str, Any]
-) -> None:
+def test_options_become_the_config_of_the_same_values(ask: Callable, arguments: tuple, expected: dict) -> None:
     assert ask(*arguments) == Asked(**expected)
-
-
-def test_an_option_may_be_set_by_the_environment(ask: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASKED_GROUP", "a")
-    assert ask().group_by == "a"
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,7 @@ def test_lines_and_bars_show_stages_first_steps_spikes_and_the_end_of_all_runs_a
         observer.record({"step": 6, "event": "skipped", "loss": 3.5, "grad_norm": 81.25})
         observer.busy("step 1 running (compiling)")
     assert re.search("run 1 of 2, x(: | .* )step 1 running .compiling.", plain(written))
-    for line in ("skipped, gradient norm not finite", "skipped, gradient norm 81.25"):
-        assert line in written.getvalue()
+    assert re.findall("skipped, gradient norm (not finite|[\\d.]+)", written.getvalue()) == ["not finite", "81.25"]
     assert "1.25]" not in written.getvalue()
     with shown(220, is_terminal) as (observer, written):
         observer.starting("run 2 of 3, x-seed1", 0, 30)
@@ -123,8 +122,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch):
     with shown(220, True) as (observer, written):
         observer.starting("x", 0, 30)
         observer.record(RECORD)
-    assert "\x1b" not in written.getvalue()
-    assert "x: step 20/30" in written.getvalue()
+    assert written.getvalue().startswith("x: step 20/30")
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -26,10 +26,9 @@ def test_train_prints_lines_while_it_goes_and_the_result_at_the_end(succeeds) ->
 
 
 def test_a_mixture_is_told_at_the_start_and_by_source_at_the_end(succeeds) -> None:
-    sources = [
-        f"{name}: {{corpus: synthetic, tokenizer: bytes, weight: {weight}}}" for name, weight in (("a", 3), ("b", 1))
-    ]
-    out, err = succeeds("train", "base.yaml", f"data={{mixture: {{{', '.join(sources)}}}}}")
+    source = {"corpus": "synthetic", "tokenizer": "bytes"}
+    mixture = {"a": {**source, "weight": 3}, "b": {**source, "weight": 1}}
+    out, err = succeeds("train", "base.yaml", f"data={json.dumps({'mixture': mixture})}")
     assert "data: a 75.0% of the windows, each read " in err
     losses = json.loads(Path("runs/base/result.json").read_text())["val_losses"]
     assert f"by source     a {losses['a']:.4f}, b {losses['b']:.4f}\n" in out
@@ -70,14 +69,8 @@ def test_it_says_whether_a_recipe_fits(recipe: Path, succeeds, answer) -> None:
     out, _ = succeeds("plan", recipe, "--device", "rtx4090", "--days", "10")
     assert out.startswith("fits on 1 device: a model of ")
     words = " ".join(out.split())
-    for each in (
-        "RTX 4090 has 24.0GB",
-        "optimizer",
-        "largest pass, checkpointing none",
-        f"tokens that 10 d allow {tokens}",
-        "B on disk from",
-    ):
-        assert each in words
+    for part in ("RTX 4090 has 24.0GB", "largest pass, checkpointing none", f"tokens that 10 d allow {tokens}"):
+        assert part in words
 
 
 def test_what_would_fit_is_named(recipe: Path, succeeds, answer, next_command) -> None:

@@ -25,9 +25,7 @@ def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, answer) 
     assert set(summary["params"]) == parts | {"total", "active", "dead"}
     assert summary["params"]["total"] == sum(summary["params"][part] for part in parts)
     flops = summary["flops_per_token"]
-    assert (flops["training"], flops["training_mtp"]) == (3 * flops["forward"], 0)
-    assert set(summary["flops_by_part"]) == parts
-    assert sum(summary["flops_by_part"].values()) == flops["forward"]
+    assert flops["training"] == 3 * flops["forward"] == 3 * sum(summary["flops_by_part"].values())
     score_flops = 4 * 24 * sum(h * d for h, d in zip(summary["n_heads"], summary["head_dim"]))
     assert flops["forward"] - flops["forward_causal"] == score_flops / 2
     assert summary["kv_bytes_per_token"] == 2 * 2 * sum(summary["widths"])
@@ -47,19 +45,14 @@ def test_inspect_compares_with_another_recipe_and_changes_both(recipe: Path, suc
 def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, succeeds, answer) -> None:
     asked = ("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
     table, summary = succeeds(*asked)[0], answer(*asked)
-    header, lines = table.rsplit("costs", 1)[1].split("parameters", 1)[0], table.splitlines()
-    for word in ("model", "hyper_connections", "mtp 2", "baseline", "plain", "uniform", "ratio"):
-        assert word in header
-    values = {name: cells for name, *cells in (re.split(" {2,}", line.strip()) for line in lines)}
+    header = table.rsplit("costs", 1)[1].split("parameters", 1)[0]
+    assert all(word in header for word in ("hyper_connections", "mtp 2", "plain", "uniform"))
+    values = {name: cells for name, *cells in (re.split(" {2,}", line.strip()) for line in table.splitlines())}
     assert values["width of the stream"] == ["96", "32", "3.0000"]
-    assert values["virtual width, times d_model"] == ["3", "1", "3.0000"]
     sites, reduction, gains = 6 * 2 * (2 * 12 * 20 + 8 * 20 + 8), 96 * 32, 96
     assert values["parameters, residual"] == [f"{sites + reduction + gains:,}", "0", "-"]
-    assert values["FLOPs per token, forward, embedding"] == [f"{2 * 32 * 96:,}", "0", "-"]
-    assert values["parameters, mtp"] == [f"{summary['params']['mtp']:,}", "0", "-"]
     assert "FLOPs per token, forward, mtp" not in values
     assert values["FLOPs per token, training, mtp"] == [f"{3 * summary['flops_by_part']['mtp']:,}", "0", "-"]
-    assert summary["flops_per_token"]["training"] > 3 * summary["flops_per_token"]["forward"]
 
 
 def test_a_part_that_no_model_has_is_not_shown_and_layers_are_counted_alone(recipe: Path, succeeds) -> None:
@@ -72,8 +65,10 @@ def test_a_part_that_no_model_has_is_not_shown_and_layers_are_counted_alone(reci
 @pytest.mark.parametrize("match", ["params", "kv_bytes"])
 def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe, tmp_path, succeeds, answer, refused) -> None:
     out = tmp_path / "made" / "shape.yaml"
-    asked = ("--turn-layer", 0.5, "--turn-width", 0.5, "--match", match, "model.d_model=256", "model.n_layers=12")
-    succeeds("design", recipe, *asked, "--out", out)
+    asked = ("--turn-layer", 0.5, "--turn-width", 0.5, "--match", match)
+    changes = ("model.d_model=256", "model.n_layers=12", "optimizer.betas=[0.8, 0.9]", "optimizer.betas.0=0.7")
+    succeeds("design", recipe, *asked, *changes, "--out", out)
+    assert load_recipe(out).optimizer.betas == (0.7, 0.9)
     summary = answer("inspect", out)
     assert summary["ratio"][match] == pytest.approx(1, abs=1e-3)
     assert min(summary["widths"]) == summary["widths"][5] == 128
@@ -102,52 +97,33 @@ def test_verbs_name_the_command_that_comes_next_which_works(
     succeeds(*resume)
 
 
-def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, succeeds, answer) -> None:
-    """d_model is a multiple of head and slot, 24; no other is nearer to the budget."""
-    stream = "model.residual={kind: hyper_connections, slot_width: 12, n_slots: 40}"
-    out = tmp_path / "slots.yaml"
-    asked = ("--turn-width", 0.5, "--turn-layer", 0.5, "--budget", "700k", "--out", out)
-    succeeds("design", recipe, stream, *asked)
-    summary = answer("inspect", out)
-    assert not [width for width in (summary["d_model"], *summary["widths"]) if width % 24]
-    nearest = [summary["d_model"] + change for change in (-24, 0, 24)]
-    budgets = [answer("inspect", recipe, stream, f"model.d_model={d}")["params"]["total"] for d in nearest]
-    assert min(budgets, key=lambda params: abs(params - 700_000)) == budgets[1]
-    assert summary["baseline"]["params"]["total"] == budgets[1]
+HOURGLASS = "model.ffn={kind: hourglass, n_blocks: 3, ratio: 0.5}"
+STREAM = "model.residual={kind: hyper_connections, slot_width: 12, n_slots: 40}"
 
 
-def test_a_designed_recipe_keeps_the_overrides(recipe: Path, tmp_path: Path, succeeds) -> None:
-    out = tmp_path / "shape.yaml"
-    changes = ("optimizer.betas=[0.8, 0.9]", "optimizer.betas.0=0.7", "model.d_model=64")
-    succeeds("design", recipe, *changes, "--out", out)
-    written = load_recipe(out)
-    assert (written.optimizer.betas, written.explicit_model.d_model) == ((0.7, 0.9), 64)
-    assert written.train == load_recipe(recipe).train
-
-
-def test_design_fits_the_model_to_a_budget(recipe: Path, succeeds, answer) -> None:
-    """To the nearest d_model, here 96 (935,328 parameters) or 104 (1,093,144), and the miss is said."""
-
-    def params(d_model: int) -> int:
-        return 6 * (16 * d_model**2 + 2 * d_model) + (2 * 257 + 1) * d_model
-
-    for budget, d_model in (("1.01M", 96), ("1.03M", 104)):
-        asked = ("design", recipe, "--kind", "uniform", "--budget", budget)
-        summary = answer(*asked)
-        miss = params(d_model) / (float(budget[:-1]) * 1e6) - 1
-        assert summary["params"]["total"] == params(d_model)
-        assert summary["budget"]["miss"] == pytest.approx(miss)
-        assert f"budget: {budget} params, missed by {signed(100 * miss, 2)}%" in succeeds(*asked)[0]
-
-
-def test_design_fits_the_layers_of_an_hourglass_to_a_budget(recipe: Path, answer) -> None:
-    """As the paper counts: attention and feed-forward, 6 d (4 d + 3 K d_hidden) with K = 3 and d_hidden = 0.5 d."""
-    hourglass = "model.ffn={kind: hourglass, n_blocks: 3, ratio: 0.5}"
-    summary = answer("design", recipe, hourglass, "--kind", "uniform", "--match", "layer_params", "--budget", "0.5M")
-    layers = {d: 6 * d * (4 * d + 9 * d // 2) for d in range(8, 200, 8)}
-    assert summary["d_model"] == min(layers, key=lambda d: abs(layers[d] - 500_000))
-    miss = pytest.approx(layers[summary["d_model"]] / 500_000 - 1)
-    assert summary["budget"] == {"match": "layer_params", "asked": 500_000, "miss": miss}
+@pytest.mark.parametrize(
+    ("change", "match", "budget", "step"),
+    [
+        ("train.steps=3", "params", 1.01e6, 8),
+        ("train.steps=3", "params", 1.03e6, 8),
+        (HOURGLASS, "layer_params", 5e5, 8),
+        (STREAM, "params", 7e5, 24),
+    ],
+)
+def test_design_fits_the_model_to_a_budget_by_the_nearest_width(
+    change: str, match: str, budget: float, step: int, recipe: Path, succeeds, answer
+) -> None:
+    """step: least common multiple of head and slot. The miss is said."""
+    asked = ("design", recipe, change, "--kind", "uniform", "--match", match, "--budget", budget)
+    summary = answer(*asked)
+    costs = {}
+    for d_model in (summary["d_model"] - step, summary["d_model"], summary["d_model"] + step):
+        params = answer("inspect", recipe, change, f"model.d_model={d_model}")["params"]
+        costs[d_model] = params["total"] if match == "params" else params["attention"] + params["ffn"]
+    assert min(costs, key=lambda d_model: abs(costs[d_model] - budget)) == summary["d_model"]
+    miss = costs[summary["d_model"]] / budget - 1
+    assert summary["budget"] == {"match": match, "asked": budget, "miss": pytest.approx(miss)}
+    assert f"missed by {signed(100 * miss, 2)}%" in succeeds(*asked)[0]
 
 
 COMPARED = """extends: base.yaml
@@ -200,27 +176,16 @@ def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, succ
     path.write_text(yaml.safe_dump({"extends": recipe.name, "compare": compare}, sort_keys=False))
     asked = ("compare", path, "train.steps=2", "model.n_layers=4", "optimizer.lr=0.01", "--out", folder)
     out, _ = succeeds(*asked)
-    *lines, last = out.splitlines()
-    assert last == f"wrote {folder}/report.html"
-    assert max(len(line) for line in lines if not line.startswith("wrote ")) <= 80
+    assert out.endswith(f"wrote {folder}/report.html\n")
     assert out.index("no verdict") < out.index("──")  # the answer is above the table
-    assert "with 2 seeds there is no verdict" in " ".join(out.split())
     assert "x differs from uniform in optimizer.lr 0.03 rather than 0.01." in " ".join(out.split())
     found = json.loads((folder / "outcome.json").read_text())
-    assert found["title"] == "out"
     assert found["command"].startswith("widthwise compare ")
     assert found["command"].endswith("yaml train.steps=2 model.n_layers=4 optimizer.lr=0.01 --out out")
-    for name in ("outcome.json", "report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
+    for name in ("report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
         assert (folder / name).is_file()
     out, error = succeeds(*asked, "--json")
     assert (json.loads(out)["baseline"], error.count("has finished already")) == ("uniform", 4)
-
-
-def test_generate_continues_every_prompt(small: str, answer) -> None:
-    arguments = ("generate", small, "--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 5)
-    found = answer(*arguments)
-    assert [each["prompt"] for each in found["continuations"]] == ["the", "a longer one"]
-    assert answer(*arguments) == found
 
 
 def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path: Path, succeeds, answer) -> None:
@@ -230,6 +195,7 @@ def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path:
     assert re.search(r"^  MTP heads     next-2 \d\.\d{4}, next-3 \d\.\d{4}$", out, re.MULTILINE)
     greedy = ("--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 7, "--temperature", 0)
     found = answer("generate", run, *greedy, "--speculative")
+    assert [row["prompt"] for row in found["continuations"]] == ["the", "a longer one"]
     drafting = found.pop("speculative")
     assert found == answer("generate", run, *greedy)
     assert set(drafting) == {"accept_rate", "tokens_per_pass", "tokens_per_second"}

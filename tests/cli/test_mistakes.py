@@ -8,9 +8,6 @@ import pytest
 
 COMPARED = "extends: base.yaml\ncompare: {match: none, variants: {base: {}, narrow: {model: {d_model: 24}}}}\n"
 SWEPT = "extends: base.yaml\nsweep: {over: {optimizer.lr: [1]}}\n"
-RUNGS = """extends: base.yaml
-sweep: {seeds: [1], tokens_per_param: 1.5, groups: {u: {}}, rungs: {a: {model: {d_model: 16}}, b: {}, c: {}}}
-"""
 OVER = "--over optimizer.lr=1,2"
 TO = "--to wide.yaml --out large"
 MISTAKES = {
@@ -20,13 +17,11 @@ MISTAKES = {
         ("inspect x.yaml --jsn", "--json"),
         ("inspect base.yaml model.d_modle=3", "model.d_modle: unknown key; did you mean 'd_model'?"),
         ("inspect base.yaml model.layers.3.ffn.d_f=3", "model.layers.3: ffn.d_f: unknown key; did you mean 'd_ff'?"),
-        ("inspect base.yaml model.attention.head_dim=7", "head_dim"),
         ("inspect base.yaml train.steps=many", "train.steps: got 'many'"),
     ],
     "design": [
         ("design base.yaml --kind diamond --turn-width 30", "largest feasible ratio"),
         ("design base.yaml --kind growing --turn-layer 0.5", "--turn-layer"),
-        ("design base.yaml --kind oval", "'oval'"),
         ("design base.yaml --budget 10", "too small"),
         ("design pair.yaml", "pair.yaml: has a compare section"),
     ],
@@ -39,13 +34,10 @@ MISTAKES = {
     "plan": [
         ("plan", "--device: is required; give a name, as rtx4090, or a memory, as 24GB"),
         ("plan --device rtx409", "--device: got 'rtx409'; allowed: RTX 4090; for any other"),
-        ("plan --device 24", "--device: got '24'; expected a size above 0"),
-        ("plan --device a100 --days 0", "--days: got 0; input should be greater than 0"),
         ("plan base.yaml --devices a", "--devices: got 'a'; expected whole numbers"),
         ("plan base.yaml --devices 3", "train.batch_size: got 4; must be a multiple of"),
         ("plan base.yaml --mfu 0.3", "--mfu: got 0.3; needs --device"),
         ("plan --device a100 --params many", "--params: got 'many'; expected a positive number"),
-        ("plan --device a100 --shape round", "model.shape"),
         ("plan --device 24GB --days 5", "which a memory size does not have; name a device, or give --tflops"),
         ("plan --device 1MB", "--device: not even d_model = 64 fits on the device"),
         ("plan model.d_model=64 --device a100", "model.d_model=64: a plan without a recipe proposes this value"),
@@ -53,11 +45,9 @@ MISTAKES = {
         ("plan --variant wide --device 24GB", "--variant: got 'wide'; needs a recipe"),
     ],
     "search": [
-        ("search base.yaml --match speed", "--match: got 'speed'"),
         ("search base.yaml --n-blocks 2,x", "--n-blocks: got '2,x'; expected whole numbers such as 2,4 or 8..16"),
         ("search base.yaml --ratio nan", "--ratio: got nan"),
         ("search base.yaml --per n_heads", "--per: got 'n_heads'"),
-        ("search base.yaml model.ratio=2", "model.ratio: unknown key"),
     ],
     "compare": [
         ("compare train.steps=3", "got no recipe"),
@@ -85,15 +75,11 @@ MISTAKES = {
         ("grow small model.d_model=48 --out large", "or use --d-model"),
         ("grow small --to wide.yaml --out small", "small: exists already"),
         (f"grow small {TO} --d-ff 192", "--to: conflicts with --d-ff"),
-        (f"grow small {TO} --to-shape x", "--to: conflicts with --to-shape"),
-        ("grow small --to-shape y --out large", "--to-shape: got 'y'"),
-        ("grow small --d-ff 1000000000000 --out large", "d_ff: got 1000000000000; input should be less than or equal"),
         ("shrink small", "--out: is required, unless --plan-only is given"),
         ("shrink small --plan-only --flops 1.5", "1.5"),
     ],
     "generate": [
         ("generate run --seed 100000000000000000000", "--seed: got 100000000000000000000; input should be less"),
-        ("generate run --max-new-tokens 0", "--max-new-tokens: got 0"),
         ("generate small --prompt \udcff", "--prompt: '\\udcff' is not UTF-8 text"),
         ("generate small --speculative --temperature 0.7", "--temperature 0.7"),
         ("generate small --speculative --temperature 0", "model.mtp"),
@@ -106,15 +92,12 @@ MISTAKES = {
     ],
     "eval": [
         ("eval small --tasks piqa,", "--tasks: got ''; string should have at least 1 character"),
-        ("eval small --baseline run9=run1", "--baseline: got 'run9'"),
-        ("eval small --precision fp16", "precision: got 'fp16'"),
         ("eval small --device gpu", "device: got 'gpu'; torch has no such device on this machine"),
         ("eval small --data nowhere", "nowhere: no such folder; looked at "),
         ("eval small --step 3 --every-checkpoint", "--step: got 3; conflicts with --every-checkpoint"),
         ("eval small --report small", "holds config.yaml"),
     ],
     "data": [
-        ("data prepare missing.txt --out out", "no such file"),
         ("data prepare points.csv --out out --held-out 0.1 --held-out-from points.csv", "got 0.1; conflicts"),
         ("data prepare a.txt --out out --held-out 0.000001 --tokenizer bytes", "(on the command line --held-out), or"),
         ("data adopt --train x --out out --tokenizer bytes", "--held-out"),
@@ -129,13 +112,8 @@ def files(folder: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def world(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shutil.copytree(trained, tmp_path_factory.mktemp("mistakes"), dirs_exist_ok=True)
-    texts = {
-        "pair.yaml": COMPARED,
-        "swept.yaml": SWEPT,
-        "rungs.yaml": RUNGS,
-        "ladder.yaml": "extends: base.yaml\nladder: {}\n",
-    }
-    texts |= {"empty.json": "{}", "a.txt": "a", "points.csv": "name,compute,loss\na,1,3\nb,3,2.9\nc,9,2.8\n"}
+    texts = {"pair.yaml": COMPARED, "swept.yaml": SWEPT, "ladder.yaml": "extends: base.yaml\nladder: {}\n"}
+    texts |= {"a.txt": "a", "points.csv": "name,compute,loss\na,1,3\nb,3,2.9\nc,9,2.8\n"}
     for name, text in texts.items():
         (folder / name).write_text(text)
     return folder

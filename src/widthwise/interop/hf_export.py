@@ -163,12 +163,12 @@ def export_hf(
     settings = surroundings.settings
     ids = {key: value for key, value in token_ids.items() if value is not None}
     generation = {**settings.get(GENERATION, {}), **ids}
-    settings_files = {CONFIG: written, GENERATION: generation}
+    json_files = {CONFIG: written, GENERATION: generation}
     texts = dict(surroundings.texts)
     if surroundings.tokenizer is not None:
         texts[TOKENIZER] = surroundings.tokenizer
         # Without a class transformers would guess it from the model_type, and might split text differently.
-        settings_files[TOKENIZER_CONFIG] = {
+        json_files[TOKENIZER_CONFIG] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": surroundings.n_positions,
             "clean_up_tokenization_spaces": False,
@@ -176,7 +176,7 @@ def export_hf(
             **({} if surroundings.eos is None else {"eos_token": surroundings.eos}),
             **settings.get(TOKENIZER_CONFIG, {}),
         }
-    texts |= {name: json.dumps(content, indent=2) + "\n" for name, content in settings_files.items()}
+    texts |= {name: json.dumps(content, indent=2) + "\n" for name, content in json_files.items()}
     tensors = {}
     for tensor in architecture.tensors(config):
         rows = torch.cat([weights[part].chunk(tensor.n_blocks)[tensor.block] for part in tensor.parts])
