@@ -94,10 +94,7 @@ def test_json_is_the_record(recipe: Path, answer) -> None:
     plan = answer("plan", recipe, *SHAPE, "train.shards=2", "--devices", "8", "--memory", "24GB", *rates)
     (run,) = plan["deployments"]
     assert (plan["device_memory_bytes"], plan["mfu"], run["fits"]) == (24e9, 0.5, True)
-    assert [setup["activation_checkpointing"] for setup in run["setups"]] == ["none", "layer", "selective"]
     assert (run["n_devices"], run["n_shards"], run["n_passes"]) == (8, 2, 4)
-    parts = {name: value for name, value in run["memory"].items() if name not in ("moment", "total_bytes")}
-    assert run["memory"]["total_bytes"] == sum(parts.values())
     assert run["communication_seconds"] is None
 
 

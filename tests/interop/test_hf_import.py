@@ -206,35 +206,32 @@ def test_what_cannot_be_imported_exactly_is_refused(tmp_path: Path, name: str) -
         (folder / "config.json").write_text(whole)
 
 
-def test_weights_that_are_missing_or_torn_or_pickled_or_whole_numbers_are_refused(tmp_path: Path) -> None:
+def test_folders_that_do_not_hold_one_model_are_refused(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "model", "llama")
-    path, whole = folder / "model.safetensors", (folder / "model.safetensors").read_bytes()
-    integers = torch.ones(61, 32, dtype=torch.int8)
-    _change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": integers}))
-    assert "lm_head.weight is of type torch.int8; allowed: fp32" in refusal(import_hf, folder)
-    path.write_bytes(whole[:1000])
-    assert str(path) in refusal(import_hf, folder)
-    assert "model.safetensors: is a file; allowed: a folder with config.json" in refusal(import_hf, path)
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    assert "is a pointer of Git LFS" in refusal(import_hf, folder)
-    path.unlink()
-    (folder / "pytorch_model.bin").write_bytes(whole)
-    assert "only pickled weights (pytorch_model.bin)" in refusal(import_hf, folder)
-    (folder / "pytorch_model.bin").unlink()
-    assert "holds no weights" in refusal(import_hf, folder)
-    config = json.loads((folder / "config.json").read_text())
-    for change, key in (({"num_labels": 10**9}, "num_labels"), ({"x": {"n_experts": 10**9}}, "n_experts")):
-        (folder / "config.json").write_text(json.dumps(config | change))
-        assert f"{key}: got 1000000000; allowed" in refusal(import_hf, folder)
-    for name, message in (("generation_config.json", "is not a plain file"), ("adapter_config.json", "an adapter")):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to("/dev/zero")
-        assert message in refusal(import_hf, folder)
-        (folder / name).unlink()
-    (folder / "config.json").unlink()
-    (folder / "model-q4.gguf").touch()
-    assert "holds a model of GGUF" in refusal(import_hf, folder)
+    config, path = folder / "config.json", folder / "model.safetensors"
+    whole = path.read_bytes()
+    integers = {"lm_head.weight": torch.ones(61, 32, dtype=torch.int8)}
+    many_experts = {"num_labels": 2, "x": {"n_experts": 10**9}}
+    lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     assert f"{tmp_path}/none: no such folder" in refusal(import_hf, tmp_path / "none")
+    assert "model.safetensors: is a file; allowed: a folder with config.json" in refusal(import_hf, path)
+    for spoil, message in (
+        (lambda: _change_tensors(folder, lambda tensors: tensors.update(integers)), "is of type torch.int8; allowed:"),
+        (lambda: path.write_bytes(whole[:1000]), str(path)),
+        (lambda: path.write_text(lfs), "is a pointer of Git LFS"),
+        (path.unlink, "holds no weights"),
+        ((folder / "pytorch_model.bin").touch, "only pickled weights (pytorch_model.bin)"),
+        (
+            lambda: _change_config(folder, lambda data: data.update(num_labels=10**9)),
+            "num_labels: got 1000000000",
+        ),
+        (lambda: _change_config(folder, lambda data: data.update(many_experts)), "n_experts: got 1000000000"),
+        (lambda: (folder / "generation_config.json").symlink_to("/dev/zero"), "is not a plain file"),
+        (lambda: config.rename(folder / "model-q4.gguf"), "holds a model of GGUF"),
+        (lambda: (folder / "adapter_config.json").symlink_to("/dev/zero"), "an adapter"),
+    ):
+        spoil()
+        assert message in refusal(import_hf, folder)
 
 
 def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from boxes import refusal
+from hf_models import hf_folder
 
 from widthwise.interop.hf_import import import_source
 from widthwise.run_dir import RunDir
@@ -15,7 +16,6 @@ from widthwise.runs.open import open_model
 from widthwise.runs.save import import_run
 
 hub = pytest.importorskip("huggingface_hub", reason="needs the extra [hf]")
-transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
 
 SHAS = {"main": "a" * 40, "v1": "b" * 40}
 LLAMA = ("config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json")
@@ -48,10 +48,7 @@ ERRORS = {
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama in a folder, with all files of REPOSITORIES."""
-    path = tmp_path_factory.mktemp("llama")
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=16, **sizes)
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    path = hf_folder(tmp_path_factory.mktemp("llama"), "llama")
     (path / "onnx").mkdir()
     for name in ("tokenizer_config.json", "pytorch_model.bin", "modeling.py", "onnx/model-q4.json"):
         (path / name).write_text("{}")

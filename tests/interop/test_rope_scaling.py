@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import LINEAR_RULE, LLAMA3_RULE, YARN_RULE, transformers
+from hf_models import LINEAR_RULE, LLAMA3_RULE, SIZES, YARN_RULE, transformers
 
 from widthwise.interop.architecture import Fields, read_rope, write_rope
 from widthwise.kernels.rotary import Rope
 
 HEAD_DIM = 14
-N_POSITIONS = 64
+N_POSITIONS = SIZES["max_position_embeddings"]
 ODD_FACTORS = [1.0, 1.1, 1.7, 0.9, 3.0, 4.0, 9.5]
 RULES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 777.0},
@@ -31,15 +31,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 def rotation_of_transformers(rule: dict[str, Any]) -> tuple[torch.Tensor, float]:
     """The frequencies (HEAD_DIM / 2,), as its model computes them in fp32, and the factor of queries and keys."""
-    config = transformers.LlamaConfig(
-        vocab_size=7,
-        hidden_size=28,
-        intermediate_size=5,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=N_POSITIONS,
-        rope_parameters=dict(rule),
-    )
+    config = transformers.LlamaConfig(**{**SIZES, "head_dim": HEAD_DIM, "rope_parameters": dict(rule)})
     embedding = transformers.LlamaForCausalLM(config).model.rotary_emb
     return embedding.inv_freq.double(), embedding.attention_scaling
 

@@ -49,8 +49,8 @@ def test_the_entry_point_is_declared() -> None:
 
 def test_another_model_is_refused_in_one_line_that_says_what_is_supported() -> None:
     for name, reason in REFUSED.items():
-        message = refusal(check, _exported(name), "models/x")
-        assert message.startswith(f"models/x: vLLM cannot run this model: {reason}; supported: ")
+        message = f"models/x: vLLM cannot run this model: {reason}; supported: "
+        assert refusal(check, _exported(name), "models/x").startswith(message)
     config = _exported("slim_grouped")
     config.attention_score_cap = 9.0
     assert "layer 1: attention_score_cap 9.0; supported: " in refusal(check, config, "models/x")

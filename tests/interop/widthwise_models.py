@@ -14,6 +14,7 @@ from widthwise.interop.hf_export import Surroundings, export_hf
 from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.generate import pad_left
 from widthwise.shape.template import ModelTemplate
 
 N_POSITIONS = 64
@@ -181,11 +182,8 @@ def prompts() -> list[list[int]]:
 
 def left_padded(texts: list[list[int]]) -> dict[str, Tensor]:
     """As a tokenizer gives them to `generate`."""
-    longest = max(map(len, texts))
-    return {
-        "input_ids": torch.tensor([[0] * (longest - len(text)) + text for text in texts]),
-        "attention_mask": torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts]),
-    }
+    input_ids, is_real = pad_left(texts, torch.device("cpu"))
+    return {"input_ids": input_ids, "attention_mask": is_real.long()}
 
 
 def check_padded(ours: Decoder, theirs: Any, tolerance: float = 1e-5) -> Any:
