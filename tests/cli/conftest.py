@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tiny_runs import TINY
 
-from widthwise.__main__ import main
+from widthwise.__main__ import SIGNALS, main
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
@@ -78,7 +78,7 @@ def widthwise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """The command line: arguments -> exit code, standard output, standard error."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["widthwise", *map(str, arguments)])

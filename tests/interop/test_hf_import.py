@@ -50,21 +50,11 @@ def test_shards_no_tied_head_and_old_buffers_make_no_difference(tmp_path: Path, 
         assert all(torch.equal(weights[key], whole[key]) for key in whole)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "olmo2"])
-def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path, name: str) -> None:
-    """The eps, and no window where it is switched on but has no size."""
-    folder = hf_folder(tmp_path, name)
-    windows = {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1, "layer_types": None}
-    _change_config(folder, lambda data: data.update(windows | {"rms_norm_eps": None} if name[0] == "q" else {}))
-    _change_config(folder, lambda data: data.pop("rms_norm_eps"))
-    imported, theirs = import_hf(folder), AutoConfig.from_pretrained(folder)
-    assert imported.config.final_norm.eps == theirs.rms_norm_eps
-    assert set(getattr(theirs, "layer_types", None) or ()) <= {"full_attention"}
-
-
-def test_a_missing_context_is_the_one_that_transformers_takes() -> None:
+def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:
     for name, family in FAMILIES.items():
-        assert family.n_positions(Fields({}, "config.json")) == AutoConfig.for_model(name).max_position_embeddings
+        theirs = AutoConfig.for_model(name)
+        assert family.n_positions(Fields({}, "config.json")) == theirs.max_position_embeddings
+        assert family.default_eps == getattr(theirs, family.keys.eps)
     assert "max_position_embeddings: is required but missing" in refusal(WIDTHWISE.n_positions, Fields({}, "x"))
 
 
@@ -82,6 +72,7 @@ def test_a_missing_context_is_the_one_that_transformers_takes() -> None:
         ("gemma2", {"layer_types": None}),
         ("gemma2", {"layer_types": None, "sliding_window": 5}),
         ("qwen2", {"num_key_value_heads": None, "layer_types": None, **SWITCHED, "max_window_layers": 1}),
+        ("qwen3", {"layer_types": None, "use_sliding_window": True, "sliding_window": None, "max_window_layers": 1}),
     ],
 )
 def test_windows_are_where_transformers_has_them(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The families of transformers that can be imported and exported: GPT-2, mixtures of experts, and those of DENSE.
+"""The families of transformers that can be imported and exported: GPT-2, those in `dense_families`, and mixtures.
 
 Where two families describe one model, such as Llama and Mistral, a model keeps the family that it was imported from.
 """
