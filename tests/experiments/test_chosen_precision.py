@@ -11,8 +11,8 @@ from widthwise.experiments.compare import read_plan
 from widthwise.experiments.running import run_experiment
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs import speed
-from widthwise.runs.speed import bf16_gain, chosen_precision, faster_precision
+from widthwise.runs import environment as machine
+from widthwise.runs.environment import bf16_gain, chosen_precision, faster_precision
 from widthwise.runs.train import resume, train
 from widthwise.yaml_io import to_yaml
 
@@ -23,7 +23,7 @@ def gain(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def set_to(value: float) -> None:
-        monkeypatch.setattr(speed, "bf16_gain", lambda: value)
+        monkeypatch.setattr(machine, "bf16_gain", lambda: value)
 
     return set_to
 
@@ -39,7 +39,7 @@ def test_bf16_is_chosen_where_it_is_clearly_faster_and_a_gpu_is_asked_and_not_ti
         assert faster_precision(said) == precision
         assert said.messages == [f"precision: auto is {precision}; bf16 products are {value:.2g} times as fast here"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(speed, "bf16_gain", lambda: pytest.fail("timed"))
+    monkeypatch.setattr(machine, "bf16_gain", lambda: pytest.fail("timed"))
     for has_bf16, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, found=has_bf16: found)
         assert faster_precision() == precision

@@ -18,8 +18,7 @@ from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.outcome import OpenPoint, Outcome, Variant
 from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir
-from widthwise.runs.environment import environment
-from widthwise.runs.speed import chosen_precision
+from widthwise.runs.environment import chosen_precision, environment
 from widthwise.training.observer import Observer
 
 P = TypeVar("P", bound=Plan, covariant=True)

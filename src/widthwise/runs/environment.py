@@ -1,16 +1,25 @@
-"""The software, machine and command of a run, and the CPU use of other processes."""
+"""The software, machine and command of a run, the faster precision, and the CPU use of other processes.
+
+torch and recipes, which are slow to import, are imported where they are used: some verbs only need the command line.
+"""
 
 import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import time
+import timeit
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from widthwise import __version__
+from widthwise.computing import Precision
+from widthwise.run_dir import RunDir
+from widthwise.training.observer import Observer
 
 REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads", "n_processes", "n_shards")
 """Keys of `environment` that must not change for a resumed run to be bitwise reproducible."""
@@ -36,8 +45,13 @@ def environment() -> dict[str, Any]:
 
     commit: of the checkout of the package, with "-dirty" for a changed one; None without a checkout.
     """
-    import torch  # slow to import; verbs that only need the command line do without it
+    import torch
 
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    cpu_names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     top = _git("rev-parse", "--show-toplevel")
     # An installed package may be inside another repository, whose commit does not describe it.
     is_checkout = top is not None and Path(top).resolve() / "src" / "widthwise" == PACKAGE
@@ -48,7 +62,7 @@ def environment() -> dict[str, Any]:
         "widthwise": __version__,
         "commit": _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") if is_checkout else None,
         "platform": platform.platform(),
-        "cpu": cpu_name(),
+        "cpu": next(cpu_names, platform.processor() or platform.machine()),
         "n_cpus": os.cpu_count(),
         "n_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -71,14 +85,54 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def cpu_name() -> str:
-    """Return the name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+BF16_GAIN = 1.3
+"""Least ratio of a CPU's time for fp32 products to its time for bf16 products at which `precision: auto` is bf16."""
+
+
+def chosen_precision(folder: Path, observer: Observer | None = None) -> Precision:
+    """Return the precision for recipes with `precision: auto`: that of the runs in a folder, or else the faster one."""
+    from widthwise.recipe.recipe import saved_recipe
+
+    for config in (folder / "config.yaml", *sorted(folder.glob("*/*/config.yaml"))):
+        if config.is_file():
+            return saved_recipe(RunDir(config.parent)).train.settled_precision
+    return faster_precision(observer)
+
+
+def faster_precision(observer: Observer | None = None) -> Precision:
+    """Return the precision with faster matrix products on this machine.
+
+    It is bf16 on a GPU that supports it, and on a CPU whose bf16 products are at least BF16_GAIN times as fast as
+    fp32, measured in about a tenth of a second; otherwise fp32.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        is_faster = torch.cuda.is_bf16_supported(including_emulation=False)
+        reason = "for this GPU"
+    else:
+        gain = bf16_gain()
+        is_faster = gain >= BF16_GAIN
+        reason = f"bf16 products are {gain:.2g} times as fast here"
+    precision = "bf16" if is_faster else "fp32"
+    if observer is not None:
+        observer.message(f"precision: auto is {precision}; {reason}")
+    return precision
+
+
+def bf16_gain() -> float:
+    """Return the time of fp32 products over bf16 products on this CPU, interleaved so that other work slows both."""
+    import torch
+
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter  # others do not change CPU time
+    pairs = [torch.ones(2, 256, 256, dtype=dtype).unbind() for dtype in (torch.float32, torch.bfloat16)]
+
+    def seconds(pair: tuple[torch.Tensor, ...]) -> float:
+        _, *times = timeit.repeat(partial(torch.nn.functional.linear, *pair), timer=clock, repeat=4, number=1)
+        return statistics.median(times)
+
+    rounds = [[seconds(pair) for pair in pairs] for _ in range(3)]
+    return statistics.median(fp32 / bf16 for fp32, bf16 in rounds)
 
 
 LARGEST_SHARE = 0.1

@@ -20,8 +20,7 @@ from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, allocate, blueprint, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.environment import environment
-from widthwise.runs.speed import faster_precision
+from widthwise.runs.environment import environment, faster_precision
 from widthwise.runs.trained import check_known, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState

@@ -16,9 +16,8 @@ from widthwise.recipe.recipe import Recipe, check_same_recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.environment import REPRODUCED_WITH, environment, read_clocks, share_of_others
+from widthwise.runs.environment import REPRODUCED_WITH, chosen_precision, environment, read_clocks, share_of_others
 from widthwise.runs.result import is_analysed, run_result
-from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer, check_vocabulary
 from widthwise.training import checkpoint_folder
 from widthwise.training.launch import Interrupted, is_launched, n_launched, watch_signals
