@@ -21,9 +21,9 @@ from widthwise.interop.hf_import import WIDTHWISE
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
-from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, run_lm_eval, save_evaluation
+from widthwise.runs.evaluate import HELD_OUT, EvaluationConfig, evaluate_run, run_lm_eval, save_evaluation
 from widthwise.runs.export import export_run
-from widthwise.runs.open import HELD_OUT, open_model
+from widthwise.runs.open import open_model
 from widthwise.runs.train import resume
 
 KINDS = {

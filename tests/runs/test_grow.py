@@ -14,8 +14,8 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.runs.grow import GrowOptions, grow_run, growth_intended, wanted_recipe
+from widthwise.runs.open import RunCheckpoint
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
 
 STEP = 5

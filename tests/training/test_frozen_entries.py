@@ -16,8 +16,8 @@ from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.grow import GrowOptions, grow_run, growth_intended, wanted_recipe
+from widthwise.runs.open import RunCheckpoint
 from widthwise.runs.train import resume, train
-from widthwise.runs.trained import RunCheckpoint
 from widthwise.training.growth_step import FrozenEntries
 
 ADAMW = "optimizer={kind: adamw, lr: 0.01}"

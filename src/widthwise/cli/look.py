@@ -75,7 +75,7 @@ def eval_(
     from widthwise.reports.evaluations import evaluation_tables, tables_by_checkpoint
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.evaluate import evaluate_run, save_evaluation
-    from widthwise.runs.trained import kept_steps
+    from widthwise.runs.open import kept_steps
 
     out = options.out
     report = options.report

@@ -31,9 +31,8 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.open import Model, check_model, is_run, open_model
+from widthwise.runs.open import Model, check_model, is_run, kept_steps, open_model
 from widthwise.runs.result import model_analyses
-from widthwise.runs.trained import kept_steps
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.validation import validate
 

@@ -7,12 +7,16 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import refusing, require, to_data
+from widthwise.data.config import open_data
+from widthwise.data.identity import check_data_of_run, has_seen_data
+from widthwise.data.mixture import MixedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.estimate import text_means
@@ -22,11 +26,15 @@ from widthwise.evaluation.scorer import Scorer
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import Evaluation, ItemAnswers, Score, Scores, TextAnswers
 from widthwise.records.record import SealedFile
+from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 from widthwise.runs.open import Model, open_model
 from widthwise.runs.scoring import EvaluationConfig
 from widthwise.training.observer import Observer, SilentObserver
 
+HELD_OUT = "held-out"
+"""Name of a run's held-out text; HELD_OUT/NAME for each source of a mixture."""
+NAME_A_TEXT = "name a text with --text or --data"
 N_RESAMPLES = 1000
 """Bootstrap resamples, for metrics of lm-evaluation-harness that are not means."""
 
@@ -104,9 +112,33 @@ def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str,
         data.check_tokenizer(scorer.tokenizer)
         readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
     if config.names_nothing:
-        for name, (data, n_tokens) in loaded.own_texts().items():
+        for name, (data, n_tokens) in _own_texts(loaded).items():
             readings[name] = partial(_score_held_out, scorer, data, config.max_tokens or n_tokens, config.stride)
     return readings
+
+
+def _own_texts(loaded: Model) -> dict[str, tuple[PreparedData, int]]:
+    """Return the held-out texts of the run's data by name, each with its number of targets in validations.
+
+    There is one for each source of a mixture. The targets are whole windows of the recipe's seq_len, at least one
+    for a source. Raises UserError if there is no text, or the data differ from the run's.
+    """
+    run = RunDir(loaded.path)
+    recipe = loaded.recipe
+    if recipe is None:
+        raise UserError(f"{run.path}: a Hugging Face folder has no held-out text; {NAME_A_TEXT}")
+    if not has_seen_data(run):
+        raise UserError(f"{run.path}: has not been trained yet; {NAME_A_TEXT}")
+    data = open_data(recipe.data)
+    check_data_of_run(run, data.identity, "its recipe now names", f"; {NAME_A_TEXT}")
+    held_out = recipe.held_out(data)
+    if not isinstance(data, MixedData):
+        return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}
+    n_windows = Counter(held_out.sources)
+    return {
+        f"{HELD_OUT}/{name}": (source, max(1, n_windows[name]) * recipe.seq_len)
+        for name, source in data.sources.items()
+    }
 
 
 def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextAnswers:

@@ -23,7 +23,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.evaluation import Evaluation
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import shown_path
-from widthwise.runs.trained import RunCheckpoint, tokenizer_of
+from widthwise.runs.open import RunCheckpoint, tokenizer_of
 from widthwise.training import checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

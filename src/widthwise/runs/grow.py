@@ -29,7 +29,7 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.schedule import FlopBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
-from widthwise.runs.trained import RunCheckpoint, check_finite, check_tokenizer
+from widthwise.runs.open import RunCheckpoint, check_finite, check_tokenizer
 from widthwise.shape.template import ModelTemplate
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import adopt

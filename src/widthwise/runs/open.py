@@ -1,35 +1,190 @@
-"""Models opened for use, from runs and Hugging Face folders."""
+"""Trained models with their tokenizers: runs at one of their checkpoints, and Hugging Face folders."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from widthwise.computing import Precision
-from widthwise.data.config import open_data
-from widthwise.data.identity import check_data_of_run, has_seen_data
-from widthwise.data.json_tokenizer import JsonTokenizer
-from widthwise.data.mixture import MixedData
-from widthwise.data.prepared import PreparedData
+from widthwise.data.identity import IMPORTED, has_seen_data, recorded_tokenizer
+from widthwise.data.json_tokenizer import JsonTokenizer, restore_tokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import read_text
+from widthwise.growth.plan import State
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, import_hf, import_source
 from widthwise.mistakes import UserError
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
-from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.run import other_folder
 from widthwise.run_dir import RunDir
 from widthwise.runs.scoring import EvaluationConfig
-from widthwise.runs.trained import RunCheckpoint, check_known, chosen_checkpoint, tokenizer_of, usual_seq_len
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.checkpoint_folder import Damage
+from widthwise.training.growth_step import state_by_name
+from widthwise.training.state import RunState, Spent, inherited
 
-HELD_OUT = "held-out"
-"""Name of a run's held-out text; HELD_OUT/NAME for each source of a mixture."""
-NAME_A_TEXT = "name a text with --text or --data"
+LONGEST_WINDOW = 1024
+"""Default limit of the tokens per window."""
+
+
+def usual_seq_len(n_positions: int | None) -> int:
+    """Return the default tokens per window. n_positions: the model's longest text; None: any."""
+    return min(LONGEST_WINDOW, n_positions or LONGEST_WINDOW)
+
+
+def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise UserError for a weight with NaN or infinity."""
+    for name, weight in weights:
+        if not weight.isfinite().all():
+            message = f"{name} holds NaN or infinity; choose another checkpoint with --step, or another model"
+            raise UserError(f"{path}: {message}")
+
+
+def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[checkpoint_folder.Damage]]:
+    """Return the checkpoint of a step, or by default the newest undamaged one, with the damage of newer ones.
+
+    Raises UserError if the checkpoint of the step is missing or damaged, and if the run has no good checkpoint.
+    """
+    if step is None:
+        path, damages = checkpoint_folder.latest_valid(run.checkpoints)
+        if path is None:
+            reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
+            raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
+    else:
+        damages = []
+        paths = {checkpoint_folder.step_of(path): path for path in checkpoint_folder.checkpoint_paths(run.checkpoints)}
+        if step not in paths:
+            steps = ", ".join(map(str, sorted(paths))) or "none"
+            raise UserError(f"{run.checkpoints}: step: got {step}; there are checkpoints of: {steps}")
+        path = paths[step]
+        reason = checkpoint_folder.find_damage(path)
+        if reason is not None:
+            raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(path, reason)}")
+    run.check_recipe_of(checkpoint_folder.manifest_of(path).seal, path.name)
+    return path, damages
+
+
+def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: None) -> list[int]:
+    """Return the steps of all good checkpoints of a run, ascending. say: prints a message on each damaged one.
+
+    Raises UserError if the folder is not a run directory or has no good checkpoint.
+    """
+    run = RunDir(path)
+    run.config_yaml()
+    chosen_checkpoint(run)
+    steps = []
+    for saved in checkpoint_folder.checkpoint_paths(run.checkpoints):
+        reason = checkpoint_folder.find_damage(saved)
+        if reason is None:
+            steps.append(checkpoint_folder.step_of(saved))
+        else:
+            say(f"{run.path}: {checkpoint_folder.Damage(saved, reason)}; it is left out")
+    return sorted(steps)
+
+
+def tokenizer_of(run: RunDir) -> Tokenizer:
+    """Return the tokenizer of a run. Raises UserError without one, as after an import from a folder that has none."""
+    files = sorted(run.tokenizer_folder.glob("*.json"))
+    identity = recorded_tokenizer(run)
+    if identity is None or not files:
+        raise UserError(f"{run.tokenizer_folder}: holds no tokenizer, which text needs")
+    tokenizer = restore_tokenizer(identity.spec, files[0])
+    origin = run.environment().get(IMPORTED)
+    return tokenizer if origin is None else tokenizer.as_pretrained(origin["token_ids"])
+
+
+def check_tokenizer(run: RunDir, data_tokenizer: Tokenizer) -> None:
+    """Raise UserError for the tokenizer of other data if it does not fit the model of a run.
+
+    A trained run needs an identical tokenizer; an imported model needs the same tokens, merges and end of text.
+    """
+    identity = recorded_tokenizer(run)
+    if identity is not None and identity.id != data_tokenizer.id:
+        check_tokens(tokenizer_of(run), data_tokenizer, is_free=not has_seen_data(run))
+
+
+def check_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, is_free: bool) -> None:
+    """Raise UserError for a tokenizer of data that differs from the model's.
+
+    is_free: allow a tokenizer with the same tokens, merges and end of text.
+    """
+    if tokenizer.id == data_tokenizer.id or (is_free and tokenizer.vocabulary_id == data_tokenizer.vocabulary_id):
+        return
+    allowed = tokenizer.spec
+    if tokenizer.eos != data_tokenizer.eos:
+        allowed += f", whose texts end in {tokenizer.eos!r} and not in {data_tokenizer.eos!r}"
+    if is_free:
+        allowed += ", or one with the same tokens, merges and end of text"
+    raise UserError(f"data.tokenizer: got {data_tokenizer.spec}; must be the model's, {allowed}")
+
+
+def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Raise UserError for a tokenizer of a run's data with more tokens than its model."""
+    if tokenizer.n_used > vocab_size:
+        raise UserError(
+            f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.n_used}, "
+            f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
+        )
+    tokenizer.vocab_size = min(tokenizer.vocab_size, vocab_size)  # so adopted data with larger tokens are refused
+
+
+def check_known(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise UserError for a tokenizer of a model with more tokens than the model."""
+    if tokenizer.n_used > vocab_size:
+        raise UserError(f"{tokenizer.spec}: has {tokenizer.n_used} tokens; the model has {vocab_size}")
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """A run at its newest undamaged checkpoint, or at another one."""
+
+    run: RunDir
+    recipe: Recipe
+    saved: Path
+    """Folder of the checkpoint."""
+    damages: Sequence[checkpoint_folder.Damage]
+    """Newer damaged checkpoints, if no step was given."""
+
+    @classmethod
+    def of(cls, path: Path | str, step: int | None = None) -> "RunCheckpoint":
+        """Return a run at a checkpoint. step: of the checkpoint; default: the newest undamaged one.
+
+        Raises UserError if the folder is not a run directory or has no such good checkpoint.
+        """
+        run = RunDir(path)
+        return cls(run, saved_recipe(run), *chosen_checkpoint(run, step))
+
+    @property
+    def step(self) -> int:
+        return checkpoint_folder.step_of(self.saved)
+
+    @property
+    def spent(self) -> Spent:
+        """Costs up to the step of the checkpoint, including the parent run."""
+        return inherited(self.run.metrics()).until(self.recipe, self.step)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model in the checkpoint."""
+        return self.recipe.model_at(self.step)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of the last step before the checkpoint."""
+        return self.recipe.optimizer_of(self.recipe.phase_at(self.step))
+
+    def load(self) -> tuple[dict[str, Tensor], State, RunState]:
+        """Return weights and optimizer state by parameter, and the state of the run. Sets torch's random state."""
+        model = build(self.model, seed=0)
+        optimizer = self.optimizer.build(model)
+        state = checkpoint.load(self.saved, model, optimizer)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        return weights, dict(state_by_name(model, optimizer)), state
 
 
 @dataclass(frozen=True)
@@ -68,29 +223,6 @@ class Model:
         if options.no_bos:
             self.tokenizer.bos_id = None
         return Scorer(self.model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
-
-    def own_texts(self) -> dict[str, tuple[PreparedData, int]]:
-        """Return the held-out texts of the run's data by name, each with its number of targets in validations.
-
-        There is one for each source of a mixture. The targets are whole windows of the recipe's seq_len, at least one
-        for a source. Raises UserError if there is no text, or the data differ from the run's.
-        """
-        run = RunDir(self.path)
-        recipe = self.recipe
-        if recipe is None:
-            raise UserError(f"{run.path}: a Hugging Face folder has no held-out text; {NAME_A_TEXT}")
-        if not has_seen_data(run):
-            raise UserError(f"{run.path}: has not been trained yet; {NAME_A_TEXT}")
-        data = open_data(recipe.data)
-        check_data_of_run(run, data.identity, "its recipe now names", f"; {NAME_A_TEXT}")
-        held_out = recipe.held_out(data)
-        if not isinstance(data, MixedData):
-            return {HELD_OUT: (data, held_out.n_windows * recipe.seq_len)}
-        n_windows = Counter(held_out.sources)
-        return {
-            f"{HELD_OUT}/{name}": (source, max(1, n_windows[name]) * recipe.seq_len)
-            for name, source in data.sources.items()
-        }
 
 
 def open_model(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> Model:

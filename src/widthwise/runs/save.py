@@ -21,7 +21,7 @@ from widthwise.model.decoder import Decoder, allocate, blueprint, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment, faster_precision
-from widthwise.runs.trained import check_known, usual_seq_len
+from widthwise.runs.open import check_known, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml

@@ -47,9 +47,8 @@ from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut,
 from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import faster_precision
-from widthwise.runs.open import is_run, open_model, usual_device
+from widthwise.runs.open import check_finite, check_tokens, check_vocabulary, is_run, open_model, usual_device
 from widthwise.runs.save import Beginning, read_import, write_first
-from widthwise.runs.trained import check_finite, check_tokens, check_vocabulary
 from widthwise.training.validation import validate
 from widthwise.yaml_io import apply_overrides, dump_yaml
 

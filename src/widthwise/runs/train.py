@@ -17,8 +17,8 @@ from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import REPRODUCED_WITH, chosen_precision, environment, read_clocks, share_of_others
+from widthwise.runs.open import check_tokenizer, check_vocabulary
 from widthwise.runs.result import is_analysed, run_result
-from widthwise.runs.trained import check_tokenizer, check_vocabulary
 from widthwise.training import checkpoint_folder
 from widthwise.training.launch import Interrupted, is_launched, n_launched, watch_signals
 from widthwise.training.loop import TrainingLoop
