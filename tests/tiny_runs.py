@@ -16,7 +16,7 @@ from widthwise.runs.train import resume
 from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import SilentObserver
-from widthwise.yaml_io import apply_overrides
+from widthwise.yaml_io import apply_overrides, parse_yaml
 
 
 def step_config(micro_batch_size: int = 6, **changes: Any) -> TrainConfig:
@@ -36,34 +36,22 @@ TINY: dict[str, Any] = {
 SAMPLES = "train.sample={prompts: ['<b>x', ''], n_tokens: 7, seed: 5}"
 
 
+TINY_RECIPE = """
+model:
+  {vocab_size: 257, d_model: 16, n_layers: 3, attention: {head_dim: 8}, shape: {kind: explicit, widths: [24, 8, 24]}}
+seq_len: 17
+data: {corpus: synthetic, tokenizer: bytes}
+optimizer: {kind: adamw, lr: 0.01}
+schedule: {kind: cosine, warmup_steps: 2}
+train:
+  {steps: 9, batch_size: 4, micro_batch_size: 2, precision: fp32, seed: 3, log_every: 4, validate_every: 5,
+   validation_tokens: 90, checkpoint_every: 1, keep_last: 100, loss_window_steps: 5}
+"""
+
+
 def tiny_recipe(*overrides: str) -> Recipe:
     """9 steps of an x-shaped model; log, validation and checkpoint intervals that share no factor."""
-    data: dict[str, Any] = {
-        "model": {
-            "vocab_size": 257,
-            "d_model": 16,
-            "n_layers": 3,
-            "attention": {"head_dim": 8},
-            "shape": {"kind": "explicit", "widths": [24, 8, 24]},
-        },
-        "seq_len": 17,
-        "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-        "optimizer": {"kind": "adamw", "lr": 0.01},
-        "schedule": {"kind": "cosine", "warmup_steps": 2},
-        "train": {
-            "steps": 9,
-            "batch_size": 4,
-            "micro_batch_size": 2,
-            "precision": "fp32",
-            "seed": 3,
-            "log_every": 4,
-            "validate_every": 5,
-            "validation_tokens": 90,
-            "checkpoint_every": 1,
-            "keep_last": 100,
-            "loss_window_steps": 5,
-        },
-    }
+    data = parse_yaml(TINY_RECIPE, "tiny_recipe")
     apply_overrides(data, overrides)
     return parse(Recipe, data)
 
@@ -75,19 +63,14 @@ def without_measurements(record: dict[str, Any]) -> dict[str, Any]:
 def outcome(path: Path) -> dict[str, Any]:
     """All that a finished run must reproduce bit by bit."""
     run = RunDir(path)
-    newest = checkpoint_paths(run.checkpoints)[0]
+    files = sorted(checkpoint_paths(run.checkpoints)[0].glob("*.safetensors"))
+    # Hashes, because pytest would compare unequal contents for hours.
+    sha256 = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     return {
         "metrics": [without_measurements(record) for record in run.metrics()],
         "result": {**without_measurements(run.result().to_data()), "name": None, "notes": None},
-        "model": _contents(newest, "model"),
-        "optimizer": _contents(newest, "optimizer"),
-    }
-
-
-def _contents(checkpoint: Path, stem: str) -> dict[str, str]:
-    """sha256 of the one file, or of those of all shards: pytest would compare unequal contents for hours."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in checkpoint.glob(f"{stem}*.safetensors")
+        "model": {name: digest for name, digest in sha256.items() if name.startswith("model")},
+        "optimizer": {name: digest for name, digest in sha256.items() if name.startswith("optimizer")},
     }
 
 

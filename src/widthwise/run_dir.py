@@ -156,11 +156,7 @@ class RunDir:
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Add entries that were unknown when the run was begun."""
-        entries = self.environment()
-        continuations = self.continuations()
-        if continuations:
-            entries[CONTINUED] = [entry.to_data() for entry in continuations]
-        self._environment_file.write({**entries, **records, RECIPE: self._begun_with()})
+        self._environment_file.write({**self._environment_file.read(), **records})
 
     def seal(self) -> Seal:
         """Return the owner of a checkpoint or result of this moment. Call when the records are safe on the disk."""

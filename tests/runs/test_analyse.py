@@ -12,6 +12,7 @@ from tiny_runs import Listener, tiny_recipe
 
 from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
+from widthwise.config_io import differences
 from widthwise.data.config import DataConfig, open_data
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.json_tokenizer import train_bpe
@@ -50,11 +51,7 @@ def numbers(model: AnalysedModel) -> dict[str, Any]:
 
 def same(a: Any, b: Any, tolerance: float) -> bool:
     """Whether plain data agree, numbers up to a tolerance."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b))
-    return a == b if a is None or isinstance(a, str) else math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+    return all(math.isclose(x, y, rel_tol=tolerance, abs_tol=tolerance) for _, x, y in differences(a, b))
 
 
 def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Analysis) -> None:
@@ -80,9 +77,8 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Ana
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert same(numbers(single["models"][0]), numbers(both["models"][0]), 1e-4)
     assert both["text"].to_data() == {"source": "held-out documents of synthetic", "seq_len": 17, "n_tokens": 5 * 17}
-    told = [(model["name"], model["kind"], model["step"]) for model in both["models"]]
-    assert told == [("uniform", "widthwise", 9), ("x", "widthwise", 9)]
-    assert [model["widths"] for model in both["models"]] == [[16, 16, 16], [24, 8, 24]]
+    told = [(model["name"], model["kind"], model["step"], model["widths"]) for model in both["models"]]
+    assert told == [("uniform", "widthwise", 9, [16, 16, 16]), ("x", "widthwise", 9, [24, 8, 24])]
 
 
 def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_tokenizer(runs, tmp_path: Path) -> None:
@@ -94,23 +90,18 @@ def test_an_exported_model_gives_the_numbers_of_its_run_and_needs_a_text_and_a_t
     assert "hf: a Hugging Face folder has no held-out text; name a text with --text" in refusal(analyse, pair[1:])
     path = tmp_path / "hf/tokenizer.json"
     definition = json.loads(path.read_text())
-    definition["added_tokens"].append(
-        {**definition["added_tokens"][0], "id": 280, "content": "<further>", "special": False}
-    )
+    further = {"id": 280, "content": "<further>", "special": False}
+    definition["added_tokens"].append(definition["added_tokens"][0] | further)
     path.write_text(json.dumps(definition))
     assert "tokenizer.json: has 281 tokens; the model has 280" in refusal(analyse, pair)
     path.unlink()
     assert "hf: has no tokenizer.json" in refusal(analyse, pair)
 
 
-@pytest.fixture(scope="module")
-def growing(trained) -> Path:
-    """Checkpoints of steps 3, 6 and 9; wider after step 5."""
+def test_every_checkpoint_is_a_model_of_an_analysis(trained) -> None:
+    """Of steps 3, 6 and 9; wider after step 5."""
     wider = "growth=[{at_step: 5, model: {shape: {kind: explicit, widths: [24, 16, 24]}}}]"
-    return trained("train.checkpoint_every=3", wider, name="growing")
-
-
-def test_every_checkpoint_is_a_model_of_an_analysis(growing: Path) -> None:
+    growing = trained("train.checkpoint_every=3", wider, name="growing")
     found = analyse([growing], n_tokens=34, every_checkpoint=True)
     one_by_one = [analyse([growing], n_tokens=34, step=step)["models"][0] for step in (3, 6, 9)]
     of_all, of_each = (

@@ -1,9 +1,8 @@
 """Data are read and checked once, as long as no file of them changes, and which files a run is bound to."""
 
 import pickle
-from pathlib import Path
+import shutil
 
-import pytest
 from boxes import refusal
 
 from widthwise.data.config import DataCache, DataConfig, MixtureConfig, open_data
@@ -12,61 +11,45 @@ SYNTHETIC = DataConfig(corpus="synthetic", tokenizer="bytes")
 CHECKS = ["checking the data", "checking the tokens"]
 
 
-@pytest.fixture
-def stages() -> list[str]:
-    return []
+class Reader:
+    """Opens and checks data, and remembers the stages of the work."""
+
+    def __init__(self):
+        self.stages: list[str] = []
+
+    def read(self, data_cache: DataCache, section):
+        data = data_cache.open(section, self.note)
+        data_cache.check(section, self.note)
+        return data
+
+    def note(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        if self.stages[-1:] != [stage]:
+            self.stages.append(stage)
 
 
-@pytest.fixture
-def progress(stages):
-    def note(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        if stages[-1:] != [stage]:
-            stages.append(stage)
-
-    return note
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of prepared data, which may be damaged."""
-    source = open_data(SYNTHETIC).path
-    for file in source.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
-
-
-def damage(folder: Path) -> None:
-    """Another token, and the same size."""
-    (file,) = folder.glob("train*.bin")
-    content = bytearray(file.read_bytes())
-    content[10] ^= 1
-    file.write_bytes(content)
-
-
-def both(data_cache: DataCache, section, progress):
-    data = data_cache.open(section, progress)
-    data_cache.check(section, progress)
-    return data
-
-
-def test_the_second_run_reads_nothing(stages, progress):
-    data_cache = DataCache()
-    first = both(data_cache, SYNTHETIC, progress)
-    before = list(stages)
+def test_the_second_run_reads_nothing():
+    data_cache, reader = DataCache(), Reader()
+    first = reader.read(data_cache, SYNTHETIC)
+    before = list(reader.stages)
     assert before[-2:] == CHECKS
-    assert both(data_cache, SYNTHETIC, progress) is first
-    assert stages == before
-    del stages[:]
-    both(pickle.loads(pickle.dumps(data_cache)), SYNTHETIC, progress)  # in another process
-    assert not set(CHECKS) & set(stages)
+    assert reader.read(data_cache, SYNTHETIC) is first
+    assert reader.stages == before
+    in_another_process = Reader()
+    in_another_process.read(pickle.loads(pickle.dumps(data_cache)), SYNTHETIC)
+    assert not set(CHECKS) & set(in_another_process.stages)
 
 
-def test_of_a_mixture_every_source_counts(folder, stages, progress):
+def test_of_a_mixture_every_source_counts(tmp_path):
+    folder = shutil.copytree(open_data(SYNTHETIC).path, tmp_path / "data")
     sources = {"a": {"corpus": "synthetic", "tokenizer": "bytes", "weight": 1}, "b": {"path": str(folder), "weight": 2}}
     data_cache, section = DataCache(), MixtureConfig.model_validate({"mixture": sources})
-    both(data_cache, section, progress)
-    before = list(stages)
-    assert both(data_cache, section, progress).weights == {"a": 1, "b": 2}
-    assert stages == before
-    damage(folder)
-    assert "checksum differs" in refusal(both, data_cache, section, progress)
+    reader = Reader()
+    reader.read(data_cache, section)
+    before = list(reader.stages)
+    assert reader.read(data_cache, section).weights == {"a": 1, "b": 2}
+    assert reader.stages == before
+    (file,) = folder.glob("train*.bin")
+    content = bytearray(file.read_bytes())
+    content[10] ^= 1  # another token, and the same size
+    file.write_bytes(content)
+    assert "checksum differs" in refusal(reader.read, data_cache, section)

@@ -233,7 +233,11 @@ def _pooled(tasks: Sequence[ItemAnswers], metrics: Scores) -> ItemAnswers:
         for metric in sorted(set.intersection(*(set(task.items) for task in tasks)))
     }
     fingerprint = hashlib.sha256("".join(task.fingerprint for task in tasks).encode()).hexdigest()
-    means = {metric: values for metric, values in items.items() if _is_mean(values, _value(metrics, metric))}
+    means = {
+        metric: values
+        for metric, values in items.items()
+        if metric in metrics and _is_mean(values, metrics[metric].value)
+    }
     return ItemAnswers(fingerprint=fingerprint, items=means)
 
 
@@ -250,16 +254,12 @@ def _items(samples: Sequence[dict[str, Any]], metrics: Scores) -> ItemAnswers:
             values_by_metric.setdefault(_shown(metric, sample["filter"]), []).append(sample[metric])
     items = {}
     for metric, values in values_by_metric.items():
-        value = _value(metrics, metric)
+        value = metrics[metric].value if metric in metrics else None
         if _is_mean(values, value):
             items[metric] = [float(item) for item in values]
         elif value is not None and value > 0 and _is_mean(values, -math.log(value)):
             items["nats"] = [-float(item) for item in values]
     return ItemAnswers(fingerprint=hashlib.sha256("".join(questions.values()).encode()).hexdigest(), items=items)
-
-
-def _value(metrics: Scores, metric: str) -> float | None:
-    return metrics[metric].value if metric in metrics else None
 
 
 def _is_mean(values: Sequence[Any], value: float | None) -> bool:

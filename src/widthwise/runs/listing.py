@@ -45,11 +45,14 @@ def listed_run(path: Path) -> ListedRun:
     try:
         last, newest = metrics.last_records("train", "validation")
         trained = newest.get("train", {})
+        data = parse_yaml(read_text(path / "config.yaml"), f"{path}/config.yaml")
+        train = data.get("train") if isinstance(data, dict) else None
+        n_steps = train.get("steps") if isinstance(train, dict) else None
         return ListedRun(
             path=str(path),
             state=_state(run, last),
             step=last.get("step", 0),
-            n_steps=_n_steps(run),
+            n_steps=n_steps if isinstance(n_steps, int) else None,
             loss=finite(trained.get("loss")),
             val_loss=finite(newest.get("validation", {}).get("loss")),
             tokens_per_second=finite(trained.get("tokens_per_second")),
@@ -83,14 +86,6 @@ def _state(run: RunDir, last: Mapping[str, Any]) -> RunState:
     if not last and run.checkpoints.is_dir() and any(run.checkpoints.iterdir()):
         return "ready"
     return "failed" if last.get("event") == STOPPED else "stopped"
-
-
-def _n_steps(run: RunDir) -> int | None:
-    path = run.path / "config.yaml"
-    data = parse_yaml(read_text(path), str(path))
-    train = data.get("train") if isinstance(data, dict) else None
-    n_steps = train.get("steps") if isinstance(train, dict) else None
-    return n_steps if isinstance(n_steps, int) else None
 
 
 def _n_bytes(folder: Path) -> int:

@@ -170,7 +170,7 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
         training_flops=recipe.training_flops,
         asked_hours=None if days is None else 24 * days,
         deployments=[Planner(recipe, n, model).deployment(device) for n in n_devices],
-        data=data_cost(recipe.n_tokens, _n_tokens_of_tokenizer(recipe)),
+        data=_data_cost(recipe),
     )
 
 
@@ -184,20 +184,19 @@ def device_at_hand() -> Device | None:
     return replace(device, memory_bytes=min(n_bytes, device.memory_bytes or n_bytes))
 
 
-def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
-    """Return the disk space of n_tokens, and the work of preparing them. vocab_size: of the tokenizer."""
-    text_bytes = round(BYTES_PER_TOKEN * n_tokens)
+def _data_cost(recipe: Recipe) -> DataCost:
+    """Return the disk space of a recipe's tokens, and the work of preparing them.
+
+    The size of a token on disk depends on the tokenizer, or on the model if the name of the tokenizer has no number.
+    """
+    spec = recipe.data.tokenizer if isinstance(recipe.data, DataConfig) else None
+    match = re.fullmatch(r"bpe-(\d+)", spec or "")
+    vocab_size = int(match[1]) if match else recipe.final_model.vocab_size
+    if spec == "bytes":
+        vocab_size = N_BYTES + 1
+    text_bytes = round(BYTES_PER_TOKEN * recipe.n_tokens)
     return DataCost(
-        disk_bytes=n_tokens * token_dtype(vocab_size).itemsize,
+        disk_bytes=recipe.n_tokens * token_dtype(vocab_size).itemsize,
         text_bytes=text_bytes,
         prepare_core_hours=text_bytes / TEXT_BYTES_PER_CORE_SECOND / 3600,
     )
-
-
-def _n_tokens_of_tokenizer(recipe: Recipe) -> int:
-    """Return the number of tokens of a recipe's tokenizer; of its model if the name does not tell."""
-    spec = recipe.data.tokenizer if isinstance(recipe.data, DataConfig) else None
-    if spec == "bytes":
-        return N_BYTES + 1
-    match = re.fullmatch(r"bpe-(\d+)", spec or "")
-    return int(match[1]) if match else recipe.final_model.vocab_size

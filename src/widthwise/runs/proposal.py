@@ -13,7 +13,7 @@ from typing import Any
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import parse
-from widthwise.data.config import DataConfig, DataSection
+from widthwise.data.config import DataConfig
 from widthwise.data.corpus import named_corpus
 from widthwise.mistakes import UserError
 from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
@@ -77,19 +77,16 @@ def propose(
         cost = recipe.explicit_model.cost()
         return flops / cost.training_flops(recipe.seq_len) / cost.params
 
-    def is_trained(size: int) -> bool:
-        return tokens_per_param <= affordable(size)
-
     if n_params is not None:
         low = max(1, _largest(lambda size: params(size) <= (n_params or 0)))
         size = min(low, low + 1, key=lambda size: abs(params(size) - (n_params or 0)))
         law = f"the size nearest to {n_params:,.0f} parameters"
-        is_short = not is_trained(size)
+        is_short = affordable(size) < tokens_per_param
     else:
-        size = _largest(lambda size: is_trained(size) and fits(family.uniform(size), "layer"))
+        size = _largest(lambda size: affordable(size) >= tokens_per_param and fits(family.uniform(size), "layer"))
         if size == 0:
             raise UserError(f"--device: not even d_model = {HEAD_DIM} fits on {device.name}; give more days or memory")
-        is_short = flops < math.inf and is_trained(size + 1)  # limited by memory
+        is_short = flops < math.inf and affordable(size + 1) >= tokens_per_param  # limited by memory
         law = "the largest model"
         if is_short or flops == math.inf:
             law += " that fits into the memory"
@@ -103,9 +100,15 @@ def propose(
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
     pass_of = Planner(recipe, n_devices).setup(device, kind).micro_batch_size or 1
     recipe, data = family.recipe(size, n_tokens, {"activation_checkpointing": kind, "micro_batch_size": pass_of})
-    if not family.has_data and recipe.n_tokens > MOST_EPOCHS * _n_tokens_of_corpus(recipe.data):
-        data["data"] = {"path": PATH_TO_FILL_IN, "tokenizer": data["data"]["tokenizer"]}
-        recipe = parse(Recipe, data, "proposal")
+    if not family.has_data:
+        section = recipe.data
+        assert isinstance(section, DataConfig)
+        assert section.corpus is not None
+        n_bytes = (1 - (section.held_out or 0)) * sum(len(document.text) for document in named_corpus(section.corpus))
+        n_tokens_of_corpus = n_bytes / (1 if section.tokenizer == "bytes" else BYTES_PER_TOKEN)
+        if recipe.n_tokens > MOST_EPOCHS * n_tokens_of_corpus:
+            data["data"] = {"path": PATH_TO_FILL_IN, "tokenizer": data["data"]["tokenizer"]}
+            recipe = parse(Recipe, data, "proposal")
     if n_params is not None:
         nearest = recipe.explicit_model.cost().params
         law += f", {nearest:,} ({nearest / n_params - 1:+.1%})"
@@ -115,14 +118,6 @@ def propose(
     elif ratio == LAW_TOKENS_PER_PARAM:
         text += " (Hoffmann et al. 2022, arXiv:2203.15556)"
     return Proposal(recipe, data, f"{text}; d_model = {WIDTH_PER_LAYER} x layers")
-
-
-def _n_tokens_of_corpus(data: DataSection) -> float:
-    """Return the number of training tokens of a named corpus, approximately."""
-    assert isinstance(data, DataConfig)
-    assert data.corpus is not None
-    n_bytes = (1 - (data.held_out or 0)) * sum(len(document.text) for document in named_corpus(data.corpus))
-    return n_bytes / (1 if data.tokenizer == "bytes" else BYTES_PER_TOKEN)
 
 
 def _largest(is_possible: Callable[[int], bool]) -> int:

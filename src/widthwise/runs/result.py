@@ -8,6 +8,7 @@ from typing import Any
 from widthwise.analysis.dynamic_width import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.data.loader import HeldOut
+from widthwise.mistakes import counted
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
@@ -64,6 +65,12 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         ]
         or None,
     }
+    notes = list(state.notes)
+    skipped = [str(record["step"]) for record in records if record["event"] == "skipped"]
+    if skipped:
+        shown = [*skipped[:5], "..."] if len(skipped) > 5 else skipped
+        steps = counted(len(skipped), "step")
+        notes.append(f"{steps} without an update, because of the gradient: {', '.join(shown)}")
     return RunResult(
         status="finished",
         name=loop.name,
@@ -90,7 +97,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         training_flops=spent.training_flops,
         pflops_days=pflops_days(spent.training_flops, 1),
         **{key: value for key, value in optional.items() if value is not None},
-        notes=[*state.notes, *notes_on_spikes(records)],
+        notes=notes,
     )
 
 
@@ -114,16 +121,6 @@ def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[st
     """Return the records after the last of some events; all records without one."""
     indices = [i for i, record in enumerate(records) if record["event"] in events]
     return records[max(indices, default=-1) + 1 :]
-
-
-def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe the skipped steps of a run, for its result. records: of metrics.jsonl."""
-    steps = [str(record["step"]) for record in records if record["event"] == "skipped"]
-    if not steps:
-        return []
-    noun = "step" if len(steps) == 1 else "steps"
-    shown = [*steps[:5], "..."] if len(steps) > 5 else steps
-    return [f"{len(steps)} {noun} without an update, because of the gradient: {', '.join(shown)}"]
 
 
 def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:

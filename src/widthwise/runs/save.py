@@ -50,25 +50,20 @@ def save_run(
     if tokenizer is not None:
         check_known(tokenizer, model.config.vocab_size)
     resolved = _recipe(model, tokenizer, recipe, seq_len)
-    provenance = _provenance(tokenizer, resolved, data)
+    provenance = unseen_data(tokenizer)
+    if data is not None:
+        identity = data.identity
+        recipe_identity = open_data(resolved.data).identity
+        if identity != recipe_identity:
+            passed, expected = describe_difference(identity, recipe_identity)
+            raise UserError(f"data: got {passed}; the recipe names {expected}")
+        if tokenizer is None or (identity.tokenizer.spec, identity.tokenizer.id) != (tokenizer.spec, tokenizer.id):
+            raise UserError(f"data: was tokenised by {identity.tokenizer.spec}, not by the passed tokenizer")
+        provenance = identity.record()
     copied = build(model.config, seed=0)
     copied.set_weights((name, parameter.detach()) for name, parameter in model.named_parameters())
     write_first(Path(folder), resolved, copied, tokenizer, provenance)
     return Path(folder)
-
-
-def _provenance(tokenizer: Tokenizer | None, recipe: Recipe, data: OpenedData | None) -> dict[str, Any]:
-    """Return the entries of environment.json on the tokenizer and the training data of a model."""
-    if data is None:
-        return unseen_data(tokenizer)
-    identity = data.identity
-    recipe_identity = open_data(recipe.data).identity
-    if identity != recipe_identity:
-        passed, expected = describe_difference(identity, recipe_identity)
-        raise UserError(f"data: got {passed}; the recipe names {expected}")
-    if tokenizer is None or (identity.tokenizer.spec, identity.tokenizer.id) != (tokenizer.spec, tokenizer.id):
-        raise UserError(f"data: was tokenised by {identity.tokenizer.spec}, not by the passed tokenizer")
-    return identity.record()
 
 
 def _recipe(

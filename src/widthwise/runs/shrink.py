@@ -22,7 +22,7 @@ from widthwise.data.loader import HeldOut, Loader, begun
 from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import BUDGETS, ShrinkOptions
-from widthwise.growth.need import LayerNeed, covariance, energies_kept, layer_needs, measure, order_of_need
+from widthwise.growth.need import covariance, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
     LayerSizes,
     Order,
@@ -140,7 +140,14 @@ def shrink_run(
         after=model_size(smaller, recipe.seq_len),
         d_model=[config.d_model, smaller.d_model],
         kv_bytes=[model.inference_cost().kv_bytes(recipe.seq_len) for model in (config, smaller)],
-        layers=_layer_cuts(config, sizes, needs, energy),
+        layers=[
+            LayerCut(
+                **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
+                lost=layer.lost(after),
+                energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
+            )
+            for i, (before, after, layer) in enumerate(zip(layer_sizes(config), sizes, needs))
+        ],
         shape=shape,
     )
     if out is not None:
@@ -207,20 +214,6 @@ def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], 
     small.load_state_dict(weights, strict=False, assign=True)  # strict fails for the second name of a tied weight
     small.tie()
     return _readable(small)
-
-
-def _layer_cuts(
-    config: ModelConfig, sizes: Sequence[LayerSizes], needs: Sequence[LayerNeed], energy: Mapping[str, float]
-) -> list[LayerCut]:
-    """Return the record of every layer of the old model."""
-    return [
-        LayerCut(
-            **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
-            lost=need.lost(after),
-            energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
-        )
-        for i, (before, after, need) in enumerate(zip(layer_sizes(config), sizes, needs))
-    ]
 
 
 def _arrange_stream(model: Decoder, correlated: Callable[[], Tensor]) -> str | None:

@@ -133,7 +133,13 @@ class _Launch:
             data.tokenizer.save(self.run.tokenizer_folder)
             self.run.begin(to_yaml(recipe), {**self._environment(), **data.identity.record(), **_bound_record(loop)})
             if isinstance(data, MixedData):
-                self.observer.message(_describe_use(recipe, data))
+                use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
+                n_held_out = Counter(recipe.held_out(data).sources)
+                lines = (  # a small source may be repeated, or be missing in validations
+                    f"{name} {share:.1%} of the windows, each read {n_epochs:.3g} times; {n_held_out[name]} held out"
+                    for name, (share, n_epochs) in use.items()
+                )
+                self.observer.message(f"data: {' | '.join(lines)}")
 
         self.processes.on_rank_zero(begin)
         return self._train(loop)
@@ -235,16 +241,6 @@ class _Launch:
                 "when the run began"
             )
         self.run.add_to_environment({key: value for key, value in now.items() if key not in before})
-
-
-def _describe_use(recipe: Recipe, data: MixedData) -> str:
-    """Describe the use of each source: a small one may be repeated, or be missing in validations."""
-    use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
-    n_held_out = Counter(recipe.held_out(data).sources)
-    return "data: " + " | ".join(
-        f"{name} {share:.1%} of the windows, each read {n_epochs:.3g} times; {n_held_out[name]} held out"
-        for name, (share, n_epochs) in use.items()
-    )
 
 
 def _bound_record(loop: TrainingLoop) -> dict[str, Any]:
