@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MEASURED = re.compile(
@@ -28,59 +27,53 @@ MEASURED = re.compile(
     re.IGNORECASE,
 )
 """Keys of JSON and headers of CSV whose values differ from run to run."""
-X = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "rounding": "balanced", "quantum": 8}
-SLOTS = {"kind": "hyper_connections", "n_slots": 2, "n_fractions": 2, "embedding": "expand", "reduce": "slot"}
-TINY: dict[str, Any] = {
-    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 4, "attention": {"head_dim": 8}},
-    "seq_len": 32,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "cosine", "warmup_steps": 2},
-    "train": {
-        "steps": 6,
-        "batch_size": 2,
-        "precision": "fp32",
-        "validate_every": 2,
-        "validation_tokens": 512,
-        "checkpoint_every": 3,
-        "loss_window_steps": 2,
-    },
-}
-MATCH = {"quantity": "params", "adjust": "ffn"}
-VARIANTS = {
-    "uniform": {},
-    "x": {"model": {"shape": X}},
-    "hourglass": {"model": {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 8}}},
-    "virtual": {"model": {"residual": SLOTS}},
-}
-RECIPES: dict[str, dict[str, Any]] = {
+X = "{kind: x, bottleneck_layer: 0.5, bottleneck_width: 0.5, rounding: balanced, quantum: 8}"
+SLOTS = "{kind: hyper_connections, n_slots: 2, n_fractions: 2, embedding: expand, reduce: slot}"
+MODEL_X = f"model: {{shape: {X}}}"
+TINY = """
+model: {vocab_size: 257, d_model: 32, n_layers: 4, attention: {head_dim: 8}}
+seq_len: 32
+data: {corpus: synthetic, tokenizer: bytes}
+optimizer: {kind: adamw, lr: 0.01}
+schedule: {kind: cosine, warmup_steps: 2}
+train:
+  {steps: 6, batch_size: 2, precision: fp32, validate_every: 2, validation_tokens: 512, checkpoint_every: 3,
+   loss_window_steps: 2}
+"""
+COMPARE = f"""
+extends: tiny.yaml
+compare:
+  seeds: [1, 2]
+  match: {{quantity: params, adjust: ffn}}
+  variants:
+    uniform: {{}}
+    x: {{{MODEL_X}}}
+"""
+RECIPES = {
     "tiny": TINY,
-    "grows": {"extends": "tiny.yaml", "growth": [{"at_step": 3, "model": {"n_layers": 6}}]},
-    "compare": {"extends": "tiny.yaml", "compare": {"seeds": [1, 2], "match": MATCH, "variants": VARIANTS}},
-    "longer": {
-        "extends": "tiny.yaml",
-        "train": {"steps": 8},
-        "compare": {"seeds": [1, 2], "match": MATCH, "variants": {"uniform": {}, "x": VARIANTS["x"]}},
-    },
-    "sweep": {
-        "extends": "tiny.yaml",
-        "sweep": {
-            "seeds": [1],
-            "match": MATCH,
-            "baseline": {},
-            "groups": {"x": {"change": {"model": {"shape": X}}, "over": {"model.shape.bottleneck_width": [0.5, 0.75]}}},
-        },
-    },
-    "rungs": {
-        "extends": "tiny.yaml",
-        "sweep": {
-            "seeds": [1],
-            "match": MATCH,
-            "tokens_per_param": 0.05,
-            "rungs": {f"d{width}": {"model": {"d_model": width}} for width in (32, 48, 64)},
-            "groups": {"uniform": {}, "x": {"change": {"model": {"shape": X}}}},
-        },
-    },
+    "grows": "extends: tiny.yaml\ngrowth: [{at_step: 3, model: {n_layers: 6}}]",
+    "compare": f"""{COMPARE}
+    hourglass: {{model: {{ffn: {{kind: hourglass, n_blocks: 2, d_hidden: 8}}}}}}
+    virtual: {{model: {{residual: {SLOTS}}}}}
+""",
+    "longer": f"{COMPARE}train: {{steps: 8}}",
+    "sweep": f"""
+extends: tiny.yaml
+sweep:
+  seeds: [1]
+  match: {{quantity: params, adjust: ffn}}
+  baseline: {{}}
+  groups: {{x: {{change: {{{MODEL_X}}}, over: {{model.shape.bottleneck_width: [0.5, 0.75]}}}}}}
+""",
+    "rungs": f"""
+extends: tiny.yaml
+sweep:
+  seeds: [1]
+  match: {{quantity: params, adjust: ffn}}
+  tokens_per_param: 0.05
+  rungs: {{d32: {{model: {{d_model: 32}}}}, d48: {{model: {{d_model: 48}}}}, d64: {{model: {{d_model: 64}}}}}}
+  groups: {{uniform: {{}}, x: {{change: {{{MODEL_X}}}}}}}
+""",
 }
 RUNS = """
 train tiny.yaml --out runs/tiny
@@ -168,8 +161,8 @@ def main(out: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
-        for recipe, data in RECIPES.items():
-            Path(f"{recipe}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+        for recipe, text in RECIPES.items():
+            Path(f"{recipe}.yaml").write_text(text)
         Path("text.md").write_text("Every layer has a width. " * 40)
         files = {}
         for place, command in enumerate(PLANS.strip().splitlines()):

@@ -5,7 +5,6 @@ import random
 import string
 from typing import Any
 
-import pydantic
 import pytest
 from boxes import Box, Item, Red, check_message, refusal
 from tiny_runs import tiny_recipe
@@ -14,12 +13,15 @@ from widthwise.config_io import Config, attribute_docs, mistakes_at, parse, refu
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.recipe import parse_recipe
+from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import parse_yaml, to_yaml
 
 KEYS = "by_number, is_open, items, pairs, size, text"
+AT = "items.0.colour"
+RED, BLUE = "allowed: depth, kind", "allowed: height, kind"
+REPLACE = f"to change the kind, replace the section: '{AT}={{kind: blue}}'"
 
 
 def coloured(**colour: Any) -> dict[str, Any]:
@@ -34,17 +36,10 @@ class TestParse:
             ({"zzz": 1}, f"zzz: unknown key; allowed: {KEYS}"),
             ({3: 1}, f"3: unknown key; allowed: {KEYS}"),
             ({"items": [{"name": "a"}, {"nam": "b"}]}, "items.1.nam: unknown key; did you mean 'name'?"),
-            (coloured(kind="blue", hight=3), "items.0.colour.hight: unknown key; did you mean 'height'?"),
-            (coloured(kind="blu"), "items.0.colour.kind: got 'blu'; did you mean 'blue'?"),
-            (
-                coloured(height=3),
-                "items.0.colour.height: unknown key; without a kind the section is of kind red; allowed: depth, kind",
-            ),
-            (
-                coloured(kind="blue", depth=3),
-                "items.0.colour.depth: unknown key of kind blue; allowed: height, kind; "
-                "to change the kind, replace the section: 'items.0.colour={kind: blue}'",
-            ),
+            (coloured(kind="blue", hight=3), f"{AT}.hight: unknown key; did you mean 'height'?"),
+            (coloured(kind="blu"), f"{AT}.kind: got 'blu'; did you mean 'blue'?"),
+            (coloured(height=3), f"{AT}.height: unknown key; without a kind the section is of kind red; {RED}"),
+            (coloured(kind="blue", depth=3), f"{AT}.depth: unknown key of kind blue; {BLUE}; {REPLACE}"),
             ({"items": [{}]}, "items.0.name: is required but missing"),
             ({"size": 13}, "size: got 13, which is unlucky"),
         ],
@@ -54,17 +49,12 @@ class TestParse:
 
     def test_is_strict_about_types(self):
         for data, said in (
-            *(({"size": size}, f"size: got {size!r}") for size in ("3", 3.0, True)),
-            *(({"is_open": value}, f"is_open: got {value!r}") for value in (1, "yes")),
-            ({"text": 3}, "text: got 3"),
-            ({"pairs": [[1, 2], [1, 2, 3]]}, "pairs.1: got"),
+            ({"size": 3.0}, "size: got 3.0"),
+            ({"is_open": "yes"}, "is_open: got 'yes'"),
             *(({"pairs": [[1, value]]}, f"pairs.0.1: got {value!r}") for value in ("2", float("nan"), float("-inf"))),
-            ({"pairs": {"a": 1}}, "pairs: got {'a': 1}"),
             ({"items": "abc"}, "items: got 'abc'"),
-            (coloured(kind="red", depth=0), "items.0.colour.depth: got 0"),
             ({"items": [{"name": "a", "colour": None}]}, "items.0.colour: got None"),
             ({"by_number": {"three": {}}}, "by_number.three"),
-            ({"by_number": {3: 1}}, "by_number.3: got 1"),
         ):
             assert said in refusal(parse, Box, data)
 
@@ -92,11 +82,8 @@ class TestParse:
 
     def test_a_section_without_kind_is_of_the_default_one_and_integers_are_numbers(self):
         assert parse(Item, {"name": "a", "colour": {"depth": 3}}).colour == Red(depth=3)
-        box = parse(Box, {"pairs": [[1, 2.5]], "by_number": {3: {"a": [1]}}})
-        assert (box.pairs, type(box.pairs[0][0])) == (((1.0, 2.5),), float)
-        assert box.by_number[3]["a"] in ([1], (1,))
-        with pytest.raises(pydantic.ValidationError, match="frozen"):
-            box.size = 3  # pyright: ignore[reportAttributeAccessIssue]
+        (pair,) = parse(Box, {"pairs": [[1, 2.5]]}).pairs
+        assert (pair, type(pair[0])) == ((1.0, 2.5), float)
 
 
 TURN = {"bottleneck_layer": 0.75, "bottleneck_width": 0.4, "rounding": "balanced", "endpoints": "full"}
@@ -160,31 +147,33 @@ def mutated(data: Any, random_: random.Random) -> Any:
     return data
 
 
-class TestMutations:
-    @pytest.mark.parametrize("valid", [VALID, EXPLICIT, DIAMOND], ids=["x", "explicit", "diamond"])
-    def test_a_mutated_template_resolves_or_is_refused(self, valid):
-        assert parse(ModelTemplate, valid).resolve(13).n_layers == 4
-        for seed in range(60):
-            data = mutated(valid, random.Random(seed))
-            if isinstance(data.get("n_layers"), int) and data["n_layers"] > 50:
-                data["n_layers"] = 10**6 + 1  # refused; what is allowed would be written out layer by layer
-            try:
-                resolved = parse(ModelTemplate, data, "model").resolve(13)
-            except UserError as error:
-                check_message(error)
-                continue
-            assert parse(ModelConfig, parse_yaml(to_yaml(resolved), "yaml")) == resolved, seed
-            assert resolved.cost().params > 0, seed
+CASES = {
+    "x": (ModelTemplate, VALID),
+    "explicit": (ModelTemplate, EXPLICIT),
+    "diamond": (ModelTemplate, DIAMOND),
+    "resolved model": (ModelConfig, to_data(parse(ModelTemplate, VALID).resolve(13))),
+    "recipe": (Recipe, RECIPE),
+}
 
-    @pytest.mark.parametrize("kind", ["resolved model", "recipe"])
-    def test_a_mutated_resolved_model_or_recipe_is_valid_or_refused(self, kind):
-        valid = to_data(parse(ModelTemplate, VALID).resolve(13)) if kind == "resolved model" else RECIPE
-        for seed in range(60):
-            data = mutated(valid, random.Random(seed))
-            try:
-                parse(ModelConfig, data, "model").cost() if kind == "resolved model" else parse_recipe(data, "recipe")
-            except UserError as error:
-                check_message(error)
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mutated_config_is_valid_or_refused_in_one_line(name):
+    config_class, valid = CASES[name]
+    for seed in [None, *range(60)]:
+        data = valid if seed is None else mutated(valid, random.Random(seed))
+        if isinstance(data.get("n_layers"), int) and data["n_layers"] > 50:
+            data["n_layers"] = 10**6 + 1  # refused; what is allowed would be written out layer by layer
+        try:
+            config = parse(config_class, data)
+            if isinstance(config, ModelTemplate):
+                config = config.resolve(13)
+        except UserError as error:
+            check_message(error)
+            assert seed is not None
+            continue
+        if isinstance(config, ModelConfig):
+            assert config.cost().params > 0, seed
+            assert parse(ModelConfig, parse_yaml(to_yaml(config), "yaml")) == config, seed
 
 
 def test_mistakes_are_named_with_the_path_to_where_they_were_found():
@@ -197,7 +186,6 @@ def test_mistakes_are_named_with_the_path_to_where_they_were_found():
 
 
 def test_long_values_are_shortened_and_what_stands_behind_them_stays():
-    assert str(UserError(f"kind: got {499 * 'a'}; allowed: b")) == f"kind: got {499 * 'a'}; allowed: b"
     assert str(UserError(f"kind: got {100_000 * 'a'}; allowed: b")) == f"kind: got {100 * 'a'}...{99 * 'a'}; allowed: b"
     of_words = str(UserError(f"kind: got {50_000 * 'a '}; allowed: b"))
     assert (of_words[:13], of_words[-16:], len(of_words)) == ("kind: got a a", "a a ; allowed: b", 2003)
@@ -238,10 +226,7 @@ def of_fields(config: type[Config]) -> dict[str, str]:
     ("change", "expected"),
     [
         ("model.ngrams={max_n: 3}", "model.ngrams: unknown key; embeddings of n-grams were removed; .* mtp"),
-        (
-            "model.ffn={kind: dynamic_hourglass}",
-            "model.ffn.kind: got 'dynamic_hourglass', .* was removed; use hourglass",
-        ),
+        ("model.ffn={kind: dynamic_hourglass}", "model.ffn.kind: got 'dynamic_hourglass', .* removed; use hourglass"),
         ("growth=[{at_tokens: 99, model: {}}]", "growth.0.at_tokens: unknown key; was removed; give at_step"),
         ("growth=[{at_step: 2, model: {}, rewarmup_of: new}]", "rewarmup_of: unknown key; was removed; .*freeze_steps"),
     ],

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from hashlib import sha256
+from unittest.mock import Mock
 
 import pytest
 from boxes import refusal
@@ -13,6 +14,7 @@ from small_costs import small_cost
 from widthwise import run_dir
 from widthwise.metrics_file import MetricsFile
 from widthwise.mistakes import RunDiverged, UserError
+from widthwise.records.record import SealedFile
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 
@@ -41,39 +43,26 @@ def test_data_may_move_and_processes_differ_but_how_data_are_read_stays(tmp_path
         (begun.replace("steps: 9", "steps: 8"), "train.steps from 9 to 8"),
     ):
         (run.path / "config.yaml").write_text(other)
-        with pytest.raises(UserError, match=f"was changed after the run was begun: {said}"):
-            run.config_yaml()
+        assert f"was changed after the run was begun: {said}" in refusal(run.config_yaml)
 
 
 def test_a_failed_begin_is_no_run(tmp_path, monkeypatch):
-    real = run_dir.write_atomic
-
-    def fail_at_the_recipe(path, content):
-        if path.name == "config.yaml":
-            raise UserError("disk full")
-        real(path, content)
-
-    monkeypatch.setattr(run_dir, "write_atomic", fail_at_the_recipe)
+    monkeypatch.setattr(run_dir, "write_atomic", Mock(side_effect=UserError("disk full")))
     with pytest.raises(UserError):
         RunDir(tmp_path).begin("a: 1\n", {})
+    assert SealedFile(tmp_path / "environment.json").read() == {"recipe": "a: 1\n"}
     assert not RunDir(tmp_path).exists
-
-
-def test_files_that_hold_no_mapping_are_user_errors(tmp_path):
-    for name in ("environment", "result"):
-        (tmp_path / f"{name}.json").write_text("[]")
-        with pytest.raises(UserError, match=rf"{name}\.json: holds list, not a mapping"):
-            getattr(RunDir(tmp_path), name)()
 
 
 def test_what_names_no_run_or_recipe_is_refused_in_one_line(tmp_path):
     run = RunDir(tmp_path)
     run.begin("a: 1\n", {})
-    with pytest.raises(UserError, match="the checkpoint does not say to which run it belongs"):
-        run.check_seal(None, "the checkpoint")
+    assert "the checkpoint does not say to which run it belongs" in refusal(run.check_seal, None, "the checkpoint")
     (tmp_path / "environment.json").write_text("{}")
-    with pytest.raises(UserError, match=r"environment\.json: recipe: holds NoneType, not text"):
-        run.config_yaml()
+    assert "environment.json: recipe: holds NoneType, not text" in refusal(run.config_yaml)
+    for name in ("environment", "result"):
+        (tmp_path / f"{name}.json").write_text("[]")
+        assert f"{name}.json: holds list, not a mapping" in refusal(getattr(run, name))
 
 
 def test_a_path_that_is_no_run_is_told_what_it_is(tmp_path):
@@ -157,8 +146,6 @@ def test_a_line_that_is_no_record_is_named(metrics):
     ):
         metrics.path.write_text(text)
         assert f"metrics.jsonl: {said}" in refusal(metrics.records)
-        if "step" in said:
-            assert f"metrics.jsonl: {said}" in refusal(metrics.rewind, 1)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 100, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16 + 5, 10**30])
@@ -190,5 +177,4 @@ def test_checkpoints_that_lead_to_no_folder_are_refused(tmp_path, target):
 
 def test_a_full_disk_is_a_user_error(metrics):
     metrics.path.symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        metrics.append(RECORDS)
+    assert "metrics.jsonl" in refusal(metrics.append, RECORDS)

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import parse, to_data
 from widthwise.mistakes import UserError
-from widthwise.yaml_io import (
-    apply_overrides,
-    difference,
-    merge,
-    parse_yaml,
-    read_mapping,
-    read_recipe,
-    to_yaml,
-)
+from widthwise.yaml_io import apply_overrides, difference, merge, parse_yaml, read_mapping, read_recipe, to_yaml
 
 ROOT = Path(__file__).parents[1]
 LONG = "9" * 5000
@@ -149,8 +141,8 @@ class TestOverrides:
         distill = {"teacher": "a", "weight": 1}
         found = applied({"train": {"distill": None}}, "train.distill.teacher=a", "train.distill.weight=1")
         assert found == {"train": {"distill": distill}}
-        with pytest.raises(UserError, match=r"train\.steps is 5, which has no keys"):
-            applied({"train": {"steps": 5}}, "train.steps.teacher=a")
+        message = "train.steps is 5, which has no keys"
+        assert message in refusal(applied, {"train": {"steps": 5}}, "train.steps.teacher=a")
 
     def test_what_cannot_be_set_is_refused(self):
         paths = ["", "=", "=1", "a", "a..b=1", ".a=1", "a.=1", "x.y=1", "a=[1", "a=!!int x", f"a={LONG}"]
@@ -224,27 +216,22 @@ def test_overrides_that_name_another_source_replace_it_as_one_change_whatever_th
         assert applied({"data": before}, *overrides) == {"data": expected}, overrides
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder outside the repository."""
+def test_a_name_means_the_bundled_recipe_where_no_file_has_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_name_means_the_bundled_recipe_where_no_file_has_it(elsewhere: Path) -> None:
     assert read_recipe("x_200m") == read_recipe(ROOT / "configs" / "x_200m.yaml")
-    (elsewhere / "x_200m").write_text("seq_len: 7\n")
+    (tmp_path / "x_200m").write_text("seq_len: 7\n")
     assert read_recipe("x_200m") == {"seq_len": 7}
-    with pytest.raises(UserError, match=r"mine/x_200m\.yaml: no such file; did you mean x_200m,"):
-        read_recipe("mine/x_200m.yaml")
-    with pytest.raises(UserError, match=r"x_201m: no such file; did you mean x_20"):
-        read_recipe("x_201m")
-    with pytest.raises(UserError, match=r"mine/other\.yaml: cannot be read"):
-        read_recipe("mine/other.yaml")
+    for name, message in (
+        ("mine/x_200m.yaml", "mine/x_200m.yaml: no such file; did you mean x_200m,"),
+        ("x_201m", "x_201m: no such file; did you mean x_20"),
+        ("mine/other.yaml", "mine/other.yaml: cannot be read"),
+    ):
+        assert message in refusal(read_recipe, name)
 
 
-def test_a_recipe_extends_a_bundled_one_by_its_name(elsewhere: Path) -> None:
-    (elsewhere / "mine.yaml").write_text("extends: virtual_width_1.5x\nseq_len: 5\n")
+def test_a_recipe_extends_a_bundled_one_by_its_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: virtual_width_1.5x\nseq_len: 5\n")
     assert read_recipe("mine.yaml") == {**read_recipe("virtual_width_1.5x"), "seq_len": 5}
-    (elsewhere / "virtual_width_1.5x").write_text("seq_len: 7\n")
+    (tmp_path / "virtual_width_1.5x").write_text("seq_len: 7\n")
     assert read_recipe("mine.yaml") == {"seq_len": 5}

@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -27,8 +26,7 @@ def test_a_run_says_what_its_last_records_say(finished):
 def test_states_follow_from_who_holds_a_run_and_how_it_ended(finished, tmp_path):
     folder = tmp_path / "study"
     failed, stopped = (unfinished_copy(finished, folder / "runs" / name, 5) for name in ("b-seed1", "a-seed1"))
-    with open(failed / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 9, "event": "stopped", "reason": "loss is not finite"}) + "\n")
+    RunDir(failed).metrics_file.append([{"step": 9, "event": "stopped", "reason": "loss is not finite"}])
     planned = [PlannedRun(path=f"runs/{name}-seed1", variant=name, seed=1, n_steps=9) for name in "abc"]
     PlannedRuns(title="study", command="widthwise compare study", baseline="a", runs=planned).write(folder)
     found = {run.path.rsplit("/")[-1]: run.state for run in list_runs(folder)}

@@ -14,7 +14,7 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.design import WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import Deployment
-from widthwise.runs.plan import Planner, data_cost, device_at_hand, plan
+from widthwise.runs.plan import Planner, device_at_hand, plan
 from widthwise.runs.proposal import Proposal, propose
 from widthwise.training.devices import Device
 
@@ -55,8 +55,9 @@ def test_tokens_and_what_they_take_on_disk() -> None:
     found = plan(tiny_recipe(), [1])
     assert (found.tokens, found.steps) == (9 * 4 * 17, 9)
     assert found.tokens_per_param == found.tokens / found.params
-    assert data_cost(1000, vocab_size=300).disk_bytes == 2000
-    assert data_cost(1000, vocab_size=100_000).disk_bytes == 4000
+    assert found.data.disk_bytes == 2 * found.tokens
+    many = tiny_recipe("model.vocab_size=70000", "data.tokenizer=bpe-70000")
+    assert plan(many, [1]).data.disk_bytes == 4 * found.tokens
     assert plan(tiny_recipe("model.vocab_size=70000"), [1]).data == found.data  # of its bytes
 
 
@@ -96,16 +97,10 @@ def test_the_device_at_hand_has_no_more_memory_than_its_driver_shows(monkeypatch
     assert (device.memory_bytes, device.peak_flops_per_second) == (expected, 312e12)
 
 
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [("4090", "RTX 4090"), ("a6000", "A6000"), ("RTX A6000", "A6000"), ("rtx-6000-ada", "RTX 6000 Ada")]
-    + [(name, name) for name in ("T4", "V100", "MI300X")],
-)
-def test_a_device_is_known_without_its_rtx(given: str, name: str) -> None:
-    assert Device.from_options(given).name == name
-
-
-def test_of_an_ambiguous_name_the_possible_ones_are_named() -> None:
+def test_a_device_is_known_without_its_rtx_and_of_an_ambiguous_name_the_possible_ones_are_named() -> None:
+    names = {"4090": "RTX 4090", "a6000": "A6000", "RTX A6000": "A6000", "rtx-6000-ada": "RTX 6000 Ada"}
+    for given, name in (names | {name: name for name in ("T4", "V100", "MI300X")}).items():
+        assert Device.from_options(given).name == name
     message = "got 'rtx4060ti'; allowed: RTX 4060 Ti 8GB, RTX 4060 Ti 16GB; for any other"
     assert message in refusal(Device.from_options, "rtx4060ti")
 
@@ -119,9 +114,9 @@ def large(*overrides: str) -> Recipe:
 
 def test_nodes_and_network_may_have_other_rates() -> None:
     slow = Device.from_options("h100", 0.5, node_bandwidth="450GB/s", network_bandwidth="25GB/s")
-    alone = [plan(tiny_recipe("train.batch_size=32"), [16], device).deployments[0] for device in (H100, slow)]
-    assert alone[1].communication_seconds == pytest.approx(2 * alone[0].communication_seconds)
-    unknown = plan(tiny_recipe("train.batch_size=32"), [16], Device.from_options("rtx4090")).deployments[0]
+    devices = (H100, slow, Device.from_options("rtx4090"))
+    fast, slow, unknown = (deployment(tiny_recipe("train.batch_size=32"), device, 16) for device in devices)
+    assert slow.communication_seconds == pytest.approx(2 * fast.communication_seconds)
     assert unknown.communication_seconds is None
 
 
@@ -137,7 +132,7 @@ def test_padding_grows_with_shards_and_copies_hold_the_same_and_reduce_what_shar
 
 def test_times_follow_from_rates() -> None:
     recipe = large("train.shards=8")
-    (found,) = plan(recipe, [64], H100).deployments
+    found = deployment(recipe, H100, 64)
     flops = recipe.training_flops / recipe.train.steps / 64
     assert found.training_flops == pytest.approx(flops)
     assert found.compute_seconds == pytest.approx(flops / (0.5 * 989e12))
@@ -149,7 +144,7 @@ def test_times_follow_from_rates() -> None:
 
 
 def test_a_ring_over_whole_nodes_has_the_network_of_all_their_devices() -> None:
-    (found,) = plan(large("train.shards=64"), [64], H100).deployments
+    found = deployment(large("train.shards=64"), H100, 64)
     sent = found.traffic.all_gather_bytes + found.traffic.reduce_scatter_bytes
     assert found.communication_seconds == pytest.approx(sent / (8 * 50e9))
 
@@ -177,10 +172,9 @@ def test_the_smallest_remedy_is_named() -> None:
     ):
         base = ("train.batch_size=32", "train.micro_batch_size=2")
         recipe, mended = tiny_recipe(*base, *overrides), tiny_recipe(*base, *overrides, remedy)
-        device = replace(H100, memory_bytes=plan(mended, [8]).deployments[0].memory.total_bytes)
-        (found,) = plan(recipe, [8], device).deployments
+        device = replace(H100, memory_bytes=deployment(mended, H100, 8).memory.total_bytes)
+        found, fitting = (deployment(each, device, 8) for each in (recipe, mended))
         assert (found.fits, found.remedy) == (False, remedy)
-        (fitting,) = plan(mended, [8], device).deployments
         assert (fitting.fits, fitting.remedy) == (True, None)
 
 
