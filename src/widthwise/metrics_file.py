@@ -80,17 +80,6 @@ class MetricsFile:
                     n_read += len(part)
         return FileRecord(n_bytes=n_read, sha256=digest.hexdigest())
 
-    def check_front(self, expected: FileRecord, of: str) -> None:
-        """Raise UserError unless the file still begins as recorded. of: the owner of the record, for errors."""
-        front = self.front(expected.n_bytes)
-        if front.n_bytes < expected.n_bytes:
-            raise UserError(
-                f"{self.path}: has {front.n_bytes} bytes, and had {expected.n_bytes} when {of} was written; records "
-                "are missing"
-            )
-        if front != expected:
-            raise UserError(f"{self.path}: its first {expected.n_bytes} bytes were changed after {of} was written")
-
 
 def _record(line: str, where: str) -> dict[str, Any]:
     record = parse_json(line, where)

@@ -173,7 +173,15 @@ class RunDir:
         """Check the recipe as `check_recipe_of`, and that the records up to the seal are all there and unchanged."""
         self.check_recipe_of(seal, of)
         assert seal is not None
-        self.metrics_file.check_front(seal.metrics, of)
+        path = self.metrics_file.path
+        n_bytes = seal.metrics.n_bytes
+        front = self.metrics_file.front(n_bytes)
+        if front.n_bytes < n_bytes:
+            raise UserError(
+                f"{path}: has {front.n_bytes} bytes, and had {n_bytes} when {of} was written; records are missing"
+            )
+        if front != seal.metrics:
+            raise UserError(f"{path}: its first {n_bytes} bytes were changed after {of} was written")
 
     def _recipe_sha256(self) -> str:
         return hashlib.sha256(self._begun_with().encode()).hexdigest()
