@@ -16,6 +16,13 @@ def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     SealedFile(path).write(entries)
 
 
+def flip_a_bit(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename"}
 REMOVALS = {"os.remove", "os.rmdir"}
 

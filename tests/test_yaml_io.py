@@ -172,11 +172,9 @@ def test_another_kind_replaces_the_section():
     [
         *((before, after, after) for before, after in product(SECTIONS, SECTIONS)),
         (CORPUS, {"corpus": "python-stdlib"}, {**CORPUS, "corpus": "python-stdlib"}),
-        (CORPUS, {"held_out": 0.2}, {**CORPUS, "held_out": 0.2}),
         (PATH, {"path": "other", "verify": "sizes"}, {**PATH, "path": "other", "verify": "sizes"}),
         (CORPUS, {"path": "books", "tokenizer": "bpe-300"}, {"path": "books", "tokenizer": "bpe-300"}),
         ({"tokenizer": "bytes"}, {"path": "books"}, {"path": "books"}),
-        ({"tokenizer": "bytes"}, {"corpus": "synthetic"}, {"corpus": "synthetic", "tokenizer": "bytes"}),
         (CORPUS, {"path": None, "mixture": None}, {**CORPUS, "path": None, "mixture": None}),
         ({"corpus": "synthetic", "weight": 3}, {"path": "books"}, {"path": "books", "weight": 3}),
         ({**CORPUS, "mask_documents": True}, {"path": "books"}, {"path": "books", "mask_documents": True}),
@@ -206,11 +204,8 @@ def test_overrides_that_name_another_source_replace_it_as_one_change_whatever_th
         (CORPUS, ["data.path=x", "data.tokenizer=bpe-300"], new),
         (CORPUS, ["data.tokenizer=bpe-300", "data.path=x"], new),
         (CORPUS, ["data.mixture.web.path=x"], {"mixture": {"web": {"path": "x"}}}),
-        (CORPUS, ["data.mixture={web: {path: x}}"], {"mixture": {"web": {"path": "x"}}}),
         (CORPUS, ["data.path=null"], {**CORPUS, "path": None}),
         (CORPUS, ["data={held_out: 0.2}"], {"held_out": 0.2}),
-        (PATH, ["data.corpus=synthetic"], {"corpus": "synthetic"}),
-        (MIXTURE, ["data.path=x"], {"path": "x"}),
         (MIXTURE, ["data.mixture.own.path=x"], OTHER_MIXTURE),
     ):
         assert applied({"data": before}, *overrides) == {"data": expected}, overrides

@@ -26,10 +26,9 @@ from widthwise.training.checkpoint_folder import (
 pytestmark = pytest.mark.hard
 
 
-def merge(run: Path) -> int:
-    """Put the tensors of every checkpoint of a run into one file each, and return the number of checkpoints."""
-    paths = checkpoint_paths(run / "checkpoints")
-    for path in paths:
+def merge(run: Path) -> None:
+    """Put the tensors of every checkpoint of a run into one file each."""
+    for path in checkpoint_paths(run / "checkpoints"):
         manifest = manifest_of(path)
         records = {name: manifest.files[name] for name in (RNG, STATE)}
         for stem in ("model", "optimizer"):
@@ -41,44 +40,29 @@ def merge(run: Path) -> int:
         for shard in path.glob("*-of-*.safetensors"):
             shard.unlink()
         assert find_damage(path) is None
-    return len(paths)
-
-
-VERBS = {
-    "eval": ("{run}", "--text", "{text}"),
-    "grow": ("{run}", "--add-layers", "2", "--out", "{out}"),
-    "export": ("{run}", "{out}"),
-}
-
-
-def read_by(verb: str, run: Path, out: Path, text: Path) -> dict[str, bytes]:
-    """The weights that a verb makes of a run, if it makes some."""
-    arguments = [each.format(run=run, out=out, text=text) for each in VERBS[verb]]
-    done = CliRunner().invoke(app, [verb, *arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return {path.name: path.read_bytes() for path in out.rglob("model.safetensors")} | {"said": done.stdout.encode()}
 
 
 @pytest.fixture(scope="module")
-def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that other formats can hold, with the checkpoints of two processes."""
-    folder = tmp_path_factory.mktemp("uniform")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two folders with a text and a run that other formats can hold: of two processes, and merged."""
+    shards, merged = (tmp_path_factory.mktemp(name) for name in ("shards", "merged"))
     recipe = tiny_recipe("model.shape={kind: uniform}", "train.shards=2", "train.steps=3")
-    launched(2, train_run, recipe, folder / "run", errors=folder / "errors", codes=[0, 0])
-    return folder / "run"
+    launched(2, train_run, recipe, shards / "run", errors=shards / "errors", codes=[0, 0])
+    (shards / "text.txt").write_text("Some text that is read.\n" * 20)
+    shutil.copytree(shards, merged, dirs_exist_ok=True)
+    merge(merged / "run")
+    return [shards, merged]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_reads_both_forms_alike(uniform, tmp_path, verb):
-    (text := tmp_path / "text.txt").write_text("Some text that is read.\n" * 20)
+@pytest.mark.parametrize("command", ["eval run --text text.txt", "grow run --add-layers 2 --out out", "export run hf"])
+def test_a_verb_reads_both_forms_alike(folders, monkeypatch, command):
     found = []
-    for _ in range(2):
-        run, out = shutil.copytree(uniform, tmp_path / "run"), tmp_path / "out"
-        if found:
-            assert merge(run) == 3
-        found.append(read_by(verb, run, out, text))
-        shutil.rmtree(run)
-        shutil.rmtree(out, ignore_errors=True)
+    for folder in folders:
+        monkeypatch.chdir(folder)
+        done = CliRunner().invoke(app, command.split())
+        assert done.exit_code == 0, (done.output, done.exception)
+        weights = {path: path.read_bytes() for name in ("out", "hf") for path in Path(name).rglob("model.safetensors")}
+        found.append((done.stdout, weights))
     assert found[0] == found[1]
 
 

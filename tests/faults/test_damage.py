@@ -5,9 +5,10 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from file_operations import forge
+from file_operations import flip_a_bit, forge
 from injected import run_command
 from ranks import launched
 from tiny_runs import outcome, unfinished_copy
@@ -17,10 +18,6 @@ from widthwise.runs.open import open_model
 from widthwise.training.checkpoint_folder import MANIFEST, find_damage, latest_valid
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-
-def remove(path: Path) -> None:
-    (path / SECOND).unlink()
 
 
 def truncate(path: Path) -> None:
@@ -34,26 +31,16 @@ def swap(path: Path) -> None:
     aside.rename(path / SECOND)
 
 
-def of_another_step(path: Path) -> None:
-    shutil.copy(path.parent / "step_00000003" / SECOND, path / SECOND)
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray((path / SECOND).read_bytes())
-    content[len(content) // 2] ^= 4
-    (path / SECOND).write_bytes(content)
-
-
 def of_other_shards(n_shards: int) -> Callable[[Path], None]:
     return lambda path: forge(path / MANIFEST, lambda manifest: manifest.update(n_shards=n_shards))
 
 
-DAMAGES = {
-    "a shard removed": (remove, SECOND),
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a shard removed": (lambda path: (path / SECOND).unlink(), SECOND),
     "a shard truncated": (truncate, SECOND),
     "shards swapped": (swap, FIRST),
-    "a shard of another step": (of_another_step, SECOND),
-    "a bit flipped": (flip_a_bit, SECOND),
+    "a shard of another step": (lambda path: shutil.copy(path.parent / "step_00000003" / SECOND, path), SECOND),
+    "a bit flipped": (lambda path: flip_a_bit(path / SECOND), SECOND),
     "said to be of one process": (of_other_shards(1), MANIFEST),
     "said to be of three processes": (of_other_shards(3), MANIFEST),
     "said to be of too many processes": (of_other_shards(10**12), MANIFEST),
@@ -76,7 +63,7 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(finished, tmp_path):
 def test_several_processes_pass_over_damaged_checkpoints_and_end_bitwise(recipe_file, finished, tmp_path):
     run = unfinished_copy(finished, tmp_path / "run", 7)
     swap(run / "checkpoints" / "step_00000007")
-    remove(run / "checkpoints" / "step_00000006")
+    (run / "checkpoints" / "step_00000006" / SECOND).unlink()
     command = ("train", str(recipe_file), "--out", str(run))
     launched(2, run_command, command, errors=tmp_path / "errors", codes=[0, 0])
     assert outcome(run) == outcome(finished)

@@ -60,11 +60,11 @@ class Collectives(TorchDispatchMode):
 class LiveMemory(TorchDispatchMode):
     """Follows the bytes of all storages that an operator has seen and that are still there."""
 
-    def __init__(self, monkeypatched: tuple[Any, ...] = (_fsdp_param, _fsdp_param_group)):
+    def __init__(self):
         super().__init__()
         self._sizes: dict[int, int] = {}
         self._bytes = self.peak_bytes = 0
-        for module in monkeypatched:  # they resize storages unseen by any mode
+        for module in (_fsdp_param, _fsdp_param_group):  # they resize storages unseen by any mode
             for name in ("alloc_storage", "free_storage"):
                 if hasattr(module, name):
                     setattr(module, name, self._followed(getattr(module, name)))

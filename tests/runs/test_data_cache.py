@@ -4,6 +4,7 @@ import pickle
 import shutil
 
 from boxes import refusal
+from file_operations import flip_a_bit
 
 from widthwise.data.config import DataCache, DataConfig, MixtureConfig, open_data
 
@@ -49,7 +50,5 @@ def test_of_a_mixture_every_source_counts(tmp_path):
     assert reader.read(data_cache, section).weights == {"a": 1, "b": 2}
     assert reader.stages == before
     (file,) = folder.glob("train*.bin")
-    content = bytearray(file.read_bytes())
-    content[10] ^= 1  # another token, and the same size
-    file.write_bytes(content)
+    flip_a_bit(file)
     assert "checksum differs" in refusal(reader.read, data_cache, section)

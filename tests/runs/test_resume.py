@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from boxes import refusal
-from file_operations import forge, keep_states
+from file_operations import flip_a_bit, forge, keep_states
 from growing_runs import UNIFORM
 from ranks import launched
 from thinned import hard_but
@@ -102,15 +102,9 @@ def test_what_was_changed_since_the_checkpoint_is_named(finished, tmp_path, name
     assert re.search(name + message, refusal(resume, file.parent))
 
 
-def damage(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 16
-    file.write_bytes(content)
-
-
 def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_path):
     run = unfinished_copy(finished, tmp_path / "run", 8)
-    damage(run / "checkpoints" / "step_00000008" / "optimizer.safetensors")
+    flip_a_bit(run / "checkpoints" / "step_00000008" / "optimizer.safetensors")
     (run / "checkpoints" / "step_00000007" / "manifest.json").unlink()
     manifest = run / "checkpoints" / "step_00000006" / "manifest.json"
     sha256 = json.loads(manifest.read_text())["seal"]["metrics"]["sha256"]
@@ -128,7 +122,7 @@ def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_pa
     assert checkpoint_folder.find_damage(run / "checkpoints" / "step_00000008") is None
     bare = unfinished_copy(finished, tmp_path / "bare", 2)
     for path in (bare / "checkpoints").iterdir():
-        damage(path / "model.safetensors")
+        flip_a_bit(path / "model.safetensors")
     resume(bare, listener)
     assert outcome(bare) == outcome(finished)
     assert listener.messages[-1] == f"{bare}: resuming after step 0 of 9"
@@ -138,7 +132,7 @@ def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path)
     recipe, path = tiny_recipe("train.checkpoint_every=3", "train.keep_last=2"), tmp_path / "run"
     with pytest.raises(Interrupted):
         train(recipe, path, Listener(lambda step: step == 8 and signal.raise_signal(signal.SIGTERM)))
-    damage(path / "checkpoints" / "step_00000008" / "model.safetensors")
+    flip_a_bit(path / "checkpoints" / "step_00000008" / "model.safetensors")
     resume(path)
     names = sorted(folder.name for folder in (path / "checkpoints").iterdir())
     assert names == ["step_00000006", "step_00000009"]
@@ -238,8 +232,6 @@ def test_what_would_be_another_run_is_refused_and_leaves_nothing(finished, tmp_p
     for override, message in (
         ("model.vocab_size=300", "model.vocab_size: cannot change in an existing run; allowed: train.steps, "),
         ("train.seed=4", f"`widthwise grow {run} KEY=VALUE --out NEW`"),
-        ("seq_len=18", "seq_len: cannot change"),
-        ("data.corpus=python-stdlib", "data.corpus: cannot change"),
         ("optimizer.lr=0.2", "optimizer.lr: cannot change"),
         ("train.step=20", "train.step: "),
         ("train.steps=8", f"train.steps: got 8; must be more than 9, the steps that {run} has finished with"),

@@ -100,7 +100,5 @@ def test_a_step_of_which_nothing_is_kept_is_refused_and_a_damaged_one_not_replac
     run = unfinished_copy(finished, tmp_path / "run", 3)
     assert refusal(open_model, run, step=6).endswith("checkpoints: step: got 6; there are checkpoints of: 1, 2, 3")
     (run / "checkpoints/step_00000003/model.safetensors").write_bytes(b"torn")
-    found = open_model(run)
-    assert (found.step, [each.path.name for each in found.damages]) == (2, ["step_00000003"])
     message = "checkpoint step_00000003 is damaged (model.safetensors has 4 bytes"
     assert message in refusal(open_model, run, step=3)

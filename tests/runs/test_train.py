@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from boxes import refusal
-from tiny_runs import Listener, outcome, tiny_recipe
+from tiny_runs import Listener, outcome, records, tiny_recipe
 
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
@@ -20,8 +20,8 @@ NO_DATA = "data={path: nowhere}"
 
 def test_record_loss_is_the_mean_since_the_last_record_and_train_loss_of_the_last_steps(finished, tmp_path):
     train(tiny_recipe("train.log_every=1"), tmp_path / "run")
-    losses = [record["loss"] for record in RunDir(tmp_path / "run").metrics() if record["event"] == "train"]
-    logged = [record["loss"] for record in RunDir(finished).metrics() if record["event"] == "train"]
+    losses = [record["loss"] for record in records(tmp_path / "run", "train")]
+    logged = [record["loss"] for record in records(finished, "train")]
     assert logged == pytest.approx([statistics.fmean(part) for part in (losses[:4], losses[4:8], losses[8:])])
     assert RunDir(finished).result()["train_loss"] == pytest.approx(statistics.fmean(losses[-5:]))
 
@@ -34,7 +34,7 @@ def test_result_holds_what_reports_and_comparisons_read(finished):
     assert result.n_val_tokens == 90 // 17 * 17
     assert result.data.n_train_tokens > result.data.n_held_out_tokens >= result.n_val_tokens
     assert result["val_loss"] == pytest.approx(statistics.fmean(result["val_window_losses"]))
-    seconds = [record["step_seconds"] for record in RunDir(finished).metrics() if record["event"] == "train"]
+    seconds = [record["step_seconds"] for record in records(finished, "train")]
     assert result["tokens_per_second"] == pytest.approx(4 * 17 / statistics.median(seconds))
     flops = result["cost"]["flops_per_token"]["training"]
     assert flops == recipe.explicit_model.cost().training_flops(17)
