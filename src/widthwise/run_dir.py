@@ -66,10 +66,11 @@ class RunDir:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        self.checkpoints = self.path / "checkpoints"
+        self.tokenizer_folder = self.path / "tokenizer"
+        self.metrics_file = MetricsFile(self.path / "metrics.jsonl")
+        self.samples_file = MetricsFile(self.path / "samples.jsonl")
+        self._environment_file = SealedFile(self.path / "environment.json")
 
     def check_checkpoints_are_own(self) -> None:
         """Raise UserError if checkpoints/ is a link into another run, whose checkpoints would be replaced.
@@ -81,22 +82,6 @@ class RunDir:
         owner = self.checkpoints.resolve().parent
         if owner != self.path.resolve() and (owner / "config.yaml").exists():
             raise UserError(f"{self.checkpoints}: leads to the checkpoints of another run, {owner}; must be this run's")
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        return self.path / "tokenizer"
-
-    @property
-    def _environment_file(self) -> SealedFile:
-        return SealedFile(self.path / "environment.json")
-
-    @property
-    def metrics_file(self) -> MetricsFile:
-        return MetricsFile(self.path / "metrics.jsonl")
-
-    @property
-    def samples_file(self) -> MetricsFile:
-        return MetricsFile(self.path / "samples.jsonl")
 
     @property
     def exists(self) -> bool:

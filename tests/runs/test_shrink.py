@@ -11,11 +11,9 @@ import torch
 from boxes import refusal
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tiny_runs import tiny_recipe
 
 from widthwise.growth.choices import NewSizes, ShrinkOptions
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
-from widthwise.model.generate import SamplingConfig, generate
 from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.shrinking import Shrinking
 from widthwise.run_dir import RunDir
@@ -174,7 +172,6 @@ HEALING = (
 )
 FP32 = (*HEALING, "train.precision=fp32")
 BF16 = (*HEALING, "train.precision=bf16")
-SIZES = [LayerSizes(24, 3, 64), LayerSizes(8, 1, 40), LayerSizes(20, 2, 33)]
 
 
 @pytest.fixture(scope="module")
@@ -206,23 +203,6 @@ def test_one_command_does_what_import_and_shrink_do(folders: dict[str, Path], tm
     assert sections[0] == sections[1]
     origins = [RunDir(tmp_path / name).environment()["imported"] for name in ("small", "other")]
     assert origins[0] == origins[1]
-
-
-def test_it_heals_leaves_and_generates_what_transformers_does(folders: dict[str, Path], tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
-    pytest.importorskip("widthwise.hf")
-    run, exported = tmp_path / "small", tmp_path / "exported"
-    to = smaller_config(tiny_recipe(*BPE).explicit_model, SIZES)
-    found = shrink_run(folders["fp32"], run, ShrinkOptions(calibration_batches=1), FP32, to=to)
-    assert layer_sizes(saved_recipe(RunDir(run)).explicit_model) == SIZES
-    assert resume(run)["val_loss"] < found.loss_after
-    assert export_run(run, exported)["model_type"] == "widthwise"
-    ours = open_model(run, "cpu")
-    prompt = ours.tokenizer.encode("A river is ")
-    expected = generate(ours.model, [prompt], 12, SamplingConfig(temperature=0))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
-    text = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assert text[:, len(prompt) :].tolist() == expected
 
 
 def test_weights_in_bf16_stay_so_where_the_run_computes_in_bf16(folders, tmp_path: Path, monkeypatch) -> None:

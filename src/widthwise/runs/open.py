@@ -149,6 +149,9 @@ class RunCheckpoint:
     """Folder of the checkpoint."""
     damages: Sequence[checkpoint_folder.Damage]
     """Newer damaged checkpoints, if no step was given."""
+    step: int
+    model: ModelConfig
+    """The model in the checkpoint."""
 
     @classmethod
     def of(cls, path: Path | str, step: int | None = None) -> "RunCheckpoint":
@@ -157,21 +160,15 @@ class RunCheckpoint:
         Raises UserError if the folder is not a run directory or has no such good checkpoint.
         """
         run = RunDir(path)
-        return cls(run, saved_recipe(run), *chosen_checkpoint(run, step))
-
-    @property
-    def step(self) -> int:
-        return checkpoint_folder.step_of(self.saved)
+        recipe = saved_recipe(run)
+        saved, damages = chosen_checkpoint(run, step)
+        saved_step = checkpoint_folder.step_of(saved)
+        return cls(run, recipe, saved, damages, saved_step, recipe.model_at(saved_step))
 
     @property
     def spent(self) -> Spent:
         """Costs up to the step of the checkpoint, including the parent run."""
         return inherited(self.run.metrics()).until(self.recipe, self.step)
-
-    @property
-    def model(self) -> ModelConfig:
-        """The model in the checkpoint."""
-        return self.recipe.model_at(self.step)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -197,6 +194,8 @@ class Model:
     device: torch.device
     n_positions: int | None
     """Tokens of the longest text that the model supports; None: any."""
+    seq_len: int
+    """Tokens per window if the user does not give it."""
     recipe: Recipe | None = None
     """None for a Hugging Face folder, like the following fields."""
     step: int | None = None
@@ -205,13 +204,6 @@ class Model:
     """Number of training tokens up to that step, including the parent run."""
     damages: Sequence[Damage] = ()
     """Newer damaged checkpoints, if no step was given."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens per window if the user does not give it."""
-        if self.recipe is not None:
-            return self.recipe.seq_len
-        return usual_seq_len(self.n_positions)
 
     def precision_for(self, options: EvaluationConfig) -> Precision:
         """Return the type of the matrix products."""
@@ -242,7 +234,8 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
         model = build(imported.config, seed=0, device=device)
         model.set_weights(imported.take_weights())
         tokenizer = tokenizer.as_pretrained(imported.token_ids)
-        return Model(path, model.eval(), tokenizer, device, imported.n_positions)
+        n_positions = imported.n_positions
+        return Model(path, model.eval(), tokenizer, device, n_positions, usual_seq_len(n_positions))
     source = RunCheckpoint.of(path, step)
     model = build(source.model, seed=0, device=device)
     checkpoint.load_weights(source.saved, model)
@@ -252,6 +245,7 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
         tokenizer_of(source.run),
         device,
         None if model.positions is None else model.positions.n_positions,
+        source.recipe.seq_len,
         source.recipe,
         source.step,
         source.spent.tokens,

@@ -92,12 +92,9 @@ class ShardedModel:
         """Parameters with one number of optimizer state per entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
         units = (*self._layers, self._root)
+        self.n_params = sum(unit.n_params for unit in units)
         self._n_cast = [sum(weight.numel() for weight in matrices.intersection(unit.parameters)) for unit in units]
         """Number of entries of each layer, and last of the root, that are cast to bf16."""
-
-    @property
-    def n_params(self) -> int:
-        return sum(unit.n_params for unit in (*self._layers, self._root))
 
     def block_entries(self, n_shards: int) -> int:
         """Return the number of entries that each process holds, including padding."""
