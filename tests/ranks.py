@@ -55,11 +55,8 @@ def free_port() -> int:
 class Launch:
     """Processes of one launch. At the end of its block none of them is left."""
 
-    def __init__(self, n: int, work: Callable[..., None], *arguments: Any, errors: Path, restart: int = 0):
-        """Starts `work(*arguments)` in n processes.
-
-        errors: a folder for what they print. restart: how often torchrun would have started them before.
-        """
+    def __init__(self, n: int, work: Callable[..., None], *arguments: Any, errors: Path):
+        """Starts `work(*arguments)` in n processes. errors: a folder for what they print."""
         start_server()
         errors.mkdir(parents=True, exist_ok=True)
         common = {
@@ -67,7 +64,7 @@ class Launch:
             "LOCAL_WORLD_SIZE": n,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": free_port(),
-            "TORCHELASTIC_RESTART_COUNT": restart,
+            "TORCHELASTIC_RESTART_COUNT": 0,
         }
         self._errors = [errors / f"{rank}.txt" for rank in range(n)]
         self.processes = [
@@ -81,9 +78,6 @@ class Launch:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.kill()
-
-    def kill(self) -> None:
         """Kills who is left with SIGKILL."""
         for process in self.processes:
             process.kill()
@@ -140,10 +134,10 @@ class Launch:
 
 
 def launched(
-    n: int, work: Callable[..., None], *arguments: Any, errors: Path, restart: int = 0, codes: list[int] | None = None
+    n: int, work: Callable[..., None], *arguments: Any, errors: Path, codes: list[int] | None = None
 ) -> Launch:
     """As `Launch`, after all have ended: with these exit codes, if any are given."""
-    with Launch(n, work, *arguments, errors=errors, restart=restart) as launch:
+    with Launch(n, work, *arguments, errors=errors) as launch:
         found = launch.codes()
         assert None not in found, launch.stacks()
     assert codes in (None, found), launch.everything()
