@@ -1,13 +1,12 @@
 """Measure what the tests catch: each mutant of mutants.yaml is one wrong line in a copy of the package.
 
-    python tests/mutants.py [--out FILE] [--only PART-OF-PATH]
+    python tests/mutants.py [--only PART-OF-PATH]
 
 Runs the tests nearest to the line first, up to the first that fails, then those of the rooms that use it; hard tests
 are left out until nothing else has failed.
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -84,21 +83,17 @@ def caught_by(mutant: Mutant) -> str | None:
 def main() -> None:
     """Exit code 1 if a mutant survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a JSON file: which test catches which mutant")
     parser.add_argument("--only", default="", help="mutants whose file has this in its path")
     options = parser.parse_args()
     mutants = [Mutant(*each) for each in yaml.safe_load((Path(__file__).parent / "mutants.yaml").read_text())]
     mutants = [each for each in mutants if options.only in each.file]
-    found = []
+    n_caught = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for mutant, test in zip(mutants, pool.map(caught_by, mutants), strict=True):
-            found.append({**mutant._asdict(), "caught_by": test})
+            n_caught += test is not None
             print(f"{mutant.file}: {mutant.now}\n    {test or 'SURVIVES'}", flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(found, indent=1) + "\n")
-    n_caught = sum(each["caught_by"] is not None for each in found)
-    print(f"{n_caught} of {len(found)} caught")
-    sys.exit(n_caught < len(found))
+    print(f"{n_caught} of {len(mutants)} caught")
+    sys.exit(n_caught < len(mutants))
 
 
 if __name__ == "__main__":

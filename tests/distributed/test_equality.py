@@ -31,7 +31,8 @@ class Launch(NamedTuple):
     """What so many processes have left behind."""
 
     runs: Path
-    found: dict[str, Any]
+    graphs: dict[str, Any]
+    """Number of graphs in each process, by case."""
 
 
 def fp64_orders(folder: Path, n_shards: int, names: tuple[str, ...] = tuple(KINDS)) -> list[Order]:
@@ -39,10 +40,10 @@ def fp64_orders(folder: Path, n_shards: int, names: tuple[str, ...] = tuple(KIND
     return [order(recipe, folder / f"{name}, {n_shards} shards", "float64") for name, recipe in recipes.items()]
 
 
-def launched(folder: Path, n_processes: int, **task: list[Any]) -> Launch:
-    """task: orders, and the names of the cases that are divided and compiled without being trained."""
+def launched(folder: Path, n_processes: int, orders: list[Order], compiled: Iterable[str] = ()) -> Launch:
+    """compiled: names of the cases that are compiled without being trained."""
     task_path, found = folder / "task.json", folder / "found.json"
-    task_path.write_text(json.dumps(task))
+    task_path.write_text(json.dumps({"orders": orders, "compiled": list(compiled)}))
     said_by_script(n_processes, HERE / "together.py", task_path, found, folder=folder)
     return Launch(folder, json.loads(found.read_text()))
 
@@ -85,7 +86,7 @@ def bitwise_orders(folder: Path, names: Iterable[str]) -> list[Order]:
 def few_on_2(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     folder = tmp_path_factory.mktemp("few_on_2")
     orders = [*bitwise_orders(folder, ("fp32",)), *fp64_orders(folder, 2, FEW)]
-    return launched(folder, 2, orders=orders, divided=[], compiled=[])
+    return launched(folder, 2, orders)
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +96,14 @@ def on_2(tmp_path_factory: pytest.TempPathFactory, resuming: Resuming) -> Launch
     orders += [order(case("grown", "train.shards=2"), folder / "in fp32")]
     orders += [order(case("further heads", CHECKPOINTED, "train.shards=2"), folder / "checkpointed", "float64")]
     orders += [*fp64_orders(folder, 2, tuple(name for name in KINDS if name not in FEW)), *resuming.turns[1]]
-    return launched(folder, 2, orders=orders, divided=[], compiled=list(COMPILED))
+    return launched(folder, 2, orders, COMPILED)
 
 
 @pytest.fixture(scope="module")
 def on_4(tmp_path_factory: pytest.TempPathFactory, on_2: Launch, resuming: Resuming) -> Launch:
     folder = tmp_path_factory.mktemp("on_4")
     orders = [*fp64_orders(folder, 2, ON_FOUR), *fp64_orders(folder, 4, WITHOUT_COPY), *resuming.turns[2]]
-    return launched(folder, 4, orders=orders, divided=list(KINDS), compiled=[])
+    return launched(folder, 4, orders)
 
 
 @pytest.fixture(scope="module")
@@ -144,15 +145,6 @@ def test_four_processes_find_what_one_does(on_4: Launch, alone, name: str, n_sha
 
 
 @pytest.mark.hard
-def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_4: Launch) -> None:
-    """Also where some processes hold nothing of a parameter."""
-    divisions = on_4.found["divisions"]
-    assert divisions.keys() == KINDS.keys()
-    assert all(each["unequal"] == [] for name in KINDS for each in divisions[name])
-    assert all(divisions[name][-1]["n_without_rows"] > 0 for name in WITHOUT_COPY)
-
-
-@pytest.mark.hard
 def test_a_shared_model_differs_by_rounding_also_with_activation_checkpointing(on_2: Launch, alone) -> None:
     assert loss_difference(on_2.runs / "in fp32", alone("grown")) <= 1e-5
     assert_same_in_fp64(on_2.runs / "checkpointed", alone("further heads", dtype="float64"))
@@ -161,7 +153,7 @@ def test_a_shared_model_differs_by_rounding_also_with_activation_checkpointing(o
 @pytest.mark.hard
 def test_a_shared_model_is_compiled_to_as_many_graphs(on_2: Launch) -> None:
     for name, overrides in COMPILED.items():
-        assert set(on_2.found["graphs"][name]) == {n_graphs(case(name, *overrides), ALONE)}, name
+        assert set(on_2.graphs[name]) == {n_graphs(case(name, *overrides), ALONE)}, name
 
 
 @pytest.mark.hard
@@ -177,5 +169,5 @@ def test_a_run_that_is_resumed_on_other_processes_is_the_same_run(resumed: Path,
 def test_processes_that_share_a_student_share_its_teacher(alone, tmp_path: Path) -> None:
     taught = f"train.distill={{teacher: {alone('x, carried')}}}"
     orders = [order(case("x, projected", taught, "train.shards=2"), tmp_path / "shared", "float64")]
-    launched(tmp_path, 2, orders=orders, divided=[], compiled=[])
+    launched(tmp_path, 2, orders)
     assert_same_in_fp64(tmp_path / "shared", alone("x, projected", taught, dtype="float64"))

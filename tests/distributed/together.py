@@ -1,4 +1,4 @@
-"""What the processes of one launch do together: train runs, and look at models that they share.
+"""What the processes of one launch do together: train runs, and compile models that they share.
 
 together.py TASK.json FOUND.json
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -17,33 +17,11 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from train_many import carry_out
 
 from widthwise.model.compiling import compile_layers
-from widthwise.model.decoder import build
-from widthwise.model.shards import held, whole
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import launched_processes
 from widthwise.training import train_state as train_state_module
 from widthwise.training.processes import Processes
-from widthwise.training.train_state import TrainState, assembled
-
-
-class Division(TypedDict):
-    """What one process finds of a model that several begin with."""
-
-    unequal: list[str]
-    """Parameters that, put together, do not begin with the weights of a model that one process builds."""
-    n_without_rows: int
-    """Parameters of which this process holds nothing."""
-
-
-def division(recipe: Recipe, processes: Processes) -> Division:
-    model = assembled(recipe.explicit_model, recipe.train, processes)
-    model.init_weights(recipe.train.seed)
-    expected = build(recipe.explicit_model, recipe.train.seed)
-    pairs = zip(model.named_parameters(), expected.named_parameters(), strict=True)
-    return Division(
-        unequal=[name for (name, ours), (of, theirs) in pairs if name != of or not torch.equal(whole(ours), theirs)],
-        n_without_rows=sum(held(parameter).numel() == 0 for parameter in model.parameters()),
-    )
+from widthwise.training.train_state import TrainState
 
 
 def n_graphs(recipe: Recipe, processes: Processes) -> int:
@@ -69,18 +47,13 @@ def main() -> None:
     task = json.loads(task_path.read_text())
     with launched_processes(case("x, carried").train) as everybody:
         carry_out(task["orders"])
-        shards = f"train.shards={everybody.world_size}"
-        divisions, graphs = {}, {}
-        for name in task["divided"]:
-            recipe = case(name, shards)
-            with launched_processes(recipe.train) as processes:
-                divisions[name] = processes.all_gather_tensors(division(recipe, processes))
+        graphs = {}
         for name in task["compiled"]:
-            recipe = case(name, *COMPILED[name], shards)
+            recipe = case(name, *COMPILED[name], f"train.shards={everybody.world_size}")
             with launched_processes(recipe.train) as processes:
                 graphs[name] = processes.all_gather_tensors(n_graphs(recipe, processes))
         if everybody.is_rank_zero:
-            found.write_text(json.dumps({"divisions": divisions, "graphs": graphs}))
+            found.write_text(json.dumps(graphs))
 
 
 if __name__ == "__main__":

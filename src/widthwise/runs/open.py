@@ -45,7 +45,7 @@ def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> Non
             raise UserError(f"{path}: {message}")
 
 
-def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[checkpoint_folder.Damage]]:
+def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[Damage]]:
     """Return the checkpoint of a step, or by default the newest undamaged one, with the damage of newer ones.
 
     Raises UserError if the checkpoint of the step is missing or damaged, and if the run has no good checkpoint.
@@ -64,7 +64,7 @@ def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[
         path = paths[step]
         reason = checkpoint_folder.find_damage(path)
         if reason is not None:
-            raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(path, reason)}")
+            raise UserError(f"{run.checkpoints}: {Damage(path, reason)}")
     run.check_recipe_of(checkpoint_folder.manifest_of(path).seal, path.name)
     return path, damages
 
@@ -83,7 +83,7 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
         if reason is None:
             steps.append(checkpoint_folder.step_of(saved))
         else:
-            say(f"{run.path}: {checkpoint_folder.Damage(saved, reason)}; it is left out")
+            say(f"{run.path}: {Damage(saved, reason)}; it is left out")
     return sorted(steps)
 
 
@@ -147,7 +147,7 @@ class RunCheckpoint:
     recipe: Recipe
     saved: Path
     """Folder of the checkpoint."""
-    damages: Sequence[checkpoint_folder.Damage]
+    damages: Sequence[Damage]
     """Newer damaged checkpoints, if no step was given."""
     step: int
     model: ModelConfig
