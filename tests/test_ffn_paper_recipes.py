@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,10 +37,6 @@ def recipe(command: str) -> Recipe:
     return load_recipe(name, overrides)
 
 
-def inspected(command: str) -> dict[str, Any]:
-    return inspect_recipe(recipe(command))
-
-
 def counts(summary: dict) -> tuple[int, int, int]:
     """Parameters as the hourglass paper counts them: attention, feed-forward, both."""
     attention, ffn = summary["params"]["attention"], summary["params"]["ffn"]
@@ -63,7 +58,7 @@ def sizes_of_row(row: dict) -> tuple[int, int, int, int]:
 @pytest.fixture(scope="module")
 def models() -> dict[tuple[int, int, int, int], dict]:
     """Sizes -> inspection of every line of the document."""
-    return {sizes(summary): summary for summary in (inspected(line[1]) for line in LINES)}
+    return {sizes(summary): summary for summary in (inspect_recipe(recipe(line[1])) for line in LINES)}
 
 
 class TestHourglassTables:
