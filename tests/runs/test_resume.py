@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from boxes import refusal
 from file_operations import flip_a_bit, forge, keep_states
-from growing_runs import UNIFORM
+from growing_runs import SLOTS, UNIFORM
 from ranks import launched
 from thinned import hard_but
 from tiny_runs import Listener, outcome, resumed_alike, tiny_recipe, unfinished_copy
@@ -25,15 +25,6 @@ from widthwise.training import checkpoint_folder
 from widthwise.training.launch import Interrupted
 from widthwise.yaml_io import to_yaml
 
-SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
-DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
-KINDS = {
-    "further heads": ("model.mtp={n_depths: 2}", SLOTS),
-    "prices": (DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1}"),
-    "nested": (DYNAMIC, "train.nested={}"),
-}
-"""Whatever a run carries from step to step; those that grow are in tests/training/test_growth_in_training.py."""
-
 
 @pytest.mark.parametrize("step", [0, 1, 5, 9])
 def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_path, step):
@@ -45,9 +36,9 @@ def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_p
     assert RunDir(run).result()["notes"] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_so_it_is_for_all_that_a_run_carries(tmp_path, kind):
-    train(tiny_recipe(*KINDS[kind]), tmp_path / "whole")
+def test_so_it_is_with_further_heads_and_slots(tmp_path):
+    """Runs that carry more from step to step are in tests/training/test_growth_in_training.py."""
+    train(tiny_recipe("model.mtp={n_depths: 2}", SLOTS), tmp_path / "whole")
     resumed_alike(tmp_path / "whole", tmp_path, 6)
 
 

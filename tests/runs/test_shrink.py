@@ -49,6 +49,8 @@ def test_a_smaller_run_is_written_and_heals(parent: Path, tmp_path: Path) -> Non
     assert found.after.params == model.cost().params
     assert sizes_after(found) == layer_sizes(model)
     assert 0 <= found.agreement <= 1
+    (text,) = evaluate_run(out).texts.values()
+    assert text.metrics["nats_per_token"].value == pytest.approx(found.loss_after, abs=1e-4)
     assert resume(out).val_loss < found.loss_after
     assert [point * 24 for point in found.shape.widths] == pytest.approx(model.widths)
     recipe = load_recipe(out / "shrunk.yaml")
@@ -68,13 +70,6 @@ def test_the_cut_does_not_depend_on_the_sequences_of_a_pass(trained) -> None:
     whole, split = (shrink_run(run, None, CUT, [f"train.micro_batch_size={n}"]) for n in (8, 2))
     assert sizes_after(split) == sizes_after(whole)
     assert [layer.lost for layer in split.layers] == pytest.approx([layer.lost for layer in whole.layers], rel=1e-3)
-
-
-def test_the_loss_is_that_of_the_new_run(parent: Path, tmp_path: Path) -> None:
-    out = tmp_path / "small"
-    found = shrink_run(parent, out, ShrinkOptions(params=0.8, shape="uniform", calibration_batches=1, multiple=4))
-    (text,) = evaluate_run(out).texts.values()
-    assert text.metrics["nats_per_token"].value == pytest.approx(found.loss_after, abs=1e-4)
 
 
 def test_layers_that_own_part_of_the_stream_keep_their_order(finished: Path, tmp_path: Path) -> None:
