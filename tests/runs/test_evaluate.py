@@ -100,15 +100,11 @@ def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path
 
 def test_tasks_of_the_harness_are_asked_of_it(harness: None, runs: list[Path], questions: Path) -> None:
     asked = _asked(tasks=[write_harness_task(questions)], task_files=[str(questions)], limit=2)
-    found, other = (evaluate_run(run, asked) for run in runs)
+    found = evaluate_run(runs[0], asked)
     ours, theirs = found.tasks["questions"].metrics, found.lm_eval["questions"]
     assert theirs["acc_norm"].to_data() == pytest.approx(ours["acc_norm"].to_data())
     items = found.lm_eval_items["questions"].items
     assert items == {name: found.tasks["questions"].items[name] for name in ("acc", "acc_norm")}
-    entries = {(each.on, each.metric): each for each in evaluation_differences(found, other)}
-    for metric in ("acc", "acc_norm"):
-        numbers = [entries[on, metric].with_changes(on="") for on in ("questions", "lm-eval questions")]
-        assert numbers[0] == numbers[1]
 
 
 def test_an_evaluation_is_kept_in_its_run_and_changes_nothing_else(runs: list[Path], tmp_path: Path) -> None:
