@@ -11,10 +11,11 @@ import ranks
 import torch
 from boxes import refusal
 from harness_cases import QUESTIONS, write_lines
-from tiny_runs import outcome, records, resumed_alike, tiny_recipe, unfinished_copy
+from tiny_runs import outcome, records, resumed_alike, step_config, tiny_recipe, unfinished_copy
 
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
+from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.prepare import prepare
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe
@@ -22,6 +23,8 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.open import open_model
 from widthwise.runs.train import resume, train
+from widthwise.training.objective import Objective
+from widthwise.training.processes import ALONE
 from widthwise.training.validation import validate
 
 
@@ -125,6 +128,21 @@ def test_a_run_resumes_bitwise_and_each_key_makes_another_run(packed_run, short_
     for key in ("mask_documents", "reset_positions"):
         other = train(tiny_recipe(f"data.path={short_texts}", *PACKED, f"data.{key}=false"), tmp_path / key)
         assert abs(other["val_loss"] - RunDir(packed_run).result()["val_loss"]) > 1e-5
+
+
+def test_accumulation_equals_one_batch(float64):
+    batch = torch.randint(0, 9, (4, 14), generator=torch.Generator().manual_seed(5))
+    recipe, told = tiny_recipe(*PACKED, "model.mtp={n_depths: 2}"), Boundaries(7, masks=True, resets=True)
+    models = [build(recipe.explicit_model, seed=1, dtype=torch.float64) for _ in range(3)]
+    found = []
+    for model, size, boundaries in zip(models, (4, 2, 4), (told, told, NO_BOUNDARIES)):
+        objective = Objective(step_config(size), model.config, batch.device)
+        loss, _, _ = objective.backward(model, batch, boundaries, ALONE)
+        found.append(loss / batch[:, 1:].numel())
+    assert found[1].item() == pytest.approx(found[0].item(), rel=1e-12)
+    assert abs(found[2] - found[0]) > 1e-6
+    for ours, truth in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, truth.grad, rtol=1e-9, atol=1e-13)
 
 
 EOS = 256
