@@ -181,10 +181,10 @@ def test_a_value_that_none_of_several_types_takes_is_one_mistake():
     class Several(Box):
         either: int | list[int] | dict[str, int]
 
-    with pytest.raises(UserError, match=r"^box: either: got 'x'; [^()]*$"):
-        parse(Several, {"either": "x"}, "box")
-    with pytest.raises(UserError, match=r"\(and 1 more mistake\)$"):
-        parse(Several, {"either": "x", "size": "y"}, "box")
+    said = refusal(parse, Several, {"either": "x"}, "box")
+    assert said.startswith("box: either: got 'x'; ")
+    assert "more mistake" not in said
+    assert refusal(parse, Several, {"either": "x", "size": "y"}, "box").endswith("(and 1 more mistake)")
 
 
 class Base(Config):
