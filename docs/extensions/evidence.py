@@ -18,8 +18,7 @@ from papers.report import all_items, item_page
 from sphinx.application import Sphinx
 
 from widthwise.records.outcome import Outcome
-from widthwise.reports.experiment import answer
-from widthwise.reports.writing import PAGES, write_report
+from widthwise.reports.writing import PAGES, answer, write_report
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WITHOUT_REPORT = ("discovery.json", "consensus.json")

@@ -14,7 +14,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import SealedFile
-from widthwise.reports.experiment import answer
+from widthwise.reports.writing import answer
 from widthwise.yaml_io import merge
 
 COMMAND = "widthwise compare tiny.yaml"

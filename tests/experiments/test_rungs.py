@@ -14,9 +14,8 @@ from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.experiments.sweep import read_sweep
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
-from widthwise.reports.experiment import answer
 from widthwise.reports.formats import with_interval
-from widthwise.reports.writing import write_report
+from widthwise.reports.writing import answer, write_report
 
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.5, "quantum": 8}}}
 RUNGS: dict[str, Any] = {

@@ -19,7 +19,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.experiments.sweep_results import SweepResults
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
-from widthwise.reports.experiment import answer
+from widthwise.reports.writing import answer
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import Interrupted

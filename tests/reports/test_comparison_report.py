@@ -13,9 +13,9 @@ from fake_comparison import at_equal_loss, estimate, write_comparison
 from page_section import change, check_broken, reported
 
 from widthwise.records.outcome import Outcome
-from widthwise.reports.experiment import answer
 from widthwise.reports.experiment_sections import compared_question
 from widthwise.reports.formats import MINUS
+from widthwise.reports.writing import answer
 from widthwise.run_dir import RunDir
 
 HOSTILE = (

@@ -12,10 +12,10 @@ from page_section import change, drawn, labels, reported, rows_of, section
 from widthwise.records.outcome import Outcome, Tuning
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.comparison_page import tuning_table
-from widthwise.reports.experiment import answer, experiment_page
 from widthwise.reports.experiment_sections import equal_loss_section
 from widthwise.reports.formats import MINUS, MISSING
 from widthwise.reports.main_table import csv_text, latex_text
+from widthwise.reports.writing import answer, experiment_page
 
 
 def with_equal_loss(folder: Path, n_fewest: int) -> Path:

@@ -18,7 +18,7 @@ from widthwise.records.run import PlannedRuns
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports import main_table
 from widthwise.reports.charts import styles
-from widthwise.reports.experiment import answer, experiment_page
+from widthwise.reports.writing import answer, experiment_page
 from widthwise.run_dir import RunDir
 
 

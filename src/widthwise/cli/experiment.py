@@ -231,8 +231,7 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: Training
     from widthwise.experiments.running import jobs_of, run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.comparison_page import tuning_table
-    from widthwise.reports.experiment import answer
-    from widthwise.reports.writing import write_report
+    from widthwise.reports.writing import answer, write_report
 
     jobs = jobs_of(plan, training.n_jobs)
     with training_progress(training.track) as observer:

@@ -1,6 +1,7 @@
-"""Reports of folders: a page, tables for spreadsheets and papers, and the view of a record in a notebook."""
+"""Reports of folders: the page of a record or of an unfinished experiment, tables, and the view in a notebook."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from widthwise.files import listed, write_atomic
@@ -9,19 +10,30 @@ from widthwise.records.analysis import Analysis
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import StoredRecord, register_notebook_view
-from widthwise.records.run import RunResult
+from widthwise.records.run import PlannedRuns, Run, RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports.analysis import analysis_page
-from widthwise.reports.charts import FileKind
+from widthwise.reports.charts import FileKind, styles
+from widthwise.reports.comparison_page import comparison_answer, comparison_page
 from widthwise.reports.effects import Effects, are_comparisons, read_effects
 from widthwise.reports.evaluation import evaluation_page
-from widthwise.reports.experiment import experiment_page, is_unfinished, live_page
+from widthwise.reports.experiment_sections import loss_figures
+from widthwise.reports.formats import counted
 from widthwise.reports.main_table import with_columns
-from widthwise.reports.page import Page
-from widthwise.reports.run import runs_page
+from widthwise.reports.page import Code, Page, note, section
+from widthwise.reports.run import read_run, reload_sentence, runs_page
 from widthwise.reports.scaling import scaling_page
+from widthwise.reports.sweep_page import ladder_answer, sweep_answer, sweep_page
+from widthwise.reports.tables import progress_table
 from widthwise.run_dir import RunDir
+from widthwise.runs.listing import listed_run, planned_run
 
+_KINDS = {
+    "comparison": (comparison_page, comparison_answer),
+    "sweep": (sweep_page, sweep_answer),
+    "ladder": (sweep_page, ladder_answer),
+}
+"""Kind of an experiment -> functions that return its page and its answer."""
 PAGES: Mapping[str, Callable[[Path], Page]] = {
     Outcome.file_name: lambda folder: experiment_page(folder, Outcome.read(folder)),
     Analysis.file_name: lambda folder: analysis_page(Analysis.read(folder)),
@@ -108,6 +120,74 @@ def _page(paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None
     if len(paths) > 1:
         _common_folder(out, f"{len(paths)} runs")
     return runs_page(paths, refresh_seconds)
+
+
+def experiment_page(folder: Path, outcome: Outcome) -> Page:
+    """Return the page of the results of an experiment so far. Raises UserError if a run is broken."""
+    page, _ = _KINDS[outcome.kind]
+    return page(folder, outcome)
+
+
+def answer(outcome: Outcome) -> list[str]:
+    """Return a few sentences that answer the question of an experiment."""
+    _, kind_answer = _KINDS[outcome.kind]
+    return kind_answer(outcome)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder has an experiment of which runs, points or the result are missing.
+
+    Raises UserError for a broken record.
+    """
+    outcome = Outcome.read_if_present(folder)
+    if outcome is not None and outcome.study is not None:
+        return outcome.is_open
+    planned = PlannedRuns.read_if_present(folder)
+    if planned is None:
+        return False
+    return outcome is None or not all(RunDir(folder / run.path).has_result for run in planned.runs)
+
+
+def live_page(folder: Path, refresh_seconds: int | None) -> Page:
+    """Return the page of an unfinished experiment: the progress of each run, and the page of the results so far.
+
+    Without results the page shows the curves of the runs.
+    """
+    planned = PlannedRuns.read_if_present(folder) or PlannedRuns(title="", command="", runs=())
+    listed = {}
+    for run in planned.runs:
+        path = folder / run.path
+        listed[path.name] = listed_run(path) if RunDir(path).exists else planned_run(path, run.n_steps)
+    progress = section("Runs", progress_table(listed), note("unfinished"))
+    lead = ""
+    if listed:
+        states = [run.state for run in listed.values()]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+        lead = f"{counted(len(listed), 'run')}: {counts}.{reload_sentence(refresh_seconds)}"
+    outcome = Outcome.read_if_present(folder)
+    if outcome is not None and outcome.is_open:
+        page = experiment_page(folder, outcome)
+        return replace(
+            page,
+            kind=f"{page.kind}, not finished",
+            lead=f"{page.lead} {lead}",
+            sections=[progress, *page.sections],
+            refresh_seconds=refresh_seconds,
+        )
+    runs: dict[str, list[Run]] = {run.variant: [] for run in planned.runs}
+    for run in planned.runs:
+        if RunDir(folder / run.path).exists:
+            runs[run.variant].append(read_run(folder / run.path, run.path))
+    return Page(
+        "experiment, not finished",
+        planned.title,
+        [],
+        lead=lead,
+        first=loss_figures(runs, styles(runs, planned.baseline)),
+        sections=[progress, section("How to resume", Code(planned.command))],
+        made_from=f"{PlannedRuns.file_name} and the run directories next to this page",
+        refresh_seconds=refresh_seconds,
+    )
 
 
 def _common_folder(out: Path | None, described: str) -> Path:
