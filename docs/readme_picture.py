@@ -16,8 +16,7 @@ from cited_numbers import AT_16, AT_39, D32, D64, E6, pooled, variant
 
 from widthwise.evaluation.estimate import verdict
 from widthwise.reports.charts import Figure, colours, styles
-from widthwise.reports.experiment_figures import gap_figures
-from widthwise.reports.forest import Effect, forest
+from widthwise.reports.experiment_figures import Effect, forest, gap_figures
 
 ROOT = Path(__file__).parents[1]
 KINDS = {

@@ -9,7 +9,7 @@ from page_section import drawn
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome
 from widthwise.reports.charts import MUTED, colour
-from widthwise.reports.forest import difference_figure
+from widthwise.reports.experiment_figures import difference_figure
 from widthwise.reports.formats import MINUS
 
 

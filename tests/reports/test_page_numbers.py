@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.records.estimate import Estimate
-from widthwise.reports.forest import limits_of
 from widthwise.reports.formats import MINUS, MISSING, amount, clean, fixed, printable, shorten, si, signed
 
 SIZES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
@@ -50,17 +48,3 @@ def test_printable_text_loses_no_line_end_and_no_mark_of_direction() -> None:
     assert printable(marks) == marks
     refused = "\x1b\r\x9b\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     assert printable(refused) == "\N{REPLACEMENT CHARACTER}" * len(refused)
-
-
-def test_an_axis_shows_short_intervals_whole_and_lets_long_ones_run_off() -> None:
-    """At least a quarter of it lies between the lowest and the highest mean, so that they can be told apart."""
-
-    def limits(*half_widths: float) -> tuple[float, float]:
-        return limits_of(
-            [Estimate(mean=mean, low=mean - half, high=mean + half) for mean, half in zip((1.0, 2.0), half_widths)]
-        )
-
-    low, high = limits(0.25, 0.5)
-    assert low < 0.75 < 2.5 < high
-    low, high = limits(100.0, 50.0)
-    assert low < 1.0 < 2.0 < high < low + 4.0

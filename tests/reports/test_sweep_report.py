@@ -67,6 +67,14 @@ def test_a_star_says_that_better_or_worse_is_the_verdict() -> None:
         assert [text.endswith("*") for text in numbers] == [has_star] * 4
 
 
+def test_an_axis_has_room_for_both_ends_of_the_longest_interval() -> None:
+    data = sweep_data()
+    data["points"][-1]["difference"] |= {"low": -2.0, "high": 3.0}
+    picture = figures_of(data)[1].document("svg").decode().replace(MINUS, "-")
+    low, high = re.findall(r"Y-axis titled '[^']*' for a linear scale with values from (\S+) to ([^\"]+)\"", picture)[0]
+    assert float(low) <= -2 < 3 <= float(high)
+
+
 def test_without_a_baseline_losses_are_shown_and_no_verdicts(tmp_path: Path) -> None:
     data = without_baseline(sweep_data())
     cells = cells_of(figures_of(data)[0])

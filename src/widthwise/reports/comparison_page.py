@@ -7,7 +7,7 @@ from widthwise.records.outcome import Outcome, Tuning, Variant
 from widthwise.records.record import finite
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import styles
-from widthwise.reports.forest import difference_figure
+from widthwise.reports.experiment_figures import difference_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.growth import growth_section
 from widthwise.reports.main_table import shown_verdict

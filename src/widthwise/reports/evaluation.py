@@ -7,7 +7,7 @@ from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.records.record import finite
 from widthwise.reports.charts import Figure
-from widthwise.reports.forest import Effect, forest
+from widthwise.reports.experiment_figures import Effect, forest
 from widthwise.reports.formats import (
     MISSING,
     capital,

@@ -1,24 +1,117 @@
-"""Figures of an experiment: losses over shapes, and differences over training."""
+"""Figures of an experiment: differences from the baseline, losses over shapes, and differences over training."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
 
 from widthwise.records.cost import CostSummary
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 from widthwise.reports import charts
-from widthwise.reports.charts import BASELINE_STYLE, MUTED, Figure, Looks, Plot, styles
+from widthwise.reports.charts import BASELINE_STYLE, MUTED, Figure, Looks, Plot, colour, styles
 from widthwise.reports.curves import Curve, curve_figure
-from widthwise.reports.forest import ends_of, limits_of
-from widthwise.reports.formats import capital, clean, counted, fixed, shorten, signed, tick
+from widthwise.reports.formats import capital, clean, counted, fixed, shorten, signed, tick, with_interval
 
 LOSS = "held-out loss"
+_ROW = 34
+"""Pixels of a row, with two lines of text at its right end."""
+VERDICT_COLOURS: Mapping[str | None, str] = {"better": colour("good"), "worse": colour("bad")}
+"""Verdict -> colour; other verdicts are grey."""
+
+
+class Effect(NamedTuple):
+    """A row of the plot."""
+
+    name: str
+    difference: Estimate
+    verdict: str | None
+
+
+def difference_figure(outcome: Outcome) -> Figure | None:
+    """Return the differences in held-out loss; None without differences.
+
+    With fewer than FEWEST_SEEDS seeds there are no intervals.
+    """
+    baseline = shorten(outcome.baseline_words or "its baseline", 30)
+    title = [f"nats above {baseline}: left of 0 is better"]
+    has_intervals = len(outcome.seeds) >= FEWEST_SEEDS
+    if not has_intervals:
+        title.append("too few seeds for intervals")
+    effects = []
+    for variant in outcome.variants:
+        if (difference := variant.difference) is not None:
+            if not has_intervals:
+                difference = difference.with_changes(low=None, high=None)
+            effects.append(Effect(variant.name, difference, variant.verdict))
+    caption = f"Held-out loss minus the loss of {baseline}"
+    return forest("differences", caption, effects, title, n_decimals=3, seeds=outcome.seeds)
+
+
+def forest(
+    key: str, caption: str, effects: Sequence[Effect], x_title: list[str], n_decimals: int, seeds: Sequence[int] = ()
+) -> Figure | None:
+    """Return a row for each effect, lowest first, coloured by verdict; None without effects.
+
+    Intervals that leave the axis end in an arrow. x_title: lines of the title of the axis. n_decimals: of the numbers
+    at the right. seeds: of the values per seed.
+    """
+    if not effects:
+        return None
+    # Mean and ends of each difference. 0 is on the axis, and a long interval takes no more room than all means.
+    spans = np.array([[0.0, 0.0, 0.0], *([*_ends(effect.difference).values()] for effect in effects)])
+    lowest = float(np.nanmin(spans[:, 0]))
+    highest = float(np.nanmax(spans[:, 0]))
+    room = (highest - lowest) or 0.01
+    low = max(float(np.nanmin(spans)), lowest - room) - 0.08 * room
+    high = min(float(np.nanmax(spans)), highest + room) + 0.08 * room
+    has_intervals = bool(np.isfinite(spans[1:, 1]).any())
+    means = []
+    values = []
+    arrows = []
+    for name, difference, verdict in sorted(effects, key=lambda effect: finite(effect.difference.mean)):
+        row = {"name": clean(name), "verdict": verdict, "colour": VERDICT_COLOURS.get(verdict, MUTED)}
+        ends = _ends(difference)
+        numbers = signed(difference.mean, n_decimals)
+        if difference.low is not None and difference.high is not None:
+            numbers += f"\n[{signed(difference.low, n_decimals)}, {signed(difference.high, n_decimals)}]"
+        means.append(row | ends | {"numbers": numbers})
+        for seed, value in zip(seeds, difference.per_seed):
+            values.append(row | {"seed": seed, "difference": finite(value)})
+        if has_intervals and ends["low"] < low:
+            arrows.append(row | {"end": low, "shape": "triangle-left"})
+        if has_intervals and ends["high"] > high:
+            arrows.append(row | {"end": high, "shape": "triangle-right"})
+    across = charts.x("y", x_title, (low, high), format="+.3~f", grid=True)
+    up = alt.Y("name:N", sort=[row["name"] for row in means], title=None)
+    mark_colour = alt.Color("colour:N", scale=None)
+    tip = charts.tips(name="|variant", y="+.4f|mean", low="+.4f", high="+.4f", verdict="")
+    layers = [charts.line_at(0, "x")]
+    if has_intervals:
+        bars = charts.chart(means).mark_rule(strokeWidth=2.6, clip=True)
+        layers.append(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=up, color=mark_colour))
+    if values:
+        ticks = charts.chart(values).mark_tick(thickness=1.4, size=9, yOffset=9, clip=True)
+        seed_tip = charts.tips(name="|variant", seed="", difference="+.4f")
+        layers.append(ticks.encode(x="difference:Q", y=up, tooltip=seed_tip, color=mark_colour))
+    if arrows:
+        heads = charts.chart(arrows).mark_point(size=70)
+        shape = alt.Shape("shape:N", scale=None)
+        layers.append(heads.encode(x="end:Q", y=up, color=mark_colour, shape=shape))
+    layers.append(charts.chart(means).mark_point(size=95).encode(x=across, y=up, tooltip=tip, color=mark_colour))
+    layers.append(charts.beside(means, up, "numbers", dy=-6))
+    differences = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
+    label = charts.described(f"{caption}:", differences)
+    return Figure(key, caption, label, alt.layer(*layers), height=40 + _ROW * len(effects))
+
+
+def _ends(estimate: Estimate) -> dict[str, float]:
+    """Return the columns of a mean and its interval; NaN if unknown."""
+    return {"y": finite(estimate.mean), "low": finite(estimate.low), "high": finite(estimate.high)}
 
 
 class Point(NamedTuple):
@@ -52,10 +145,9 @@ def point_figure(
     rows: list[dict[str, Any]] = []
     for point in points:
         row = {"name": clean(point.series), "point": clean(point.name), "x": point.x, "line": point.line}
-        rows.append(row | ends_of(point.loss))
+        rows.append(row | _ends(point.loss))
     tip = charts.tips(name="|series", point="", y=".4f|mean", low=".4f", high=".4f")
-    domain = limits_of([point.loss for point in points], marks) if with_loss or marks else None
-    plot = Plot(across, y_title, looks, tip, domain)
+    plot = Plot(across, y_title, looks, tip)
     layers = [charts.line_at(mark, "y", BASELINE_STYLE.dash, MUTED) for mark in marks]
     joined = [row for row in rows if row["line"] is not None]
     if joined:

@@ -7,7 +7,7 @@ from widthwise.records.outcome import Outcome
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
-from widthwise.reports.forest import difference_figure
+from widthwise.reports.experiment_figures import difference_figure
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, sequence, with_interval
 from widthwise.reports.growth import growth_section
 from widthwise.reports.main_table import has_intervals, shown_verdict
