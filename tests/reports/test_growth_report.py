@@ -17,7 +17,7 @@ from widthwise.records.certificate import Certificate
 from widthwise.records.run import Run
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import progress
-from widthwise.reports.growth import growth_section
+from widthwise.reports.resizing import growth_section
 from widthwise.reports.run import read_run
 from widthwise.reports.table import Table
 

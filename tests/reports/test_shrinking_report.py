@@ -10,7 +10,7 @@ from page_section import captions, drawn, rows_of, run_page, section, specs
 
 from widthwise.records.shrinking import Shrinking
 from widthwise.reports.formats import TIMES
-from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
+from widthwise.reports.resizing import cut_table, shrinking_answer, shrinking_table
 from widthwise.run_dir import RunDir
 
 SIZES = [((64, 64), (4, 4), (96, 50)), ((64, 40), (4, 1), (96, 10)), ((64, 64), (4, 3), (96, 96))]

@@ -75,7 +75,7 @@ def shrink(
     models/Llama-3.2-1B --flops 0.7 --out runs/smaller data.path=data/mine`
     """
     from widthwise.recipe.recipe import load_recipe
-    from widthwise.reports.shrinking import cut_table, shrinking_answer, shrinking_table
+    from widthwise.reports.resizing import cut_table, shrinking_answer, shrinking_table
     from widthwise.runs.shrink import shrink_run
 
     target = _target(out, plan_only)

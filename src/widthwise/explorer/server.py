@@ -142,48 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Seconds for a request to arrive: browsers open connections that they may never use."""
 
     def do_GET(self) -> None:
-        # Another site could resolve its name to this machine's address, and its page could then read the answers.
-        if self.headers.get("Host") not in self.server.hosts:
-            self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"open {self.server.url} instead\n")
-            return
-        try:
-            address = urlsplit(self.path)
-        except ValueError:
-            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "invalid address\n")
-            return
-        # Other sites may link to the page only: they could not read other answers, but keep this machine busy.
-        # Browsers send the origin.
-        site = self.headers.get("Sec-Fetch-Site", "none")
-        is_link = address.path == "/" and self.headers.get("Sec-Fetch-Dest") == "document"
-        has_origin = self.headers.get("Origin", self.server.url.rstrip("/")) in self.server.origins
-        if not has_origin or not (is_link or site in ("none", "same-origin")):
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", "other sites may only link to the page\n")
-            return
-        if address.path in FILES:
-            name, kind = FILES[address.path]
-            self._send(HTTPStatus.OK, kind, (Path(__file__).parent / name).read_text(encoding="utf-8"))
-            return
-        try:
-            self._answer(address.path, dict(parse_qsl(address.query)))
-        except UserError as error:
-            self._send(HTTPStatus.UNPROCESSABLE_ENTITY, JSON, json.dumps({"error": str(error)}))
-
-    def _answer(self, path: str, query: dict[str, str]) -> None:
-        answers = self.server.answers
-        of_setting = {
-            "/costs": (JSON, answers.costs_json),
-            "/memory": (JSON, answers.memory_json),
-            "/recipe.yaml": ("application/yaml", answers.recipe_yaml),
-        }
-        if path == "/controls":
-            self._send(HTTPStatus.OK, JSON, json.dumps(answers.controls))
-        elif path in of_setting:
-            kind, answer = of_setting[path]
-            self._send(HTTPStatus.OK, kind, answer(parse(Setting, query, "setting")))
-        else:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
-
-    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        status, kind, text = self._response()
         body = text.encode()
         self.send_response(status)
         headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}
@@ -191,6 +150,41 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def _response(self) -> tuple[HTTPStatus, str, str]:
+        """Return status, type and text of the response."""
+        # Another site could resolve its name to this machine's address, and its page could then read the answers.
+        if self.headers.get("Host") not in self.server.hosts:
+            return HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"open {self.server.url} instead\n"
+        try:
+            address = urlsplit(self.path)
+        except ValueError:
+            return HTTPStatus.BAD_REQUEST, "text/plain", "invalid address\n"
+        # Other sites may link to the page only: they could not read other answers, but keep this machine busy.
+        # Browsers send the origin.
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        is_link = address.path == "/" and self.headers.get("Sec-Fetch-Dest") == "document"
+        has_origin = self.headers.get("Origin", self.server.url.rstrip("/")) in self.server.origins
+        if not has_origin or not (is_link or site in ("none", "same-origin")):
+            return HTTPStatus.FORBIDDEN, "text/plain", "other sites may only link to the page\n"
+        if address.path in FILES:
+            name, kind = FILES[address.path]
+            return HTTPStatus.OK, kind, (Path(__file__).parent / name).read_text(encoding="utf-8")
+        answers = self.server.answers
+        if address.path == "/controls":
+            return HTTPStatus.OK, JSON, json.dumps(answers.controls)
+        of_setting = {
+            "/costs": (JSON, answers.costs_json),
+            "/memory": (JSON, answers.memory_json),
+            "/recipe.yaml": ("application/yaml", answers.recipe_yaml),
+        }
+        if address.path not in of_setting:
+            return HTTPStatus.NOT_FOUND, "text/plain", "no such page\n"
+        kind, answer = of_setting[address.path]
+        try:
+            return HTTPStatus.OK, kind, answer(parse(Setting, dict(parse_qsl(address.query)), "setting"))
+        except UserError as error:
+            return HTTPStatus.UNPROCESSABLE_ENTITY, JSON, json.dumps({"error": str(error)})
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: the page shows errors."""

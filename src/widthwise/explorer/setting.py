@@ -62,35 +62,29 @@ class Setting(Config):
         sized = {**model, **self._given("d_model", "n_layers")}
         if self.quantum == "smallest":
             sized["shape"] = {key: value for key, value in (model.get("shape") or {}).items() if key != "quantum"}
-        if self._given("n_heads", "head_dim", "kv_group_size"):
-            sized["attention"] = self._attention(model.get("attention") or {})
+        heads = self._given("n_heads", "head_dim")
+        groups = self._given("kv_group_size")
+        if heads or groups:
+            attention = in_groups(model.get("attention") or {})
+            if heads:
+                attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
+            sized["attention"] = attention | heads | groups
         if self._given("ffn", "ratio"):
             sized["ffn"] = self._ffn(model.get("ffn") or {})
         data = {**base, "model": sized}
         recipe = parse_recipe(data, where)
-        request = self.request(template_of(recipe, where))
-        return merge(data, solved_change(recipe, request)), request
-
-    def request(self, template: ModelTemplate) -> ShapeRequest:
-        """Return the request for the shape of a model, as for `widthwise design`."""
-        shape = template.shape
+        shape = template_of(recipe, where).shape
         options: dict[str, Any] = {"match": shape.match}
         if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):
             options["rounding"] = shape.rounding
         options |= self._given("match", "rounding", "budget", "turn_layer", "turn_width")
         quantum = None if self.quantum == "smallest" else self.quantum
-        return ShapeRequest(kind=self.shape or shape.kind, quantum=quantum, **options)
+        request = ShapeRequest(kind=self.shape or shape.kind, quantum=quantum, **options)
+        return merge(data, solved_change(recipe, request)), request
 
     def _given(self, *names: str) -> dict[str, Any]:
         """Return the values that were set among the named fields."""
         return self.model_dump(include={*names}, exclude_none=True)
-
-    def _attention(self, attention: dict[str, Any]) -> dict[str, Any]:
-        attention = in_groups(attention)
-        heads = self._given("n_heads", "head_dim")
-        if heads:
-            attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
-        return attention | heads | self._given("kv_group_size")
 
     def _ffn(self, ffn: dict[str, Any]) -> dict[str, Any]:
         kind = ffn.get("kind", DEFAULT_FFN) if self.ffn is None else self.ffn
@@ -156,30 +150,25 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
         for template in _with_ratio()
         if kind_of(template) == ffn.kind or not any(field.is_required() for field in template.model_fields.values())
     }
+    # Default turn of every kind of shape, and limits of the width of the turn.
+    shapes: dict[str, dict[str, Any]] = {"uniform": {}}
+    for kind, rule in SCHEDULES.items():
+        usual = {name: field.default for name, field in SOLVED[kind].model_fields.items()}
+        low, high = rule.ratios
+        shapes[kind] = {
+            "turn_layer": usual[rule.layer_key] if rule.layer_key else None,
+            "turn_width": usual[rule.ratio_key],
+            "low": low,
+            "high": high if math.isfinite(high) else 2 * usual[rule.ratio_key],
+        }
     return {
         "start": start,
-        "shapes": _shapes(),
+        "shapes": shapes,
         "matches": list(get_args(Match)),
         "roundings": list(get_args(SolvedShape.model_fields["rounding"].annotation)),
         "ffns": ratios,
         "d_model_step": attention.quantum,
     }
-
-
-def _shapes() -> dict[str, dict[str, Any]]:
-    """Return a dict from kind of shape to its default turn, and the limits of the width of the turn."""
-    shapes: dict[str, dict[str, Any]] = {"uniform": {}}
-    for kind, schedule in SCHEDULES.items():
-        usual = {name: field.default for name, field in SOLVED[kind].model_fields.items()}
-        ratio = usual[schedule.ratio_key]
-        low, high = schedule.ratios
-        shapes[kind] = {
-            "turn_layer": usual[schedule.layer_key] if schedule.layer_key else None,
-            "turn_width": ratio,
-            "low": low,
-            "high": high if math.isfinite(high) else 2 * ratio,
-        }
-    return shapes
 
 
 def _with_ratio() -> list[type[HiddenWidthTemplate]]:

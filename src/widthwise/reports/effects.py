@@ -49,7 +49,15 @@ class Effects:
             header.append(f"{scale.params:,} parameters\n{scale.tokens:,} tokens\n{n_seeds}")
         rows = []
         for name, differences in self.differences.items():
-            rows.append([clean(name), *map(_cell, differences), self.signs[name]])
+            cells = []
+            for difference in differences:
+                if difference is None:
+                    cells.append(MISSING)
+                    continue
+                star = "*" if _sign(difference) else ""
+                ends = interval(difference, 4, with_sign=True)
+                cells.append("\n".join(filter(None, [signed(difference.mean, 4) + star, ends])))
+            rows.append([clean(name), *cells, self.signs[name]])
         level = f"{percentage(first.confidence)} interval; *: it excludes 0, with three seeds or more"
         caption = f"Held-out loss minus the loss of {clean(str(first.baseline))} in nats, with its {level}"
         return Table(caption, [*header, "sign"], rows, text_columns={"sign"})
@@ -125,12 +133,3 @@ def sign_over_scales(differences: Sequence[Estimate | None]) -> str:
 def _sign(difference: Estimate) -> int:
     """Return -1 or 1 if the interval is below or above 0; otherwise, and with too few seeds for a verdict, 0."""
     return 0 if len(difference.per_seed) < FEWEST_SEEDS else difference.side()
-
-
-def _cell(difference: Estimate | None) -> str:
-    """Return a mean, with a star if its interval excludes 0, and the interval below it."""
-    if difference is None:
-        return MISSING
-    star = "*" if _sign(difference) else ""
-    ends = interval(difference, 4, with_sign=True)
-    return "\n".join(filter(None, [signed(difference.mean, 4) + star, ends]))

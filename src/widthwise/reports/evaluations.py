@@ -146,15 +146,15 @@ def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
 
 def final_table(results: Mapping[str, RunResult]) -> Table | None:
     """Return the scores at the end of training on the texts and tasks of the recipes; None without scores."""
-
-    def final_answers(result: RunResult) -> Iterator[tuple[Question, Answers]]:
-        for name, text in (result.val_texts or {}).items():
+    scored: dict[str, list[tuple[Question, Answers]]] = {name: [] for name in results}
+    for name, result in results.items():
+        for text_name, text in (result.val_texts or {}).items():
             numbers = {"loss": text.loss, "perplexity": text.perplexity, "bits_per_byte": text.bits_per_byte}
-            yield Question(name), Answers({metric: Score(value=value) for metric, value in numbers.items()})
-        for name, task in (result.val_tasks or {}).items():
-            yield Question(name), _task_answers(task, result.cost.seq_len)
-
-    joined = _joined({name: final_answers(result) for name, result in results.items()})
+            scores = {metric: Score(value=value) for metric, value in numbers.items()}
+            scored[name].append((Question(text_name), Answers(scores)))
+        for task_name, task in (result.val_tasks or {}).items():
+            scored[name].append((Question(task_name), _task_answers(task, result.cost.seq_len)))
+    joined = _joined(scored)
     return _side_by_side("Texts and tasks at the end of training", list(results), joined) if joined else None
 
 

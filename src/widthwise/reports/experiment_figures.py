@@ -167,8 +167,8 @@ def point_figure(
 def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     """Return figures 3 and 4 of the hourglass paper, arXiv:2602.06471, for the variants `names`, which have one budget.
 
-    The first figure joins the models of one depth, the second the best models of all depths. Figures in which no line
-    joins two models are omitted.
+    They show models without experts whose layers and blocks all have the same width. The first figure joins the models
+    of one depth, the second the best models of all depths. Figures in which no line joins two models are omitted.
     """
     baseline = outcome.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean
@@ -179,8 +179,13 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
         loss = variant.val_loss
         if zero is not None and variant.difference is not None:  # has a narrower interval than the loss
             loss = shifted(variant.difference, zero)
+        hidden = {width for widths in cost.hidden_widths for width in widths}
+        n_blocks = {len(widths) for widths in cost.hidden_widths}
+        n_in_use = cost.params["total"] - cost.params.get("mtp", 0)
+        has_experts = cost.params.get("active", n_in_use) < n_in_use
+        has_equal_layers = cost.is_uniform and len(hidden) == 1 and len(n_blocks) == 1 and not has_experts
         is_drawn = variant is not baseline and variant.name in names and loss.mean is not None
-        if is_drawn and _has_equal_layers(cost):
+        if is_drawn and has_equal_layers:
             stacks.append((cost, Point(f"K = {len(cost.hidden_widths[0])}", variant.name, 0.0, loss)))
     stacks.sort(key=lambda stack: -finite(stack[1].loss.mean))
     lowest = {(point.series, len(cost.widths)): point for cost, point in stacks}.values()
@@ -190,8 +195,7 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
         n_layers = len(cost.widths)
         by_ratio.append(point._replace(x=cost.hidden_widths[0][0] / cost.widths[0], line=f"L = {n_layers}"))
         by_aspect.append(point._replace(x=cost.widths[0] / n_layers, line="" if point in lowest else None))
-    n_blocks = sorted({len(cost.hidden_widths[0]) for cost, _ in stacks})
-    looks = styles([f"K = {n}" for n in n_blocks])
+    looks = styles([f"K = {n}" for n in sorted({len(cost.hidden_widths[0]) for cost, _ in stacks})])
     figures = []
     for key, axis, points in (
         ("shape-ratio", "d_hidden / d_model", by_ratio),
@@ -202,16 +206,6 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
             title = f"Held-out loss over {axis}"
             figures.append(point_figure(key, title, points, looks, charts.x("x", axis), (axis, LOSS), level))
     return figures
-
-
-def _has_equal_layers(cost: CostSummary) -> bool:
-    """Return whether all layers and all their blocks have the same width, and a token uses all parameters."""
-    hidden = {width for widths in cost.hidden_widths for width in widths}
-    n_blocks = {len(widths) for widths in cost.hidden_widths}
-    n_in_use = cost.params["total"] - cost.params.get("mtp", 0)
-    if cost.params.get("active", n_in_use) < n_in_use:  # experts
-        return False
-    return cost.is_uniform and len(hidden) == 1 and len(n_blocks) == 1
 
 
 def shifted(estimate: Estimate, by: float) -> Estimate:

@@ -67,20 +67,17 @@ def si(value: float | None) -> str:
         return MISSING
     if not math.isfinite(value):
         return _not_finite(value)
-    for size, prefix in _PREFIXES:
-        if abs(value) >= 0.9995 * size:
-            return _three_digits(value / size) + prefix
-    return str(int(value)) if float(value).is_integer() else _three_digits(value)
+    size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= 0.9995 * size), (1.0, ""))
+    if not prefix and float(value).is_integer():
+        return str(int(value))
+    number = value / size
+    n_decimals = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
+    return minus(f"{number:.{n_decimals}f}{prefix}")
 
 
 def amount(value: float | None) -> str:
     """Return parameters or tokens like `si`, with B for billions as in names of models: 2170000000 -> 2.17B."""
     return si(value).replace("G", "B")
-
-
-def _three_digits(value: float) -> str:
-    n_decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return minus(f"{value:.{n_decimals}f}")
 
 
 def duration(hours: float | None) -> str:

@@ -101,13 +101,11 @@ def shown_verdict(variant: Variant) -> str:
     return variant.verdict or UNCLEAR
 
 
-def with_columns(outcome: Outcome, columns: Sequence[str] | None) -> Outcome:
-    """Return the record with these quantities in the main table; None keeps the columns.
+def with_columns(outcome: Outcome, columns: Sequence[str]) -> Outcome:
+    """Return the record with these quantities in the main table.
 
     Raises UserError for an unknown name, and for a quantity that no variant has.
     """
-    if columns is None:
-        return outcome
     available = {q.name for q in QUANTITIES if any(q.value(variant) is not None for variant in outcome.variants)}
     for name in columns:
         check_one_of("--columns", name, QUANTITY)
@@ -253,29 +251,31 @@ def comparison_table(outcome: Outcome) -> Table:
 
 
 def csv_text(outcome: Outcome) -> str:
-    """Return a row for each variant at full precision; unknown numbers are empty."""
+    """Return measured and counted quantities and their ratios to the baseline, a row for each variant.
+
+    Numbers have full precision; unknown numbers are empty.
+    """
     measured = [q for q in QUANTITIES if not isinstance(q, OfModel) and any(map(q.of_variant, outcome.variants))]
-    rows = [_csv_row(variant, outcome, measured) for variant in outcome.variants]
+    rows: list[dict[str, str | float | None]] = []
+    for variant in outcome.variants:
+        row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
+        if any(point.differs_in for point in outcome.variants):
+            row["differs_in"] = "; ".join(settings_of(variant))
+        for quantity in measured:
+            row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
+        for name in validated_names(outcome):
+            score = variant.validated.get(name)
+            row |= csv_estimate(name, score and score.value)
+            row |= csv_estimate(f"{name}_difference", score and score.difference)
+        for quantity in QUANTITIES:
+            if isinstance(quantity, OfModel):
+                row[quantity.csv_column] = quantity.value(variant)
+        baseline = outcome.baseline_of(variant)
+        for quantity in QUANTITIES:
+            if quantity.has_ratio:
+                row[f"{quantity.name}_ratio"] = quantity.ratio(variant, baseline) if baseline else None
+        rows.append(row)
     return csv_rows(rows[0], (row.values() for row in rows))
-
-
-def _csv_row(variant: Variant, outcome: Outcome, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
-    """Return measured quantities with intervals, counted quantities, and the ratios of both to the baseline."""
-    row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
-    if any(point.differs_in for point in outcome.variants):
-        row["differs_in"] = "; ".join(settings_of(variant))
-    for quantity in measured:
-        row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
-    for name in validated_names(outcome):
-        score = variant.validated.get(name)
-        row |= csv_estimate(name, score and score.value)
-        row |= csv_estimate(f"{name}_difference", score and score.difference)
-    row |= {quantity.csv_column: quantity.value(variant) for quantity in QUANTITIES if isinstance(quantity, OfModel)}
-    baseline = outcome.baseline_of(variant)
-    for quantity in QUANTITIES:
-        if quantity.has_ratio:
-            row[f"{quantity.name}_ratio"] = quantity.ratio(variant, baseline) if baseline else None
-    return row
 
 
 def latex_text(outcome: Outcome) -> str:

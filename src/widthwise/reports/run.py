@@ -13,15 +13,13 @@ from widthwise.records.evaluation import Evaluation
 from widthwise.records.quantities import OF_MODELS, OF_RUNS
 from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
 from widthwise.records.shrinking import Shrinking
-from widthwise.reports import tables
+from widthwise.reports import resizing, tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
 from widthwise.reports.evaluations import final_table, newest_table, parts_over_training
 from widthwise.reports.formats import MISSING, clean, counted, fixed, plain, shorten, shown
-from widthwise.reports.growth import growth_answers, growth_question, growth_section
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
 from widthwise.reports.shapes import layer_ticks, width_figures
-from widthwise.reports.shrinking import BEFORE, QUESTION, cut_answers, cut_section, held_out_curves
 from widthwise.reports.table import Table, by_column, by_row
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 from widthwise.run_dir import RunDir
@@ -83,14 +81,15 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     named = {name if names.count(name) == 1 else f"{name} ({run.path})": run for name, run in zip(names, runs)}
     if len(named) < len(runs):
         raise UserError("report: the same run was passed twice")
-    looks = styles([*named, BEFORE], baseline=BEFORE)
+    looks = styles([*named, resizing.BEFORE], baseline=resizing.BEFORE)
     results = {name: run.result for name, run in named.items() if run.result}
     costs = {name: result.cost for name, result in results.items()}
     layer_tables = [tables.layer_table(name, cost).folded for name, cost in costs.items()]
     listed = {name: listed_run(Path(run.path)) for name, run in named.items() if run.result is None}
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
-    cut = cut_section(named, looks)
+    cut = resizing.cut_section(named, looks)
+    question = resizing.CUT_QUESTION if cut else resizing.growth_question(named)
     profiles = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
     environments = {name: run.environment for name, run in named.items()}
@@ -109,8 +108,8 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     return Page(
         "run" if len(runs) == 1 else "runs",
         runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        [*cut_answers(named), *growth_answers(named)] or _answers(results),
-        lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {QUESTION if cut else growth_question(named)}",
+        [*resizing.cut_answers(named), *resizing.growth_answers(named)] or _answers(results),
+        lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {question}",
         badges=["doubtful last loss: see Results"] if any(result.doubts for result in results.values()) else [],
         first=[*curves[:1], *profiles] if profiles else curves[:2],
         sections=(
@@ -129,7 +128,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section("Samples", *_samples(named)),
             section("Evaluated", newest_table(named), note("evaluated")),
             section("Evaluations over training", *parts_over_training(named, looks)),
-            growth_section({name: [run] for name, run in named.items()}, looks),
+            resizing.growth_section({name: [run] for name, run in named.items()}, looks),
             dynamic_width_section(results, looks),
             virtual_width_section(results, looks),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
@@ -211,25 +210,22 @@ def reload_sentence(refresh_seconds: int | None) -> str:
     return f" This page reloads itself every {refresh_seconds} s until training ends."
 
 
-def _state(run: ListedRun) -> str:
-    """Return the state of a run as `It is running, at step 120 of 400.`"""
-    where = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
-    if run.state == "ready":
-        return "It has no step yet; start it with widthwise resume."
-    if run.state == "stopped":
-        return f"It has stopped{where}; continue it with widthwise resume."
-    reason = f": {clean(run.reason)}" if run.reason else ""
-    return f"It {'is running' if run.state == 'running' else 'has failed'}{where}{reason}."
-
-
 def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
+    """Return where the runs are and, if one is unfinished, its state, as `It is running, at step 120 of 400.`"""
     where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs in the same figures"
     if not listed:
         return f"{where}."
-    if len(runs) == 1:
-        state = _state(*listed.values())
-    else:
+    if len(runs) > 1:
         state = f"{len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished."
+    else:
+        (run,) = listed.values()
+        place = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
+        reason = f": {clean(run.reason)}" if run.reason else ""
+        state = {
+            "ready": "It has no step yet; start it with widthwise resume.",
+            "stopped": f"It has stopped{place}; continue it with widthwise resume.",
+            "running": f"It is running{place}{reason}.",
+        }.get(run.state, f"It has failed{place}{reason}.")
     return f"{where}. {state} Results and costs appear when training ends."
 
 
@@ -239,7 +235,7 @@ def _curves(named: Mapping[str, Run], looks: Looks) -> Iterator[Figure | None]:
         return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
 
     crop = all(run.shrinking is None for run in named.values())
-    yield over_steps("validation-loss", "Held-out loss", held_out_curves(named), crop)
+    yield over_steps("validation-loss", "Held-out loss", resizing.held_out_curves(named), crop)
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
     heads = {name: by_place(run, "validation", "mtp_losses") for name, run in named.items()}

@@ -6,7 +6,6 @@ import altair as alt
 import numpy as np
 
 from widthwise.experiments.laws import LAWS
-from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
 from widthwise.records.scaling import FittedLaw, ScalingGroup, ScalingLaws
@@ -77,7 +76,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
             ),
         ),
         made_from=f"{ScalingLaws.file_name} of {scaling.created}",
-        files={"fits.csv": fits_csv(scaling), "savings.csv": savings_csv(scaling)},
+        files=csv_files(scaling),
     )
 
 
@@ -162,27 +161,23 @@ def _digits(value: float | None) -> str:
     return MISSING if value is None else minus(f"{value:.5g}")
 
 
-def fits_csv(scaling: ScalingLaws) -> str:
-    """Return a row for each parameter of each fit, at full precision."""
-    header = ["group", "law", "chosen", "symbol", "value", "low", "high", "rms", "r_squared"]
-    rows = [
-        (group.name, law, law == group.chosen, symbol, *_ends(value), fit.rms, fit.r_squared)
+def csv_files(scaling: ScalingLaws) -> dict[str, str]:
+    """Return `fits.csv`, a row for each parameter of each fit, and `savings.csv`, at full precision."""
+    fits = [
+        (group.name, law, law == group.chosen, symbol, value.mean, value.low, value.high, fit.rms, fit.r_squared)
         for group in scaling.groups
         for law, fit in group.fits.items()
         for symbol, value in fit.parameters.items()
     ]
-    return csv_rows(header, rows)
-
-
-def savings_csv(scaling: ScalingLaws) -> str:
-    """Return a row for each saving, at full precision."""
-    header = ["group", "baseline", "law", "kind", "at", "x", "y", "ratio", "low", "high"]
-    rows = [(s.group, s.baseline, s.fit, s.kind, s.at.name, s.at.x, s.at.y, *_ends(s.ratio)) for s in scaling.savings]
-    return csv_rows(header, rows)
-
-
-def _ends(estimate: Estimate) -> tuple[float | None, ...]:
-    return estimate.mean, estimate.low, estimate.high
+    savings = []
+    for saving in scaling.savings:
+        at = saving.at
+        ratio = saving.ratio
+        names = (saving.group, saving.baseline, saving.fit, saving.kind, at.name)
+        savings.append((*names, at.x, at.y, ratio.mean, ratio.low, ratio.high))
+    of_fits = ["group", "law", "chosen", "symbol", "value", "low", "high", "rms", "r_squared"]
+    of_savings = ["group", "baseline", "law", "kind", "at", "x", "y", "ratio", "low", "high"]
+    return {"fits.csv": csv_rows(of_fits, fits), "savings.csv": csv_rows(of_savings, savings)}
 
 
 def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
