@@ -70,7 +70,14 @@ class Setting(Config):
                 attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
             sized["attention"] = attention | heads | groups
         if self._given("ffn", "ratio"):
-            sized["ffn"] = self._ffn(model.get("ffn") or {})
+            ffn = model.get("ffn") or {}
+            old_kind = ffn.get("kind", DEFAULT_FFN)
+            kind = old_kind if self.ffn is None else self.ffn
+            ffn = {**(ffn if kind == old_kind else {}), "kind": kind}
+            if self.ratio is not None:
+                sizes = {template.hidden_key for template in _with_ratio()}
+                ffn = {key: value for key, value in ffn.items() if key not in sizes} | {"ratio": self.ratio}
+            sized["ffn"] = ffn
         data = {**base, "model": sized}
         recipe = parse_recipe(data, where)
         shape = template_of(recipe, where).shape
@@ -85,14 +92,6 @@ class Setting(Config):
     def _given(self, *names: str) -> dict[str, Any]:
         """Return the values that were set among the named fields."""
         return self.model_dump(include={*names}, exclude_none=True)
-
-    def _ffn(self, ffn: dict[str, Any]) -> dict[str, Any]:
-        kind = ffn.get("kind", DEFAULT_FFN) if self.ffn is None else self.ffn
-        options = ffn if kind == ffn.get("kind", DEFAULT_FFN) else {}
-        if self.ratio is None:
-            return {**options, "kind": kind}
-        keys = {template.hidden_key for template in _with_ratio()}
-        return {**{key: value for key, value in options.items() if key not in keys}, "kind": kind, "ratio": self.ratio}
 
 
 SOLVED: dict[str, type[SolvedShape]] = {

@@ -25,7 +25,7 @@ VERDICT_COLOURS: Mapping[str | None, str] = {"better": colour("good"), "worse": 
 
 
 class Effect(NamedTuple):
-    """A row of the plot."""
+    """A row of a forest plot."""
 
     name: str
     difference: Estimate
