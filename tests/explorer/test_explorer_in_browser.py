@@ -14,7 +14,6 @@ from widthwise.recipe.recipe import load_recipe
 
 pytestmark = IN_CHROMIUM
 
-ROOM = "[document.documentElement.scrollWidth, innerWidth]"
 CENTRE = "(box => [box.x + box.width / 2, box.y + box.height / 2, box.width])({}.getBoundingClientRect())"
 MISSED = """[...document.querySelectorAll('input, select, button, a[href], summary, .scroll')].filter(
   each => !each.disabled && each.offsetParent && !reached.has(each)
@@ -59,8 +58,8 @@ def test_dragging_a_slider_moves_widths_numbers_and_address(browser: Page, serve
     assert 0.6 < share < 0.8
     inspection = server.answers.costs(Setting(turn_width=share))["inspection"]
     assert _bars(browser) == inspection["widths"] != before
-    first = browser.evaluate("document.querySelector('#costs tbody td').textContent")
-    assert int(first.replace(",", "")) == inspection["params"]["total"]
+    params = f"{inspection['params']['total']:,}"
+    assert browser.evaluate("document.querySelector('#costs tbody td').textContent") == params
     assert browser.evaluate("document.querySelector('#turn_width').value") == str(share)
 
 
@@ -125,8 +124,7 @@ def test_memory_is_counted_one_at_a_time_and_last_for_the_last_setting(browser: 
 def test_it_fits_the_window_and_asks_nobody_else(browser: Page, server, width: int, scheme: str) -> None:
     _open(browser, server, "?budget=150M", width, scheme)
     browser.until("byId('memory').rows.length > 10")
-    scroll_width, inner_width = browser.evaluate(ROOM)
-    assert scroll_width <= inner_width == width
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth && innerWidth") == width
     colours = {"light": "rgb(27, 29, 32)", "dark": "rgb(232, 232, 228)"}
     assert browser.evaluate("getComputedStyle(document.body).color") == colours[scheme]
     assert all(url.startswith(server.url) for url in browser.requests())

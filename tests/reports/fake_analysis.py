@@ -36,19 +36,10 @@ def model(name: str, widths: list[int], level: float, n_blocks: int = 1) -> dict
     return {**about, "d_model": widths[0], "widths": widths, **measured}
 
 
-def analysis(*models: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "title": "-vs-".join(each["name"] for each in models),
-        "command": "widthwise analyze runs/uniform runs/x",
-        "created": "2026-11-21T10:00:00+00:00",
-        "text": {"source": "held-out documents of python-stdlib", "seq_len": 256, "n_tokens": 8192},
-        "thresholds": [0.01, 0.1, 1.0],
-        "utilisation_threshold": 0.1,
-        "models": list(models),
-    }
-
-
 def write_analysis(folder: Path, *models: dict[str, Any]) -> Path:
-    """A folder with an analysis.json; of a uniform model and an x-shaped one where none are given."""
-    shown = models or (model("uniform", [64] * 4, 0.5), model("x", [96, 64, 32, 96], 0.8))
-    return write(folder / "analysis.json", analysis(*shown))
+    """A folder with an analysis.json; by default of a uniform model and an x-shaped one."""
+    models = models or (model("uniform", [64] * 4, 0.5), model("x", [96, 64, 32, 96], 0.8))
+    about = {"title": "two models", "command": "widthwise analyze", "created": "2026-11-21T10:00:00+00:00"}
+    about["text"] = {"source": "held-out documents of python-stdlib", "seq_len": 256, "n_tokens": 8192}
+    levels = {"thresholds": [0.01, 0.1, 1.0], "utilisation_threshold": 0.1}
+    return write(folder / "analysis.json", {**about, **levels, "models": list(models)})

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fake_comparison import add_records, write_run
+from fake_comparison import SHAPES, add_records, cost, write_run
 
 CERTIFICATE: dict[str, Any] = {
     "dtype": "float64",
@@ -25,21 +25,18 @@ CERTIFICATE: dict[str, Any] = {
     "before": {"params": 78_984, "flops_per_token": 156_352.0},
     "after": {"params": 124_112, "flops_per_token": 255_552.0},
 }
-STEP = 3000
-EVENT = {
-    "event": "grown",
-    "source": "small",
-    "step": STEP,
-    "tokens": STEP * 4096,
-    "training_flops": 1e12,
-    "params_before": 78_984.0,
-    "params_after": 124_112.0,
-}
+
+
+def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:
+    """The record of a growth that changes the held-out loss. values: other entries."""
+    spent = {"event": "growth", "step": step, "tokens": 4096 * step, "training_flops": 3.0 * 4096 * step}
+    sizes = {"params_before": cost(SHAPES["uniform"])["params"]["total"], "params_after": 99_999_999}
+    return {**spent, **sizes, "loss_before": 3.5, "loss_after": 3.5 + change, **values}
 
 
 def write_grown_run(folder: Path) -> Path:
     """Its source was validated at the step of the growth, as runs are that come to their end."""
     write_run(folder, "large", 1, [64, 48, 64], 0.0)
-    add_records(folder, EVENT)
+    add_records(folder, growth(3000, event="grown", params_before=78_984.0, params_after=124_112.0))
     (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
     return folder

@@ -46,5 +46,5 @@ def scaling_data() -> dict[str, Any]:
     }
 
 
-def write_scaling(folder: Path, data: dict[str, Any] | None = None) -> Path:
-    return write(folder / "scaling.json", scaling_data() if data is None else data)
+def write_scaling(folder: Path) -> Path:
+    return write(folder / "scaling.json", scaling_data())

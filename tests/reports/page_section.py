@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,30 @@ from boxes import refusal
 from widthwise.reports.writing import write_report
 
 
-def reported(folder: Path | Sequence[Path], out: Path | None = None) -> dict[str, Path]:
-    """Kind of file -> the file of a report."""
-    kinds = {".html": "html", ".csv": "csv", ".tex": "latex"}
-    return {kinds[path.suffix]: path for path in write_report(folder, out) if path.suffix in kinds}
+def reported(folders: Path | Sequence[Path], out: Path | None = None) -> dict[str, str]:
+    """Suffix -> text of a file of a report."""
+    return {path.suffix: path.read_text(encoding="utf-8") for path in write_report(folders, out)}
 
 
-def run_page(runs: Path | Sequence[Path], out: Path | None = None) -> Path:
-    """The page of a run or of several."""
-    return reported(runs, out)["html"]
+def page_of(folders: Path | Sequence[Path], out: Path | None = None) -> str:
+    return reported(folders, out)[".html"]
 
 
-def section(page: Path, name: str) -> str:
+def markup_of(page: str) -> ElementTree.Element:
+    """The page without its scripts as XML, in which tags are closed in order and no text is markup by mistake."""
+    markup = re.sub("<!doctype html>|<script.*?</script>", "", page, flags=re.DOTALL)
+    return ElementTree.fromstring(re.sub(r"<((?:meta|link|br|img)\b[^>]*)>", r"<\1/>", markup))
+
+
+def answers(page: str) -> list[str]:
+    """Sentences of the first screen."""
+    return re.findall("<p>(.*?)</p>", page.partition('class="answer"')[2].partition("</div>")[0])
+
+
+def section(page: str, name: str) -> str:
     """The section with that id, which a link of the page's contents leads to."""
-    text = page.read_text(encoding="utf-8")
-    assert f'href="#{name}"' in text
-    found = re.search(rf'<section id="{name}".*?</section>', text, re.DOTALL)
-    assert found
-    return found[0]
+    assert f'href="#{name}"' in page
+    return re.findall(rf'<section id="{name}".*?</section>', page, re.DOTALL)[0]
 
 
 def rows_of(shown: str, caption: str = "") -> dict[str, list[str]]:

@@ -1,24 +1,20 @@
 """The page of an analysis: figures, tables and answers of what models do inside."""
 
 import html
+import itertools
 import math
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fake_analysis import model, write_analysis
-from page_section import captions, change, drawn, labels, reported, rows_of, specs
+from page_section import answers, captions, change, drawn, labels, page_of, rows_of, specs
 
 from widthwise.records.analysis import Analysis
 from widthwise.reports.analysis import exit_curve
 from widthwise.reports.analysis_tables import findings, summary_table
 from widthwise.reports.formats import MINUS, MISSING
-
-
-def page_of(folder: Path) -> str:
-    return reported(folder)["html"].read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +37,9 @@ def test_page_has_every_figure_with_a_text_alternative(page: str) -> None:
 
 
 def test_the_first_figures_are_those_of_the_answer(page: str) -> None:
-    (answer,) = re.findall(r'<div class="answer".*?</div>', page, re.DOTALL)
-    sentences = re.findall(r"<p>(.*?): ", answer)
-    assert len(sentences) == 3
-    assert [html.unescape(title) for title in captions(page)[:3]] == [html.unescape(title) for title in sentences]
+    titles = [sentence.partition(": ")[0] for sentence in answers(page)]
+    assert len(titles) == 3
+    assert [html.unescape(title) for title in captions(page)[:3]] == list(map(html.unescape, titles))
 
 
 def test_seeds_of_a_model_are_one_line_with_a_band(tmp_path: Path) -> None:
@@ -52,32 +47,22 @@ def test_seeds_of_a_model_are_one_line_with_a_band(tmp_path: Path) -> None:
     levels = {"uniform-seed1": 0.4, "uniform-seed2": 0.6, "x-seed1": 0.8, "x-seed2": 0.9, "alone-seed1": 0.7}
     made = [model(name, [64] * 3, level) for name, level in levels.items()]
     spec = specs(page_of(write_analysis(tmp_path, *made)))["stream-entropy"]
-    expected = {
-        (name, depth, mean / (1 + depth), low / (1 + depth), high / (1 + depth))
-        for name, mean, low, high in (("uniform", 0.5, 0.4, 0.6), ("x", 0.85, 0.8, 0.9))
-        for depth in range(4)
-    }
-    banded = [row for row in drawn(spec) if row.get("low") is not None]
-    rows = {tuple(row[key] for key in ("name", "x", "y", "low", "high")) for row in banded}
-    assert {row[:2] for row in rows} == {row[:2] for row in expected}
-    found = np.array(sorted(row[2:] for row in rows))
-    assert found == pytest.approx(np.array(sorted(row[2:] for row in expected)), rel=1e-5)
+    found = {(row["name"], row["x"]): row for row in drawn(spec) if row.get("low") is not None}
+    means_and_ends = {"uniform": [0.5, 0.4, 0.6], "x": [0.85, 0.8, 0.9]}
+    assert found.keys() == set(itertools.product(means_and_ends, range(4)))
+    for (name, depth), row in found.items():
+        expected = [level / (1 + depth) for level in means_and_ends[name]]
+        assert [row["y"], row["low"], row["high"]] == pytest.approx(expected, rel=1e-5)
 
 
 def test_page_answers_and_tables_hold_means_and_layers(page: str) -> None:
     assert "on 8.19k tokens of held-out documents of python-stdlib in windows of 256?" in page
     # The mean of 1/n over the queries n = 1 to 256, by its asymptotic series.
     assert f"would give {(math.log(256) + 0.5772156649 + 1 / 512) / 256:.4f} in windows of 256 tokens" in page
-    assert "<code>widthwise analyze runs/uniform runs/x</code>" in page
     assert "x: runs/x (widthwise, step 900)" in page
     means = rows_of(page.partition('scope="row">2<')[0])
-    expected = {
-        "Activations beyond 0.1": ["0.2250", "0.3600"],
-        "Effective number of units over d_ff": ["0.4500", "0.4500"],
-        "Change to the next layer": ["0.2500", "0.4000"],
-        "Attention to the first token": ["0.1250", "0.2000"],
-    }
-    assert {title: means[title] for title in expected} == expected
+    assert means["Activations beyond 0.1"] == ["0.2250", "0.3600"]
+    assert means["Change to the next layer"] == ["0.2500", "0.4000"]
     cells = f"64 10 0.2250 0.1000 4.0 0.4000 64 64 0.1667 3.00 {MINUS}5.0000 0.2500 4.0000 0.1000 0.4000 40.000"
     assert f'<th scope="row">2</th>{"".join(f"<td>{cell}</td>" for cell in cells.split())}</tr>' in page
 
@@ -111,13 +96,19 @@ def test_the_loss_of_an_exit_after_or_inside_a_layer_is_drawn_over_what_it_costs
     assert (curve.x.tolist(), curve.y.tolist()) == ([2e5, 2.5e5, 3e5, 3.5e5, 4e5], [6.0, 5.75, 5.5, 5.25, 5.0])
 
 
-def test_findings_pool_seeds_and_compare_variants_with_the_first(tmp_path: Path) -> None:
+def test_findings_compare_means_over_seeds_with_the_first_variant_and_checkpoints_with_the_first(
+    tmp_path: Path,
+) -> None:
     """All numbers go with the level: of 0.4 and 0.6 the mean is 0.5, of 0.8 and 0.9 it is 0.85."""
     levels = {"uniform-seed1": 0.4, "uniform-seed2": 0.6, "x-seed1": 0.8, "x-seed2": 0.9}
-    folder = write_analysis(tmp_path, *(model(name, [64] * 3, level) for name, level in levels.items()))
-    found = findings(Analysis.read(folder))
-    assert len(found) == 3
-    assert all(each.endswith(": higher by 70% in x than in uniform, mean of 2 seeds.") for _, each in found)
+    seeds = [model(name, [64] * 3, level) for name, level in levels.items()]
+    for models, words in (
+        (seeds, ": higher by 70% in x than in uniform, mean of 2 seeds."),
+        (checkpoints("x", [96, 32], 3)[::-1], ": higher by 200% in x, step 3 than in x, step 1."),
+    ):
+        found = findings(Analysis.read(write_analysis(tmp_path, *models)))
+        assert len(found) == 3
+        assert all(sentence.endswith(words) for _, sentence in found)
 
 
 def test_the_middle_half_of_the_layers_has_means_of_its_own(tmp_path: Path) -> None:
@@ -130,11 +121,6 @@ def test_the_middle_half_of_the_layers_has_means_of_its_own(tmp_path: Path) -> N
         assert f"Matrix entropy / log(rank): {expected} in the middle half of the layers." in [
             sentence for _, sentence in findings(found)
         ]
-
-
-def test_of_a_single_run_the_last_checkpoint_is_compared_with_the_first(tmp_path: Path) -> None:
-    found = findings(Analysis.read(write_analysis(tmp_path, *checkpoints("x", [96, 32], 3)[::-1])))
-    assert found[0][1].endswith(": higher by 200% in x, step 3 than in x, step 1.")
 
 
 def checkpoints(run: str, widths: list[int], n: int) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""The page of a comparison: whole, accessible, alone, and safe whatever its names are."""
+"""The page of a comparison: whole, alone, safe whatever its names are, with the figures and sections of its record."""
 
 import base64
+import csv
 import hashlib
-import html.parser
+import io
 import math
 import re
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any
 
 import pytest
 from fake_comparison import at_equal_loss, estimate, write_comparison
-from page_section import change, check_broken, reported
+from page_section import answers, change, check_broken, drawn, labels, markup_of, page_of, reported, rows_of, section
 
-from widthwise.records.outcome import Outcome
-from widthwise.reports.experiment_sections import compared_question
-from widthwise.reports.formats import MINUS
-from widthwise.reports.writing import answer
+from widthwise.records.estimate import Estimate
+from widthwise.records.outcome import Outcome, Tuning
+from widthwise.reports.charts import MUTED, Figure, colour, styles
+from widthwise.reports.comparison_page import tuning_table
+from widthwise.reports.experiment_figures import difference_figure
+from widthwise.reports.experiment_sections import compared_question, equal_loss_section
+from widthwise.reports.formats import MINUS, MISSING
+from widthwise.reports.main_table import csv_text, latex_text
+from widthwise.reports.writing import answer, experiment_page
 from widthwise.run_dir import RunDir
 
 HOSTILE = (
@@ -25,53 +31,23 @@ HOSTILE = (
 )
 
 
-class Outline(html.parser.HTMLParser):
-    """Tags and text of a page; void and self-closing tags left out of the nesting."""
-
-    VOID = ("meta", "link", "br", "img")
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
 @pytest.fixture(scope="module")
-def files(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return reported(comparison, tmp_path_factory.mktemp("report"))
 
 
 @pytest.fixture(scope="module")
-def page(files: dict[str, Path]) -> str:
-    return files["html"].read_text(encoding="utf-8")
+def page(files: dict[str, str]) -> str:
+    return files[".html"]
 
 
-def test_same_input_gives_same_bytes(comparison: Path, files: dict[str, Path], tmp_path: Path) -> None:
-    again = reported(comparison, tmp_path)
-    assert [path.read_bytes() for path in again.values()] == [path.read_bytes() for path in files.values()]
+def test_same_input_gives_same_files(comparison: Path, files: dict[str, str], tmp_path: Path) -> None:
+    assert reported(comparison, tmp_path) == files
 
 
 def test_the_first_screen_answers_with_one_number_a_sentence(page: str) -> None:
     """x is better, and hourglass not clearly different."""
-    (answer,) = re.findall(r'<div class="answer".*?</div>', page, re.DOTALL)
-    lines = re.findall("<p>(.*?)</p>", answer)
-    assert lines == [
+    assert answers(page) == [
         "x is better than uniform: loss lower by 0.0123 nats (95% CI 0.0043 to 0.0203).",
         f"No clear difference from uniform with 2 seeds: hourglass, +0.0040 nats (95% CI {MINUS}0.0050 to +0.0130).",
     ]
@@ -91,10 +67,10 @@ def test_tokens_at_equal_loss_are_in_the_answer_where_they_are_surely_fewer(comp
 
 
 def test_page_is_well_formed_and_refers_to_nothing_outside_itself(page: str) -> None:
-    outline = Outline(page)
-    assert outline.open == []
-    assert not [attributes for _, attributes in outline.tags if "src" in attributes or "@import" in str(attributes)]
-    assert not [attributes["href"] for tag, attributes in outline.tags if tag == "a" and attributes["href"][:1] != "#"]
+    markup = markup_of(page)
+    assert not markup.findall(".//*[@src]")
+    assert {link.attrib["href"][0] for link in markup.iter("a")} == {"#"}
+    assert "@import" not in page
     scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     assert len(digests) == 2  # Vega, and our own
@@ -112,17 +88,13 @@ def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
         (run.path / "config.yaml").unlink()
         run.begin("name: '</code></pre><script>alert(3)</script>'\n", environment)
         run.write_result(result)
-    page = reported(folder)["html"].read_text(encoding="utf-8")
-    outline = Outline(page)
-    assert outline.open == []
-    tags = [tag for tag, _ in outline.tags]
-    assert not {"img", "i", "b"} & set(tags)
-    types = [attributes.get("type") for tag, attributes in outline.tags if tag == "script"]
-    assert types.count(None) == 2
-    assert set(types) == {None, "application/json"}
-    assert not [key for _, attributes in outline.tags for key in attributes if key.startswith("on")]
+    page = page_of(folder)
+    assert len(re.findall("<script>", page)) == 2
     assert "\x1b" not in page
-    text = "".join(outline.text)
+    markup = markup_of(page)
+    assert not {"img", "i", "b"} & {element.tag for element in markup.iter()}
+    assert not [name for element in markup.iter() for name in element.attrib if name.startswith("on")]
+    text = "".join(markup.itertext())
     for shown in (*HOSTILE[:2], "</code></pre><script>alert(3)</script>"):
         assert shown in text
 
@@ -140,7 +112,7 @@ def test_numbers_that_are_missing_are_left_open(tmp_path: Path) -> None:
     for run in folder.glob("runs/*"):
         (run / "metrics.jsonl").write_text("")
         (run / "result.json").unlink()
-    assert "Loss curves" not in reported(folder)["html"].read_text()
+    assert "Loss curves" not in page_of(folder)
 
 
 @pytest.mark.parametrize(("ratio", "words"), [(1.009, "parameters?"), (1.034, "parameters, within 3.4%?")])
@@ -161,3 +133,142 @@ def test_a_broken_comparison_is_refused_in_one_line_and_nothing_is_written(tmp_p
         "two have the same name": lambda data: data["points"][1].update(name="uniform"),
     }
     check_broken(write_comparison(tmp_path) / "outcome.json", wrong)
+
+
+def with_equal_loss(folder: Path, n_fewest: int) -> Path:
+    def gap(end: float) -> dict[str, Any]:
+        mean = [0.5, 0.01, 0.005, end]
+        ends = {"low": [m - 0.002 for m in mean], "high": [m + 0.002 for m in mean]}
+        return {"val_loss": {"tokens": [2e6, 8e6, 16e6, 25e6], "mean": mean, **ends}}
+
+    def add(data: dict[str, Any]) -> None:
+        data["validations"] = {"n_fewest": n_fewest, "n_needed": 5, "final_lr_share": 0.1}
+        _, x, hourglass = data["points"]
+        x |= {"gap": gap(-0.0123), "tokens_ratio": gap(0.8125)}
+        hourglass["gap"] = gap(0.004)
+        if n_fewest >= 5:
+            unknown = {"mean": None, "per_seed": [None, None]}
+            worse = {"n_reached": 0, "tokens": unknown, "training_flops": unknown, "tokens_ratio": estimate(1.25, 0.1)}
+            x["at_equal_loss"], hourglass["at_equal_loss"] = (
+                {"val_loss": at_equal_loss(**changes)} for changes in ({}, worse)
+            )
+
+    return change(write_comparison(folder) / "outcome.json", add)
+
+
+def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_they_are(tmp_path: Path) -> None:
+    shown = section(page_of(with_equal_loss(tmp_path, n_fewest=12)), "tokens-at-equal-loss")
+    rows = rows_of(shown)
+    assert rows["x"] == ["2 of 2", "20.5M", "0.812", "0.782 to 0.843", "0.875", "0.835 to 0.915"]
+    assert rows["hourglass"][:4] == ["0 of 2", MISSING, "1.250", "1.150 to 1.350"]
+    gaps, ratios = labels(shown)
+    assert gaps.endswith(f" over tokens. Last mean value of each line: x {MINUS}0.0123; hourglass 0.0040.")
+    assert ratios.endswith(" over tokens. Last mean value of each line: x 0.8125.")
+    read = Outcome.read(tmp_path)
+    uniform, x, hourglass = csv.DictReader(io.StringIO(csv_text(read)))
+    assert (x["tokens_at_equal_loss_mean"], x["training_flops_at_equal_loss_mean"]) == ("0.8125", "0.875")
+    assert (x["tokens_to_baseline_loss_mean"], hourglass["tokens_to_baseline_loss_mean"]) == ("20500000.0", "")
+    assert uniform["tokens_at_equal_loss_mean"] == ""
+    requested = latex_text(read.with_changes(columns=["tokens_at_equal_loss", "training_flops_at_equal_loss"]))
+    assert r"x & 0.812 & 0.875 \\" in requested
+
+
+def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> None:
+    outcome = Outcome.read(with_equal_loss(tmp_path, n_fewest=1))
+    text, *figures = reversed(equal_loss_section(outcome, styles(["x", "hourglass"])).parts)
+    assert "need 5 validations of every run, and one has 1 validation; train.validate_every" in text.lines[0]
+    assert [type(part) for part in figures] == [Figure] * len(figures) != []
+
+
+def test_table_and_answer_name_the_values_that_were_chosen(comparison: Path) -> None:
+    about = {"sweep": "runs/rates", "identity": "f", "steps": 0.25, "seeds": [101]}
+    rates = {"uniform": (0.01, 3.5, False), "hourglass": (0.08, 3.25, True)}
+    variants = [
+        {"name": name, "chosen": {"optimizer.lr": rate}, "val_loss": loss, "is_at_limit": is_at_limit}
+        for name, (rate, loss, is_at_limit) in rates.items()
+    ]
+    tuning = Tuning.model_validate({**about, "variants": variants})
+    assert tuning_table(tuning).rows == [
+        ["uniform", "optimizer.lr 0.01", "3.5000", MISSING],
+        ["hourglass", "optimizer.lr 0.08", "3.2500", "yes"],
+    ]
+    assert tuning_table(tuning).caption.endswith("by runs/rates: 25% of the steps, 1 seed (101)")
+    beyond = "hourglass was best at an end of the grid: a better value may be outside it."
+    assert beyond in answer(Outcome.read(comparison).with_changes(tuning=tuning))
+
+
+def difference_figure_of(comparison: Path, differences: dict[str, tuple[float, float, str]]) -> Figure:
+    """The figure of variants with these differences, half widths of their intervals, and verdicts."""
+    outcome = Outcome.read(comparison)
+    baseline, variant, *_ = outcome.variants
+    points = [baseline]
+    for name, (mean, half_width, verdict) in differences.items():
+        difference = Estimate(**estimate(mean, half_width, 3))
+        points.append(variant.with_changes(name=name, difference=difference, verdict=verdict))
+    return difference_figure(outcome.with_changes(points=points, seeds=[1, 2, 3]))
+
+
+def test_differences_are_sorted_and_coloured_by_the_verdict(comparison: Path) -> None:
+    differences = {"worse": (0.05, 0.01, "worse"), "better": (-0.03, 0.01, "better"), "open": (0, 0.01, "cannot tell")}
+    figure = difference_figure_of(comparison, differences)
+    rows = {row["name"]: row for row in drawn(figure.spec()) if "numbers" in row}
+    colours = {"better": colour("good"), "open": MUTED, "worse": colour("bad")}
+    assert [(name, row["colour"]) for name, row in rows.items()] == list(colours.items())
+    assert rows["better"]["numbers"] == f"{MINUS}0.030\n[{MINUS}0.040, {MINUS}0.020]"
+
+
+def test_an_interval_longer_than_the_axis_ends_in_an_arrow(comparison: Path) -> None:
+    """The axis fits the means: one wide interval does not shrink the others."""
+    differences = {"narrow": (-0.01, 0.004, "better"), "wide": (0.02, 0.5, "cannot tell")}
+    figure = difference_figure_of(comparison, differences)
+    arrows = {row["shape"]: row for row in drawn(figure.spec()) if "shape" in row}
+    assert {row["name"] for row in arrows.values()} == {"wide"}
+    assert -0.1 < arrows["triangle-left"]["end"] < -0.014
+    assert 0.02 < arrows["triangle-right"]["end"] < 0.1
+
+
+def test_differences_of_two_seeds_have_no_intervals(comparison: Path) -> None:
+    spec = difference_figure(Outcome.read(comparison)).spec()
+    assert "too few seeds for intervals" in str(spec)
+    assert {row["seed"] for row in drawn(spec) if "seed" in row} == {1, 2}
+    assert not [layer for layer in spec["layer"] if layer["mark"]["type"] == "rule" and "x2" in layer["encoding"]]
+
+
+SHAPES = {  # name -> n_blocks, n_layers, d_model, d_hidden, difference to the baseline
+    "a": (2, 6, 96, 40, -0.011),
+    "b": (2, 6, 80, 60, -0.017),
+    "c": (4, 6, 88, 30, -0.023),
+    "d": (4, 3, 120, 48, 0.031),
+    "e": (4, 3, 128, 40, -0.002),
+}
+
+
+def cost_of(base: dict[str, Any], name: str) -> dict[str, Any]:
+    n_blocks, n_layers, d_model, d_hidden, _ = SHAPES[name]
+    sizes = {"widths": [d_model] * n_layers, "hidden_widths": [[d_hidden] * n_blocks] * n_layers, "d_model": d_model}
+    return {**base, **sizes, **{key: [4] * n_layers for key in ("n_heads", "n_kv_heads", "head_dim")}}
+
+
+def test_a_search_has_the_curves_of_the_paper_with_the_baseline(tmp_path: Path) -> None:
+    def searched(data: dict[str, Any]) -> None:
+        base, other, _ = data["points"]
+        data["points"] = [base]
+        for name, (*_, difference) in SHAPES.items():
+            losses = {"val_loss": estimate(3.05 + difference, 0.02), "difference": estimate(difference, 0.004)}
+            data["points"].append({**other, "name": name, **losses, "cost": cost_of(base["cost"], name)})
+
+    change(write_comparison(tmp_path) / "outcome.json", searched)
+    (tmp_path / "search.json").write_text("{}")
+    figures = {figure.key: figure for figure in experiment_page(tmp_path, Outcome.read(tmp_path)).figures.values()}
+    ratios = {name: float(f"{d_hidden / d_model:.6g}") for name, (_, _, d_model, d_hidden, _) in SHAPES.items()}
+    aspects = {name: float(f"{d_model / n_layers:.6g}") for name, (_, n_layers, d_model, *_) in SHAPES.items()}
+    for key, places, joined, axis, x in (
+        ("shape-ratio", ratios, {"K = 2": "ab", "K = 4": "ecd"}, "d_hidden / d_model", "0.341"),
+        ("shape-aspect", aspects, {"K = 2": "b", "K = 4": "ce"}, "d_model / n_layers", "14.67"),
+    ):
+        points = {(series, places[name]): 3.05 + SHAPES[name][-1] for series, names in joined.items() for name in names}
+        on_lines = [row for row in drawn(figures[key].spec()) if row.get("line") is not None]
+        assert {(row["name"], row["x"]): row["y"] for row in on_lines} == pytest.approx(points, abs=1e-4)
+        label = figures[key].label
+        assert label.startswith(f"Held-out loss over {axis}, a marker for each of 5 points.")
+        assert f"The lowest is 3.0270 at {x}, of c, K = 4. The dashed line is uniform at 3.0500." in label

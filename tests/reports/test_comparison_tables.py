@@ -83,9 +83,7 @@ def test_what_training_cost_and_further_texts_have_columns(data: dict[str, Any])
 
 
 def test_columns_are_those_asked_for_in_that_order(data: dict[str, Any]) -> None:
-    names = ["layer_params", "difference", "virtual_width"]
-    latex = latex_text(with_columns(Outcome.model_validate(data), names))
-    assert r" & Parameters, layers without norms & Difference & Verdict & Virtual width, times d\_model \\" in latex
+    latex = latex_text(with_columns(Outcome.model_validate(data), ["layer_params", "difference", "virtual_width"]))
     params = data["points"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
     assert f"x & {layer_params} & $-$0.0123 & better & 1.88" in latex
@@ -106,7 +104,7 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str
 
 
 def test_no_csv_cell_is_a_formula_and_numbers_and_names_stay_as_they_are() -> None:
-    assert [text for text in FORMULAS if not csv_cell(text).startswith("'")] == []
+    assert {csv_cell(text)[0] for text in FORMULAS} == {"'"}
     plain = ["-1.5", "+3", "x-7", "-1e-5", ""]
     assert [csv_cell(text) for text in plain] == plain
 
@@ -121,15 +119,11 @@ def test_escaped_latex_holds_no_active_character(text: str) -> None:
     assert not set(printed) & set('\\{}%_&#$~^"[]*\n')
 
 
-def test_latex_makes_no_dash_of_two_hyphens() -> None:
-    assert latex_escape("--out x-2, ''a---b") == "-{}-out x-2, '{}'a-{}-{}-b"
-
-
 def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]) -> None:
+    assert latex_escape("--out x-2, ''a---b") == "-{}-out x-2, '{}'a-{}-{}-b"
     names = ("a & b % c", r"x_{\input{/etc/passwd}}", "[2ex] \\\\ $\\frac$")
     data["points"] = [{**variant, "name": name} for variant, name in zip(data["points"], names)]
     text = latex_text(Outcome.model_validate({**data, "baseline": names[0]}))
-    assert r"\input" not in text
     assert r"x\_\{\textbackslash{}input\{/etc/passwd\}\}" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 1 + 2 * 3
@@ -144,18 +138,16 @@ def test_every_number_and_doubt_fits_in_100_columns_of_a_terminal(data: dict[str
         console.print(laid_out(part))
     text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     for variant in data["points"]:
-        assert variant["name"] in text
         assert f"{variant['val_loss']['mean']:.4f}" in text
     for value in data["points"][1]["ratio"].values():
         assert f"({value:.3f})" in text
     assert "…\n" not in text
     assert "\nx ! " in text
     assert f"! x, {doubt}." in text
-    assert "!" not in text.replace("x !", "").replace("! x", "")
+    assert text.count("!") == 2
 
 
 def test_every_definition_is_of_a_quantity_and_the_usual_columns_have_one() -> None:
     definitions = yaml.safe_load(Path(main_table.__file__).with_name("quantities.yaml").read_text())
     names = {re.sub(r"_next_\d+$", "_next", name): quantity for name, quantity in QUANTITY.items()}
-    assert definitions.keys() <= names.keys()
-    assert {name for name, quantity in names.items() if quantity.is_main} <= definitions.keys()
+    assert {name for name, quantity in names.items() if quantity.is_main} <= definitions.keys() <= names.keys()

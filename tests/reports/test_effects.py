@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 from boxes import refusal
 from fake_comparison import cost, estimate
 from fake_sweep import write_sweep
-from page_section import write as write_record
+from page_section import write
 
-from widthwise.records.estimate import FEWEST_SEEDS, Estimate
+from widthwise.records.estimate import Estimate
 from widthwise.reports.effects import read_effects, sign_over_scales
 from widthwise.reports.formats import MISSING, signed
 from widthwise.reports.writing import write_report
@@ -33,22 +32,15 @@ def effect(name: str, doublings: int) -> float:
 def comparison_data(width: int, doublings: int, names: tuple[str, ...] = tuple(EFFECTS)) -> dict[str, Any]:
     """A comparison of five layers of this width, without runs, which the table does not need."""
     tokens = float(BASE_TOKENS * 2**doublings)
-    common = {"state": "finished", "cost": cost([width] * 5), "ratio": {"params": 1.0}}
+    common = {"state": "finished", "cost": cost([width] * 5), "ratio": {"params": 1.0}, "runs": ["runs/x-seed1"]}
     common["measured"] = {"tokens": {"mean": tokens, "per_seed": [tokens] * len(SEEDS)}}
-    variants = []
-    for name in ("uniform", *names):
-        above = 0.0 if name == "uniform" else effect(name, doublings)
-        variant = {**common, "name": name, "runs": [f"runs/{name}-seed{seed}" for seed in SEEDS]}
-        variant["val_loss"] = estimate(3 + above, HALF_WIDTH, len(SEEDS))
-        difference = {} if name == "uniform" else {"difference": estimate(above, HALF_WIDTH, len(SEEDS))}
-        variants.append(variant | difference)
+    variants = [{**common, "name": "uniform", "val_loss": estimate(3, HALF_WIDTH, len(SEEDS))}]
+    for name in names:
+        difference = estimate(effect(name, doublings), HALF_WIDTH, len(SEEDS))
+        variants.append({**variants[0], "name": name, "difference": difference})
     about = {"title": f"width {width}", "command": "widthwise compare", "created": "2026-11-23T03:00:00+00:00"}
     about |= {"confidence": 0.95, "seeds": list(SEEDS), "baseline": "uniform", "environment": {}}
     return {**about, "points": variants}
-
-
-def write(folder: Path, data: Mapping[str, Any]) -> Path:
-    return write_record(folder / "outcome.json", data)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +48,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A comparison at every scale; the last lacks `noise`."""
     folder = tmp_path_factory.mktemp("scales")
     names = [tuple(EFFECTS)] * (len(SCALES) - 1) + [("turns", "helps")]
-    return [write(folder / f"w{w}-d{n}", comparison_data(w, n, of_scale)) for (w, n), of_scale in zip(SCALES, names)]
+    return [
+        write(folder / f"w{width}-d{doublings}/outcome.json", comparison_data(width, doublings, of_scale))
+        for (width, doublings), of_scale in zip(SCALES, names)
+    ]
 
 
 def test_the_table_has_every_difference_from_small_to_large_and_its_sign(folders: list[Path]) -> None:
@@ -78,18 +73,14 @@ def test_the_csv_has_every_variant_at_every_scale(folders: list[Path], tmp_path:
     assert path == tmp_path / "table.csv"
     rows = list(csv.DictReader(path.read_text().splitlines()))
     for row, (name, (_, doublings)) in zip(rows, itertools.product(EFFECTS, SCALES), strict=True):
-        assert (row["variant"], int(row["tokens"])) == (name, BASE_TOKENS * 2**doublings)
-        if row["difference_mean"]:
-            assert float(row["difference_mean"]) == effect(name, doublings)
-    (gap,) = [row for row in rows if not row["difference_mean"]]
-    assert (gap["variant"], gap["comparison"], gap["sign"]) == ("noise", str(folders[-1]), "cannot tell")
+        mean = "" if (name, row["comparison"]) == ("noise", str(folders[-1])) else str(effect(name, doublings))
+        tokens = str(BASE_TOKENS * 2**doublings)
+        assert (row["variant"], row["tokens"], row["difference_mean"], row["sign"]) == (name, tokens, mean, SIGNS[name])
 
 
-def estimated(mean: float, n_seeds: int = FEWEST_SEEDS) -> Estimate:
-    return Estimate(**estimate(mean, 0.01, n_seeds))
-
-
-LOWER, HIGHER, UNCLEAR, OF_TWO_SEEDS = estimated(-0.02), estimated(0.02), estimated(0.009), estimated(-0.5, 2)
+LOWER, HIGHER, UNCLEAR, TOUCHING = (Estimate(**estimate(mean, 0.01, 3)) for mean in (-0.02, 0.02, 0.009, -0.01))
+OF_TWO_SEEDS = Estimate(**estimate(-0.5, 0.01, 2))
+WITHOUT_INTERVAL = Estimate(mean=-0.5, per_seed=[-0.5] * 3)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +91,10 @@ LOWER, HIGHER, UNCLEAR, OF_TWO_SEEDS = estimated(-0.02), estimated(0.02), estima
         ("changes sign", [LOWER, HIGHER]),
         ("changes sign", [LOWER, UNCLEAR, HIGHER]),
         ("cannot tell", [LOWER, UNCLEAR]),
-        ("cannot tell", [LOWER, estimated(-0.01)]),
+        ("cannot tell", [LOWER, TOUCHING]),
         ("cannot tell", [LOWER, None]),
         ("cannot tell", [OF_TWO_SEEDS, HIGHER]),
-        ("cannot tell", [LOWER, Estimate(mean=-0.5, per_seed=[-0.5] * FEWEST_SEEDS)]),
+        ("cannot tell", [LOWER, WITHOUT_INTERVAL]),
         ("cannot tell", []),
     ],
 )
@@ -115,7 +106,7 @@ def test_an_effect_changes_sign_or_not_in_whatever_order_the_comparisons_come(
 
 
 def test_comparisons_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    good = write(tmp_path / "good", comparison_data(64, 0, ("turns", "helps")))
+    good = write(tmp_path / "good/outcome.json", comparison_data(64, 0, ("turns", "helps")))
     renamed, without_tokens = comparison_data(192, 0), comparison_data(192, 0)
     renamed["points"][0]["name"] = renamed["baseline"] = "plain"
     del without_tokens["points"][0]["measured"]
@@ -125,22 +116,19 @@ def test_comparisons_that_do_not_belong_together_are_refused(tmp_path: Path) -> 
         "outcome.json: has no tokens of the baseline": without_tokens,
     }
     for message, other in others.items():
-        assert message in refusal(read_effects, [good, write(tmp_path / "other", other)])
+        assert message in refusal(read_effects, [good, write(tmp_path / "other/outcome.json", other)])
 
 
 def test_several_comparisons_need_a_folder_and_only_comparisons(folders: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "fit").mkdir()
-    (tmp_path / "fit/scaling.json").write_text("{}")
-    planned = tmp_path / "planned"
-    planned.mkdir()
-    (planned / "planned.json").write_text('{"title": "t", "command": "c", "baseline": "uniform", "runs": []}')
+    fit = write(tmp_path / "fit/scaling.json", {})
+    planned = write(tmp_path / "planned/planned.json", {"title": "t", "command": "c", "baseline": "a", "runs": []})
     sweep, out = write_sweep(tmp_path / "grid"), tmp_path / "out"
     for message, arguments in {
         "got 4 comparisons; pass the folder of their common report with --out": (folders,),
         "holds outcome.json, whose report would be replaced": (folders, folders[0]),
         "several comparisons have one table": (folders, out, "svg"),
         "grid: holds a sweep; effects need comparisons": ([folders[0], sweep], out),
-        "one with scaling.json; pass that one alone": ([folders[0], tmp_path / "fit"], out),
+        "one with scaling.json; pass that one alone": ([folders[0], fit], out),
         "has not finished; pass it alone": ([folders[0], planned], out),
     }.items():
         assert message in refusal(write_report, *arguments)

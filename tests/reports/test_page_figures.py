@@ -1,5 +1,6 @@
-"""What a page draws: curves of records, shapes to scale, and pictures that nobody misreads."""
+"""What a page draws and writes: curves, shapes to scale, pictures that nobody misreads, numbers and text."""
 
+import math
 import re
 import resource
 import xml.etree.ElementTree as ElementTree
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from boxes import refusal
 from fake_comparison import cost, token_widths
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_section import drawn
 
@@ -21,10 +22,13 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import page
 from widthwise.reports.charts import COLOURS, HEAT, MUTED, Figure, Plot, styles
-from widthwise.reports.curves import Bundle, Curve, by_place, by_step, curve_figure, progress, thin
+from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, progress, thin
+from widthwise.reports.formats import MINUS, MISSING, amount, clean, fixed, printable, shorten, si, signed
 from widthwise.reports.page import Page, section
 from widthwise.reports.run import data_table
 from widthwise.reports.shapes import width_figures
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def run(metrics: list[dict]) -> Run:
@@ -32,23 +36,16 @@ def run(metrics: list[dict]) -> Run:
 
 
 def test_records_without_the_key_are_left_out_and_the_last_of_a_step_counts() -> None:
-    metrics = [
-        {"step": 20, "event": "train", "loss": 3.0},
-        {"step": 10, "event": "train", "loss": 9.0},
-        {"step": 20, "event": "train", "loss": 2.0},
-        {"step": 30, "event": "train", "loss": None},
-        {"step": 30, "event": "validation", "loss": 7.0},
-    ]
-    curve = by_step(run(metrics), "train", "loss")
+    trained = [{"step": step, "event": "train", "loss": loss} for step, loss in ((20, 3), (10, 9), (20, 2), (30, None))]
+    curve = by_step(run([*trained, {"step": 30, "event": "validation", "loss": 7}]), "train", "loss")
     assert (curve.x.tolist(), curve.y.tolist()) == ([10, 20], [9, 2])
 
 
 def test_progress_counts_tokens_and_hours_and_no_flops_without_a_record_of_any() -> None:
     """Records every ten steps; the second ten take three times as long."""
-    timed = {10: 0.5, 20: 1.5}
     metrics = [
         {"step": step, "event": "train", "tokens": 64 * step, "step_seconds": seconds}
-        for step, seconds in timed.items()
+        for step, seconds in ((10, 0.5), (20, 1.5))
     ]
     found = progress(run(metrics))
     assert {name: curve.x.tolist() for name, curve in found.items()} == {"tokens": [10, 20], "hours": [10, 20]}
@@ -64,23 +61,22 @@ def test_lines_that_end_without_a_value_have_no_name() -> None:
     apart = Bundle({"seed 1": line, "seed 2": Curve(np.array([5.0]), np.array([1.0]))})
     looks = styles(["a", "b", "apart"])
     figure = curve_figure("k", "t", {"a": line, "b": line, "apart": apart}, looks, "step", "loss")
-    assert figure
     assert [row["name"] for row in drawn(figure.spec()) if "place" in row] == ["a", "b"]
     assert curve_figure("k", "t", {"apart": apart}, looks, "step", "loss")
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=10), st.floats(0.1, 9))
 def test_names_at_line_ends_keep_their_order_and_do_not_overlap(values: list[float], margin: float) -> None:
     """They are on the axis, and a name without close neighbours is at its value."""
     last = {f"line {i}": value for i, value in enumerate(values)}
     low, high = min(values) - margin, max(values) + margin
-    plot = Plot(alt.X("x:Q"), "y", styles(last), [])
-    rows = drawn(Figure("k", "t", "l", plot.names_at(last, (low, high))).spec())
+    names = Plot(alt.X("x:Q"), "y", styles(last), []).names_at(last, (low, high))
+    rows = drawn(Figure("k", "t", "l", names).spec())
     assert [row["name"] for row in rows] == sorted(last, key=lambda name: (last[name], name))
     places = np.array([row["place"] for row in rows])
     assert np.diff(places).min() > 0.06 * (high - low)
-    assert low - 1e-4 <= places.min()
-    assert places.max() <= high + 1e-4
+    assert low - 1e-4 <= places.min() <= places.max() <= high + 1e-4
     ends = np.sort(values)
     if np.diff(ends).min() > 0.07 * (high - low):
         assert places == pytest.approx(ends, abs=1e-4)
@@ -91,7 +87,6 @@ def test_a_line_over_another_quantity_ends_where_its_records_end() -> None:
     tokens = Curve(np.array([10.0, 20.0]), np.array([70.0, 140.0]))
     curve = Curve(np.array([5.0, 20.0, 21.0]), np.array([3.0, 2.0, 1.0]))
     figure = curve_figure("k", "t", {"a": replace(curve, progress={"tokens": tokens})}, styles(["a"]), "step", "y")
-    assert figure
     assert {(row["x"], row["tokens"]) for row in drawn(figure.spec())} == {(5, 35), (20, 140), (21, None)}
 
 
@@ -101,19 +96,6 @@ def test_thinning_keeps_the_mean_of_equal_groups(n_groups: int, n_each: int) -> 
     thinned = thin(Curve(x, x**2), n_groups)
     assert len(thinned.x) == n_groups
     assert thinned.y == pytest.approx((x**2).reshape(n_groups, n_each).mean(axis=1))
-
-
-def test_further_heads_have_a_curve_each_from_validation_alone() -> None:
-    records = [
-        {"event": "validation", "step": 1, "mtp_losses": [3.0, 4.0]},
-        {"event": "train", "step": 2, "mtp_losses": [9.0, 9.0]},
-        {"event": "validation", "step": 3, "mtp_losses": [2.5, float("nan")]},
-        {"event": "validation", "step": 4},
-    ]
-    near, far = by_place(run(records), "validation", "mtp_losses")
-    assert (near.x.tolist(), near.y.tolist()) == ([1, 3], [3.0, 2.5])
-    assert far.y == pytest.approx([4.0, np.nan], nan_ok=True)
-    assert by_place(run(records[3:]), "validation", "mtp_losses") == []
 
 
 def bars(costs: dict[str, dict[str, Any]], used: dict[str, dict[str, Any]] | None = None) -> dict[str, dict]:
@@ -132,10 +114,11 @@ def test_bars_are_as_wide_as_layers_hidden_units_stream_and_what_tokens_use_on_o
     plain = {**cost([96, 64, 96]), "hidden_widths": [[320], [192], [320]], "n_heads": []}
     slots = {**cost([96] * 3), "stream_width": 240, "n_slots": 5, "slot_width": 48, "n_heads": []}
     found = bars({"x": plain, "virtual": slots})
-    assert found["x"]["layer 1: width 96"] == [96]
-    assert found["x"]["layer 2: width 64"] == [64]
-    assert found["x"]["layer 3: hidden 320"] == [320]
-    assert found["x"]["stream 96"] == [96]
+    assert found["x"] == {
+        **{f"layer {layer}: width {width}": [width] for layer, width in ((1, 96), (2, 64), (3, 96))},
+        **{f"layer {layer}: hidden {units}": [units] for layer, units in ((1, 320), (2, 192), (3, 320))},
+        "stream 96": [96],
+    }
     assert found["virtual"]["stream 240: 5 slots of 48"] == [240]
     used = {"token_widths": token_widths(2)}
     found = bars({"dynamic": {**cost([64, 64]), "hidden_widths": [[256], [256]]}}, {"dynamic": used})["dynamic"]
@@ -152,8 +135,7 @@ def test_a_file_is_as_wide_as_a_column_of_a_paper() -> None:
     figure = curve_figure("k", "A title", dict.fromkeys(looks, curve), looks, "step", "held-out loss")
     picture = ElementTree.fromstring(figure.document("svg"))
     assert float(picture.attrib["width"]) == pytest.approx(320, abs=1)
-    sizes = {text.attrib["font-size"] for text in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert sizes == {"12px"}
+    assert {text.attrib["font-size"] for text in picture.iter(f"{SVG}text")} == {"12px"}
 
 
 def test_text_stays_text_on_the_page_and_in_a_file() -> None:
@@ -168,10 +150,9 @@ def test_text_stays_text_on_the_page_and_in_a_file() -> None:
     (spec,) = re.findall(r'<script type="application/json">(.*?)</script></div>', text)
     assert "<" not in spec
     assert "\x1b" not in text
-    root = ElementTree.fromstring(figure.document("svg"))
-    texts = {"".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert any("<script>alert(1)" in each for each in texts)
-    assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
+    picture = ElementTree.fromstring(figure.document("svg"))
+    assert any("<script>alert(1)" in "".join(element.itertext()) for element in picture.iter(f"{SVG}text"))
+    assert not list(picture.iter(f"{SVG}script"))
 
 
 def test_a_figure_gives_the_page_columns_and_a_file_rows_of_the_same_numbers() -> None:
@@ -202,11 +183,7 @@ def test_no_two_variants_look_alike() -> None:
     for n_variants in (1, 7, 28):
         chosen = styles([f"v{i}" for i in range(n_variants)] + ["base"], "base")
         assert chosen["base"].colour == MUTED
-        assert (
-            len({(each.colour, tuple(each.dash), each.shape) for each in chosen.values()})
-            == len({str(each.swatch) for each in chosen.values()})
-            == n_variants + 1
-        )
+        assert len({style.swatch for style in chosen.values()}) == n_variants + 1
 
 
 def luminance(colour: str) -> float:
@@ -233,6 +210,40 @@ def test_the_table_of_the_data_says_how_much_there_was_and_how_much_was_read() -
     table = data_table({"a": read, "b": read})
     assert table.header == ["Item", "Value"]
     rows: dict[str, str] = dict(table.rows)
-    assert rows["training text"] == "385,542 tokens, 1,300,311 bytes"
     assert rows["read in training"] == "96,386 tokens, 0.25 times the training text"
     assert rows["read for the held-out loss"] == f"{13 * 129:,} tokens: 13 windows of 129, from the start"
+
+
+def test_si_keeps_three_digits() -> None:
+    numbers = {0: "0", 63: "63", 999: "999", 999.6: "1.00k", 1234567: "1.23M", 9.995e9: "10.0G", 0.5: "0.50"}
+    numbers |= {-41000.0: f"{MINUS}41.0k", 2.5e17: "250P", -math.inf: f"{MINUS}infinite"}
+    assert {value: si(value) for value in numbers} == numbers
+    assert (si(None), si(math.nan)) == (MISSING, "not a number")
+    assert [amount(value) for value in (2.17e9, 1234567, 63, None)] == ["2.17B", "1.23M", "63", MISSING]
+
+
+@given(st.floats(min_value=1, max_value=9e17))
+def test_si_is_within_half_a_percent_of_the_value(value: float) -> None:
+    exponents = {"k": "e3", "M": "e6", "G": "e9", "T": "e12", "P": "e15"}
+    assert float(si(value).translate(str.maketrans(exponents))) == pytest.approx(value, rel=0.00501)
+
+
+def test_a_number_too_long_to_be_read_has_a_power_of_ten() -> None:
+    assert (fixed(9_999_999, 1), fixed(1.25e12, 4)) == ("9999999.0", "1.250e+12")
+    assert (signed(1.25e12, 3), signed(-1.25e12, 3)) == ("+1.250e+12", f"{MINUS}1.250e+12")
+
+
+@given(st.text())
+def test_clean_text_is_one_line_without_control_characters(text: str) -> None:
+    cleaned = clean(text)
+    assert cleaned.isprintable() or not any(ord(letter) < 32 or letter in "\x7f\x9b\u2028\u2029" for letter in cleaned)
+    assert len(shorten(text, 9)) <= 9
+
+
+def test_printable_text_loses_no_line_end_and_no_mark_of_direction() -> None:
+    """Embedding, override and isolate could show a name backwards; marks beside letters cannot."""
+    assert printable("a\r\nb\tc\fd\n") == "a\nb\tc d\n"
+    marks = "\u05d0\u200f!\u200e \u0628\u061c \u200d"
+    assert printable(marks) == marks
+    refused = "\x1b\r\x9b\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    assert printable(refused) == "\N{REPLACEMENT CHARACTER}" * len(refused)

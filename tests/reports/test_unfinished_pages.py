@@ -1,5 +1,6 @@
 """Pages of what is still trained: what they say, and that they load themselves again only as long as it is."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from widthwise.mistakes import RunFailed
 from widthwise.reports.writing import is_at_work, write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
-from widthwise.training.observer import SilentObserver
 
 REFRESH = '<meta http-equiv="refresh" content="7">'
 
@@ -43,33 +43,25 @@ def test_the_page_of_a_run_at_work_shows_its_last_records_and_reloads(tmp_path: 
     assert not is_at_work([run])
 
 
-class Looking(SilentObserver):
-    """Writes the page of the folder when its second run has made three steps, and then fails."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.n_runs, self.text = folder, 0, ""
-
-    def opened(self, run: Path) -> None:
-        self.n_runs += 1
-
-    def step_done(self, step: int) -> None:
-        if self.n_runs == 2 and step == 6:
-            self.text = write_report(self.folder, refresh_seconds=7)[0].read_text()
-            raise RunFailed("as asked")
-
-
 def test_the_page_of_a_comparison_at_work_counts_its_runs(tmp_path: Path) -> None:
     recipes = {"a": tiny_recipe(), "b": tiny_recipe("optimizer.lr=0.02")}
     points = {name: Point(name, recipe) for name, recipe in recipes.items()}
     plan = Comparison(title="pair", points=points, seeds=(1, 2), baseline="a")
-    looking = Looking(tmp_path)
+    pages: list[str] = []
+
+    def look_and_fail(step: int) -> None:
+        if step == 6 and len([*tmp_path.glob("runs/*")]) == 2:
+            pages.append(write_report(tmp_path, refresh_seconds=7)[0].read_text())
+            raise RunFailed("as requested")
+
     with pytest.raises(RunFailed):
-        run_experiment(plan, tmp_path, "widthwise compare pair", looking)
-    assert REFRESH in looking.text
-    assert "4 runs: 1 finished, 1 running, 2 waiting." in looking.text
-    rows = rows_of(looking.text, "So far")
-    assert [row[0] for row in rows.values()] == ["finished", "running", "waiting", "waiting"]
-    assert list(rows) == ["a-seed1", "b-seed1", "a-seed2", "b-seed2"]
+        run_experiment(plan, tmp_path, "widthwise compare pair", Listener(look_and_fail))
+    (page,) = pages
+    assert REFRESH in page
+    assert "4 runs: 1 finished, 1 running, 2 waiting." in page
+    states = {name: row[0] for name, row in rows_of(page, "So far").items()}
+    names = ("a-seed1", "b-seed1", "a-seed2", "b-seed2")
+    assert list(states.items()) == list(zip(names, ("finished", "running", "waiting", "waiting")))
     assert is_at_work([tmp_path])
     run_experiment(plan, tmp_path, "widthwise compare pair")
     assert not is_at_work([tmp_path])
@@ -84,10 +76,9 @@ def test_watch_writes_until_the_run_has_finished(tmp_path: Path, monkeypatch: py
     def sleep(seconds: float) -> None:
         seen.append(f'content="{seconds}"' in (tmp_path / "r/report.html").read_text())
         if len(seen) == 3:
-            (tmp_path / "r/result.json").write_bytes((tmp_path / "done/result.json").read_bytes())
+            shutil.copy(tmp_path / "done/result.json", tmp_path / "r")
 
     monkeypatch.setattr(report_module.time, "sleep", sleep)
     done = CliRunner().invoke(app, ["report", str(tmp_path / "r"), "--watch", "5"], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert seen == [True] * 3
+    assert (done.exit_code, seen) == (0, [True] * 3)
     assert 'http-equiv="refresh"' not in (tmp_path / "r/report.html").read_text()
