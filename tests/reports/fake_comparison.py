@@ -1,4 +1,4 @@
-"""A made-up comparison on disk: numbers of a plausible size, odd layer counts, two seeds."""
+"""Made-up runs and comparisons on disk: numbers of a plausible size, odd layer counts, two seeds."""
 
 import json
 import math
@@ -12,6 +12,25 @@ from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 
 SHAPES = {"uniform": [576] * 7, "x": [640, 576, 448, 320, 448, 576, 640], "hourglass": [608] * 5}
+CERTIFICATE: dict[str, Any] = {
+    "dtype": "float64",
+    "n_sequences": 2,
+    "n_tokens": 32,
+    "largest_logit": 7.5,
+    "logit_difference": 4.4e-15,
+    "logit_bound": 8e-12,
+    "stored_logit_difference": 2.1e-7,
+    "stored_logit_bound": 7.5e-5,
+    "gradient_difference": 1.2e-15,
+    "gradient_bound": 1e-10,
+    "liveness": {
+        "layers.1.ffn.w_up": {"n_new": 640, "n_alive": 630, "n_dead": 10, "n_unjudged": 0},
+        "embedding": {"n_new": 300, "n_alive": 100, "n_dead": 0, "n_unjudged": 200},
+    },
+    "seq_len": 64,
+    "before": {"params": 78_984, "flops_per_token": 156_352.0},
+    "after": {"params": 124_112, "flops_per_token": 255_552.0},
+}
 RATIOS = {"average_width": "average_width", "kv_bytes": "kv_bytes_per_token"}
 RATIOS |= {"activation_bytes": "activation_bytes_per_token"}
 
@@ -154,3 +173,18 @@ def write_full_comparison(folder: Path) -> Path:
                 variant["differences"] = {"val_loss_next_2": estimate(-0.0123, 0.02)}
 
     return change(write_comparison(folder) / "outcome.json", add)
+
+
+def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:
+    """The record of a growth that changes the held-out loss. values: other entries."""
+    spent = {"event": "growth", "step": step, "tokens": 4096 * step, "training_flops": 3.0 * 4096 * step}
+    sizes = {"params_before": cost(SHAPES["uniform"])["params"]["total"], "params_after": 99_999_999}
+    return {**spent, **sizes, "loss_before": 3.5, "loss_after": 3.5 + change, **values}
+
+
+def write_grown_run(folder: Path) -> Path:
+    """A run that `grow` made larger; its source was validated at the step of the growth, its last one."""
+    write_run(folder, "large", 1, [64, 48, 64], 0.0)
+    add_records(folder, growth(3000, event="grown", params_before=78_984.0, params_after=124_112.0))
+    (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
+    return folder

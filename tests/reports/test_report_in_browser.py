@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 from fake_analysis import model, write_analysis
-from fake_comparison import token_widths, write_full_comparison
-from fake_growth import write_grown_run
+from fake_comparison import token_widths, write_full_comparison, write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
 from page_section import markup_of

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from boxes import refusal
-from fake_comparison import SHAPES, add_records, write_run
-from fake_growth import CERTIFICATE, growth, write_grown_run
+from fake_comparison import CERTIFICATE, SHAPES, add_records, growth, write_grown_run, write_run
 from page_section import answers, captions, drawn, page_of, rows_of, section, specs
 
 from widthwise.config_io import parse
