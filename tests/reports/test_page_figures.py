@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_section import drawn
 
-from widthwise.records.cost import CostSummary
 from widthwise.records.run import Run, RunResult
 from widthwise.reports import page
 from widthwise.reports.charts import COLOURS, HEAT, MUTED, Figure, Plot, styles
@@ -98,34 +97,32 @@ def test_thinning_keeps_the_mean_of_equal_groups(n_groups: int, n_each: int) -> 
     assert thinned.y == pytest.approx((x**2).reshape(n_groups, n_each).mean(axis=1))
 
 
-def bars(costs: dict[str, dict[str, Any]], used: dict[str, dict[str, Any]] | None = None) -> dict[str, dict]:
-    """Name -> what a bar says -> how wide the bars are that say it."""
-    summaries = {name: CostSummary.model_validate(each) for name, each in costs.items()}
-    results = {name: RunResult.model_validate({"cost": costs[name], **each}) for name, each in (used or {}).items()}
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, figure in zip(costs, width_figures(summaries, styles(costs), results)):
-        for row in drawn(figure.spec()):
-            if row.get("label"):
-                found.setdefault(name, {}).setdefault(row["label"], []).append(row["right"] - row["left"])
-    return found
+def bars(cost: dict[str, Any], **results: Any) -> dict[str, list[float]]:
+    """Label of a bar -> widths of the bars with this label."""
+    result = RunResult.model_validate({"cost": cost, **results})
+    (figure,) = width_figures({"x": result.cost}, styles(["x"]), {"x": result})
+    widths: dict[str, list[float]] = {}
+    for row in drawn(figure.spec()):
+        if row.get("label"):
+            widths.setdefault(row["label"], []).append(row["right"] - row["left"])
+    return widths
 
 
-def test_bars_are_as_wide_as_layers_hidden_units_stream_and_what_tokens_use_on_one_scale() -> None:
+def test_bars_are_as_wide_as_layers_hidden_units_stream_and_what_tokens_use() -> None:
     plain = {**cost([96, 64, 96]), "hidden_widths": [[320], [192], [320]], "n_heads": []}
-    slots = {**cost([96] * 3), "stream_width": 240, "n_slots": 5, "slot_width": 48, "n_heads": []}
-    found = bars({"x": plain, "virtual": slots})
-    assert found["x"] == {
+    assert bars(plain) == {
         **{f"layer {layer}: width {width}": [width] for layer, width in ((1, 96), (2, 64), (3, 96))},
         **{f"layer {layer}: hidden {units}": [units] for layer, units in ((1, 320), (2, 192), (3, 320))},
         "stream 96": [96],
     }
-    assert found["virtual"]["stream 240: 5 slots of 48"] == [240]
-    used = {"token_widths": token_widths(2)}
-    found = bars({"dynamic": {**cost([64, 64]), "hidden_widths": [[256], [256]]}}, {"dynamic": used})["dynamic"]
-    for layer in used["token_widths"]["layers"]:
+    slots = {"stream_width": 240, "n_slots": 5, "slot_width": 48}
+    assert bars(cost([96] * 3) | slots)["stream 240: 5 slots of 48"] == [240]
+    used = token_widths(2)
+    dynamic = bars({**cost([64, 64]), "hidden_widths": [[256], [256]]}, token_widths=used)
+    for layer in used["layers"]:
         share = layer["mean"]
         label = f"layer {layer['layer']}: hidden 256; tokens use {share:.3f} of them on average"
-        assert found[label] == pytest.approx([256, 256 * share])
+        assert dynamic[label] == pytest.approx([256, 256 * share])
 
 
 def test_a_file_is_as_wide_as_a_column_of_a_paper() -> None:
