@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,11 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
     [
         ({"d_model": 200}, "ffn", "kv_bytes", r"^other: kv_bytes is 0\.8333 of .* the nearest model\.ffn\.ratio, 3,"),
         ({"n_layers": 20}, "ffn", "params", r"^other: params is 1\.\d+ of .*nearest model\.ffn\.ratio, 0\.0041\d+, "),
-        ({"d_model": 201}, "ffn", "params", r"^other: .*d_model: got 201"),
+        ({"d_model": 201}, "ffn", "params", r"^other: model\.layers\.0\.d_model: got 201"),
+        (
+            {"d_model": 120, "residual": {"kind": "hyper_connections", "slot_width": 40, "n_slots": 3}},
+            *("d_model", "params", r"^other: model\.residual\.n_slots: got 3; must be at least"),
+        ),
     ],
 )
 def test_what_cannot_be_reached_is_refused(tmp_path: Path, model: dict, adjust: str, quantity: str, named: str) -> None:
@@ -159,9 +164,13 @@ def test_sizes_that_there_are_not_are_passed_over(start: int) -> None:
     for budget in (50.0, 109.0, 131.0, 233.0, 288.0, 299.0, 450.0):
 
         def miss(size: int, budget: float = budget) -> float:
-            return size // 20 * 20 - budget if 100 <= size <= 300 else math.nan
+            if not 100 <= size <= 300:
+                raise UserError(f"size: got {size}; allowed: 100 to 300")
+            return size // 20 * 20 - budget
 
         assert abs(miss(nearest_size(miss, start))) == min(abs(miss(size)) for size in range(100, 301))
+    for search in (nearest_size, partial(closest_size, sizes=range(50, 60), tolerance=0.1)):
+        assert refusal(search, lambda size: miss(-size), start) == f"size: got {-start}; allowed: 100 to 300"
 
 
 def test_no_neighbour_is_nearer_where_rounding_makes_costs_fall() -> None:

@@ -265,6 +265,10 @@ def adjusted(
             model, change = _nearest(Knob.of(model, part, recipe.seq_len), miss_of)
             changes.append(change)
         miss = miss_of(model)
+        if abs(miss) > LARGEST_MISMATCH and parts:
+            # If no value is nearer because the next one is refused, this raises the reason.
+            knob = Knob.of(model, parts[-1], recipe.seq_len)
+            miss_of(knob.at(max(1, knob.start + (1 if miss < 0 else -1))))
     if abs(miss) > LARGEST_MISMATCH:
         last = changes[-1]
         raise UserError(

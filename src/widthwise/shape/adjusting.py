@@ -1,6 +1,5 @@
 """Sizes of a model that a comparison can adjust, and the search for the value that meets a budget."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,8 +29,9 @@ class Knob:
         """Return the knob of a part of the model. Raise UserError if that part has nothing to adjust."""
         if adjust == "d_model":
             return cls(template, None, Adjustable("d_model", template.d_model, step=_width_quantum(template)))
+        widths = template.resolve(seq_len).widths
         with mistakes_at("model.ffn"):
-            return cls(template, "ffn", template.ffn.adjustable(template.resolve(seq_len).widths))
+            return cls(template, "ffn", template.ffn.adjustable(widths))
 
     @property
     def start(self) -> int:
@@ -50,7 +50,7 @@ class Knob:
 def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[ModelTemplate], float]) -> int:
     """Return the n_layers at which a model with d_model = aspect * n_layers, in whole heads, is nearest to a budget.
 
-    miss: signed distance of a model from the budget. It may raise UserError if there is no such model.
+    miss: signed distance of a model from the budget. It raises UserError if there is no such model.
     """
     quantum = _width_quantum(template)
 
@@ -88,40 +88,45 @@ LARGEST = 2**40
 def nearest_size(miss: Callable[[int], float], start: int) -> int:
     """Return the whole number, at least 1, with the miss nearest to zero among all within NEIGHBOURS of it.
 
-    miss: signed, rising with the size except for rounding; NaN or a UserError if there is no model of that size. start:
-    an existing size.
+    miss: signed, rising with the size except for rounding; raises UserError if there is no model of that size. start:
+    the size to try first. Raises the UserError of `miss` if no model is found.
     """
-    miss = _or_nan(miss)
+    missed = _or_nan(miss)
     low = start
     high = start
-    while miss(high) < 0 and high < LARGEST:
+    while missed(high) < 0 and high < LARGEST:
         low = high
         high = 2 * high
-    while low > 0 and miss(low) > 0:
+    while low > 0 and missed(low) > 0:
         high = low
         low = low // 2
     while high - low > 1:
         middle = (low + high) // 2
         # Missing sizes are above all existing ones in an upward search, and below them in a downward search.
-        is_low = miss(middle) < 0 if low >= start else not miss(middle) > 0
+        is_low = missed(middle) < 0 if low >= start else not missed(middle) > 0
         low, high = (middle, high) if is_low else (low, middle)
-    best = _nearest([start, low, high], miss)
-    while (better := _nearest([best, *range(best - NEIGHBOURS, best + NEIGHBOURS + 1)], miss)) != best:
+    best = _nearest([start, low, high], missed)
+    while (better := _nearest([best, *range(best - NEIGHBOURS, best + NEIGHBOURS + 1)], missed)) != best:
         best = better
+    if math.isnan(missed(best)):
+        miss(best)
     return best
 
 
 def closest_size(miss: Callable[[int], float], start: int, sizes: range, tolerance: float) -> int:
     """Return the size closest to `start` with a miss within the tolerance, or else the one with the smallest miss.
 
-    miss: signed; NaN or a UserError if there is no model of that size.
+    miss: signed; raises UserError if there is no model of that size. Raises that error if there is a model of no size.
     """
-    miss = _or_nan(miss)
+    missed = _or_nan(miss)
     by_distance = sorted(sizes, key=lambda size: abs(size - start))
-    close = (size for size in by_distance if abs(miss(size)) <= tolerance)
-    return next(itertools.chain(close, [_nearest([start, *by_distance], miss)]))
+    close = (size for size in by_distance if abs(missed(size)) <= tolerance)
+    best = next(close, None) or _nearest([start, *by_distance], missed)
+    if math.isnan(missed(best)):
+        miss(best)
+    return best
 
 
-def _nearest(sizes: Iterable[int], miss: Callable[[int], float]) -> int:
+def _nearest(sizes: Iterable[int], missed: Callable[[int], float]) -> int:
     """Return the positive size with the smallest miss, the first of several."""
-    return min((size for size in sizes if size > 0), key=lambda size: (math.isnan(miss(size)), abs(miss(size))))
+    return min((size for size in sizes if size > 0), key=lambda size: (math.isnan(missed(size)), abs(missed(size))))
