@@ -10,8 +10,7 @@ from widthwise.config_io import parse, to_data
 from widthwise.mistakes import UserError
 from widthwise.recipe.design import search_recipe, write_search
 from widthwise.recipe.recipe import load_recipe
-from widthwise.shape.search_space import SearchSpace
-from widthwise.shape.totals import Sizes, totals
+from widthwise.shape.search_space import SearchSpace, Sizes, totals
 
 MODEL = {"vocab_size": 61, "d_model": 48, "n_layers": 3, "attention": {"n_heads": 3}}
 RECIPE = {**to_data(tiny_recipe("optimizer.betas=[0.8, 0.9]")), "model": MODEL}

@@ -16,7 +16,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import parameter_shapes
 from widthwise.records.shrinking import Curve
-from widthwise.shape.profile import shares
+from widthwise.shape.schedule import shares
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from widthwise.config_io import parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.shape.search import candidate_template
+from widthwise.shape.search_space import Sizes, UniformTotals, totals
 from widthwise.shape.template import ModelTemplate
-from widthwise.shape.totals import Sizes, UniformTotals, totals
 
 T = 13
 

@@ -12,10 +12,18 @@ from pydantic import Field
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.interface import FFNTemplate
-from widthwise.shape import profile
-from widthwise.shape.rounding import round_balanced, round_whole
-from widthwise.shape.schedule import SCHEDULES, Progression, Schedule, WidthCost, scaled_widths, solve_widths
+from widthwise.model.ffn.interface import FFNTemplate, HiddenWidthTemplate
+from widthwise.shape.rounding import apportioned, round_balanced, round_whole
+from widthwise.shape.schedule import (
+    SCHEDULES,
+    Progression,
+    Schedule,
+    WidthCost,
+    along,
+    scaled_widths,
+    shares,
+    solve_widths,
+)
 from widthwise.sizes import Width
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -80,7 +88,11 @@ class ExplicitShape(UnsolvedShape):
 
 
 class ProfileShape(UnsolvedShape):
-    """A uniform stream with different numbers of heads or hidden units in each layer; see `shape.profile`."""
+    """A uniform stream with different numbers of heads or hidden units in each layer, at the cost of the uniform model.
+
+    The numbers of all layers add up to those of the uniform model: whole groups of heads of its size, and hidden widths
+    in multiples of `ffn.multiple_of`.
+    """
 
     kind: Literal["profile"] = "profile"
     heads: Points | None = None
@@ -104,10 +116,25 @@ class ProfileShape(UnsolvedShape):
         attentions = [attention] * n_layers
         ffns = [ffn] * n_layers
         if self.heads is not None:
-            attentions = profile.with_heads(attention, profile.shares(self.heads, n_layers, self.framed), d_model)
+            uniform = attention.at_width(d_model)
+            group_width = uniform.head_dim * attention.kv_group_size
+            n_groups = apportioned(uniform.n_kv_heads, shares(self.heads, n_layers, self.framed), "heads")
+            attentions = [_with_width(attention, uniform.head_dim, n * group_width) for n in n_groups]
         if self.hidden is not None:
-            ffns = profile.with_hidden(ffn, profile.shares(self.hidden, n_layers, self.framed), d_model)
+            if not isinstance(ffn, HiddenWidthTemplate):
+                raise ValueError(f"shape.hidden: feed-forward kind {ffn.kind!r} has no hidden width for a profile")
+            step = ffn.multiple_of
+            n_steps = ffn.whole_hidden(d_model) // step
+            counts = apportioned(n_steps, shares(self.hidden, n_layers, self.framed), "hidden")
+            rule = {"ratio": None, "multiple_of": 1}
+            ffns = [ffn.model_copy(update={**rule, ffn.hidden_key: count * step}) for count in counts]
         return list(zip(attentions, ffns, strict=True))
+
+
+def _with_width(attention: AttentionTemplate, head_dim: int, d_attention: float) -> AttentionTemplate:
+    """Return the template with heads of one size, and one width for all widths of the layer."""
+    rule = {"n_heads": None, "head_dim": head_dim, "ratio": None}
+    return attention.model_copy(update={**rule, "d_attention": d_attention})
 
 
 class SolvedShape(LayerShape, ABC):
@@ -166,7 +193,7 @@ class DrawnShape(SolvedShape):
         return max(1, round(n_layers / self.depth))
 
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
-        return scaled_widths(profile.along(self.widths, n_layers), cost, cost.uniform(self.n_uniform_layers(n_layers)))
+        return scaled_widths(along(self.widths, n_layers), cost, cost.uniform(self.n_uniform_layers(n_layers)))
 
     def width_quantum(self, attention: AttentionTemplate) -> int:
         return attention.quantum if self.attention is None else 1
@@ -174,13 +201,25 @@ class DrawnShape(SolvedShape):
     def layer_parts(
         self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
     ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
-        attentions = [attention] * len(widths)
-        ffns = [ffn] * len(widths)
+        n_layers = len(widths)
+        attentions = [attention] * n_layers
+        ffns = [ffn] * n_layers
         if self.attention is not None:
-            factors = profile.along(self.attention, len(widths))
-            attentions = profile.with_attention_widths(attention, factors, d_model, widths)
+            uniform = attention.at_width(d_model)
+            group_width = uniform.head_dim * attention.kv_group_size
+            factors = along(self.attention, n_layers)
+            wanted = [factor * attention.width(width) for factor, width in zip(factors, widths, strict=True)]
+            if all(isinstance(width, int) for width in widths):  # otherwise costs are compared before rounding
+                wanted = [max(1, round(width / group_width)) * group_width for width in wanted]
+            attentions = [_with_width(attention, uniform.head_dim, width) for width in wanted]
         if self.hidden is not None:
-            ffns = profile.with_hidden_ratios(ffn, profile.along(self.hidden, len(widths)))
+            if not isinstance(ffn, HiddenWidthTemplate):
+                raise ValueError(f"shape.hidden: feed-forward kind {ffn.kind!r} has no hidden width for a curve")
+            if getattr(ffn, ffn.hidden_key) is not None:
+                key = ffn.hidden_key
+                raise ValueError(f"shape.hidden: needs ffn.ratio, not ffn.{key}, because it scales the ratio")
+            ratio = ffn.ratio or ffn.usual_ratio
+            ffns = [ffn.model_copy(update={"ratio": ratio * float(factor)}) for factor in along(self.hidden, n_layers)]
         return list(zip(attentions, ffns, strict=True))
 
 

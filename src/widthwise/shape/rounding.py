@@ -1,4 +1,4 @@
-"""Rounding of real widths to multiples of a quantum."""
+"""Rounding: of real widths to multiples of a quantum, and of shares to whole numbers with the same sum."""
 
 import itertools
 import math
@@ -126,3 +126,22 @@ def _choices(n: int) -> np.ndarray:
 def _sums(values: np.ndarray, choices: np.ndarray) -> np.ndarray:
     """Return the sum of the values of each choice, (n_choices,)."""
     return np.append(values, 0)[choices].sum(axis=1)
+
+
+def apportioned(mean: int, sizes: np.ndarray, key: str) -> list[int]:
+    """Return (n_layers,) whole numbers with that mean, proportional to sizes of mean 1.
+
+    Numbers are rounded down, and the remainder goes to the layers that lost most. key: in the recipe. Raises ValueError
+    if a layer would get 0.
+    """
+    wanted = mean * sizes
+    counts = np.floor(wanted + 1e-9).astype(int)
+    n_left = mean * len(sizes) - int(counts.sum())
+    counts[np.argsort(counts - wanted, kind="stable")[:n_left]] += 1
+    if counts.min() < 1:
+        layer = int(np.argmin(counts)) + 1
+        raise ValueError(
+            f"shape.{key}: leaves nothing for layer {layer} of {len(sizes)}, which would get {wanted.min():.2g} "
+            f"where the mean is {mean}; give a flatter profile, or smaller and more of them"
+        )
+    return counts.tolist()

@@ -1,10 +1,10 @@
-"""Width schedules: widths of layers from the widths at the ends and at the turn, and the solver for the end width with
-which layers cost as much as a uniform model.
+"""Real widths along the depth: schedules between the ends and a turn, curves through points, and the solver that makes
+the layers cost as much as a uniform model.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -158,6 +158,25 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
     solved = widths(_rising_root(lambda end_width: cost.total(widths(end_width)) / budget - 1, NARROWEST))
     schedule.check_ends(solved, turn_layer)
     return solved
+
+
+def along(points: Sequence[float], n_layers: int) -> np.ndarray:
+    """Interpolate linearly between points that divide the depth evenly: (n_layers,)."""
+    return np.interp(np.linspace(0, 1, n_layers), np.linspace(0, 1, len(points)), points)
+
+
+def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarray:
+    """Interpolate linearly between points that divide the depth evenly, and scale to mean 1: (n_layers,).
+
+    is_framed: the first and last layer get 1, and the points apply to the layers between. Raises ValueError if there
+    are none.
+    """
+    n_between = n_layers - 2 if is_framed else n_layers
+    if n_between < 1:
+        raise ValueError(f"n_layers: {n_layers} is too few for a profile with framed: true")
+    sizes = along(points, n_between)
+    sizes = sizes / sizes.mean()
+    return np.concatenate([[1.0], sizes, [1.0]]) if is_framed else sizes
 
 
 def scaled_widths(curve: np.ndarray, cost: WidthCost, budget: float) -> np.ndarray:

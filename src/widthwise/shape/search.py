@@ -14,9 +14,8 @@ from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.hourglass import HourglassTemplate
 from widthwise.shape.kinds import UniformShape
-from widthwise.shape.search_space import ANY, GRIDS, SearchSpace
+from widthwise.shape.search_space import ANY, GRIDS, SearchSpace, Sizes, UniformTotals, totals
 from widthwise.shape.template import ModelTemplate
-from widthwise.shape.totals import Sizes, UniformTotals, totals
 
 DEEPEST = 256
 """Largest number of layers if n_layers is open."""
