@@ -164,7 +164,10 @@ def _pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping
 def liveness_of(
     plan: GrowthPlan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
-    """Take AdamW steps in training mode with auxiliary losses, and count new entries that ever get a gradient."""
+    """Take AdamW steps in training mode with auxiliary losses, and count new entries that ever get a gradient.
+
+    In tables of tokens or positions only rows that `tokens` use are judged.
+    """
     is_new = {name: entries for name, entries in plan.is_new().items() if entries.any()}
     torch.manual_seed(seed)  # of random width masks
     model = decoder_of(_with_mtp_coefficient(plan.new, 1.0), weights, dtype).train()
@@ -176,20 +179,20 @@ def liveness_of(
             alive[name] |= gradients[name].view(alive[name].shape) != 0  # exact: a dead entry is multiplied by 0
         if step < N_STEPS:
             optimizer.step()
-    return {name: _counted(model, name, entries, alive[name], tokens) for name, entries in is_new.items()}
-
-
-def _counted(model: Decoder, name: str, is_new: Tensor, is_alive: Tensor, tokens: Tensor) -> LivenessCounts:
-    """Count the new entries of a tensor. In tables of tokens or positions only rows that `tokens` use are judged."""
-    owner = model.get_submodule(name.rpartition(".")[0])
-    assert isinstance(owner, Weight)
-    judged = is_new.clone()
-    if "vocab_size" in owner.in_axes:
-        judged[~torch.isin(torch.arange(len(judged)), tokens[:, :-1].flatten())] = False
-    elif "n_positions" in owner.in_axes:
-        judged[tokens.shape[1] - 1 :] = False
-    n_new, n_judged, n_alive = (int(mask.sum()) for mask in (is_new, judged, judged & is_alive))
-    return LivenessCounts(n_new=n_new, n_alive=n_alive, n_dead=n_judged - n_alive, n_unjudged=n_new - n_judged)
+    counts = {}
+    for name, entries in is_new.items():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        assert isinstance(owner, Weight)
+        judged = entries.clone()
+        if "vocab_size" in owner.in_axes:
+            judged[~torch.isin(torch.arange(len(judged)), tokens[:, :-1].flatten())] = False
+        elif "n_positions" in owner.in_axes:
+            judged[tokens.shape[1] - 1 :] = False
+        n_new, n_judged, n_alive = (int(mask.sum()) for mask in (entries, judged, judged & alive[name]))
+        counts[name] = LivenessCounts(
+            n_new=n_new, n_alive=n_alive, n_dead=n_judged - n_alive, n_unjudged=n_new - n_judged
+        )
+    return counts
 
 
 def relative_difference(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:

@@ -89,12 +89,21 @@ class _Planner:
     stream: StreamMap
 
     def plan(self, name: str) -> TensorPlan:
-        """Return the plan of one parameter of the grown model."""
+        """Return the plan of one parameter of the grown model.
+
+        A parameter that the old model lacks is 0 if it silences its part, otherwise drawn.
+        """
         owner = _weight(self.new_modules, name)
         old_name = self.old_name(name)
         assert owner is not None, f"{name} has no named axes"
+        draw = initialiser(name, owner, self.new)
         if old_name is None:
-            return drawn_plan(name, owner, self.new, lambda parameter: self.old_name(parameter) is None)
+            is_zero = is_silent(name, self.new, lambda parameter: self.old_name(parameter) is None)
+            if is_zero and isinstance(owner, Norm) and owner.gain_offset:
+                silent = InitialValues(lambda _: torch.full(owner.weight.shape, -owner.gain_offset))
+                return TensorPlan("", (AxisMap.of(0, [-1] * len(owner.weight)),), silent)
+            maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
+            return TensorPlan("", maps, InitialValues(draw))
         before = _weight(self.old_modules, old_name)
         assert before is not None
         # The module around the parameter's owner; for a bias, around its matrix or norm.
@@ -104,7 +113,7 @@ class _Planner:
         )
         ffn = _ffn_of(self.new_modules, name)
         place = Owner(name.removesuffix(".weight"), before, owner, parent, old_parent, ffn)
-        plan = slot_plan(old_name, place, self.stream, initialiser(name, owner, self.new))
+        plan = slot_plan(old_name, place, self.stream, draw)
         return weight_plan(old_name, place, self.stream) if plan is None else plan
 
     def old_name(self, name: str) -> str | None:
@@ -140,19 +149,6 @@ IsAdded = Callable[[str], bool]
 """True if the old model lacks the parameter of that name."""
 SUBLAYERS = ("attention", "ffn")
 """The parts of a layer that write the stream."""
-
-
-def drawn_plan(name: str, owner: Weight, model: Decoder, is_added: IsAdded) -> TensorPlan:
-    """Return the plan of a parameter: 0 if it silences its part, otherwise drawn.
-
-    owner: the module that holds it in the grown model.
-    """
-    is_zero = is_silent(name, model, is_added)
-    if is_zero and isinstance(owner, Norm) and owner.gain_offset:
-        silent = InitialValues(lambda _: torch.full(owner.weight.shape, -owner.gain_offset))
-        return TensorPlan("", (AxisMap.of(0, [-1] * len(owner.weight)),), silent)
-    maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
-    return TensorPlan("", maps, InitialValues(initialiser(name, owner, model)))
 
 
 def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:

@@ -132,17 +132,12 @@ def _hidden_units(axis: GrownAxis) -> AxisMap:
     return AxisMap.of(axis.n_old, axis.owner.ffn.units_before(axis.n_old, axis.n_new), zero=axis.role == "in")
 
 
-def _coordinates(axis: GrownAxis) -> AxisMap:
-    is_table = isinstance(axis.owner.new, Table)
-    return _written_or_read(axis, axis.stream, axis.stream.table if is_table else axis.stream.written)
-
-
-def _written_or_read(axis: GrownAxis, stream: StreamMap, write: Callable[[int, int], AxisMap]) -> AxisMap:
+def _written_or_read(axis: GrownAxis, stream: StreamMap, is_table: bool) -> AxisMap:
     """Map coordinates of a stream; new ones hold 0, so that gains are free there. Biases of a LayerNorm must be 0."""
     if axis.role == "in":
         return stream.read(axis.n_old, axis.n_new)
     owner = axis.owner
-    written = write(axis.n_old, axis.n_new)
+    written = (stream.table if is_table else stream.written)(axis.n_old, axis.n_new)
     is_norm_bias = owner.name.endswith(".bias") and isinstance(getattr(owner.parent, owner.leaf), LayerNorm)
     return AxisMap.of(axis.n_old, written.index, is_norm_bias) if axis.role == "gain" or is_norm_bias else written
 
@@ -166,9 +161,9 @@ def _unchanged(axis: GrownAxis) -> AxisMap:
 
 RULES: dict[str, Callable[[GrownAxis], AxisMap]] = {
     **dict.fromkeys(("n_heads", "n_kv_heads", "head_dim", "v_head_dim"), _head_entries),
-    "d_model": _coordinates,
-    "stream_width": lambda axis: _written_or_read(axis, axis.stream, axis.stream.table),
-    "slot_width": lambda axis: _written_or_read(axis, axis.stream.slot, axis.stream.slot.written),
+    "d_model": lambda axis: _written_or_read(axis, axis.stream, isinstance(axis.owner.new, Table)),
+    "stream_width": lambda axis: _written_or_read(axis, axis.stream, is_table=True),
+    "slot_width": lambda axis: _written_or_read(axis, axis.stream.slot, is_table=False),
     "n_slots": lambda axis: AxisMap.appended(axis.n_old, axis.n_new, zero=axis.role == "in"),
     "n_experts": _experts,
 }

@@ -143,8 +143,16 @@ def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, i
         return _slot_map(old, new, new.residual.layout, widths, has_layer_norms)
     pairs = {(old.d_model, new.d_model), (old.final_norm_width, new.final_norm_width), *widths}
     average = has_layer_norms and any(a != b for a, b in pairs)
-    if average:
-        _check_average(old, pairs)
+    if average:  # fresh coordinates hold the mean of all old ones, and every norm must read them all
+        if len(pairs) > 1:
+            raise UserError(
+                "d_model: under layer norms the stream grows only if all layers are equally wide, because every norm "
+                "needs the same mean as before; grow a model with rms norms, or the feed-forwards and heads"
+            )
+        if any(norm.kind != "layer" for _, norm, _ in norms_of(old)):
+            raise UserError("d_model: cannot grow with both rms and layer norms; fresh coordinates must be 0 or means")
+        if any(layer.norm_placement != "pre" for layer in old.layers):
+            raise UserError("d_model: cannot grow with layer norms after sublayers, whose output has another mean")
     stream = PrefixMap(frozenset(pairs), average)
     last = (old.final_norm_width, new.final_norm_width)
     if last[0] < old.d_model and (stream.prefix(*last) == FOREIGN).any():
@@ -190,16 +198,3 @@ def _slot_map(
         if b // slots.slot_width < a // slot_width:
             raise UserError(f"d_model: got {b} where there were {a}: fewer slots; growth takes nothing away")
     return SlotMap(slot_width, slots.slot_width, n_slots)
-
-
-def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
-    """Raise UserError unless fresh coordinates can hold the mean of all old ones, and every norm reads them all."""
-    if len(pairs) > 1:
-        raise UserError(
-            "d_model: under layer norms the stream grows only if all layers are equally wide, because every norm needs "
-            "the same mean as before; grow a model with rms norms, or the feed-forwards and heads"
-        )
-    if any(norm.kind != "layer" for _, norm, _ in norms_of(old)):
-        raise UserError("d_model: cannot grow with both rms and layer norms; fresh coordinates must be 0 or means")
-    if any(layer.norm_placement != "pre" for layer in old.layers):
-        raise UserError("d_model: cannot grow with layer norms after sublayers, whose output has another mean")

@@ -78,20 +78,6 @@ class Schedule:
         ends = np.where(layers > turn_layer, self.last_over_first * end_width, end_width)
         return BETWEEN[self.progression](ends, turn_width, nearness)
 
-    def check_ends(self, widths: np.ndarray, turn_layer: int) -> None:
-        """Raise UserError if an end has the wrong size relative to the turn, which ends of different width can have."""
-        first = widths[0]
-        turn = widths[turn_layer - 1]
-        last = widths[-1]
-        is_wide = self.ratios[0] >= 1
-        is_wrong = max(first, last) > turn if is_wide else min(first, last) < turn
-        if is_wrong:
-            side = "narrower" if is_wide else "wider"
-            raise UserError(
-                f"model.shape.last_over_first: got {self.last_over_first:g}; makes the ends {first:.4g} and {last:.4g} "
-                f"channels wide; kind '{self.kind}' needs both {side} than its turn, {turn:.4g}"
-            )
-
 
 SCHEDULES: dict[str, Schedule] = {
     schedule.kind: schedule
@@ -156,7 +142,17 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
             f"{n_layers} layers for the ends; the largest feasible ratio is {math.floor(largest * 1000) / 1000:g}"
         )
     solved = widths(_rising_root(lambda end_width: cost.total(widths(end_width)) / budget - 1, NARROWEST))
-    schedule.check_ends(solved, turn_layer)
+    first = solved[0]
+    turn = solved[turn_layer - 1]
+    last = solved[-1]
+    is_wide = low >= 1
+    is_wrong = max(first, last) > turn if is_wide else min(first, last) < turn
+    if is_wrong:  # possible if the ends have different widths
+        side = "narrower" if is_wide else "wider"
+        raise UserError(
+            f"model.shape.last_over_first: got {schedule.last_over_first:g}; makes the ends {first:.4g} and {last:.4g} "
+            f"channels wide; kind '{schedule.kind}' needs both {side} than its turn, {turn:.4g}"
+        )
     return solved
 
 

@@ -120,7 +120,17 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     # np.lexsort sorts by its last key first.
     by_size = (valid.d_hidden, valid.d_attention, valid.d_model, valid.n_blocks, valid.n_layers)
     order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], valid), ~is_pareto))
-    best = order[_best_of_each(valid.at(order), space)]
+    best = order
+    if space.per:  # keep the first shape of each combination, in their order
+        ranked = valid.at(order)
+        distances = np.abs((ranked.d_hidden / ranked.d_model)[:, None] - np.array(space.ratio))
+        keys = {"n_blocks": ranked.n_blocks, "n_layers": ranked.n_layers, "ratio": distances.argmin(axis=1)}
+        combinations = np.stack([keys[name] for name in space.per], axis=1)
+        by_distance = np.arange(len(order))
+        if "ratio" in space.per:  # the shape nearest to each target ratio comes first
+            by_distance = np.argsort(distances.min(axis=1), kind="stable")
+        _, first = np.unique(combinations[by_distance], axis=0, return_index=True)
+        best = order[np.sort(by_distance[first])]
     sizes = valid.at(best)
     return SearchResult(space, budget, baseline, count, len(is_valid), rejected, len(order), sizes, is_pareto[best])
 
@@ -205,17 +215,6 @@ def _valid(
         reasons = ", ".join(f"{n:,} {fault}" for fault, n in rejected.items())
         raise UserError(f"search: no shape remains of {len(has_fault):,} examined: {reasons}")
     return ~has_fault, rejected
-
-
-def _best_of_each(ranked: Sizes, space: SearchSpace) -> np.ndarray:
-    """Return the indices of the shapes that `space.per` keeps, in order."""
-    if not space.per:
-        return np.arange(len(ranked.d_model))
-    distances = np.abs((ranked.d_hidden / ranked.d_model)[:, None] - np.array(space.ratio))
-    keys = {"n_blocks": ranked.n_blocks, "n_layers": ranked.n_layers, "ratio": distances.argmin(axis=1)}
-    order = np.argsort(distances.min(axis=1) if "ratio" in space.per else np.zeros(len(distances)), kind="stable")
-    _, first = np.unique(np.stack([keys[name] for name in space.per], axis=1)[order], axis=0, return_index=True)
-    return np.sort(order[first])
 
 
 def _within(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:

@@ -108,7 +108,13 @@ class ModelTemplate(Config):
         layers = tuple(self._layer(index, widths, *parts[index]) for index in range(self.n_layers))
         with mistakes_at("model.residual"):
             residual = self.residual.at_widths(self.d_model, widths)
-        mtp = self._mtp(residual.slot_shape(self.d_model)[1])
+        mtp = None
+        if self.mtp is not None:
+            width = self.d_model
+            layer = self._layer_of(width, width, width, self.attention, self.ffn, "model.mtp.layer")
+            slot_norm = self.norm.over(residual.slot_shape(width)[1])
+            norms: dict[str, Any] = {"slot_norm": slot_norm, "final_norm": self.norm.over(width)}
+            mtp = MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, **norms)
         norms_layer = residual.final_norm_spans_layer and self.shape.endpoints != "slim"
         final_norm_width = widths[-1] if norms_layer else self.d_model
         final_norm = {"final_norm": self.norm.over(final_norm_width), "final_norm_width": final_norm_width}
@@ -164,14 +170,6 @@ class ModelTemplate(Config):
         layer = self._layer_of(widths[index], d_in, d_out, attention, ffn, where)
         change = self.layers.get(index)
         return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
-
-    def _mtp(self, slot_width: int) -> MTPConfig | None:
-        if self.mtp is None:
-            return None
-        width = self.d_model
-        layer = self._layer_of(width, width, width, self.attention, self.ffn, "model.mtp.layer")
-        norms: dict[str, Any] = {"slot_norm": self.norm.over(slot_width), "final_norm": self.norm.over(width)}
-        return MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, **norms)
 
     def _layer_of(
         self, width: int, d_in: int, d_out: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
