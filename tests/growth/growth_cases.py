@@ -1,7 +1,7 @@
 """Small models of every kind, expansions of each, and what is measured of them and of models made by a plan."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import expansions
 import torch
@@ -50,6 +50,8 @@ GPT2 = {
     "positions": {"n_positions": 9},
     "tie_embeddings": True,
 }
+LAYER_NORMS = {"norm": {"kind": "layer"}}
+MTP = {"mtp": {"n_depths": 1}}
 MOE = {"ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "d_expert": 4, "n_shared_experts": 1}}
 UNSHARED = {"ffn": {**MOE["ffn"], "n_shared_experts": 0}}
 HOURGLASS = {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 4}}
@@ -69,9 +71,15 @@ QK_NORM = {"attention": {"qk_norm": {"over": "head"}, "bias": True}}
 ONE_QK_NORM = {"attention": {"qk_norm": {"over": "all_heads"}}}
 SILU_MLP = {"kind": "mlp", "d_ff": 11, "activation": "silu"}
 BIASED = {"attention": {"bias": True, "out_bias": True}, "ffn": {**SILU_MLP, "bias": True}}
-BLOCKS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 10}
-CHOSEN = {"kind": "dynamic", "d_ff": 10, "start": 0.7, "min_fraction": 0.25}
+BLOCKS = {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 10}}
+WIDER_BLOCKS = {"ffn": {**BLOCKS["ffn"], "d_hidden": 13}}
+CHOSEN = {"ffn": {"kind": "dynamic", "d_ff": 10, "start": 0.7, "min_fraction": 0.25}}
+NOT_CHOSEN = {"ffn": {**CHOSEN["ffn"], "mask": {"kind": "none"}}}
 NARROW = {"n_layers": 3, "shape": {"kind": "explicit", "widths": [16, 8, 12]}}
+STATIC = {**SLOTS["residual"], "n_slots": 5, "dynamic": False, "group_norm": "none"}
+HIGHER_BASE = {"layers": {1: {"attention": {"head_dim": 6, "v_head_dim": 4, "rope_base": 10000.0 ** (6 / 4)}}}}
+"""A recipe whose base gives larger heads the frequencies of the small ones, and more."""
+ALL_AT_ONCE = {"d_model": 20, "n_layers": 5, "mtp": {"n_depths": 2, "coefficient": 0.0}}
 
 
 EXPANSIONS: dict[str, tuple] = {
@@ -82,23 +90,22 @@ EXPANSIONS: dict[str, tuple] = {
     "units_of_any_rank": (DYNAMIC, expansions.widen_ffn, [0], 14),
     "groups": (GQA, expansions.add_heads, [0], 12, 4),
     "wider_groups": (GQA, expansions.add_heads, [0], 8, 2),
+    "more_and_wider_groups": (GQA, expansions.add_heads, [0], 12, 3),
+    "more_and_divided_groups": (GQA, expansions.add_heads, [0], 8, 8),
     "divided_groups": (GQA, expansions.add_heads, [0], 6, 6),
     "heads_under_one_norm": (ONE_QK_NORM, expansions.add_heads, [0], 6, 6),
     "values": (GQA, expansions.widen_values, [1], 5),
     "keys": ({"attention": {"bias": True}}, expansions.widen_keys, [1], 6),
     "divided_groups_under_one_norm": (merge(GQA, ONE_QK_NORM), expansions.add_heads, [0], 6, 6),
     "keys_behind_norms": (QK_NORM, expansions.widen_keys, [1], 12),
+    "keys_and_groups_behind_norms": (QK_NORM, {"attention": {"head_dim": 8, "d_attention": 40}}),
     "keys_between_norms": (GEMMA, expansions.widen_keys, [1], 12),
     "keys_that_do_not_turn": (GPT2, expansions.widen_keys, [1], 5),
     "stream": ({}, expansions.widen_stream, 3),
     "stream_tied": ({"tie_embeddings": True}, expansions.widen_stream, 3),
     "stream_of_layer_norms": (GPT2, expansions.widen_stream, 3),
-    "stream_with_further_heads": ({"mtp": {"n_depths": 1}}, expansions.widen_stream, 3),
-    "stream_of_layer_norms_and_heads": (
-        {"mtp": {"n_depths": 1}, "norm": {"kind": "layer"}},
-        expansions.widen_stream,
-        3,
-    ),
+    "stream_with_further_heads": (MTP, expansions.widen_stream, 3),
+    "stream_of_layer_norms_and_heads": ({**MTP, **LAYER_NORMS}, expansions.widen_stream, 3),
     "stream_behind_norms": (REORDERED, expansions.widen_stream, 3),
     "stream_between_norms": (GEMMA, expansions.widen_stream, 3),
     "stream_of_narrow_layers": (NARROW, expansions.widen_stream, 3),
@@ -115,7 +122,7 @@ EXPANSIONS: dict[str, tuple] = {
     "layers_behind_norms": (REORDERED, expansions.add_layers, [1]),
     "layers_between_norms": ({**GEMMA, **BIASED}, expansions.add_layers, [1]),
     "capped_layers": (GEMMA2, expansions.add_layers, [1]),
-    "capped_keys_with_further_heads": (merge(GEMMA2, {"mtp": {"n_depths": 1}}), expansions.widen_keys, [1], 6),
+    "capped_keys_with_further_heads": ({**GEMMA2, **MTP}, expansions.widen_keys, [1], 6),
     "capped_groups": (merge(GQA, {"attention": {"score_cap": 0.4}}), expansions.add_heads, [0], 6, 6),
     "capped_stream": (GEMMA2, expansions.widen_stream, 3),
     "units_between_norms": (GEMMA, expansions.widen_ffn, [1], 13),
@@ -133,23 +140,33 @@ EXPANSIONS: dict[str, tuple] = {
     "experts_of_a_dense_layer": ({}, expansions.upcycle, [1], 3, 2),
     "slots": (SLOTS, expansions.add_slots, 5),
     "copied_slots": (MANIFOLD, expansions.add_slots, 6),
-    "copied_slots_with_further_heads": ({**MANIFOLD, "mtp": {"n_depths": 1}}, expansions.add_slots, 4),
+    "copied_slots_with_further_heads": ({**MANIFOLD, **MTP}, expansions.add_slots, 4),
     "stream_of_manifold_slots": (MANIFOLD, expansions.widen_stream, 6),
     "manifold_of_a_plain_stream": ({}, expansions.to_manifold, 3),
-    "permutations_of_a_plain_stream": (
-        {"mtp": {"n_depths": 1}},
-        lambda m: expansions.to_manifold(m, 4, carry="permutations"),
-    ),
+    "permutations_of_a_plain_stream": (MTP, lambda m: expansions.to_manifold(m, 4, carry="permutations")),
     "slots_of_a_plain_stream": (NARROW, expansions.to_slots, 4, 5),
+    "coefficients_that_follow_the_state": ({"residual": STATIC}, {"residual": {"dynamic": True, "n_slots": 6}}),
+    "hourglass": ({}, WIDER_BLOCKS),
+    "hourglass_behind_norms": (REORDERED, BLOCKS),
+    "hourglass_between_norms": (BETWEEN, BLOCKS),
+    "hourglass_under_layer_norms_and_slots": ({**LAYER_NORMS, "residual": STATIC}, BLOCKS),
+    "dynamic": ({}, merge(CHOSEN, {"ffn": {"d_ff": 13}})),
+    "dynamic_that_begins_to_choose": (NOT_CHOSEN, {"ffn": {"mask": {"kind": "ste"}}}),
+    "keys_with_the_old_frequencies_at_a_higher_base": ({}, HIGHER_BASE),
+    "all_at_once": ({}, {**WIDER_BLOCKS, **ALL_AT_ONCE}),
 }
-"""What is laid over the small model, the expansion, and its sizes."""
+"""What the old model has, and what the new one has beside it, or the expansion with its sizes."""
+
+
+def growth(base: dict[str, Any], change: Any, *sizes: Any) -> GrowthPlan:
+    """The growth of the small model with `base` by an entry of EXPANSIONS."""
+    old = small_model(**base)
+    return plan_growth(old, *(change(old, *sizes) if callable(change) else [small_model(**merge(base, change))]))
 
 
 def planned(case: str) -> GrowthPlan:
     """The growth of a case of EXPANSIONS."""
-    changes, expand, *sizes = EXPANSIONS[case]
-    old = small_model(**changes)
-    return plan_growth(old, *expand(old, *sizes))
+    return growth(*EXPANSIONS[case])
 
 
 def with_random_weights(config: ModelConfig, seed: int) -> Weights:
@@ -171,11 +188,6 @@ def drawn(config: ModelConfig) -> Decoder:
 
 def tokens_for(seed: int) -> Tensor:
     return torch.randint(VOCAB_SIZE, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(seed))
-
-
-def logits_of(config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    with torch.no_grad():
-        return decoder_of(config, weights, torch.float64)(tokens)
 
 
 FIRST_CARRY = "layers.0.attention_residual.mixing."
@@ -221,13 +233,9 @@ def difference(before: Tensor, after: Tensor) -> float:
     return float((before - after).abs().max() / before.abs().max().clamp(min=1e-300)) if before.numel() else 0.0
 
 
-def weights_of(model: Decoder) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
 def applied(plan: GrowthPlan, model: Decoder, seed: int = 3) -> Decoder:
     new = build(plan.new, 0, dtype=model.embedding.weight.dtype)
-    new.set_weights(plan.weights(weights_of(model), seed))
+    new.set_weights(plan.weights(model.state_dict(), seed))
     return new
 
 
@@ -236,20 +244,6 @@ def grown(model: Decoder, *expansions) -> Decoder:
     for expand in expansions:
         model = applied(plan_growth(model.config, *expand(model.config)), model)
     return model
-
-
-def state_of(model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
-    return {
-        name: {part: value.clone() for part, value in optimizer.state[parameter].items()}
-        for name, parameter in model.named_parameters()
-        if parameter in optimizer.state
-    }
-
-
-def give_state(model: Decoder, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, torch.Tensor]]) -> None:
-    parameters = dict(model.named_parameters())
-    for name, parts in state.items():
-        optimizer.state[parameters[name]].update({part: value.clone() for part, value in parts.items()})
 
 
 def step(model: Decoder, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> float:

@@ -6,7 +6,7 @@ import re
 import expansions
 import pytest
 from boxes import refusal
-from growth_cases import applied, give_state, grown, state_of, step
+from growth_cases import applied, grown, step
 from model_cases import KINDS, OVER_WIDTH, VARIANTS, WIDTHS, config, decoder, random_tokens, variant
 from thinned import in_turn
 
@@ -18,6 +18,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import set_lr
+from widthwise.training.growth_step import adopt, state_by_name
 from widthwise.yaml_io import merge
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -213,5 +214,5 @@ def test_a_baked_model_trains_as_it_would_have(optimizer, head_dim, more, one_ep
     plan = bake_plan(model.config, one_eps)
     baked = applied(plan, model)
     continued = built(baked, scaled=grown_factors(plan, {}))
-    give_state(baked, continued, dict(grown_states(plan, state_of(model, running))))
+    adopt(continued, baked, grown_states(plan, state_by_name(model, running)))
     assert trained(baked, continued, 8) == pytest.approx(trained(model, running, 8), rel=1e-12)

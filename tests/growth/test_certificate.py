@@ -2,16 +2,17 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import expansions
 import pytest
 import torch
-from growth_cases import SEQ_LEN, planned, small_model, with_random_weights
+from growth_cases import SEQ_LEN, growth, planned, with_random_weights
 
 from widthwise.growth import certificate
 from widthwise.growth.certificate import certify, relative_difference
 from widthwise.growth.correspondence import AxisMap
-from widthwise.growth.plan import GrowthPlan, plan_growth
+from widthwise.growth.plan import GrowthPlan
 from widthwise.records.certificate import Certificate
 
 
@@ -19,16 +20,21 @@ def old_weights(plan: GrowthPlan) -> dict[str, torch.Tensor]:
     return {name: weight.float() for name, weight in with_random_weights(plan.old, seed=5).items()}
 
 
-def certified(plan: GrowthPlan, old: dict[str, torch.Tensor] | None = None, **options) -> Certificate:
+def certified(plan: GrowthPlan, old: dict[str, torch.Tensor] | None = None, **changed: torch.Tensor) -> Certificate:
+    """changed: weights of the grown model other than those that the plan gives."""
     old = old or old_weights(plan)
-    return certify(plan, old, dict(plan.weights(old, 3)), seq_len=SEQ_LEN, lr=1e-3, seed=3, **options)
+    return certify(plan, old, {**dict(plan.weights(old, 3)), **changed}, seq_len=SEQ_LEN, lr=1e-3, seed=3)
+
+
+def with_tensor(plan: GrowthPlan, name: str, **changes: Any) -> GrowthPlan:
+    """The plan with another plan of one tensor."""
+    return replace(plan, tensors={**plan.tensors, name: replace(plan.tensors[name], **changes)})
 
 
 def test_an_entry_that_must_be_zero_and_is_not_is_found():
     plan, name = planned("units"), "layers.2.ffn.w_down.weight"
     rows, columns = plan.tensors[name].maps
-    heard = replace(plan.tensors[name], maps=(rows, AxisMap.of(columns.n_old, columns.index)))
-    found = certified(replace(plan, tensors={**plan.tensors, name: heard}))
+    found = certified(with_tensor(plan, name, maps=(rows, AxisMap.of(columns.n_old, columns.index))))
     assert not found.is_preserved
     assert found.logit_difference > 1e-3
     assert "CHANGED" in found.lines()[0]
@@ -42,8 +48,7 @@ def test_gradients_find_what_logits_hide():
     rows, columns = plan.tensors[name].maps
     swapped = rows.index.clone()
     swapped[:2] = torch.tensor([1, 0])
-    wrong = replace(plan.tensors[name], maps=(AxisMap.of(rows.n_old, swapped), columns))
-    found = certified(replace(plan, tensors={**plan.tensors, name: wrong}), old)
+    found = certified(with_tensor(plan, name, maps=(AxisMap.of(rows.n_old, swapped), columns)), old)
     assert found.logit_difference <= found.logit_bound
     assert found.gradient_difference > 1e-6
     assert not found.is_preserved
@@ -52,21 +57,15 @@ def test_gradients_find_what_logits_hide():
 @pytest.mark.parametrize("coefficients", [{}, {"coefficient": 0.0}])
 def test_gradients_find_a_change_of_further_heads(coefficients):
     """Whatever their part in the objective is."""
-    old, name = small_model(mtp={"n_depths": 2, **coefficients}), "mtp.0.w_join.weight"
-    plan = plan_growth(old, *expansions.widen_stream(old, 6))
-    wrong = replace(plan.tensors[name], scale=1.5)
-    found = certified(replace(plan, tensors={**plan.tensors, name: wrong}))
+    plan = growth({"mtp": {"n_depths": 2, **coefficients}}, expansions.widen_stream, 6)
+    found = certified(with_tensor(plan, "mtp.0.w_join.weight", scale=1.5))
     assert found.logit_difference <= found.logit_bound
     assert not found.is_preserved
 
 
 def test_stored_weights_are_those_that_are_judged():
-    plan = planned("units")
-    old = old_weights(plan)
-    new = dict(plan.weights(old, 3))
-    name = "layers.0.attention.w_v.weight"
-    new[name] = new[name] + 0.1
-    found = certify(plan, old, new, seq_len=SEQ_LEN, lr=1e-3, seed=3)
+    plan, name = planned("units"), "layers.0.attention.w_v.weight"
+    found = certified(plan, **{name: old_weights(plan)[name] + 0.1})
     assert found.logit_difference <= found.logit_bound
     assert found.stored_logit_difference > found.stored_logit_bound
     assert not found.is_preserved
@@ -74,12 +73,10 @@ def test_stored_weights_are_those_that_are_judged():
 
 def test_two_zeros_that_multiply_each_other_are_dead():
     """What reads must not be 0 where what writes is: 7 units with gate and down 0, whose gradients are products."""
-    old = small_model()
-    plan = plan_growth(old, *expansions.widen_ffn(old, [1], 10 + 7))
+    plan = growth({}, expansions.widen_ffn, [1], 10 + 7)
     name = "layers.1.ffn.w_gate.weight"
     rows, columns = plan.tensors[name].maps
-    zero = replace(plan.tensors[name], maps=(AxisMap.of(rows.n_old, rows.index, zero=True), columns))
-    found = certified(replace(plan, tensors={**plan.tensors, name: zero}))
+    found = certified(with_tensor(plan, name, maps=(AxisMap.of(rows.n_old, rows.index, zero=True), columns)))
     assert found.is_preserved
     assert found.dead == {f"layers.1.ffn.{leaf}.weight": 7 * 12 for leaf in ("w_gate", "w_up", "w_down")}
     assert any(f"{name}: 84 of 84 had no gradient" in line for line in found.lines())

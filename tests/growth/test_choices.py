@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from boxes import refusal
-from growth_cases import DYNAMIC, GQA, HOURGLASS, UNSHARED, shaped, small_model
+from growth_cases import DYNAMIC, GQA, HOURGLASS, MTP, REORDERED, UNSHARED, shaped, small_model
 
 from widthwise.growth.choices import NewSizes
 from widthwise.growth.plan import plan_growth
@@ -15,26 +15,17 @@ HYPER_CONNECTIONS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5}
 LARGER_HEADS = {"d_model": 18, "head_dim": 6}
 WITH_LARGER_HEADS = {"d_model": 18, "attention": {"head_dim": 6}}
 DENSE = {"kind": "swiglu", "d_ff": 10}
+DENSE_FIRST = {**UNSHARED, "n_layers": 2, "layers": {0: {"ffn": DENSE}}}
 RESIZED: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
-    ({}, {"d_ff": 17}, {"ffn": {"d_ff": 17}}),
-    ({}, {"d_model": 20, "n_heads": 5}, {"d_model": 20}),
     ({"attention": {"head_dim": None, "n_heads": 3}}, {"d_model": 24, "head_dim": 8}, {"d_model": 24}),
     ({"attention": {"scale": "1/head_dim"}}, LARGER_HEADS, WITH_LARGER_HEADS),
-    ({"norm": {"placement": "reordered"}}, {"d_model": 20, "n_heads": 5}, {"d_model": 20}),
-    ({"mtp": {"n_depths": 1}}, {"d_model": 20, "n_heads": 5, "d_ff": 17}, {"d_model": 20, "ffn": {"d_ff": 17}}),
+    (REORDERED, {"d_model": 20, "n_heads": 5}, {"d_model": 20}),
+    (MTP, {"d_model": 20, "n_heads": 5, "d_ff": 17}, {"d_model": 20, "ffn": {"d_ff": 17}}),
     (HOURGLASS, {"d_ff": 7, "add_layers": 2}, {"ffn": {"d_hidden": 7}, "n_layers": 5}),
     (UNSHARED, {"d_ff": 7}, {"ffn": {"d_expert": 7}}),
-    (
-        {**UNSHARED, "n_layers": 2, "layers": {0: {"ffn": DENSE}}},
-        {"add_layers": 2},
-        {"n_layers": 4, "layers": {i: {"ffn": DENSE} for i in range(3)}},
-    ),
+    (DENSE_FIRST, {"add_layers": 2}, {"n_layers": 4, "layers": {i: {"ffn": DENSE} for i in range(3)}}),
     (DYNAMIC, {"d_ff": 13, "add_layers": 1}, {"ffn": {"d_ff": 13}, "n_layers": 4}),
-    (
-        {"residual": HYPER_CONNECTIONS, "mtp": {"n_depths": 1}},
-        LARGER_HEADS,
-        {**WITH_LARGER_HEADS, "residual": {"slot_width": 6}},
-    ),
+    ({"residual": HYPER_CONNECTIONS, **MTP}, LARGER_HEADS, {**WITH_LARGER_HEADS, "residual": {"slot_width": 6}}),
 ]
 """A recipe, sizes, and what the recipe would have otherwise."""
 
@@ -57,16 +48,8 @@ NARROW = {"shape": {"kind": "explicit", "widths": [20, 8, 16]}}
 
 def test_what_is_ambiguous_is_refused() -> None:
     for changes, sizes, message in [
-        (
-            NARROW,
-            {"n_heads": 6},
-            "n_heads: got 6 for all layers, which have 2, 4, 5; set single layers",
-        ),
-        (
-            {"layers": {1: {"ffn": {"d_ff": 11}}}},
-            {"d_ff": 20},
-            "have 10, 11; set single layers, as model.layers.0",
-        ),
+        (NARROW, {"n_heads": 6}, "n_heads: got 6 for all layers, which have 2, 4, 5; set single layers"),
+        ({"layers": {1: {"ffn": {"d_ff": 11}}}}, {"d_ff": 20}, "have 10, 11; set single layers, as model.layers.0"),
         (NARROW, {"d_model": 13}, "d_model: got 13; layers.0.d_model would grow"),
         (GQA, {"n_heads": 8}, "got 8; must be a multiple of the group size 3"),
         ({}, {"head_dim": 5}, "layers.0.attention.head_dim: got 5"),

@@ -1,7 +1,7 @@
 """A growth in words: what becomes larger and by which expansion, and which constants stay."""
 
 from expansions import widen_ffn
-from growth_cases import planned, small_model
+from growth_cases import growth, planned
 from model_cases import config
 
 from widthwise.growth.describe import expansions, kept_constants
@@ -41,10 +41,9 @@ EXPECTED = {
 
 def test_expansions_in_words():
     assert {name: expansions(planned(name)) for name in EXPECTED} == EXPECTED
-    model = small_model(n_layers=5)
-    spans = plan_growth(model, *widen_ffn(model, [0, 1, 3], 50))
+    spans = growth({"n_layers": 5}, widen_ffn, [0, 1, 3], 50)
     assert expansions(spans) == ["layers 1-2, 4: feed-forward 10 -> 50 hidden units (MLP expansion)"]
-    assert expansions(plan_growth(model, model)) == []
+    assert expansions(plan_growth(spans.old, spans.old)) == []
 
 
 def test_constants_that_a_recipe_would_have_otherwise_are_all_listed():

@@ -1,4 +1,4 @@
-"""Where old entries go: along one axis, in the heads of attention, in the stream, and from layer to layer."""
+"""Where old entries go: along one axis, in the stream, and from layer to layer."""
 
 import math
 from itertools import combinations
@@ -9,10 +9,9 @@ from growth_cases import shaped
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from widthwise.growth.correspondence import AttentionMaps, AxisMap, align, product
-from widthwise.growth.stream import FOREIGN, FRESH, PrefixMap, SlotMap
+from widthwise.growth.correspondence import AxisMap, align, product
+from widthwise.growth.stream import FOREIGN, PrefixMap
 from widthwise.mistakes import UserError
-from widthwise.model.attention import AttentionConfig
 
 
 @st.composite
@@ -25,57 +24,32 @@ def axis_maps(draw, max_size: int = 5) -> AxisMap:
     return AxisMap.of(n_old, index, is_zero)
 
 
-class TestAxis:
-    @settings(max_examples=40)
-    @given(axis_maps())
-    def test_each_old_entry_has_one_first_place_and_others_are_copied_or_free_or_zero(self, axis):
-        places = [axis.index.tolist().index(old) for old in range(axis.n_old)]
-        assert (~axis.is_new).nonzero().flatten().tolist() == sorted(places)
-        is_copy = axis.is_new & (axis.index >= 0)
-        kinds = torch.stack((~axis.is_new, is_copy, axis.is_free, axis.is_zero))
-        assert (kinds.sum(dim=0) == 1).all()
-
-    @settings(max_examples=40)
-    @given(st.lists(axis_maps(3), min_size=1, max_size=3))
-    def test_a_product_is_that_of_tables(self, maps):
-        """Gathering a flattened table by the product is gathering the table axis by axis."""
-        flat = product(maps)
-        n_old = [axis.n_old for axis in maps]
-        table = torch.arange(math.prod(n_old)).view(n_old)
-        is_old, is_zero = torch.ones((), dtype=torch.bool), torch.zeros((), dtype=torch.bool)
-        for dim, axis in enumerate(maps):
-            shape = [-1 if d == dim else 1 for d in range(len(maps))]
-            table = table.index_select(dim, axis.index.clamp(min=0))
-            is_old = is_old & (axis.index >= 0).view(shape)
-            is_zero = is_zero | axis.is_zero.view(shape)
-        assert flat.n_old == math.prod(n_old)
-        assert flat.index.tolist() == torch.where(is_old, table, -1).flatten().tolist()
-        assert flat.is_zero.tolist() == (is_zero & ~is_old).expand(table.shape).flatten().tolist()
+@settings(max_examples=40)
+@given(axis_maps())
+def test_each_old_entry_has_one_first_place_and_others_are_copied_or_free_or_zero(axis):
+    places = [axis.index.tolist().index(old) for old in range(axis.n_old)]
+    assert (~axis.is_new).nonzero().flatten().tolist() == sorted(places)
+    is_copy = axis.is_new & (axis.index >= 0)
+    kinds = torch.stack((~axis.is_new, is_copy, axis.is_free, axis.is_zero))
+    assert (kinds.sum(dim=0) == 1).all()
 
 
-def attention(n_heads: int, n_kv_heads: int, head_dim: int = 4, **options) -> AttentionConfig:
-    return AttentionConfig(n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, scale=0.5, **options)
-
-
-class TestAttention:
-    @pytest.mark.parametrize(
-        ("old", "new", "heads", "kv_heads"),
-        [
-            ((4, 2), (6, 3), [0, 1, 2, 3, -1, -1], [0, 1, -1]),
-            ((4, 2), (6, 2), [0, 1, -1, 2, 3, -1], [0, 1]),
-            ((4, 2), (9, 3), [0, 1, -1, 2, 3, -1, -1, -1, -1], [0, 1, -1]),
-            ((6, 1), (6, 2), [0, 1, 2, 3, 4, 5], [0, 0]),
-            ((4, 2), (5, 5), [0, 1, 2, 3, -1], [0, 0, 1, 1, -1]),
-        ],
-    )
-    def test_query_heads_stay_with_their_key_value_heads(self, old, new, heads, kv_heads):
-        maps = AttentionMaps.of(attention(*old), attention(*new))
-        assert (maps.n_heads, maps.n_kv_heads) == (heads, kv_heads)
-
-    def test_pairs_are_put_where_their_frequencies_are(self):
-        """A head twice as large has the old frequencies at every second pair; coordinates i and i + 4 are a pair."""
-        maps = AttentionMaps.of(attention(2, 2, 4), attention(2, 2, 8))
-        assert maps.head_dim == [0, -1, 1, -1, 2, -1, 3, -1]
+@settings(max_examples=40)
+@given(st.lists(axis_maps(3), min_size=1, max_size=3))
+def test_a_product_is_that_of_tables(maps):
+    """Gathering a flattened table by the product is gathering the table axis by axis."""
+    flat = product(maps)
+    n_old = [axis.n_old for axis in maps]
+    table = torch.arange(math.prod(n_old)).view(n_old)
+    is_old, is_zero = torch.ones((), dtype=torch.bool), torch.zeros((), dtype=torch.bool)
+    for dim, axis in enumerate(maps):
+        shape = [-1 if d == dim else 1 for d in range(len(maps))]
+        table = table.index_select(dim, axis.index.clamp(min=0))
+        is_old = is_old & (axis.index >= 0).view(shape)
+        is_zero = is_zero | axis.is_zero.view(shape)
+    assert flat.n_old == math.prod(n_old)
+    assert flat.index.tolist() == torch.where(is_old, table, -1).flatten().tolist()
+    assert flat.is_zero.tolist() == (is_zero & ~is_old).expand(table.shape).flatten().tolist()
 
 
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=4).map(
@@ -84,30 +58,21 @@ PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, ma
 """Widths before and after of several layers."""
 
 
-class TestStream:
-    @settings(max_examples=60)
-    @given(PAIRS)
-    def test_layers_find_all_that_they_had_and_agree_about_the_rest(self, pairs):
-        """The widest knows of every coordinate what it was; a narrower one sees the first of them. A norm measures what
-        it measured and what is fresh.
-        """
-        stream = PrefixMap(pairs)
-        whole = stream.prefix(max(old for old, _ in pairs), max(new for _, new in pairs))
-        for old, new in pairs:
-            index = stream.prefix(old, new)
-            assert index[index >= 0].tolist() == list(range(old))
-            assert index.tolist() == torch.where(whole[:new] >= old, FOREIGN, whole[:new]).tolist()
-            measured = index[: stream.stat_width(old, new, None)]
-            assert measured[measured >= 0].tolist() == list(range(old))
-            assert (measured != FOREIGN).all()
-
-    def test_slots_grow_alike_and_new_ones_come_last(self):
-        stream = SlotMap(slot_width=2, new_slot_width=3, n_read_slots=3)
-        assert stream.prefix(4, 6).tolist() == [0, 1, FRESH, 2, 3, FRESH]
-        assert stream.prefix(4, 9).tolist() == [0, 1, FRESH, 2, 3, FRESH, FOREIGN, FOREIGN, FRESH]
-        assert stream.stat_width(4, 9, None) == 6
-        assert stream.slot.read(2, 3).index.tolist() == [0, 1, -1]
-        assert stream.slot.written(2, 3).is_zero.tolist() == [False, False, True]
+@settings(max_examples=60)
+@given(PAIRS)
+def test_layers_find_all_that_they_had_and_agree_about_the_rest(pairs):
+    """The widest knows of every coordinate what it was; a narrower one sees the first of them. A norm measures what
+    it measured and what is fresh.
+    """
+    stream = PrefixMap(pairs)
+    whole = stream.prefix(max(old for old, _ in pairs), max(new for _, new in pairs))
+    for old, new in pairs:
+        index = stream.prefix(old, new)
+        assert index[index >= 0].tolist() == list(range(old))
+        assert index.tolist() == torch.where(whole[:new] >= old, FOREIGN, whole[:new]).tolist()
+        measured = index[: stream.stat_width(old, new, None)]
+        assert measured[measured >= 0].tolist() == list(range(old))
+        assert (measured != FOREIGN).all()
 
 
 WIDTHS = st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=5)
@@ -121,28 +86,28 @@ def cost(old: list[int], new: list[int], places: tuple[int, ...]) -> tuple[int, 
     return growth, sum(abs((place + 0.5) / n_new - (i + 0.5) / n_old) for i, place in enumerate(places))
 
 
-class TestCorrespondence:
-    @settings(max_examples=60, deadline=None)
-    @given(WIDTHS, WIDTHS, st.tuples(ENDS, ENDS))
-    @example([16], [16, 16], ("full", "slim"))
-    def test_layers_are_placed_at_the_least_growth_and_then_evenly(self, old, new, ends):
-        """Against all ways to place them. A slim end reads or writes less than its width."""
-        configs = [shaped(widths, endpoints) for widths, endpoints in zip((old, new), ends)]
-        sizes = [[(layer.d_in, layer.d_model, layer.d_out) for layer in config.layers] for config in configs]
-        fits = [
-            places
-            for places in combinations(range(len(new)), len(old))
-            if all(b >= a for i, j in enumerate(places) for a, b in zip(sizes[0][i], sizes[1][j]))
-        ]
-        if not fits:
-            with pytest.raises(UserError, match=r"^(d_model|n_layers): "):
-                align(*configs)
-            return
-        found = [place for _, place in align(*configs).pairs()]
-        best = min(cost(old, new, places) for places in fits)
-        assert cost(old, new, tuple(found)) == pytest.approx(best)
+@settings(max_examples=60, deadline=None)
+@given(WIDTHS, WIDTHS, st.tuples(ENDS, ENDS))
+@example([16], [16, 16], ("full", "slim"))
+def test_layers_are_placed_at_the_least_growth_and_then_evenly(old, new, ends):
+    """Against all ways to place them. A slim end reads or writes less than its width."""
+    configs = [shaped(widths, endpoints) for widths, endpoints in zip((old, new), ends)]
+    sizes = [[(layer.d_in, layer.d_model, layer.d_out) for layer in config.layers] for config in configs]
+    fits = [
+        places
+        for places in combinations(range(len(new)), len(old))
+        if all(b >= a for i, j in enumerate(places) for a, b in zip(sizes[0][i], sizes[1][j]))
+    ]
+    if not fits:
+        with pytest.raises(UserError, match=r"^(d_model|n_layers): "):
+            align(*configs)
+        return
+    found = [place for _, place in align(*configs).pairs()]
+    best = min(cost(old, new, places) for places in fits)
+    assert cost(old, new, tuple(found)) == pytest.approx(best)
 
-    def test_layers_that_are_lost_or_change_places_are_refused(self):
-        for layers in [(0, None, None), (1, 0, None), (0, 1), (0, 1, 1), (0, None, 2)]:
-            with pytest.raises(UserError, match=r"^layers: got \["):
-                align(shaped([12] * 2), shaped([12] * 3), layers)
+
+def test_layers_that_are_lost_or_change_places_are_refused():
+    for layers in [(0, None, None), (1, 0, None), (0, 1), (0, 1, 1), (0, None, 2)]:
+        with pytest.raises(UserError, match=r"^layers: got \["):
+            align(shaped([12] * 2), shaped([12] * 3), layers)

@@ -5,13 +5,14 @@ import math
 import expansions
 import pytest
 import torch
-from growth_cases import applied, drawn, give_state, planned, state_of, step, tokens_for
+from growth_cases import applied, drawn, planned, step, tokens_for
 from model_cases import variant
 from thinned import in_turn
 
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.plan import grown_factors, grown_states, plan_growth
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
+from widthwise.training.growth_step import adopt, state_by_name
 
 GROWTHS = (
     *("units", "groups", "keys_behind_norms", "values", "stream_tied", "stream_of_layer_norms", "narrow_layer"),
@@ -98,13 +99,13 @@ def test_a_grown_state_is_one_that_its_optimizer_goes_on_with(name, kind):
     model = drawn(plan.old)
     optimizer = OPTIMIZERS[kind].build(model)
     step(model, optimizer, tokens_for(0))
-    state = state_of(model, optimizer)
+    state = state_by_name(model, optimizer)
     new = applied(plan, model)
     continued = OPTIMIZERS[kind].build(new)
     given = dict(grown_states(plan, state))
-    give_state(new, continued, given)
+    adopt(continued, new, given.items())
     step(new, continued, tokens_for(1))
-    for name, parts in state_of(new, continued).items():
+    for name, parts in state_by_name(new, continued).items():
         if "step" in parts:
             assert parts["step"] == (2 if name in given else 1), name
         for value in parts.values():
