@@ -89,7 +89,6 @@ EXPANSIONS: dict[str, tuple] = {
     "units_of_blocks": (HOURGLASS, expansions.widen_ffn, [0], 6),
     "units_of_any_rank": (DYNAMIC, expansions.widen_ffn, [0], 14),
     "groups": (GQA, expansions.add_heads, [0], 12, 4),
-    "wider_groups": (GQA, expansions.add_heads, [0], 8, 2),
     "more_and_wider_groups": (GQA, expansions.add_heads, [0], 12, 3),
     "more_and_divided_groups": (GQA, expansions.add_heads, [0], 8, 8),
     "divided_groups": (GQA, expansions.add_heads, [0], 6, 6),
@@ -230,7 +229,9 @@ def check(plan: GrowthPlan, weights: Weights, seed: int = 2) -> Weights:
 
 def difference(before: Tensor, after: Tensor) -> float:
     """Largest, relative to the largest entry before."""
-    return float((before - after).abs().max() / before.abs().max().clamp(min=1e-300)) if before.numel() else 0.0
+    if not before.numel():
+        return 0.0
+    return float((before - after).detach().abs().max() / before.detach().abs().max().clamp(min=1e-300))
 
 
 def applied(plan: GrowthPlan, model: Decoder, seed: int = 3) -> Decoder:

@@ -21,62 +21,49 @@ from growth_cases import (
     SLOTS,
     growth,
     shaped,
-    small_model,
 )
 from growth_cases import DYNAMIC as SOFT
 
-from widthwise.growth.target import grown_config
+from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.yaml_io import merge
 
 
-def grown(config: ModelConfig, expansion) -> ModelConfig:
-    return grown_config(config, *expansion)
+def wider(n_more: int) -> Callable[[ModelConfig], Expansion]:
+    return lambda m: expansions.widen_stream(m, n_more)
 
 
 def test_an_attention_keeps_its_scale_and_the_divisors_of_its_norms():
-    config = small_model(attention={"qk_norm": {"over": "head"}})
-    attention = grown(config, expansions.widen_keys(config, [0], 12)).layers[0].attention
-    assert attention.scale == config.layers[0].attention.scale == 0.5
-    assert attention.qk_norm is not None
-    # Queries get two turned copies, which multiply the sum of squares by 3, and new keys are 0.
-    assert (attention.qk_norm.q_norm_dim, attention.qk_norm.k_norm_dim) == (12, 4)
-    again = grown(config, expansions.widen_keys(config, [0], 8))
-    twice = grown(again, expansions.widen_keys(again, [0], 16)).layers[0].attention.qk_norm
-    assert twice is not None
-    assert (twice.q_norm_dim, twice.k_norm_dim) == (16, 4)
+    """Queries get turned copies, which multiply the sum of squares, and new keys are 0."""
+    once = growth(QK_NORM, expansions.widen_keys, [0], 8)
+    twice = plan_growth(once.new, *expansions.widen_keys(once.new, [0], 16))
+    for plan, q_norm_dim in ((once, 8), (twice, 16)):
+        attention = plan.new.layers[0].attention
+        assert attention.scale == 0.5
+        assert (attention.qk_norm.q_norm_dim, attention.qk_norm.k_norm_dim) == (q_norm_dim, 4)
 
 
 def test_new_pairs_continue_the_old_frequencies_unless_a_base_has_them():
-    config = small_model(attention={"rope_base": 10000.0})
-    attention = grown(config, expansions.widen_keys(config, [0], 8 - 2)).layers[0].attention
-    assert attention.rope_frequencies == pytest.approx((1.0, 0.01, 0.0001), rel=1e-12)
-    doubled = grown(config, expansions.widen_keys(config, [0], 8)).layers[0].attention
+    larger, doubled = (growth({}, expansions.widen_keys, [0], n).new.layers[0].attention for n in (6, 8))
+    assert larger.rope_frequencies == pytest.approx((1.0, 0.01, 0.0001), rel=1e-12)
     assert doubled.rope_frequencies is None
     taken = growth({}, HIGHER_BASE).new.layers[1].attention
     assert (taken.rope_base, taken.rope_frequencies) == (10000.0 ** (6 / 4), None)
-    one_pair = small_model(attention={"head_dim": 2})
-    attention = grown(one_pair, expansions.widen_keys(one_pair, [0], 2 + 4)).layers[0].attention
-    assert attention.rope is not None
-    assert attention.rope.pair_frequencies[0] == 1.0
-    assert len(set(attention.rope.pair_frequencies)) == 3
+    rope = growth({"attention": {"head_dim": 2}}, expansions.widen_keys, [0], 2 + 4).new.layers[0].attention.rope
+    assert rope.pair_frequencies[0] == 1.0
+    assert len(set(rope.pair_frequencies)) == 3
 
 
 def test_narrow_layers_measure_a_part_and_then_the_same_part():
-    config = shaped([20, 8, 16])
-    once = grown(config, expansions.widen_layers(config, {1: 12}))
-    twice = grown(once, expansions.widen_layers(once, {1: 16}))
-    wider = grown(twice, expansions.widen_stream(twice, 3))
-    assert [model.layers[1].ffn_norm.stat_width for model in (config, once, twice, wider)] == [None, 8, 8, 8]
-    assert wider.layers[0].ffn_norm.stat_width is None
+    model = shaped([20, 8, 16])
+    widen = expansions.widen_layers
+    for expand in (lambda m: widen(m, {1: 12}), lambda m: widen(m, {1: 16}), wider(3)):
+        model = plan_growth(model, *expand(model)).new
+        assert [layer.ffn_norm.stat_width for layer in model.layers[:2]] == [None, 8]
 
 
 EXPERTS = {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2, "d_expert": 2}}
 MLP = {"ffn": SILU_MLP}
-
-
-def wider(n_more: int) -> Callable[[ModelConfig], Expansion]:
-    return lambda m: expansions.widen_stream(m, n_more)
 
 
 Change = dict[str, Any] | Callable[[ModelConfig], Expansion]
