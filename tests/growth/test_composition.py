@@ -4,21 +4,10 @@ import random
 from collections.abc import Iterator
 
 import expansions as e
+import growth_cases as cases
 import pytest
 import torch
-from growth_cases import (
-    BIASED,
-    DYNAMIC,
-    GQA,
-    HOURGLASS,
-    MOE,
-    NARROW,
-    SLOTS,
-    Weights,
-    check,
-    small_model,
-    with_random_weights,
-)
+from growth_cases import Weights, check, small_model, with_random_weights
 
 from widthwise.growth import certificate
 from widthwise.growth.plan import GrowthPlan, plan_growth
@@ -31,14 +20,17 @@ LAYERS_AND_UNITS = [
 STREAM = lambda m: e.widen_stream(m, 2)  # noqa: E731
 HEADS = lambda m: e.add_heads(m, [0], 12, 4)  # noqa: E731
 COMPOSITIONS = {
-    "gqa": (GQA, [*LAYERS_AND_UNITS, STREAM, HEADS, lambda m: e.widen_values(m, [0], 5)]),
-    "biased": (BIASED, [*LAYERS_AND_UNITS, STREAM, lambda m: e.widen_keys(m, [0], 6)]),
-    "narrow": (NARROW, [*LAYERS_AND_UNITS, STREAM, lambda m: e.widen_layers(m, {0: m.layers[0].d_model + 4})]),
+    "gqa": (cases.GQA, [*LAYERS_AND_UNITS, STREAM, HEADS, lambda m: e.widen_values(m, [0], 5)]),
+    "biased": (cases.BIASED, [*LAYERS_AND_UNITS, STREAM, lambda m: e.widen_keys(m, [0], 6)]),
+    "narrow": (cases.NARROW, [*LAYERS_AND_UNITS, STREAM, lambda m: e.widen_layers(m, {0: m.layers[0].d_model + 4})]),
     "upcycled": ({}, [LAYERS_AND_UNITS[0], lambda m: e.to_slots(m, 2, 8), lambda m: e.upcycle(m, [0], 3, 2)]),
-    "moe": (MOE, [*LAYERS_AND_UNITS, lambda m: e.duplicate_experts(m, [0], 2), lambda m: e.widen_stream(m, 3)]),
-    "dynamic": (DYNAMIC, [*LAYERS_AND_UNITS, LAYERS_AND_UNITS[1], STREAM]),
-    "hourglass": (HOURGLASS, [*LAYERS_AND_UNITS, STREAM, lambda m: e.add_block(m, 0)]),
-    "slots": (SLOTS, [*LAYERS_AND_UNITS, lambda m: e.add_slots(m, 6), lambda m: e.widen_stream(m, m.d_model // 4)]),
+    "moe": (cases.MOE, [*LAYERS_AND_UNITS, lambda m: e.duplicate_experts(m, [0], 2), lambda m: e.widen_stream(m, 3)]),
+    "dynamic": (cases.DYNAMIC, [*LAYERS_AND_UNITS, LAYERS_AND_UNITS[1], STREAM]),
+    "hourglass": (cases.HOURGLASS, [*LAYERS_AND_UNITS, STREAM, lambda m: e.add_block(m, 0)]),
+    "slots": (
+        cases.SLOTS,
+        [*LAYERS_AND_UNITS, lambda m: e.add_slots(m, 6), lambda m: e.widen_stream(m, m.d_model // 4)],
+    ),
 }
 """A model, and expansions that can follow each other in any order."""
 

@@ -1,11 +1,10 @@
 """Each growth alone: exact, alive within two steps, and with no zeros but those it needs; and single tensors of it."""
 
 import expansions
+import growth_cases as cases
 import pytest
 import torch
 from growth_cases import (
-    BLOCKS,
-    EXPANSIONS,
     Weights,
     check,
     difference,
@@ -60,7 +59,7 @@ def largest_difference(before: list[Tensor], after: list[Tensor]) -> float:
     return max(difference(*pair) for pair in zip(before, after))
 
 
-@pytest.mark.parametrize("case", EXPANSIONS)
+@pytest.mark.parametrize("case", cases.EXPANSIONS)
 def test_an_expansion_is_exact_and_alive_and_needs_its_zeros(case):
     plan = planned(case)
     weights = with_random_weights(plan.old, 1)
@@ -74,10 +73,10 @@ def test_an_expansion_is_exact_and_alive_and_needs_its_zeros(case):
 
 def test_an_hourglass_has_the_weights_and_the_moments_of_the_swiglu():
     weights = with_random_weights(small_model(), seed=4)
-    plan = growth({}, merge(BLOCKS, {"ffn": {"n_blocks": 1}}))
+    plan = growth({}, merge(cases.BLOCKS, {"ffn": {"n_blocks": 1}}))
     assert not any(is_new.any() for is_new in plan.is_new().values())
     assert all(torch.equal(weight, weights[plan.tensors[name].source]) for name, weight in plan.weights(weights))
-    plan = growth({}, BLOCKS)
+    plan = growth({}, cases.BLOCKS)
     state = {name: {"exp_avg": each, "step": torch.tensor(7.0)} for name, each in weights.items()}
     grown = dict(grown_states(plan, state))
     moved = grown["layers.2.ffn.blocks.0.w_gate.weight"]

@@ -21,16 +21,13 @@ GROWTHS = (
 )
 
 
-def random_state(model, seed=0, n_steps=9.0):
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: {
-            "exp_avg": torch.randn(parameter.shape, generator=generator, dtype=torch.float64),
-            "exp_avg_sq": torch.rand(parameter.shape, generator=generator, dtype=torch.float64) + 0.1,
-            "step": torch.tensor(n_steps),
-        }
-        for name, parameter in model.named_parameters()
-    }
+def random_state(model):
+    """The state of AdamW after nine steps."""
+    state = {}
+    for name, parameter in model.named_parameters():
+        moments = {"exp_avg": torch.randn_like(parameter), "exp_avg_sq": torch.rand_like(parameter) + 0.1}
+        state[name] = {**moments, "step": torch.tensor(9.0)}
+    return state
 
 
 ALL_OLD = ("layers", *GROWTHS[-5:])
@@ -45,10 +42,9 @@ def test_moments_of_old_entries_stay_and_new_entries_start_without_momentum(name
     plan = planned(name)
     model = drawn(plan.old)
     state, weights = random_state(model), dict(model.named_parameters())
-    found = dict(grown_states(plan, state))
     pulled = {parameter: torch.zeros_like(weight) for parameter, weight in weights.items()}
     n_checked = n_made = 0
-    for parameter, parts in found.items():
+    for parameter, parts in grown_states(plan, state):
         tensor, before = plan.tensors[parameter], state[plan.tensors[parameter].source]
         weight, grown = weights[tensor.source], tensor.grow(weights[tensor.source], torch.Generator())
         pulled[tensor.source] += torch.autograd.grad(grown, weight, parts["exp_avg"])[0]
@@ -59,10 +55,10 @@ def test_moments_of_old_entries_stay_and_new_entries_start_without_momentum(name
                 carried = parts[part][~tensor.is_new()]
                 assert torch.equal(carried.sort().values, before[part].flatten().sort().values), parameter
         is_made = tensor.carry(torch.zeros_like(before["exp_avg"]), 1.0, 1.0).bool()
-        mean = before["exp_avg_sq"].mean()
         assert not parts["exp_avg"][is_made].any()
-        torch.testing.assert_close(parts["exp_avg_sq"][is_made], mean.expand(int(is_made.sum())))
-        n_made += int(is_made.sum())
+        squares = parts["exp_avg_sq"][is_made]
+        torch.testing.assert_close(squares, before["exp_avg_sq"].mean().expand_as(squares))
+        n_made += len(squares)
     for parameter, gradient in pulled.items():
         torch.testing.assert_close(gradient, state[parameter]["exp_avg"], rtol=1e-12, atol=1e-12)
     assert n_checked > len(plan.tensors) / 2
@@ -99,17 +95,14 @@ def test_a_grown_state_is_one_that_its_optimizer_goes_on_with(name, kind):
     model = drawn(plan.old)
     optimizer = OPTIMIZERS[kind].build(model)
     step(model, optimizer, tokens_for(0))
-    state = state_by_name(model, optimizer)
     new = applied(plan, model)
     continued = OPTIMIZERS[kind].build(new)
-    given = dict(grown_states(plan, state))
+    given = dict(grown_states(plan, state_by_name(model, optimizer)))
     adopt(continued, new, given.items())
     step(new, continued, tokens_for(1))
     for name, parts in state_by_name(new, continued).items():
-        if "step" in parts:
-            assert parts["step"] == (2 if name in given else 1), name
-        for value in parts.values():
-            assert value.isfinite().all()
+        assert parts.get("step", 2) == (2 if name in given or "momentum_buffer" in parts else 1), name
+        assert all(value.isfinite().all() for value in parts.values()), name
 
 
 def test_factors_follow_their_parameters_and_multiply():

@@ -151,7 +151,7 @@ def test_a_profile_costs_exactly_what_its_uniform_model_costs(ffn, attention):
 
 def test_profiles_that_cannot_be_had_are_refused():
     for shape, changes, message in [
-        ({}, {}, "model.shape: heads: missing; a profile needs heads, hidden or both"),
+        ({}, {}, "model: shape: heads: missing; a profile needs heads, hidden or both"),
         ({"heads": [0.01, 1]}, {}, "model.shape.heads: leaves nothing for layer 1 of 5, which would get 0.18 "),
         ({"hidden": [1, 2], "framed": True}, {"n_layers": 2}, "model.n_layers: 2 is too few for a profile"),
         ({"heads": [1, 2]}, {"d_model": 34}, "model.d_model: got 34; attention needs a multiple of 4"),
