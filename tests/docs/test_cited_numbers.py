@@ -1,6 +1,9 @@
-"""The numbers of the documents, and the picture of the README, follow from the committed records."""
+"""Numbers of the documents and pictures follow from the committed records; quoted messages are the program's."""
 
+import ast
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,3 +66,22 @@ def test_the_committed_picture_is_drawn_from_its_records(form: str, theme: str) 
 
 def test_the_committed_curves_are_drawn_from_their_records() -> None:
     assert (PICTURES / "during_training.svg").read_text() == readme_picture.during_training()
+
+
+def _templates() -> Iterator[str]:
+    """Every text of the source, with … for what is filled in."""
+    for path in (ROOT / "src" / "widthwise").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_messages_of_the_page_of_errors_are_those_of_the_program() -> None:
+    """A message may leave out its end, behind a last semicolon."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = [message.removesuffix("; …") for message in re.findall(r"^\| `(.+?)` \| ", text, re.M)]
+    known = list(_templates())
+    assert len(quoted) > 25
+    assert not [message for message in quoted if not any(template.startswith(message) for template in known)]
