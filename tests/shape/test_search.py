@@ -84,14 +84,6 @@ def paper_sizes(budget, n_blocks, n_layers, ratio, n_heads):
     return d_model, round((budget - 4 * n_layers * d_model**2) / (3 * n_blocks * n_layers * d_model))
 
 
-HEADLINE = {  # n_blocks, n_layers, and d_hidden / d_model of Table 3
-    "113M": (4, 12, 418 / 1032),
-    "403M": (4, 24, 557 / 1376),
-    "906M": (4, 24, 819 / 2080),
-    "1074M": (1, 20, 2486 / 2848),
-}
-
-
 def found_at(scale: str, **space):
     baseline = BASELINES[scale]
     return search(baseline.template(), baseline.seq_len, parse(SearchSpace, space))
@@ -113,12 +105,16 @@ def test_every_shape_of_the_paper_is_found_and_its_rule_gives_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "widths"),
-    [("113M", (1032, 936, 912)), ("403M", (1376, 1312, 1280)), ("1074M", (2848, 2656, 2688))],
+    ("scale", "depth", "ratio", "widths"),
+    [
+        ("113M", (4, 12), 418 / 1032, (1032, 936, 912)),
+        ("403M", (4, 24), 557 / 1376, (1376, 1312, 1280)),
+        ("1074M", (1, 20), 2486 / 2848, (2848, 2656, 2688)),
+    ],
 )
-def test_what_is_matched_decides_the_width(scale, widths) -> None:
-    """The headline models are searched at the same depth, blocks and ratio; the budget is in closed form."""
-    baseline, (n_blocks, n_layers, ratio) = BASELINES[scale], HEADLINE[scale]
+def test_what_is_matched_decides_the_width(scale, depth, ratio, widths) -> None:
+    """The headline models are searched at the same blocks and layers and ratio; the budget is in closed form."""
+    baseline, (n_blocks, n_layers) = BASELINES[scale], depth
     conventional = (1, baseline.n_layers, baseline.d_model, 4 * baseline.d_model)
     budgets = {
         "layer_params": layer_params(*conventional),

@@ -147,6 +147,7 @@ def counted_heads(n_heads: int, **options) -> dict:
     return {"attention": {"head_dim": None, "n_heads": n_heads, **options}}
 
 
+IN_SLOTS = {"d_model": 480, "attention": {"head_dim": 12}, "residual": SLOTS[0]}
 MISTAKES: list[tuple[dict, str]] = [
     ({"layers": {8: {}}}, "layers.8: layers count from 0 to 7"),
     ({"layers": {1: {"ffn": {"d_f": 3}}}}, "model.layers.1: ffn.d_f: unknown key; did you mean 'd_ff'?"),
@@ -170,7 +171,10 @@ MISTAKES: list[tuple[dict, str]] = [
     ({"shape": {"kind": "growing", "last_over_first": 2.0}}, "shape.last_over_first: unknown key"),
     ({"shape": {"kind": "x", "bottleneck_width": 0.01}}, "model.shape.quantum"),
     ({"residual": {"kind": "plain", "projections": "as_released"}}, "residual: projections: got as_released"),
-    ({"residual": SLOTS[0], "shape": {"kind": "x", "quantum": 4}}, "shape.quantum: got 4; must be a multiple of 16"),
+    (
+        IN_SLOTS | {"shape": {"kind": "x", "quantum": 24}},
+        "shape.quantum: got 24; must be a multiple of 48: whole",
+    ),
     ({"residual": SLOTS[0] | {"n_slots": None}, "shape": {"kind": "x"}}, "residual.n_slots: missing; a solved shape"),
 ]
 

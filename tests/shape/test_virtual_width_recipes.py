@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from boxes import refusal
-from test_template import SHAPES, SLOTS
+from test_template import SLOTS
 from test_template import small as small_template
 from thinned import in_turn
 
@@ -95,14 +95,6 @@ def test_what_is_matched_is_the_cost_of_the_layers(residual, match, endpoints):
     expected = sum((cost for layer in layers for part, cost in layer.items() if part != "norm"), Cost())
     solved = small(residual, shape={"kind": "x", "endpoints": {"full": "full_matched"}.get(endpoints, "slim")})
     assert TemplateCost(solved, match, 33).total(np.array(widths)) == QUANTITIES[match](expected, 33)
-
-
-def test_widths_hold_whole_heads_and_whole_slots():
-    sizes = {"d_model": 480, "attention": {"head_dim": 12}}
-    residual = {"slot_width": 16, "n_slots": 80}
-    widths = small(residual, **sizes, shape=SHAPES[0]).resolve(8).widths
-    assert all(width % 48 == 0 for width in widths)
-    assert any(width % 96 for width in widths)
 
 
 def test_a_search_needs_streams_that_grow_with_d_model():
