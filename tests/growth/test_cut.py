@@ -36,7 +36,6 @@ KINDS = {
     "gemma3": cases.GEMMA,
     "gemma2": cases.GEMMA2,
     "offset_gains": {"norm": {"gain_offset": 1.0}},
-    "tied": {"tie_embeddings": True},
     "multiplied": {"embedding_multiplier": 3.0, "residual": {"kind": "plain", "multiplier": 0.4}},
     "mixture": cases.MOE,
     "mixture_reordered": {**cases.MOE, **cases.REORDERED},
@@ -49,7 +48,6 @@ NOT_TURNED = {
     "gemma3": "tie_embeddings: ",
     "gemma2": "tie_embeddings: ",
     "mixture_between_norms": "layers.0.norm_placement: ",
-    "tied": "tie_embeddings: ",
     "mixture_reordered": "layers.0.norm_placement: ",
     "narrow": "layers.0.d_model: got 16",
 }

@@ -16,7 +16,6 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import parameter_shapes
 from widthwise.records.shrinking import Curve
-from widthwise.shape.schedule import shares
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
 ROOT = Path(__file__).parents[2]
@@ -115,18 +114,6 @@ def profiled(shape: dict, **changes) -> ModelConfig:
     return parse(ModelTemplate, data, "model").resolve(13)
 
 
-LITERATURE = {
-    "OpenELM": ((0.5, 1.0), False, [2 / 3, 5 / 6, 1, 7 / 6, 4 / 3]),
-    "crown": ((1.0, 2.0, 1.0), False, [5 / 7, 15 / 14, 10 / 7, 15 / 14, 5 / 7]),
-    "framed": ((1.0, 3.0), True, [1, 0.5, 1, 1.5, 1]),
-}
-
-
-def test_profiles_of_the_literature():
-    for points, is_framed, expected in LITERATURE.values():
-        np.testing.assert_allclose(shares(points, 5, is_framed), expected, rtol=1e-13)
-
-
 def test_heads_and_hidden_units_move_and_heads_keep_their_size():
     config = profiled({"kind": "profile", "heads": [1, 2, 1], "hidden": [3, 1]}, ffn={"kind": "swiglu", "d_ff": 50})
     attention = [layer.attention for layer in config.layers]
@@ -134,6 +121,8 @@ def test_heads_and_hidden_units_move_and_heads_keep_their_size():
     assert {(each.n_heads // each.n_kv_heads, each.head_dim) for each in attention} == {(2, 2)}
     assert [layer.ffn.hidden_widths for layer in config.layers] == [(75,), (63,), (50,), (37,), (25,)]
     assert set(config.widths) == {36}
+    framed = profiled({"kind": "profile", "hidden": [1, 3], "framed": True}, ffn={"kind": "swiglu", "d_ff": 50})
+    assert [layer.ffn.hidden_widths for layer in framed.layers] == [(50,), (25,), (50,), (75,), (50,)]
 
 
 @in_turn(("ffn", FFNS), ("attention", [GROUPED, {"n_heads": 6, "ratio": 2.0}]))
