@@ -109,7 +109,7 @@ def nearest_size(miss: Callable[[int], float], start: int) -> int:
     while (better := _nearest([best, *range(best - NEIGHBOURS, best + NEIGHBOURS + 1)], missed)) != best:
         best = better
     if math.isnan(missed(best)):
-        miss(best)
+        miss(best)  # raises the reason
     return best
 
 
@@ -123,7 +123,7 @@ def closest_size(miss: Callable[[int], float], start: int, sizes: range, toleran
     close = (size for size in by_distance if abs(missed(size)) <= tolerance)
     best = next(close, None) or _nearest([start, *by_distance], missed)
     if math.isnan(missed(best)):
-        miss(best)
+        miss(best)  # raises the reason
     return best
 
 
