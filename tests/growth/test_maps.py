@@ -23,7 +23,7 @@ def axis_maps(draw) -> AxisMap:
     return AxisMap.of(n_old, index, is_zero)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(axis_maps())
 def test_each_old_entry_has_one_first_place_and_others_are_copied_or_free_or_zero(axis):
     places = [axis.index.tolist().index(old) for old in range(axis.n_old)]
@@ -39,7 +39,7 @@ PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, ma
 """Widths before and after of several layers."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(PAIRS)
 def test_layers_find_all_that_they_had_and_agree_about_the_rest(pairs):
     """The widest knows of every coordinate what it was; a narrower one sees the first of them. A norm measures what

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -232,6 +232,7 @@ def test_the_one_nearest_to_each_ratio_is_kept() -> None:
         assert abs(ratio - aim) == min(abs(rival - aim) for rival in rivals)
 
 
+@settings(deadline=None)
 @given(arrays(np.int64, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.integers(0, 4)))
 def test_the_pareto_front_is_what_nothing_dominates(costs) -> None:
     dominated = [any((other <= row).all() and (other < row).any() for other in costs) for row in costs]
