@@ -224,7 +224,3 @@ class TensorPlan:
         """Return bool of the new shape: True at entries that growth added."""
         old = torch.zeros(self.shape, dtype=torch.bool)
         return self._cut(filled(old, (axis.is_new for axis in self.maps), True))
-
-    def must_be_zero(self) -> Tensor:
-        """Return bool of the new shape: True at new entries that must be 0."""
-        return self._cut(self._zero(torch.ones(self.shape)) == 0)
