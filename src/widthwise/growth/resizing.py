@@ -86,27 +86,21 @@ def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
             )
         return width_after
 
+    def widths(where: str, layer: LayerConfig) -> dict[str, Any]:
+        return {name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}
+
     residual = model.residual
     if isinstance(residual.layout, SlotLayout):
         slot_width = wider("residual.slot_width", residual.slot_shape(model.d_model)[1])
         residual = checked_copy(residual, "residual", slot_width=slot_width)
     final_norm_width = wider("final_norm_width", model.final_norm_width)
     usual = {where: width for where, _, width in norms_of(model)}
-    model = with_layers(
-        model,
-        lambda where, layer: {
-            name: wider(f"{where}.{name}", getattr(layer, name)) for name in ("d_model", "d_in", "d_out")
-        },
-        d_model=d_model,
-        final_norm_width=final_norm_width,
-        residual=residual,
-    )
-    return with_norms(
-        model,
-        lambda where, norm, width: (
-            norm.model_copy(update={"norm_dim": width}) if norm.norm_dim == usual[where] else norm
-        ),
-    )
+
+    def divisor(where: str, norm: NormConfig, width: int) -> NormConfig:
+        return norm.model_copy(update={"norm_dim": width}) if norm.norm_dim == usual[where] else norm
+
+    model = with_layers(model, widths, d_model=d_model, final_norm_width=final_norm_width, residual=residual)
+    return with_norms(model, divisor)
 
 
 def norms_of(model: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
@@ -126,12 +120,11 @@ def with_norms(model: ModelConfig, change: Callable[[str, NormConfig, int], Norm
     if model.mtp is not None:
         mtp_norms = {name: norms[f"mtp.{name}"] for name in ("slot_norm", "final_norm")}
         model = model.model_copy(update={"mtp": model.mtp.model_copy(update=mtp_norms)})
-    return with_layers(
-        model,
-        lambda where, layer: {name: norms[f"{where}.{name}"] for name in layer.usual_norm_dims},
-        final_norm=norms["final_norm"],
-        **changes,
-    )
+
+    def layer_norms(where: str, layer: LayerConfig) -> dict[str, Any]:
+        return {name: norms[f"{where}.{name}"] for name in layer.usual_norm_dims}
+
+    return with_layers(model, layer_norms, final_norm=norms["final_norm"], **changes)
 
 
 def _attention(
