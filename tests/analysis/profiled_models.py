@@ -11,7 +11,6 @@ from model_cases import decoder
 from torch import Tensor
 from torch.nn.functional import silu
 
-from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import parse
 from widthwise.kernels.rotary import rotate
@@ -84,7 +83,7 @@ ABOUT = {"name": "model", "source": "", "kind": "hf", "step": None}
 
 def summary(model: Decoder, windows: Tensor, batch: int = 2) -> dict[str, Any]:
     """The profile of a model that sees so many windows at a time."""
-    profile = Profile(DecoderSubject(model), OPTIONS)
+    profile = Profile(model, OPTIONS)
     for some in windows.split(batch):
         profile.add(some)
     return profile.summary(**ABOUT).to_data()

@@ -22,8 +22,7 @@ from profiled_models import (
 )
 from torch import Tensor
 
-from widthwise.analysis import meters, model_subjects, subject
-from widthwise.analysis.model_subjects import DecoderSubject
+from widthwise.analysis import hooks, meters
 from widthwise.analysis.profile import Profile
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
@@ -31,10 +30,10 @@ from widthwise.model.decoder import Decoder
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (meters, model_subjects):
+    for module in (meters, hooks):
         monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
     monkeypatch.setattr(meters, "TOKENS_AT_ONCE", 5)
-    monkeypatch.setattr(subject, "SCORES_AT_ONCE", 120)
+    monkeypatch.setattr(hooks, "SCORES_AT_ONCE", 120)
 
 
 @pytest.mark.usefixtures("float64", "_small_pieces")
@@ -137,8 +136,8 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
 @pytest.mark.parametrize("name", ["dynamic", "moe"])
 def test_the_model_is_left_as_it_was_even_after_an_error(name, monkeypatch):
     model = model_of(name, torch.float32)
-    profile = Profile(DecoderSubject(model), OPTIONS)
-    monkeypatch.setattr(profile, "see_attention", Mock(side_effect=[None, ArithmeticError]))
+    profile = Profile(model, OPTIONS)
+    monkeypatch.setattr(meters.SinkMeter, "add_attention", Mock(side_effect=[None, ArithmeticError]))
     with pytest.raises(ArithmeticError):
         profile.add(windows_of(2))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -151,4 +150,4 @@ def test_the_model_is_left_as_it_was_even_after_an_error(name, monkeypatch):
 
 def test_a_window_of_one_token_is_refused() -> None:
     with pytest.raises(UserError, match=r"^seq_len: got 1; must be at least 2"):
-        Profile(DecoderSubject(model_of("x")), OPTIONS).add(windows_of(3, length=1))
+        Profile(model_of("x"), OPTIONS).add(windows_of(3, length=1))

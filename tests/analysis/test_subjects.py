@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
-from widthwise.analysis import subject
-from widthwise.analysis.model_subjects import DecoderSubject
-from widthwise.analysis.subject import AttentionCalls, Watcher
+from widthwise.analysis import hooks
+from widthwise.analysis.hooks import AttentionCalls
+from widthwise.analysis.profile import Profile
 from widthwise.interop.hf_import import import_hf
 from widthwise.kernels.attention_in_blocks import Scoring, attention_in_blocks
 from widthwise.model.decoder import build
@@ -91,7 +91,7 @@ NUMBERS = torch.linspace(-2, 1, N_TOKENS * N_TOKENS, dtype=torch.float64).view(N
     ),
 )
 def test_weights_are_those_of_the_fused_function(monkeypatch, options, n_kv_heads, at_once):
-    monkeypatch.setattr(subject, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(hooks, "SCORES_AT_ONCE", at_once)
     fused = partial(scaled_dot_product_attention, enable_gqa=n_kv_heads != N_HEADS, **options)
     found, expected = weights_of(n_kv_heads, fused)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -117,6 +117,5 @@ def test_attention_in_blocks_is_seen_too(documents, score_cap):
 def test_capped_scores_in_their_plain_form_cannot_be_seen(monkeypatch):
     model = decoder(variant("uniform", "gemma2"))
     monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
-    with torch.no_grad():
-        message = refusal(DecoderSubject(model).run, random_tokens(1, 5), Watcher())
+    message = refusal(Profile(model).add, random_tokens(1, 5))
     assert message == "WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused"

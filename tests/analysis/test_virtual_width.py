@@ -16,14 +16,11 @@ from torch import Tensor
 from widthwise.analysis.virtual_width import (
     N_SPECTRA,
     DepthWeights,
-    VirtualWidthMeter,
-    gate_distance,
     hyper_connections,
-    mean_distance,
+    nearness,
     sampled,
-    spectra,
+    virtual_width,
     watched_sites,
-    window_share,
 )
 from widthwise.config_io import parse
 from widthwise.model.decoder import Decoder, build
@@ -69,10 +66,7 @@ def watched_sublayers(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def summary(model: Decoder, windows: Tensor) -> VirtualWidth:
-    meter = VirtualWidthMeter(model, model.config.residual)
-    for window in windows.split(1):
-        meter.add(window)
-    return meter.summary()
+    return virtual_width(model, windows.split(1))
 
 
 def coefficients_of(model: Decoder, ids: Tensor) -> list[Tensor]:
@@ -172,11 +166,13 @@ def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic)
         assert found["gate_distance"] == pytest.approx(np.minimum(gates, np.abs(gates - 1)).mean(), abs=1e-6)
 
 
-def test_distances_are_weighted_a_share_counts_the_nearest_sources_and_gates_of_either_sign_are_hard():
-    assert [mean_distance(reaches) for reaches in ([3.0, 0.0, 1.0], [0.0, 0.0])] == [(3 * 1.5 + 1 * 0.5) / 4, None]
-    assert [window_share(each, 2) for each in ([4.0, 3.0, 2.0, 1.0], [4.0], [0.0, 0.0])] == [0.3, 1.0, None]
-    assert gate_distance(torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])).tolist() == [0.0]
-    assert gate_distance(torch.tensor([[[0.5, -0.75], [1.25, 2.0]]])).tolist() == [(0.5 + 0.25 + 0.25 + 1) / 4]
+def test_distances_are_weighted_and_a_share_counts_the_nearest_sources():
+    for reaches, expected in (
+        ([3.0, 0.0, 1.0], ((3 * 1.5 + 1 * 0.5) / 4, 1 / 4)),
+        ([4.0], (0.5, 1.0)),
+        ([0.0, 0.0], (None, None)),
+    ):
+        assert nearness(reaches, n_slots=2) == expected
 
 
 @pytest.mark.parametrize("n_tokens", [1, N_SPECTRA, N_SPECTRA + 1, 1000])
@@ -185,7 +181,6 @@ def test_few_tokens_are_decomposed_evenly_spread(n_tokens):
     assert len(found) == -(-n_tokens // -(-n_tokens // N_SPECTRA)) <= N_SPECTRA
     assert len(found) > N_SPECTRA / 2 or n_tokens < N_SPECTRA
     assert len(set(found.diff().tolist())) <= 1
-    assert spectra(torch.eye(3)[None].double(), 2 * torch.eye(3)[None].double()).tolist() == [[1, 1, 2, 2]]
 
 
 @pytest.mark.parametrize("carry", ["sinkhorn", "permutations"])

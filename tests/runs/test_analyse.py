@@ -10,7 +10,6 @@ import pytest
 from boxes import refusal
 from tiny_runs import Listener, tiny_recipe
 
-from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile
 from widthwise.config_io import differences
 from widthwise.data.config import DataConfig, open_data
@@ -58,7 +57,7 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Ana
     held_out = HeldOut(open_data(tiny_recipe(*BPE).data), 17, 3, N_TOKENS, "fp32")
     for model in both["models"]:
         trained = open_model(runs / model["name"]).model
-        profile = Profile(DecoderSubject(trained))
+        profile = Profile(trained)
         for windows in held_out.batches():
             profile.add(windows)
         expected = numbers(profile.summary(**{key: model[key] for key in ("name", "source", "kind", "step")}))

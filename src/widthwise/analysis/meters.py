@@ -1,14 +1,14 @@
 """Statistics of activations, attention, the stream and predictions over a text, in constant memory."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from widthwise.analysis.subject import AttentionCall
+from widthwise.analysis.hooks import AttentionCall
 from widthwise.records.analysis import Activations, BlockExit, LensPoint, Sink, StreamState, Valley
 
 
@@ -154,28 +154,25 @@ class LogitLens:
         """
         for start in range(0, len(targets), TOKENS_AT_ONCE):
             piece = slice(start, start + TOKENS_AT_ONCE)
-            self._add((_log_probs(logits(states[piece])) for states in hidden), targets[piece])
+            target_log_probs = []
+            entropies = []
+            divergences = []
+            before = probs_before = None
+            for states in hidden:  # two depths are held in memory
+                log_probs = _log_probs(logits(states[piece]))
+                probs = log_probs.exp()
+                target_log_probs.append(log_probs.gather(1, targets[piece, None]).sum(dtype=torch.float64))
+                entropies.append(-(probs * log_probs).sum(dim=-1).sum(dtype=torch.float64))
+                if before is not None and probs_before is not None:
+                    # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
+                    divergence = ((probs - probs_before) * (log_probs - before)).sum(dim=-1)
+                    divergences.append(divergence.sum(dtype=torch.float64) / 2)
+                before = log_probs
+                probs_before = probs
+            self._target_log_probs += torch.stack(target_log_probs)
+            self._entropies += torch.stack(entropies)
+            self._divergences += torch.stack(divergences)
         self._n_tokens += len(targets)
-
-    def _add(self, depths: Iterable[Tensor], targets: Tensor) -> None:
-        """Add log-probabilities (m, vocab_size) of each depth; at most two are held in memory."""
-        target_log_probs = []
-        entropies = []
-        divergences = []
-        before = probs_before = None
-        for log_probs in depths:
-            probs = log_probs.exp()
-            target_log_probs.append(log_probs.gather(1, targets[:, None]).sum(dtype=torch.float64))
-            entropies.append(-(probs * log_probs).sum(dim=-1).sum(dtype=torch.float64))
-            if before is not None and probs_before is not None:
-                # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
-                divergence = ((probs - probs_before) * (log_probs - before)).sum(dim=-1)
-                divergences.append(divergence.sum(dtype=torch.float64) / 2)
-            before = log_probs
-            probs_before = probs
-        self._target_log_probs += torch.stack(target_log_probs)
-        self._entropies += torch.stack(entropies)
-        self._divergences += torch.stack(divergences)
 
     def summary(self) -> list[LensPoint]:
         """Return means in nats for each depth."""

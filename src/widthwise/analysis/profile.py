@@ -1,24 +1,30 @@
 """All statistics of a finished model over a text, in constant memory.
 
-    profile = Profile(DecoderSubject(model), ProfileOptions(thresholds=(0.01, 0.1, 1.0)))
+    profile = Profile(model, ProfileOptions(thresholds=(0.01, 0.1, 1.0)))
     for windows in batches:  # integers (B, T + 1), as from `HeldOut.batches`
         profile.add(windows)
     profile.summary(name="x", source="runs/x", kind="widthwise", step=None)
 
-The model is in evaluation mode.
+The model is in evaluation mode. MTP heads are ignored.
 """
 
-from typing import Annotated, Any
+from collections import defaultdict
+from contextlib import ExitStack
+from functools import partial
+from typing import Annotated, Any, cast
 
 import pydantic
 import torch
 from torch import Tensor
 
+from widthwise.analysis.hooks import AttentionCalls, watched_exits, watched_units
 from widthwise.analysis.meters import ActivationMeter, BlockExits, LogitLens, MatrixEntropy, SinkMeter, valley
-from widthwise.analysis.model_subjects import DecoderSubject
-from widthwise.analysis.subject import AttentionCall, Watcher
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
+from widthwise.model.context import Stream
+from widthwise.model.decoder import Decoder
+from widthwise.model.layer_module import DecoderLayer
+from widthwise.model.residual.over_width_module import PadEntry
 from widthwise.records.analysis import AnalysedModel
 
 Threshold = Annotated[float, pydantic.Field(ge=0)]
@@ -36,21 +42,22 @@ class ProfileOptions(Config):
     """Threshold above which a unit counts as used by a token; 0.1 as in the variable-width paper."""
 
 
-class Profile(Watcher):
+class Profile:
     """The profile of one model, in constant memory: about width^2 numbers for each depth.
 
     A batch also needs d_model numbers for every token, layer, and further block of a layer.
     """
 
-    def __init__(self, subject: DecoderSubject, options: ProfileOptions | None = None):
-        self._subject = subject
-        self._options = options or ProfileOptions()
+    def __init__(self, model: Decoder, options: ProfileOptions | None = None):
+        self._model = model
+        options = options or ProfileOptions()
         self._n_tokens = 0
-        self._activations: dict[tuple[int, int], ActivationMeter] = {}
+        new_meter = partial(ActivationMeter, options.thresholds, options.utilisation_threshold)
+        self._activations: dict[tuple[int, int], ActivationMeter] = defaultdict(new_meter)
         self._entropies: list[MatrixEntropy] = []
         self._lens = LogitLens()
         self._exits = BlockExits()
-        self._sinks = [SinkMeter() for _ in subject.widths]
+        self._sinks = [SinkMeter() for _ in model.config.widths]
         self._hidden: list[Tensor] = []
         self._hidden_in_layers: dict[tuple[int, int], Tensor] = {}
 
@@ -64,35 +71,60 @@ class Profile(Watcher):
             raise UserError(f"seq_len: got {windows.shape[1] - 1}; must be at least 2, for the statistics of sinks")
         targets = windows[:, 1:].flatten()
         try:
-            self._subject.run(windows[:, :-1], self)
-            self._lens.add(self._hidden, targets, self._subject.logits)
-            self._exits.add(self._hidden_in_layers, targets, self._subject.logits)
+            self._run(windows[:, :-1])
+            self._lens.add(self._hidden, targets, self._model.logits)
+            self._exits.add(self._hidden_in_layers, targets, self._model.logits)
         finally:
             self._hidden = []
             self._hidden_in_layers = {}
         self._n_tokens += len(targets)
 
-    def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
-        if not stream.isfinite().all():
+    def _run(self, tokens: Tensor) -> None:
+        """Run the model, uncompiled and without its logits, and add what its layers compute."""
+
+        def see_units(layer: int, block: int, activations: Tensor) -> None:
+            self._activations[layer, block].add(activations)
+
+        def see_exit(layer: int, block: int, hidden: Tensor) -> None:
+            self._hidden_in_layers[layer, block] = hidden.flatten(0, 1)
+
+        def see_input(module: Any, args: Any) -> None:
+            self._add_stream(0, args[0])
+
+        def see_output(depth: int, module: Any, args: Any, output: Any) -> None:
+            self._add_stream(depth, output[0])
+
+        layers = cast(list[DecoderLayer], list(self._model.layers))
+        with ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(layers[0].register_forward_pre_hook(see_input))
+            for index, layer in enumerate(layers):
+                stack.enter_context(layer.register_forward_hook(partial(see_output, index + 1)))
+                stack.enter_context(watched_units(layer.ffn, partial(see_units, index)))
+                stack.enter_context(watched_exits(layer, self._model.exit, partial(see_exit, index)))
+            calls = stack.enter_context(AttentionCalls(lambda layer, call: self._sinks[layer].add_attention(call)))
+            self._model.stream(tokens)
+            if calls.n_calls != len(layers):
+                raise UserError("WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused")
+
+    def _add_stream(self, depth: int, stream: Stream) -> None:
+        """Add the stream after a layer; depth 0 is the stream before the first layer.
+
+        Its statistics are over the written coordinates of a plain residual, otherwise over all slots.
+        """
+        config = self._model.config
+        width = max((config.d_model, *config.widths[:depth]))
+        states = config.residual.to_slots(stream, width).flatten(-2)
+        if depth == 0 and type(self._model.entry) is PadEntry:
+            states = states[..., :width]  # nothing has written the padding yet
+        if not states.isfinite().all():
             raise UserError(f"the stream after layer {depth} has numbers that are not finite; use another checkpoint")
         if depth == len(self._entropies):
-            self._entropies.append(MatrixEntropy(stream.shape[-1], stream.device))
-        self._entropies[depth].add(stream.flatten(0, 1))
-        self._hidden.append(hidden.flatten(0, 1))
+            self._entropies.append(MatrixEntropy(states.shape[-1], states.device))
+        self._entropies[depth].add(states.flatten(0, 1))
+        self._hidden.append(self._model.exit(stream).flatten(0, 1))
         if depth > 0:
-            self._sinks[depth - 1].add_stream(stream)
-
-    def see_block(self, layer: int, block: int, hidden: Tensor) -> None:
-        self._hidden_in_layers[layer, block] = hidden.flatten(0, 1)
-
-    def see_activations(self, layer: int, block: int, activations: Tensor) -> None:
-        if (layer, block) not in self._activations:
-            options = self._options
-            self._activations[layer, block] = ActivationMeter(options.thresholds, options.utilisation_threshold)
-        self._activations[layer, block].add(activations)
-
-    def see_attention(self, layer: int, call: AttentionCall) -> None:
-        self._sinks[layer].add_attention(call)
+            self._sinks[depth - 1].add_stream(states)
 
     def summary(self, **about: Any) -> AnalysedModel:
         """Return the record of the model. about: its other fields, such as its name and source.
@@ -103,8 +135,8 @@ class Profile(Watcher):
         meters = sorted(self._activations.items(), key=lambda item: item[0])
         return AnalysedModel(
             **about,
-            d_model=self._subject.d_model,
-            widths=self._subject.widths,
+            d_model=self._model.config.d_model,
+            widths=self._model.config.widths,
             n_tokens=self._n_tokens,
             activations=[meter.summary(layer, block) for (layer, block), meter in meters],
             stream=stream,

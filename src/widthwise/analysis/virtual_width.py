@@ -5,7 +5,7 @@ The sources of a site are the embedding and the outputs of all earlier sublayers
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widthwise.analysis.hooks import watched_reads
 from widthwise.analysis.meters import Moments
-from widthwise.analysis.subject import watched_reads
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.context import Stream
@@ -53,19 +53,18 @@ class DepthWeights:
         self._widths.append(write.shape[-1])
 
 
-def reach(weights: Tensor) -> Tensor:
-    """Return the root mean square of the singular values, (N,); 1 for a plain residual. weights: (N, n_read, n)."""
-    return torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:]))
-
-
-def mean_distance(reaches: Sequence[float]) -> float | None:
-    """Return the mean distance of a site from its sources in layers, weighted by reach; None if it reads nothing.
+def nearness(reaches: Sequence[float], n_slots: int) -> tuple[float | None, float | None]:
+    """Return the mean distance of a site from its sources in layers, weighted by reach, and the share of the last
+    n_slots sources in its input; None if it reads nothing.
 
     reaches: of all sources, the embedding first and the nearest, half a layer away, last.
     """
     total = sum(reaches)
+    if not total:
+        return None, None
     distances = ((len(reaches) - i) / SITES_PER_LAYER for i in range(len(reaches)))
-    return sum(weight * distance for weight, distance in zip(reaches, distances)) / total if total else None
+    mean_distance = sum(weight * distance for weight, distance in zip(reaches, distances)) / total
+    return mean_distance, sum(reaches[-n_slots:]) / total
 
 
 def sampled(matrices: Tensor) -> Tensor:
@@ -74,74 +73,35 @@ def sampled(matrices: Tensor) -> Tensor:
     return matrices[::step].to("cpu", torch.float64)
 
 
-def spectra(carry: Tensor, product: Tensor) -> Tensor:
-    """Return (N, 4): spectral radius and norm of carry (N, n, n), then of product (N, n, n)."""
-    columns = []
-    for matrices in (carry, product):
-        columns.append(torch.linalg.eigvals(matrices).abs().amax(dim=-1))
-        columns.append(torch.linalg.matrix_norm(matrices, ord=2))
-    return torch.stack(columns, dim=-1)
+@torch.no_grad()
+def virtual_width(model: Decoder, windows: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES) -> VirtualWidth:
+    """Run a model with hyper-connections and return the statistics of its sites over all tokens, without MTP heads.
 
-
-def gate_distance(gates: Tensor) -> Tensor:
-    """Return (N,): the mean distance of |gates| from the nearer of 0 and 1. gates: (N, n, k), carries and writes."""
-    sizes = gates.abs()
-    return torch.minimum(sizes, (sizes - 1).abs()).mean(dim=(-1, -2))
-
-
-def carry_entropy(carry: Tensor) -> Tensor:
-    """Return (N,): the mean entropy in nats of the rows, with absolute values that sum to 1. carry: (N, n, n)."""
-    shares = carry.abs() / carry.abs().sum(dim=-1, keepdim=True)
-    return torch.special.entr(shares).sum(dim=-1).mean(dim=-1)
-
-
-def window_share(reaches: Sequence[float], n_slots: int) -> float | None:
-    """Return the share of the last n_slots sources in the input of a site; None if it reads nothing.
-
-    reaches: of all sources, the embedding first.
+    windows: integers (B, T). Needs memory for n_slots^2 + n_slots * (blocks that all sites write) numbers per token.
     """
-    total = sum(reaches)
-    return sum(reaches[-n_slots:]) / total if total else None
+    residual = model.config.residual
+    assert isinstance(residual, SlotsConfig)
+    weight = model.embedding.weight
+    identity = torch.eye(residual.n_slots, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+    meters = [_SiteMeter(name, site.n_read, residual.n_slots) for name, site in hyper_connections(model).items()]
+    n_tokens = 0
+    for tokens in windows:
+        depth = DepthWeights(identity)
 
-
-class VirtualWidthMeter:
-    """Statistics of the sites of a model, without MTP heads, over all added tokens."""
-
-    def __init__(self, model: Decoder, residual: SlotsConfig):
-        """residual: the residual config of the model."""
-        self._model = model
-        self._residual = residual
-        sites = hyper_connections(model)
-        self._meters = [_SiteMeter(name, site.n_read, residual.n_slots) for name, site in sites.items()]
-        self._n_tokens = 0
-
-    @torch.no_grad()
-    def add(self, tokens: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> None:
-        """Run the model on tokens, integers (B, T), and add their statistics.
-
-        Needs memory for n_slots^2 + n_slots * (blocks that all sites write) numbers per token.
-        """
-        weight = self._model.embedding.weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        depth = DepthWeights(torch.eye(self._residual.n_slots, dtype=dtype, device=weight.device))
-
-        def see(index: int, coefficients: Tensor) -> None:
+        def see(index: int, coefficients: Tensor, depth: DepthWeights = depth) -> None:
             with torch.autocast(coefficients.device.type, enabled=False):
-                self._meters[index].add(coefficients, depth, self._residual.multiplier)
+                meters[index].add(coefficients, depth, residual.multiplier)
 
-        with watched_sites(self._model, see):
-            self._model.stream(tokens, documents=boundaries.documents(tokens), positions=boundaries.positions(tokens))
-        self._n_tokens += tokens.numel()
-
-    def summary(self) -> VirtualWidth:
-        """Return the `virtual_width` of a run's result; see docs/virtual_width.md."""
-        return VirtualWidth(
-            n_tokens=self._n_tokens,
-            n_slots=self._residual.n_slots,
-            slot_width=self._residual.slot_width,
-            dynamic=getattr(self._residual, "dynamic", True),
-            sites=[meter.summary() for meter in self._meters],
-        )
+        with watched_sites(model, see):
+            model.stream(tokens, documents=boundaries.documents(tokens), positions=boundaries.positions(tokens))
+        n_tokens += tokens.numel()
+    return VirtualWidth(
+        n_tokens=n_tokens,
+        n_slots=residual.n_slots,
+        slot_width=residual.slot_width,
+        dynamic=getattr(residual, "dynamic", True),
+        sites=[meter.summary() for meter in meters],
+    )
 
 
 @dataclass(eq=False)
@@ -156,37 +116,54 @@ class _SiteMeter:
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
         """Add coefficients (..., n_slots, n_coefficients), and update `depth` by this site."""
         coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
-        self._moments["coefficients"].add(coefficients)
         read, deviation, write = self._parts(coefficients)
-        self._moments["reach"].add(torch.stack([reach(weights) for weights in depth.of_read(read)], dim=-1))
+        # The root mean square of the singular values: 1 for a plain residual.
+        reaches = [
+            torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:])) for weights in depth.of_read(read)
+        ]
         depth.pass_site(deviation, multiplier * write)
         carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
-        self._moments["gate_distance"].add(gate_distance(torch.cat((carry, write), dim=-1)))
-        self._moments["identity_distance"].add(torch.linalg.matrix_norm(deviation) / math.sqrt(self._n_slots))
-        self._moments["carry_entropy"].add(carry_entropy(carry))
-        product_of_carries = depth.weights[..., : self._n_slots]
-        self._moments["spectra"].add(spectra(sampled(carry), sampled(product_of_carries)))
+        gates = torch.cat((carry, write), dim=-1).abs()
+        shares = carry.abs() / carry.abs().sum(dim=-1, keepdim=True)
+        spectra = []
+        for matrices in (sampled(carry), sampled(depth.weights[..., : self._n_slots])):  # of the carry, and the product
+            spectra.append(torch.linalg.eigvals(matrices).abs().amax(dim=-1))
+            spectra.append(torch.linalg.matrix_norm(matrices, ord=2))
+        statistics = {
+            "coefficients": coefficients,
+            "reach": torch.stack(reaches, dim=-1),
+            "gate_distance": torch.minimum(gates, (gates - 1).abs()).mean(dim=(-1, -2)),
+            "identity_distance": torch.linalg.matrix_norm(deviation) / math.sqrt(self._n_slots),
+            "carry_entropy": torch.special.entr(shares).sum(dim=-1).mean(dim=-1),
+            "spectra": torch.stack(spectra, dim=-1),
+        }
+        for name, values in statistics.items():
+            self._moments[name].add(values)
 
     def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
         """Split into read, carry (minus the identity) and write."""
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
     def summary(self) -> SiteSlots:
-        """Return the record of the site. `sd` is over tokens, with one number per slot."""
+        """Return the record of the site.
+
+        gate_distance: mean distance of the absolute carries and writes from the nearer of 0 and 1; carry_entropy: mean
+        entropy in nats of the rows of absolute carries, scaled to sum to 1; sd: over tokens, one number per slot.
+        """
         means = {name: moments.mean for name, moments in self._moments.items()}
         mean = means["coefficients"].cpu()
         read, deviation, write = self._parts(mean)
         carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)
         variances = self._parts(self._moments["coefficients"].variance.cpu())
         reaches = means["reach"].tolist()
-        share = window_share(reaches, self._n_slots)
+        mean_distance, share = nearness(reaches, self._n_slots)
         radius, norm, product_radius, product_norm = _rounded(means["spectra"])
         sds = (_rounded(variance.mean(dim=-1).sqrt()) for variance in variances)
         return SiteSlots(
             name=self._name,
             reach=_rounded(means["reach"]),
             reach_sd=_rounded(self._moments["reach"].variance.sqrt()),
-            mean_distance=mean_distance(reaches),
+            mean_distance=mean_distance,
             plain_distance=(len(reaches) + 1) / (2 * SITES_PER_LAYER),
             window_share=None if share is None else round(share, N_DECIMALS),
             **{name: _rounded(means[name]) for name in ("gate_distance", "identity_distance", "carry_entropy")},
@@ -224,14 +201,10 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
 
 
 def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> VirtualWidth | None:
-    """Return the `virtual_width` of a result; None for a model without hyper-connections."""
-    residual = model.config.residual
-    if not isinstance(residual, SlotsConfig):
+    """Return the `virtual_width` of a result; None for a model without hyper-connections. See docs/virtual_width.md."""
+    if not isinstance(model.config.residual, SlotsConfig):
         return None
-    meter = VirtualWidthMeter(model, residual)
-    with evaluating(model) as device:
-        for batch in held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len)):
-            for window in batch[:, :-1].split(1):  # one window at a time, to save memory
-                with autocast(device, held_out.precision):
-                    meter.add(window.to(device), held_out.boundaries)
-    return meter.summary()
+    with evaluating(model) as device, autocast(device, held_out.precision):
+        batches = held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len))
+        windows = (window.to(device) for batch in batches for window in batch[:, :-1].split(1))  # saves memory
+        return virtual_width(model, windows, held_out.boundaries)

@@ -12,7 +12,6 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from widthwise.analysis.model_subjects import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import mistakes_of
 from widthwise.data.config import open_data
@@ -139,7 +138,7 @@ def _analysed(
     for damage in model.damages:
         observer.message(str(damage))
     decoder = model.model
-    profile = Profile(DecoderSubject(decoder), options)
+    profile = Profile(decoder, options)
     n_batches = math.ceil(held_out.n_windows / held_out.batch_size)
     with repeatable(model.device):
         for n_done, windows in enumerate(held_out.batches(), start=1):
