@@ -20,9 +20,8 @@ import tokenizers
 from harness import Part, cpu_command, interleave, summarise
 
 from widthwise.data.corpus import named_corpus
-from widthwise.data.encode import BATCH_BYTES
 from widthwise.data.json_tokenizer import train_bpe
-from widthwise.data.prepare import prepare
+from widthwise.data.prepare import BATCH_BYTES, prepare
 from widthwise.data.readers import open_source
 
 TARGET_WALL_RATIO = 1.15

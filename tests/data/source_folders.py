@@ -6,7 +6,7 @@ from typing import Any
 
 from file_operations import forge
 
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document
 
 
 def corpus_of(name: str, texts: Iterable[str]) -> Corpus:

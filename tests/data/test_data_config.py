@@ -11,8 +11,7 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import parse, to_data
 from widthwise.data import config as config_module
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
-from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import Corpus
+from widthwise.data.corpus import Corpus, named_corpus
 from widthwise.data.loader import NO_BOUNDARIES
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_folders import corpus_of
 
-from widthwise.data.documents import Corpus
-from widthwise.data.prepare import Division, HeldOutFraction, HeldOutSources, scan
+from widthwise.data.corpus import Corpus
+from widthwise.data.prepare import Division, HeldOutFraction, HeldOutSources, prepare, scan
 from widthwise.mistakes import UserError
 
 few = settings(max_examples=40)
@@ -77,12 +77,11 @@ def test_held_out_sources_come_first_and_documents_equal_to_theirs_are_left_out_
     assert (record.sources, record.n_left_out, division.fraction) == (("a", "b"), 3, None)
 
 
-def test_an_empty_split_is_refused():
+def test_an_empty_split_is_refused(tmp_path):
     for texts, held_out, message in (
         (["two", "far"], HELD_OUT, "books: leaves nothing to train on: 2 documents, each equal to one held out"),
         (["one"], [corpus_of("a", [])], "books: held_out_from a holds no documents"),
         ([], [corpus_of("a", [])], "books: holds no documents"),
     ):
-        division, corpus = HeldOutSources(held_out), corpus_of("books", texts)
         with pytest.raises(UserError, match=message):
-            division.refuse_empty_split(scan(division.documents(corpus)), corpus.name)
+            prepare(corpus_of("books", texts), tmp_path / "out", tokenizer="bytes", held_out=held_out)

@@ -11,9 +11,7 @@ from itertools import accumulate, chain, count, islice, takewhile
 import pytest
 from source_folders import check_same_bytes, corpus_of
 
-from widthwise.data import encode
-from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document, named_corpus
 from widthwise.data.json_tokenizer import MAX_TRAINING_BYTES, train_bpe
 from widthwise.data.prepare import HeldOutFraction, prepare
 from widthwise.data.prepared import PreparedData
@@ -64,7 +62,7 @@ def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_beh
     options = {"tokenizer": "bytes", "held_out": 0.2}
     counted = Corpus("synthetic", read)
     with monkeypatch.context() as patch:
-        patch.setattr(encode, "BATCH_BYTES", 500)
+        patch.setattr("widthwise.data.prepare.BATCH_BYTES", 500)
         cut = prepare(counted, tmp_path / "cut", max_tokens=20_011, **options).manifest
     documents = HeldOutFraction(0.2).documents(SYNTHETIC)
     n_tokens = accumulate((each.n_bytes + 1) * (each.split == "train") for each in documents)
@@ -144,7 +142,7 @@ def test_a_folder_in_use_is_refused_and_kept(tmp_path):
 SLOW_PREPARATION = """
 import sys, time
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import Corpus
+from widthwise.data.corpus import Corpus
 from widthwise.data.prepare import prepare
 
 def read():

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from widthwise.data import readers
-from widthwise.data.documents import Document
+from widthwise.data.corpus import Document
 from widthwise.data.readers import _cut, read_documents
 from widthwise.mistakes import UserError
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, processors
 
 from widthwise.config_io import require
-from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document, named_corpus
 from widthwise.data.json_tokenizer import JsonTokenizer, check_spec, open_tokenizer, restore_tokenizer, train_bpe
 from widthwise.data.prepare import prepare
 from widthwise.data.tokenizer import ByteTokenizer

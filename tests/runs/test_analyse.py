@@ -13,7 +13,7 @@ from tiny_runs import Listener, tiny_recipe
 from widthwise.analysis.profile import Profile
 from widthwise.config_io import differences
 from widthwise.data.config import DataConfig, open_data
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document
 from widthwise.data.json_tokenizer import train_bpe
 from widthwise.data.loader import HeldOut
 from widthwise.data.shards import TokenFile

@@ -14,7 +14,7 @@ from harness_cases import QUESTIONS, write_lines
 from tiny_runs import outcome, records, resumed_alike, step_config, tiny_recipe, unfinished_copy
 
 from widthwise.data.config import open_data
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.data.prepare import prepare
 from widthwise.model.decoder import build

@@ -8,7 +8,7 @@ import torch
 from boxes import refusal
 from tiny_runs import Listener, outcome, records, tiny_recipe
 
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document
 from widthwise.data.prepare import prepare
 from widthwise.mistakes import RunFailed
 from widthwise.run_dir import RunDir

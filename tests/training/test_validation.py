@@ -7,7 +7,7 @@ from tiny_runs import tiny_recipe
 from tokenizers import decoders, models, normalizers
 
 from widthwise.data.config import open_data
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document
 from widthwise.data.loader import HeldOut
 from widthwise.data.mixture import MixedData
 from widthwise.data.prepare import prepare

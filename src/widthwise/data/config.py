@@ -13,8 +13,7 @@ import pydantic
 from pydantic import AfterValidator, Discriminator, Tag
 
 from widthwise.config_io import Config
-from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import ProgressCallback, ignore_progress
+from widthwise.data.corpus import ProgressCallback, ignore_progress, named_corpus
 from widthwise.data.identity import FORMAT_VERSION, MANIFEST
 from widthwise.data.json_tokenizer import check_spec
 from widthwise.data.loader import PackingConfig

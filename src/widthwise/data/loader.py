@@ -90,10 +90,6 @@ class PackingConfig(Config):
         return Boundaries(eos_id, self.mask_documents, self.reset_positions)
 
 
-AS_ONE_DOCUMENT = PackingConfig()
-"""The default: a row is read as one document."""
-
-
 def unended(tokens: TokenFile, eos_id: int) -> int | None:
     """Return the index of a document that does not end in the end-of-text token; None if there is none.
 

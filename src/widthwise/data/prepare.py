@@ -3,15 +3,23 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any, BinaryIO, Self
 
-from widthwise.data.documents import Corpus, Document, ProgressCallback, Scan, Split, SplitDocument, ignore_progress
-from widthwise.data.encode import SplitShards, batches_of
-from widthwise.data.identity import CorpusRecord, HeldOutRecord
+import numpy as np
+
+from widthwise.config_io import mistakes_of
+from widthwise.data.corpus import Corpus, Document, ProgressCallback, Scan, Split, SplitDocument, ignore_progress
+from widthwise.data.identity import CorpusRecord, HeldOutRecord, SplitRecord, Splits
 from widthwise.data.json_tokenizer import check_spec, open_tokenizer
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
 from widthwise.data.readers import open_source
+from widthwise.data.shards import ShardWriter, durable, name_lines, names_path, token_dtype
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.files import writing
 from widthwise.mistakes import UserError
 
 
@@ -54,16 +62,9 @@ class Division(ABC):
         """Return the source of the held-out split; None for a fraction."""
         return None
 
-    def refuse_empty_split(self, totals: Scan, name: str) -> None:
-        """Raise UserError if a split is empty. name: of the corpus."""
-        n_train = totals.n_documents - totals.n_held_out
-        if totals.n_documents == 0:
-            raise UserError(f"{name}: holds no documents")
-        if n_train == 0 or totals.n_held_out == 0:
-            raise UserError(f"{name}: {self._describe_empty_split(n_train, totals)}")
-
     @abstractmethod
-    def _describe_empty_split(self, n_train: int, totals: Scan) -> str: ...
+    def describe_empty_split(self, totals: Scan) -> str:
+        """Return the end of the error for documents that leave a split empty."""
 
 
 N_SUGGESTED = 100
@@ -83,7 +84,8 @@ class HeldOutFraction(Division):
     def split(self, digest: bytes) -> Split | None:
         return "held_out" if int.from_bytes(digest[:8], "big") < self._threshold else "train"
 
-    def _describe_empty_split(self, n_train: int, totals: Scan) -> str:
+    def describe_empty_split(self, totals: Scan) -> str:
+        n_train = totals.n_documents - totals.n_held_out
         change = "lower" if n_train == 0 else "raise"
         return (
             f"held_out {self.fraction} puts {n_train} of {totals.n_documents} documents in training and "
@@ -116,10 +118,117 @@ class HeldOutSources(Division):
     def record(self, totals: Scan) -> HeldOutRecord | None:
         return HeldOutRecord(sources=self._names, n_left_out=totals.n_left_out)
 
-    def _describe_empty_split(self, n_train: int, totals: Scan) -> str:
-        if n_train:
+    def describe_empty_split(self, totals: Scan) -> str:
+        if totals.n_held_out == 0:
             return f"held_out_from {', '.join(self._names)} holds no documents"
         return f"leaves nothing to train on: {totals.n_left_out} documents, each equal to one held out"
+
+
+BATCH_BYTES = 2**20
+"""Approximate size of the text of a batch."""
+
+
+def encode_batch(batch: list[SplitDocument], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of documents end to end, and the length of each, int64; a left-out document has no text.
+
+    Every document ends in an end-of-text token. Raises UserError for a document that cannot be encoded, with its name.
+    """
+    texts = ["" if document.split is None else document.text for document in batch]
+    try:
+        encoded = tokenizer.encode_batch(texts)
+    except UserError:
+        for document, text in zip(batch, texts):  # one by one, to name the document
+            with mistakes_of(document.name):
+                tokenizer.encode(text)
+        raise
+    for ids in encoded:
+        ids.append(tokenizer.eos_id)
+    lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+    tokens = np.fromiter(chain.from_iterable(encoded), dtype=token_dtype(tokenizer.vocab_size), count=lengths.sum())
+    return tokens, lengths
+
+
+def batches_of(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:
+    """Collect documents into batches of about BATCH_BYTES."""
+    batch: list[SplitDocument] = []
+    n_bytes = 0
+    for document in documents:
+        batch.append(document)
+        n_bytes += document.n_bytes
+        if n_bytes >= BATCH_BYTES:
+            yield batch
+            batch = []
+            n_bytes = 0
+    yield batch
+
+
+class SplitShards:
+    """Writes the shards `train` and `held_out` in a folder; used in a `with` block, like ShardWriter.
+
+    Left-out documents are counted and not written. With `max_tokens`, writing stops before the first training document
+    that would exceed them; that document and all later ones of both splits are ignored.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, max_tokens: int | None = None):
+        dtype = token_dtype(tokenizer.vocab_size)
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self._byte_lengths = tokenizer.token_byte_lengths()
+        self._fingerprint = hashlib.sha256()
+        self.n_left_out = 0
+        self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
+        self._names: list[BinaryIO] = []
+        self._counts = np.zeros((len(self._writers), len(SplitRecord.model_fields)), dtype=np.int64)
+        self._stack = ExitStack()
+        self.is_full = False
+
+    def __enter__(self) -> Self:
+        for writer in self._writers:
+            self._stack.enter_context(writer)
+            self._names.append(self._stack.enter_context(durable(names_path(writer.prefix))))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def add(self, batch: list[SplitDocument]) -> None:
+        """Encode and append documents, until full. Raises UserError as `encode_batch`, and on a full disk."""
+        tokens, lengths = encode_batch(batch, self.tokenizer)
+        documents = batch
+        if self.max_tokens is not None:
+            is_trained_on = np.array([document.split == "train" for document in batch], dtype=bool)
+            n_after = self.splits().train.n_tokens + np.cumsum(np.where(is_trained_on, lengths, 0))
+            n_kept = int(np.searchsorted(n_after, self.max_tokens, side="right"))
+            self.is_full = n_kept < len(batch)
+            documents = batch[:n_kept]
+        lengths = lengths[: len(documents)]
+        tokens = tokens[: lengths.sum()]
+        n_bytes = np.array([document.n_bytes for document in documents], dtype=np.int64)
+        for split, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
+            chosen = np.array([document.split == split for document in documents], dtype=bool)
+            split_tokens = tokens[np.repeat(chosen, lengths)]
+            writer.add(split_tokens, lengths[chosen])
+            with writing(names_path(writer.prefix)):
+                names.write(name_lines(document.name for document in documents if document.split == split))
+            count += (chosen.sum(), len(split_tokens), n_bytes[chosen].sum(), self._byte_lengths[split_tokens].sum())
+        self._fingerprint.update(b"".join(document.key for document in documents if document.split is not None))
+        self.n_left_out += sum(document.split is None for document in documents)
+
+    def totals(self) -> Scan:
+        """Return the totals of the documents written."""
+        splits = self.splits()
+        return Scan(
+            self._fingerprint.hexdigest(),
+            splits.n_documents,
+            splits.n_bytes,
+            splits.held_out.n_documents,
+            self.n_left_out,
+        )
+
+    def splits(self) -> Splits:
+        """Return the counts of both splits."""
+        records = (SplitRecord(**dict(zip(SplitRecord.model_fields, count))) for count in self._counts.tolist())
+        return Splits(**dict(zip(Splits.model_fields, records)))
 
 
 def prepare(
@@ -161,55 +270,50 @@ def prepare(
         expected = None
         if max_tokens is None:
             expected = scan(division.documents(opened), progress)
-            division.refuse_empty_split(expected, opened.name)
+            if expected.n_documents == 0:
+                raise UserError(f"{opened.name}: holds no documents")
+            if expected.n_held_out in (0, expected.n_documents):
+                raise UserError(f"{opened.name}: {division.describe_empty_split(expected)}")
         trained = open_tokenizer(tokenizer, training_texts)
         trained.save(folder)
         with SplitShards(folder, trained, max_tokens) as shards:
             for batch in batches_of(division.documents(opened)):
                 shards.add(batch)
-                progress("tokenizing", *_progress(shards, expected))
+                splits = shards.splits()
+                n_bytes_total = None
+                if expected is not None:
+                    n_bytes_total = expected.n_bytes
+                elif max_tokens is not None and splits.train.n_tokens:  # an estimate from the tokens so far
+                    n_bytes_total = round(splits.n_bytes * max_tokens / splits.train.n_tokens)
+                progress("tokenizing", splits.n_bytes, n_bytes_total)
                 if shards.is_full:
                     break
-            if expected not in (None, shards.totals()):
-                raise UserError(f"{opened.name}: changed while it was being read; prepare it again")
-        _finish(folder, opened.name, division, shards, progress)
+        totals = shards.totals()
+        if expected not in (None, totals):
+            raise UserError(f"{opened.name}: changed while it was being read; prepare it again")
+        if max_tokens is not None and totals.n_held_out in (0, totals.n_documents):
+            raise UserError(
+                f"max_tokens: got {max_tokens}, which leaves {totals.n_documents - totals.n_held_out} documents for "
+                f"training and {totals.n_held_out} held out; raise it, or cut the text into more documents "
+                "(document_bytes)"
+            )
+        write_manifest(
+            folder,
+            tokenizer=trained,
+            corpus=CorpusRecord(
+                name=opened.name,
+                fingerprint=totals.fingerprint,
+                n_documents=totals.n_documents,
+                n_bytes=totals.n_bytes,
+            ),
+            splits=shards.splits(),
+            files=record_files(folder, progress),
+            held_out_fraction=division.fraction,
+            held_out_from=division.record(totals),
+        )
 
     return assemble(out, fill, reuse)
 
 
 def _opened(source: Corpus | Path | str) -> Corpus:
     return source if isinstance(source, Corpus) else open_source(str(source))
-
-
-def _progress(shards: SplitShards, expected: Scan | None) -> tuple[int, int | None]:
-    """Return the bytes of text done and in all; with `max_tokens` an estimate from the tokens so far."""
-    splits = shards.splits()
-    if expected is not None:
-        return splits.n_bytes, expected.n_bytes
-    assert shards.max_tokens is not None
-    n_tokens = splits.train.n_tokens
-    return splits.n_bytes, round(splits.n_bytes * shards.max_tokens / n_tokens) if n_tokens else None
-
-
-def _finish(folder: Path, name: str, division: Division, shards: SplitShards, progress: ProgressCallback) -> None:
-    """Write the manifest of a folder with shards and tokenizer. name: of the corpus.
-
-    Raises UserError if `max_tokens` leaves a split empty; other empty splits were refused before.
-    """
-    totals = shards.totals()
-    if shards.max_tokens is not None and totals.n_held_out in (0, totals.n_documents):
-        raise UserError(
-            f"max_tokens: got {shards.max_tokens}, which leaves {totals.n_documents - totals.n_held_out} documents for "
-            f"training and {totals.n_held_out} held out; raise it, or cut the text into more documents (document_bytes)"
-        )
-    write_manifest(
-        folder,
-        tokenizer=shards.tokenizer,
-        corpus=CorpusRecord(
-            name=name, fingerprint=totals.fingerprint, n_documents=totals.n_documents, n_bytes=totals.n_bytes
-        ),
-        splits=shards.splits(),
-        files=record_files(folder, progress),
-        held_out_fraction=division.fraction,
-        held_out_from=division.record(totals),
-    )

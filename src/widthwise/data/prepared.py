@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import refusing, to_data
-from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
+from widthwise.data.corpus import Counter, ProgressCallback, Split, ignore_progress
 from widthwise.data.identity import (
     FORMAT_VERSION,
     MANIFEST,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import refusing, require
-from widthwise.data.corpus import CORPORA, files_below, named_corpus
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import CORPORA, Corpus, Document, files_below, named_corpus
 from widthwise.files import parse_json, reading
 from widthwise.mistakes import UserError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from widthwise.config_io import refusing, require
-from widthwise.data.documents import Counter, ProgressCallback
+from widthwise.data.corpus import Counter, ProgressCallback
 from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
 from widthwise.data.shards import durable
 from widthwise.files import MAX_JSON_BYTES, FileRecord, new_folder, parse_json, write_atomic, writing

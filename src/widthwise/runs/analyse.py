@@ -15,7 +15,7 @@ from pathlib import Path
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import mistakes_of
 from widthwise.data.config import open_data
-from widthwise.data.documents import Corpus, Document
+from widthwise.data.corpus import Corpus, Document
 from widthwise.data.loader import HeldOut, TokenisedText
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData

@@ -8,7 +8,7 @@ from typing import Any
 
 from widthwise.config_io import checked_copy, differences, parse, to_data
 from widthwise.data.config import DataCache
-from widthwise.data.documents import ignore_progress
+from widthwise.data.corpus import ignore_progress
 from widthwise.data.identity import VALIDATION_KEY, check_data_of_run, has_seen_data
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.mistakes import UserError

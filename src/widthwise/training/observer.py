@@ -8,7 +8,7 @@ class Observer(Protocol):
     """Receives the progress of a run; the command line shows it."""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        """The data is being prepared; see `data.documents.ProgressCallback`."""
+        """The data is being prepared; see `data.corpus.ProgressCallback`."""
 
     def opened(self, run: Path) -> None:
         """The run in this folder starts or resumes; following records belong to it."""

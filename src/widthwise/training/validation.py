@@ -15,7 +15,7 @@ from torch import Tensor
 
 from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.config_io import mistakes_of
-from widthwise.data.documents import Counter, Document, ignore_progress
+from widthwise.data.corpus import Counter, Document, ignore_progress
 from widthwise.data.loader import HeldOut, TokenisedText, unended
 from widthwise.data.prepared import PreparedData, checked_parts, counted, is_prepared
 from widthwise.data.readers import open_source
