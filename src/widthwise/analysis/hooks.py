@@ -136,9 +136,6 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
     """
     n_blocks = itertools.count()
 
-    def see_down(module: Any, args: Any) -> None:
-        see(next(n_blocks), args[0].flatten(0, -2))
-
     def see_router(moe: MoE, module: Any, args: Any, logits: Tensor) -> None:
         block = next(n_blocks)
         for activations in expert_activations(moe, args[0].flatten(0, -2), logits.flatten(0, -2)):
@@ -151,7 +148,8 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
             elif isinstance(module, DynamicWidth):
                 stack.enter_context(module.unskipped())
             elif name.rpartition(".")[2] == DOWN and isinstance(module, Linear):
-                stack.enter_context(module.register_forward_pre_hook(see_down))
+                hook = module.register_forward_pre_hook(lambda _, args: see(next(n_blocks), args[0].flatten(0, -2)))
+                stack.enter_context(hook)
         yield
 
 

@@ -88,16 +88,13 @@ class Profile:
         def see_exit(layer: int, block: int, hidden: Tensor) -> None:
             self._hidden_in_layers[layer, block] = hidden.flatten(0, 1)
 
-        def see_input(module: Any, args: Any) -> None:
-            self._add_stream(0, args[0])
-
         def see_output(depth: int, module: Any, args: Any, output: Any) -> None:
             self._add_stream(depth, output[0])
 
         layers = cast(list[DecoderLayer], list(self._model.layers))
         with ExitStack() as stack:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(layers[0].register_forward_pre_hook(see_input))
+            stack.enter_context(layers[0].register_forward_pre_hook(lambda _, args: self._add_stream(0, args[0])))
             for index, layer in enumerate(layers):
                 stack.enter_context(layer.register_forward_hook(partial(see_output, index + 1)))
                 stack.enter_context(watched_units(layer.ffn, partial(see_units, index)))

@@ -248,7 +248,15 @@ def adopt(
         for name, parts in files.items():
             if len(parts) == 1:
                 for path_of in (bin_path, idx_path):
-                    _bring(path_of(parts[0].prefix), path_of(folder / name), progress)
+                    source = path_of(parts[0].prefix)
+                    target = path_of(folder / name)
+                    try:
+                        os.link(source.resolve(), target)  # a link to a relative symbolic link would dangle
+                    except OSError:
+                        progress(f"copying {source}", 0, None)
+                        with refusing(f"{target}: cannot be copied from {source}", OSError):
+                            shutil.copyfile(source, target)
+                            fsync_file(target)
                 continue
             with ShardWriter(folder / name, token_dtype(opened.vocab_size)) as writer:
                 for tokens, lengths in (part for file in parts for part in file.parts(CHECKED_TOKENS_AT_ONCE)):
@@ -294,13 +302,3 @@ def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCall
         n_bytes=n_bytes,
         n_token_bytes=n_bytes,
     )
-
-
-def _bring(source: Path, target: Path, progress: ProgressCallback) -> None:
-    try:
-        os.link(source.resolve(), target)  # resolved, because a link to a relative symbolic link would dangle
-    except OSError:
-        progress(f"copying {source}", 0, None)
-        with refusing(f"{target}: cannot be copied from {source}", OSError):
-            shutil.copyfile(source, target)
-            fsync_file(target)

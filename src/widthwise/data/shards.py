@@ -96,15 +96,12 @@ class ShardWriter:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
         if error[0] is None:
+            lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
+            header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], len(lengths), len(lengths) + 1)
+            offsets = _starts(lengths)[:-1] * self.dtype.itemsize
+            arrays = (lengths.astype("<i4"), offsets.astype("<i8"), np.arange(len(lengths) + 1).astype("<i8"))
             with durable(idx_path(self.prefix)) as file:
-                file.write(self._index())
-
-    def _index(self) -> bytes:
-        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
-        header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], len(lengths), len(lengths) + 1)
-        offsets = _starts(lengths)[:-1] * self.dtype.itemsize
-        arrays = (lengths.astype("<i4"), offsets.astype("<i8"), np.arange(len(lengths) + 1).astype("<i8"))
-        return header + b"".join(array.tobytes() for array in arrays)
+                file.write(header + b"".join(array.tobytes() for array in arrays))
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
@@ -128,8 +125,14 @@ class TokenFile:
             self.dtype, n_sequences, n_indices = _parse_header(header, os.fstat(file.fileno()).st_size, path)
             index = file.read()
         self.fingerprint = zlib.crc32(index, zlib.crc32(header))
-        lengths, documents = _parse_index(index, self.dtype, n_sequences, n_indices, path)
+        lengths = np.frombuffer(index, "<i4", n_sequences)
+        offsets = np.frombuffer(index, "<i8", n_sequences, 4 * n_sequences)
+        documents = np.frombuffer(index, "<i8", n_indices, 12 * n_sequences)
         starts = _starts(lengths)
+        if (lengths < 0).any() or (offsets != starts[:-1] * self.dtype.itemsize).any():
+            raise UserError(f"{path}: its sequences do not follow one another; it is damaged")
+        if n_indices == 0 or documents[0] != 0 or documents[-1] != n_sequences or (np.diff(documents) < 0).any():
+            raise UserError(f"{path}: its document boundaries are out of range; it is damaged")
         self.n_tokens = int(starts[-1])
         self.document_starts: np.ndarray = starts[documents]
         path = bin_path(self.prefix)
@@ -193,20 +196,6 @@ def _parse_header(header: bytes, n_bytes: int, path: Path) -> tuple[np.dtype, in
             f"{path}: has {n_bytes} bytes where its header requires {expected_bytes}; it is damaged or multimodal"
         )
     return DTYPE_OF_CODE[code], n_sequences, n_indices
-
-
-def _parse_index(
-    index: bytes, dtype: np.dtype, n_sequences: int, n_indices: int, path: Path
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the checked sequence lengths and document indices. index: the content after the header."""
-    lengths = np.frombuffer(index, "<i4", n_sequences)
-    offsets = np.frombuffer(index, "<i8", n_sequences, 4 * n_sequences)
-    documents = np.frombuffer(index, "<i8", n_indices, 12 * n_sequences)
-    if (lengths < 0).any() or (offsets != _starts(lengths)[:-1] * dtype.itemsize).any():
-        raise UserError(f"{path}: its sequences do not follow one another; it is damaged")
-    if n_indices == 0 or documents[0] != 0 or documents[-1] != n_sequences or (np.diff(documents) < 0).any():
-        raise UserError(f"{path}: its document boundaries are out of range; it is damaged")
-    return lengths, documents
 
 
 def name_lines(names: Iterable[str]) -> bytes:

@@ -113,20 +113,17 @@ def _groups(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[Group
     for i, row in enumerate(rows):
         n_rows = min(most_rows, most_tokens // row.n_read)
         last = groups[-1] if groups and len(groups[-1].rows) < n_rows else None
-        n_shared = 0 if last is None else _n_common(rows[last.rows[0]].tokens[: last.n_shared], row)
+        n_shared = 0
+        if last is not None:
+            n = min(last.n_shared, row.n_before)
+            first = rows[last.rows[0]].tokens
+            n_shared = n if first[:n] == row.tokens[:n] else next(i for i in range(n) if first[i] != row.tokens[i])
         if last is not None and n_shared >= LEAST_SHARE * max(last.n_shared, row.n_before):
             last.rows.append(i)
             last.n_shared = n_shared
         else:
             groups.append(Group([i], row.n_before))
     return groups
-
-
-def _n_common(tokens: list[int], row: Row) -> int:
-    n = min(len(tokens), row.n_before)
-    if tokens[:n] == row.tokens[:n]:
-        return n
-    return next(i for i in range(n) if tokens[i] != row.tokens[i])
 
 
 def _unless_equal(rows: Sequence[Sized], is_real: Tensor) -> Tensor | None:

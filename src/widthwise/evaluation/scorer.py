@@ -99,11 +99,21 @@ class Scorer:
         """Return the likelihood of each continuation, in the order of the requests.
 
         An empty context means the end-of-text token, the beginning of a document. Requests are truncated to their
-        rightmost max_length + 1 tokens. The model reads a beginning shared by adjacent requests, such as the choices of
-        a question, once. n_before, n_total: for `on_progress`, tokens predicted by earlier calls and by all calls.
+        rightmost max_length + 1 tokens, after `bos_id` if there is one. The model reads a beginning shared by adjacent
+        requests, such as the choices of a question, once. n_before, n_total: for `on_progress`, tokens predicted by
+        earlier calls and by all calls.
         Raises UserError for an empty continuation and for one that is too long.
         """
-        rows = [self._row(*request) for request in requests]
+        rows = []
+        for context, continuation in requests:
+            if not 1 <= len(continuation) <= self.max_length:
+                raise UserError(
+                    f"continuation: has {len(continuation)} tokens; allowed: 1 to max_length = {self.max_length}"
+                )
+            tokens = [*(context or self.tokenizer.encode_prompt("")), *continuation][-(self.max_length + 1) :]
+            if self.tokenizer.bos_id not in (None, tokens[0]):
+                tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]  # replaces the first token of a full row
+            rows.append(Row(tokens, len(continuation)))
         n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
         scores: dict[int, Continuation] = {}
         with evaluating(self.model) as device:
@@ -112,16 +122,6 @@ class Scorer:
                 n_before += sum(rows[index].n_predicted for index in batch.rows)
                 self.on_progress(n_before, n_total)
         return [scores[index] for index in range(len(rows))]
-
-    def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
-        """Truncate context and continuation to the longest row of the model, after `bos_id` if there is one."""
-        n_predicted = len(continuation)
-        if not 1 <= n_predicted <= self.max_length:
-            raise UserError(f"continuation: has {n_predicted} tokens; allowed: 1 to max_length = {self.max_length}")
-        tokens = [*(context or self.tokenizer.encode_prompt("")), *continuation][-(self.max_length + 1) :]
-        if self.tokenizer.bos_id not in (None, tokens[0]):
-            tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]  # replaces the first token of a full row
-        return Row(tokens, n_predicted)
 
     def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> list[Continuation]:
         """Return the likelihoods of the rows of the batch. rows: of all batches."""
