@@ -1,5 +1,6 @@
 """A corpus becomes a prepared folder, whole or not at all: its splits, its tokenizer, its manifest."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,15 +10,58 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, count, islice, takewhile
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from source_folders import check_same_bytes, corpus_of
 
 from widthwise.data.corpus import Corpus, Document, named_corpus
-from widthwise.data.json_tokenizer import MAX_TRAINING_BYTES, train_bpe
-from widthwise.data.prepare import HeldOutFraction, prepare
+from widthwise.data.json_tokenizer import train_bpe
+from widthwise.data.prepare import HeldOutFraction, prepare, scan
 from widthwise.data.prepared import PreparedData
 from widthwise.mistakes import UserError
 
 SYNTHETIC = named_corpus("synthetic")
+BOOKS = corpus_of("books", ["one", "two", "three", "two", ""])
+HELD_OUT = [corpus_of("a", ["two", "kept"]), corpus_of("b", ["kept", "", "far"])]
+few = settings(max_examples=40)
+texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
+
+
+def divided(texts: list[str], held_out: float) -> tuple[list[str], list[str]]:
+    """The texts to train on, and those held out."""
+    documents = list(HeldOutFraction(held_out).documents(corpus_of("test", texts)))
+    train, held = ([each.text for each in documents if each.split == split] for split in ("train", "held_out"))
+    return train, held
+
+
+@few
+@given(texts, st.randoms(), st.floats(0.05, 0.5), st.floats(0.5, 0.95))
+def test_neither_order_nor_a_larger_fraction_takes_a_document_out_of_the_held_out_split(texts, rng, small, large):
+    train, held_out = divided(texts, small)
+    assert train == [text for text in texts if text not in held_out]
+    assert {*divided(rng.sample(texts, len(texts)), small)[1]} == {*held_out} <= {*divided(texts, large)[1]}
+
+
+def test_held_out_share_is_the_fraction():
+    n_documents = 4000
+    found = scan(HeldOutFraction(0.3).documents(corpus_of("numbers", [*map(str, range(n_documents))])))
+    standard_error = (n_documents * 0.3 * 0.7) ** 0.5
+    assert abs(found.n_held_out - n_documents * 0.3) < 4 * standard_error
+
+
+def fingerprint(texts: list[str]) -> str:
+    return scan(HeldOutFraction(0.5).documents(corpus_of("a", texts))).fingerprint
+
+
+@few
+@given(texts, texts)
+def test_fingerprint_is_sha256_of_framed_names_and_content_digests(first, second):
+    expected = hashlib.sha256()
+    for index, text in enumerate(first):
+        name = f"a/{index}".encode()
+        expected.update(len(name).to_bytes(8, "little") + name + hashlib.sha256(text.encode()).digest())
+    assert fingerprint(first) == expected.hexdigest()
+    assert (fingerprint(first) == fingerprint(second)) == (first == second)
 
 
 def split_texts(data: PreparedData) -> tuple[list[str], ...]:
@@ -31,22 +75,19 @@ def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
     options = {"tokenizer": "bpe-301", "held_out": 0.2}
     data = prepare(SYNTHETIC, tmp_path / "out", progress=lambda stage, *n: seen.update({stage: n}), **options)
     data.verify()
-    lengths, splits, n_bytes = data.tokenizer.token_byte_lengths(), data.manifest.splits, data.manifest.corpus.n_bytes
+    lengths, n_bytes = data.tokenizer.token_byte_lengths(), data.manifest.corpus.n_bytes
     for name, texts in zip(("train", "held_out"), split_texts(data)):
         documents = [each for each in HeldOutFraction(0.2).documents(SYNTHETIC) if each.split == name]
         assert texts == [document.text for document in documents]
-        part, record = getattr(data, name), getattr(splits, name)
+        part, record = getattr(data, name), getattr(data.manifest.splits, name)
         own = [part.document(index) for index in range(part.n_documents)]
-        everything = part.tokens(0, part.n_tokens)
-        assert lengths[everything].sum() == record.n_bytes == record.n_token_bytes
-        assert (everything == data.tokenizer.eos_id).sum() == part.n_documents
-        assert all(tokens[-1] == data.tokenizer.eos_id for tokens in own)
+        assert lengths[part.tokens(0, part.n_tokens)].sum() == record.n_bytes == record.n_token_bytes
+        assert all((tokens == data.tokenizer.eos_id).nonzero()[0].tolist() == [len(tokens) - 1] for tokens in own)
         assert list(data.documents(name)) == [(each.name, len(tokens)) for each, tokens in zip(documents, own)]
     names = {"train.names.jsonl", "held_out.names.jsonl"}
     assert data.identity.files.keys() == data.manifest.files.keys() - names
     assert list(seen) == ["reading", "training the tokenizer", "tokenizing", "computing checksums"]
     assert (seen["reading"], seen["tokenizing"]) == ((n_bytes, None), (n_bytes, n_bytes))
-    assert seen["computing checksums"][0] == seen["computing checksums"][1]
     assert prepare(SYNTHETIC, tmp_path / "all", max_tokens=10**9, **options).manifest == data.manifest
 
 
@@ -60,60 +101,56 @@ def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_beh
             yield document
 
     options = {"tokenizer": "bytes", "held_out": 0.2}
-    counted = Corpus("synthetic", read)
     with monkeypatch.context() as patch:
         patch.setattr("widthwise.data.prepare.BATCH_BYTES", 500)
-        cut = prepare(counted, tmp_path / "cut", max_tokens=20_011, **options).manifest
+        cut = prepare(Corpus("synthetic", read), tmp_path / "cut", max_tokens=20_011, **options).train
     documents = HeldOutFraction(0.2).documents(SYNTHETIC)
     n_tokens = accumulate((each.n_bytes + 1) * (each.split == "train") for each in documents)
     n_documents = sum(1 for _ in takewhile(lambda n: n <= 20_011, n_tokens))
     prepare(Corpus("synthetic", lambda: islice(SYNTHETIC, n_documents)), tmp_path / "same", **options)
     check_same_bytes(tmp_path / "cut", tmp_path / "same")
     assert n_documents <= n_read < n_documents + 60
-    n_tokens = cut.splits.train.n_tokens  # may be reached exactly, and one less is a document less
-    for less in (0, 1):
-        data = prepare(SYNTHETIC, tmp_path / str(less), max_tokens=n_tokens - less, **options)
-        assert data.train.n_documents == cut.splits.train.n_documents - less
+    for less in (0, 1):  # the number may be reached exactly, and one less is a document less
+        data = prepare(SYNTHETIC, tmp_path / str(less), max_tokens=cut.n_tokens - less, **options)
+        assert data.train.n_documents == cut.n_documents - less
 
 
-HELD_OUT = Corpus("apart", lambda: (each for index, each in enumerate(SYNTHETIC) if index % 9 == 4))
-
-
-@pytest.mark.parametrize("max_tokens", [None, 20_011])
-def test_sources_of_their_own_are_the_held_out_split_and_leave_their_documents_out_of_training(tmp_path, max_tokens):
-    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes", held_out=[HELD_OUT], max_tokens=max_tokens)
+@pytest.mark.parametrize(
+    ("max_tokens", "train", "n_left_out"), [(None, ["one", "three"], 3), (9, ["one"], 1)], ids=["all", "cut"]
+)
+def test_held_out_sources_come_first_and_documents_equal_to_theirs_are_left_out(
+    tmp_path, max_tokens, train, n_left_out
+):
+    data = prepare(BOOKS, tmp_path / "out", tokenizer="bytes", held_out=HELD_OUT, max_tokens=max_tokens)
     data.verify()
-    train, held_out = split_texts(data)
-    assert held_out == [document.text for document in HELD_OUT]
-    among = [document.text for document in SYNTHETIC if document.text not in held_out]
-    assert train == among[: len(train)]
-    record = data.manifest.held_out_from
-    assert (record.sources, data.manifest.held_out_fraction) == (("apart",), None)
-    if max_tokens is None:
-        assert train == among
-        assert record.n_left_out == len(held_out)
-    else:
-        assert data.train.n_tokens <= max_tokens < data.train.n_tokens + len(among[len(train)].encode()) + 1
-        last = [document.text for document in SYNTHETIC].index(among[len(train)])
-        assert record.n_left_out == sum(document.text in held_out for document in islice(SYNTHETIC, last))
+    assert split_texts(data) == (train, ["two", "kept", "kept", "", "far"])
+    assert [name for name, _ in data.documents("train")] == ["books/0", "books/2"][: len(train)]
+    assert [name for name, _ in data.documents("held_out")] == ["a/0", "a/1", "b/0", "b/1", "b/2"]
+    manifest = data.manifest
+    assert manifest.corpus.n_bytes == sum(map(len, chain(*split_texts(data))))
+    record = manifest.held_out_from
+    assert (record.sources, record.n_left_out, manifest.held_out_fraction) == (("a", "b"), n_left_out, None)
 
 
 def test_the_tokenizer_is_trained_on_the_training_split_alone(tmp_path):
-    for number, held_out in enumerate((0.5, [HELD_OUT])):
+    apart = Corpus("apart", lambda: islice(SYNTHETIC, 4, None, 9))
+    for number, held_out in enumerate((0.5, [apart])):
         data = prepare(SYNTHETIC, tmp_path / str(number), tokenizer="bpe-300", held_out=held_out)
         assert data.tokenizer.id == train_bpe(iter(split_texts(data)[0]), 300).id
-        assert data.manifest.corpus.n_bytes < MAX_TRAINING_BYTES
 
 
 def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
     sizes = count(1)
     growing = Corpus("growing", lambda: chain(SYNTHETIC, [Document("growing", "x" * next(sizes))]))
     missing = Corpus("missing", lambda: iter(os.listdir(tmp_path / "none")))
-    one, unreadable = corpus_of("test", ["one"]), Corpus("unreadable", lambda: pytest.fail("was read"))
+    one, nothing, unreadable = corpus_of("test", ["one"]), corpus_of("a", []), Corpus("unreadable", pytest.fail)
     for corpus, options, message in (
         (one, {"held_out": 1e-9}, r"puts 1 of 1 documents in training and 0 in .*; raise held_out"),
         (one, {"held_out": 1 - 1e-9}, "lower held_out"),
-        (corpus_of("test", []), {}, "holds no documents"),
+        (one, {"held_out": 1.0}, "between 0 and 1"),
+        (nothing, {}, "holds no documents"),
+        (corpus_of("books", ["two"]), {"held_out": HELD_OUT}, "^books: leaves nothing to train on: 1 documents, each"),
+        (one, {"held_out": [nothing]}, "^test: held_out_from a holds no documents"),
         (growing, {}, "changed while it was being read"),
         (missing, {}, r"^missing: cannot be read \(No such file"),
         (SYNTHETIC, {"max_tokens": 3}, "max_tokens: got 3"),
@@ -123,9 +160,8 @@ def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
         with pytest.raises(UserError, match=message):
             prepare(corpus, tmp_path / "out", **{"tokenizer": "bytes", **options})
     assert os.listdir(tmp_path) == []
-    for parent in ("/proc/none", "/dev/null"):
-        with pytest.raises(UserError, match=rf"^{parent}/out: cannot be written"):
-            prepare(SYNTHETIC, f"{parent}/out", tokenizer="bytes")
+    with pytest.raises(UserError, match=r"^/dev/null/out: cannot be written"):
+        prepare(SYNTHETIC, "/dev/null/out", tokenizer="bytes")
 
 
 def test_a_folder_in_use_is_refused_and_kept(tmp_path):
@@ -141,8 +177,7 @@ def test_a_folder_in_use_is_refused_and_kept(tmp_path):
 
 SLOW_PREPARATION = """
 import sys, time
-from widthwise.data.corpus import named_corpus
-from widthwise.data.corpus import Corpus
+from widthwise.data.corpus import Corpus, named_corpus
 from widthwise.data.prepare import prepare
 
 def read():
