@@ -1,4 +1,4 @@
-"""Small models of every kind, their profiles, and what they do written out: streams, activations, attention, kept."""
+"""Small models of every kind, their profiles, and what they do written out: streams and activations, kept."""
 
 import math
 from collections.abc import Callable
@@ -13,12 +13,11 @@ from torch.nn.functional import silu
 
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import parse
-from widthwise.kernels.rotary import rotate
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.hourglass_module import Hourglass
-from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
+from widthwise.model.ffn.mlp_module import MLP
 from widthwise.model.ffn.moe_module import MoE
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
@@ -34,15 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "uniform": UNIFORM,
     "x": {},
     "x_full_ends": {"shape": {"endpoints": "full"}, "residual": {"kind": "plain", "multiplier": 0.4}},
-    "grouped_heads": {
-        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "qk_norm": {"over": "head"}},
-        "norm": {"placement": "reordered"},
-    },
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "bias": True}},
-    "mlp_between_norms": {
-        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "gated": True},
-        "norm": {"placement": "both", "gain_offset": 1.0},
-    },
     "capped": {"attention": {"score_cap": 0.4}, "logit_multiplier": 2.0, "logit_cap": 0.8},
     "hourglass": {"ffn": HOURGLASS},
     "hourglass_between_norms": {"ffn": HOURGLASS, "norm": {"placement": "both"}},
@@ -135,8 +126,6 @@ class Trace:
         """The same after each block but the last of every hourglass, by layer and block."""
         self.activations: dict[tuple[int, int], Tensor] = {}
         """Layer and block -> activations (B T, d_ff)."""
-        self.first_key_weights: list[np.ndarray] = []
-        """The weight of the first key in every layer, (B, n_heads, T)."""
         with torch.no_grad():
             self.context = model._context(tokens, model.config.layers)
             (self._run_plain if model.config.residual.kind == "plain" else self._run_slots)(tokens)
@@ -150,8 +139,7 @@ class Trace:
         self._keep_plain(buffer, written)
         for index, layer in enumerate(model.layers):
             sizes = layer.config
-            update = self._attention(layer, buffer[..., : sizes.d_in])
-            buffer[..., : sizes.d_model] += multiplier * update
+            buffer[..., : sizes.d_model] += multiplier * layer.attention(buffer[..., : sizes.d_in], self.context)
             for block, update in enumerate(literal_block_sums(layer.ffn, buffer[..., : sizes.d_model], self.context)):
                 partial = buffer.clone()
                 partial[..., : sizes.d_out] += multiplier * update[..., : sizes.d_out]
@@ -170,7 +158,7 @@ class Trace:
         n = config.final_norm_width
         x = buffer[..., :n]
         x = x / (x.square().sum(-1, keepdim=True) / norm.norm_dim + norm.eps).sqrt()
-        x = x * (norm.gain_offset + norm.weight)
+        x = x * norm.weight
         x = torch.cat((x, buffer[..., n : config.d_model]), dim=-1) if n < config.d_model else x
         return x[..., : config.d_model]
 
@@ -180,7 +168,7 @@ class Trace:
         self._keep_slots(stream, n_written)
         for index, layer in enumerate(self.model.layers):
             x, kept = layer.attention_residual.read(stream)
-            stream = layer.attention_residual.write(kept, self._attention(layer, x))
+            stream = layer.attention_residual.write(kept, layer.attention(x, self.context))
             x, _ = layer.ffn_residual.read(stream)
             for block, update in enumerate(literal_block_sums(layer.ffn, x, self.context)):
                 _, kept = layer.ffn_residual.read(stream)
@@ -193,26 +181,6 @@ class Trace:
     def _keep_slots(self, stream: Tensor, n_written: int | None = None) -> None:
         self.streams.append(stream.flatten(-2)[..., :n_written])
         self.lens_inputs.append(self.model.exit(stream))
-
-    def _attention(self, layer: Any, x: Tensor) -> Tensor:
-        attention = layer.attention
-        normalised = attention.norm.before(x)
-        queries, keys = attention.w_q(normalised), attention.w_k(normalised)
-        if attention.config.qk_norm is not None:
-            assert attention.config.qk_norm.over == "head"
-            pairs = (queries, attention.q_norm), (keys, attention.k_norm)
-            queries, keys = (norm(x.unflatten(-1, (-1, len(norm.weight)))).flatten(-2) for x, norm in pairs)
-        queries, keys = (heads.unflatten(-1, (-1, attention.config.head_dim)) for heads in (queries, keys))
-        if attention.rope is not None:
-            queries, keys = (rotate(heads, *self.context.rope[attention.rope]) for heads in (queries, keys))
-        queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
-        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
-        scores = attention.config.scale * queries @ keys.mT
-        cap = attention.config.score_cap
-        scores = scores if cap is None else cap * torch.tanh(scores / cap)
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        self.first_key_weights.append(scores.masked_fill(future, -math.inf).softmax(dim=-1)[..., 0].numpy())
-        return attention(x, self.context)
 
     def _ffn(self, index: int, layer: Any, x: Tensor) -> Tensor:
         for block, activations in enumerate(literal_activations(layer.ffn, x, self.context)):
@@ -230,8 +198,7 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
         return [activations for activations, _ in literal_blocks(ffn, x, context)]
     stream, x = x, ffn.norm.before(x)
     if isinstance(ffn, MLP):
-        activation = ACTIVATIONS[ffn.config.activation]
-        return [activation(ffn.w_gate(x)) * ffn.w_up(x) if ffn.config.gated else activation(ffn.w_up(x))]
+        return [ffn.w_up(x).relu().square()]
     if isinstance(ffn, MoE):
         return [_routed(ffn, x), gated(ffn.shared, ffn.shared.norm.before(x))]
     if isinstance(ffn, DynamicWidth):
