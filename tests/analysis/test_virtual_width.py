@@ -69,11 +69,16 @@ def summary(model: Decoder, windows: Tensor) -> VirtualWidth:
     return virtual_width(model, windows.split(1))
 
 
-def coefficients_of(model: Decoder, ids: Tensor) -> list[Tensor]:
-    found = []
+def parts_of(model: Decoder, ids: Tensor) -> list[tuple[Tensor, ...]]:
+    """Read, carry minus the identity, and write of every site, each (n_tokens, n_slots, n)."""
+    found, n_slots = [], model.config.residual.n_slots
     with torch.no_grad(), watched_sites(model, lambda index, coefficients: found.append(coefficients.detach())):
         model.stream(ids)
-    return found
+    of_sites = zip(hyper_connections(model).values(), found, strict=True)
+    return [
+        rows.expand(*ids.shape, n_slots, -1).flatten(0, 1).tensor_split((site.n_read, site.n_read + n_slots), dim=-1)
+        for site, rows in of_sites
+    ]
 
 
 @in_turn(("dynamic", [True, False]), ("multiplier", [0.4, 1.0]))
@@ -83,10 +88,8 @@ def test_inputs_are_the_weighted_sums_of_embedding_and_earlier_updates_and_reach
     model, ids = connected_model(residual={"dynamic": dynamic, "multiplier": multiplier}), tokens(2)
     depth, entries = DepthWeights(torch.eye(5)), summary(model, ids)["sites"]
     read_by, written_by = watched_sublayers(model)
-    sources, found = [model.embed(ids).detach()], coefficients_of(model, ids)
-    for index, (site, coefficients) in enumerate(zip(hyper_connections(model).values(), found)):
-        rows = coefficients.expand(*ids.shape, 5, -1).flatten(0, 1)
-        read, deviation, write = rows.tensor_split((site.n_read, site.n_read + 5), dim=-1)
+    sources = [model.embed(ids).detach()]
+    for index, (read, deviation, write) in enumerate(parts_of(model, ids)):
         of_sources = depth.of_read(read)
         terms = [weights @ blocks.flatten(0, 1) for weights, blocks in zip(of_sources, sources, strict=True)]
         torch.testing.assert_close(sum(terms).view(*ids.shape, -1), read_by[index])
@@ -123,16 +126,12 @@ def test_maps_are_means_and_deviations_over_all_tokens_of_all_windows():
     found = summary(model, ids)
     assert found["n_tokens"] == 21
     assert (found["n_slots"], found["slot_width"], found["dynamic"]) == (5, 4, True)
-    of_sites = zip(found["sites"], hyper_connections(model).values(), coefficients_of(model, ids), strict=True)
-    for entry, site, coefficients in of_sites:
-        rows = coefficients.flatten(0, 1)
-        table = torch.cat([torch.tensor(entry[part]) for part in ("read", "carry", "write")], dim=-1)
-        expected = rows.mean(dim=0)
-        expected[:, site.n_read : site.n_read + 5] += torch.eye(5)
-        torch.testing.assert_close(table.double(), expected, rtol=0, atol=1e-6)
-        variance = rows.var(dim=0, correction=0)
-        for part, own in zip(("read", "carry", "write"), variance.tensor_split((site.n_read, site.n_read + 5), dim=-1)):
-            assert entry["sd"][part] == pytest.approx(own.mean(dim=-1).sqrt().tolist(), abs=1e-6)
+    for entry, parts in zip(found["sites"], parts_of(model, ids), strict=True):
+        for name, part in zip(("read", "carry", "write"), parts):
+            expected = part.mean(dim=0) + (torch.eye(5) if name == "carry" else 0)
+            torch.testing.assert_close(torch.tensor(entry[name]).double(), expected, rtol=0, atol=1e-6)
+            sds = part.var(dim=0, correction=0).mean(dim=-1).sqrt()
+            assert entry["sd"][name] == pytest.approx(sds.tolist(), abs=1e-6)
     json.dumps(found.to_data(), allow_nan=False)
 
 
@@ -151,9 +150,9 @@ def test_the_model_is_left_as_it_was_even_after_an_error():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic):
     model, ids = connected_model(residual={"dynamic": dynamic}), tokens(2)
-    product, of_sites = np.eye(5), zip(hyper_connections(model).values(), coefficients_of(model, ids), strict=True)
-    for found, (site, table) in zip(summary(model, ids).sites, of_sites, strict=True):
-        carry = table[..., site.n_read : site.n_read + 5].reshape(-1, 5, 5).numpy() + np.eye(5)
+    product = np.eye(5)
+    for found, (_, deviation, write) in zip(summary(model, ids).sites, parts_of(model, ids), strict=True):
+        carry = deviation.numpy() + np.eye(5)
         product = np.swapaxes(carry, 1, 2) @ product
         expected = {
             "radius": np.abs(np.linalg.eigvals(carry)).max(axis=-1),
@@ -162,7 +161,7 @@ def test_spectra_are_those_of_every_token_and_of_the_product_over_depth(dynamic)
             "product_norm": np.linalg.svd(product, compute_uv=False)[:, 0],
         }
         assert found["spectrum"] == pytest.approx({key: each.mean() for key, each in expected.items()}, rel=1e-4)
-        gates = np.abs(np.concatenate((carry, table[..., site.n_read + 5 :].reshape(-1, 5, site.n_write)), axis=-1))
+        gates = np.abs(np.concatenate((carry, write), axis=-1))
         assert found["gate_distance"] == pytest.approx(np.minimum(gates, np.abs(gates - 1)).mean(), abs=1e-6)
 
 
@@ -190,11 +189,11 @@ def test_doubly_stochastic_carries_have_an_entropy_and_do_not_grow(carry):
     ids = tokens(2)
     found = summary(model, ids)
     assert (found.n_slots, found.slot_width, found.dynamic) == (3, 8, True)
-    carries = [each[..., 1:4].flatten(0, 1) + torch.eye(3) for each in coefficients_of(model, ids)]
-    for site, matrices in zip(found.sites, carries, strict=True):
+    for site, (_, deviation, _) in zip(found.sites, parts_of(model, ids), strict=True):
+        matrices = deviation + torch.eye(3)
         shares = matrices / matrices.sum(-1, keepdim=True)
         entropy = -(shares * shares.log()).sum(-1).mean()
-        distance = (matrices - torch.eye(3)).square().sum((-1, -2)).sqrt().mean() / math.sqrt(3)
+        distance = deviation.square().sum((-1, -2)).sqrt().mean() / math.sqrt(3)
         assert site.carry_entropy == pytest.approx(float(entropy), abs=1e-6)
         assert site.identity_distance == pytest.approx(float(distance), abs=1e-6)
         assert 0 < site.carry_entropy <= math.log(3) + 1e-5
