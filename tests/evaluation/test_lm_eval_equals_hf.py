@@ -9,7 +9,6 @@ from harness_cases import harness_task, keep_harness_in, write_lines
 from scored_models import CHOICES as SHORT_CHOICES
 from scored_models import CLOZES as SHORT_CLOZES
 from scored_models import SCHEMAS
-from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import parse
@@ -41,42 +40,26 @@ CLOZES = [*SHORT_CLOZES, {"context": "In the naïve reading it is a noun; " * 50
 CHOICES = [*SHORT_CHOICES, {"query": "Question: A long one. " * 90, "choices": ["yes", "no"], "gold": 0}]
 TEXTS = [row["context"] for row in CLOZES] + [row["query"] for row in CHOICES]
 
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"attention": {"n_heads": None, "head_dim": 6, "kv_group_size": 2}},
-    "gpt2": {
-        "norm": {"kind": "layer"},
-        "attention": {"n_heads": 2, "bias": True, "out_bias": True, "rope_base": None},
-        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
-        "positions": {"n_positions": SEQ_LEN},
-    },
-    "widthwise": {"shape": {"kind": "explicit", "widths": [24, 12, 24]}, "attention": {"head_dim": 6}},
-}
-"""What an export is called -> the model; transformers itself loads all but the last."""
 
-
-def trained_run(folder: Path, options: dict[str, Any]) -> Path:
-    """Weights large enough that answers differ."""
-    texts = [json.dumps(row, ensure_ascii=False) for rows in (CLOZES, CHOICES, SCHEMAS) for row in rows]
-    data = {"corpus": "synthetic", "tokenizer": str(train_bpe(iter(texts * 3), VOCAB_SIZE).save(folder))}
-    model = {"vocab_size": VOCAB_SIZE, "d_model": 24, "n_layers": 3, "attention": {"n_heads": 2}, "init": {"std": 0.4}}
-    training = {"steps": 2, "batch_size": 2, "precision": "fp32", "validation_tokens": 2 * SEQ_LEN}
-    recipe = {**TINY, "model": model | options, "seq_len": SEQ_LEN, "data": data, "train": training}
-    train(parse(Recipe, recipe), folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture(scope="module", params=hard_but(["widthwise"], MODELS))
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A Llama, with weights large enough that answers differ."""
     from lm_eval.models.huggingface import HFLM
 
-    import widthwise.hf  # noqa: F401
     from widthwise.evaluation.lm_eval_model import ScorerLM
 
-    folder = tmp_path_factory.mktemp(request.param)
-    run = trained_run(folder, MODELS[request.param])
-    assert export_run(run, folder / "hf")["model_type"] == request.param
+    folder = tmp_path_factory.mktemp("llama")
+    texts = [json.dumps(row, ensure_ascii=False) for rows in (CLOZES, CHOICES, SCHEMAS) for row in rows]
+    tokenizer = train_bpe(iter(texts * 3), VOCAB_SIZE).save(folder)
+    attention = {"head_dim": 6, "kv_group_size": 2}
+    model = {"vocab_size": VOCAB_SIZE, "d_model": 24, "n_layers": 3, "attention": attention, "init": {"std": 0.4}}
+    training = {"steps": 2, "batch_size": 2, "precision": "fp32", "validation_tokens": 2 * SEQ_LEN}
+    data = {"corpus": "synthetic", "tokenizer": str(tokenizer)}
+    recipe = {**TINY, "model": model, "seq_len": SEQ_LEN, "data": data, "train": training}
+    train(parse(Recipe, recipe), folder / "run")
+    assert export_run(folder / "run", folder / "hf")["model_type"] == "llama"
     theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=3)
-    return ScorerLM(open_model(run, "cpu").scorer(EvaluationConfig(batch_size=4))), theirs
+    return ScorerLM(open_model(folder / "run", "cpu").scorer(EvaluationConfig(batch_size=4))), theirs
 
 
 @pytest.fixture(autouse=True)

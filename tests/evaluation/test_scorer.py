@@ -134,8 +134,12 @@ def test_windows_are_those_of_the_harness(n_tokens: int, max_length: int, data) 
 
 
 @in_turn(("kind", ["x", "virtual_width", "learned_positions"]), ("stride", [1, 4, None]))
-def test_rolling_gives_every_token_the_context_of_its_window(kind: str, stride: int | None, float64) -> None:
+def test_rolling_gives_every_token_the_context_of_its_window_and_holds_few_windows_at_a_time(
+    kind: str, stride: int | None, monkeypatch: pytest.MonkeyPatch, float64
+) -> None:
+    monkeypatch.setattr(scoring, "BATCHES_AT_ONCE", 2)
     scorer, documents = tiny_scorer(kind, max_length=9), [list(b"a text of several windows"), [], list(b"short")]
+    monkeypatch.setattr(scorer, "continuations", watched := Mock(wraps=scorer.continuations))
     step = stride or 9
     for document, nats in zip(documents, scorer.rolling(documents, stride), strict=True):
         expected, known = [], [TOKENIZER.eos_id, *document]
@@ -145,18 +149,8 @@ def test_rolling_gives_every_token_the_context_of_its_window(kind: str, stride: 
             start = max(0, end - 9)
             expected.append(softmax_nats(scorer.model, known[start : end + 1])[0][i - start])
         assert nats == pytest.approx(np.array(expected), rel=1e-12)
-
-
-def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.MonkeyPatch, float64) -> None:
-    scorer = tiny_scorer(max_length=9, batch_size=2)
-    documents = [list(b"a text of several windows"), [], list(b"short")]
-    whole = scorer.rolling(documents, stride=2)
-    monkeypatch.setattr(scorer, "continuations", watched := Mock(wraps=scorer.continuations))
-    monkeypatch.setattr(scoring, "BATCHES_AT_ONCE", 2)
-    for one, other in zip(scorer.rolling(documents, stride=2), whole, strict=True):
-        assert one == pytest.approx(other, rel=1e-12)
     held = [len(call.args[0]) for call in watched.call_args_list]
-    assert (max(held), len(held)) == (4, 3)
+    assert (max(held), len(held)) == {1: (6, 3), 4: (6, 1), None: (4, 1)}[stride]
 
 
 def test_spaces_between_context_and_continuation_begin_the_continuation() -> None:
