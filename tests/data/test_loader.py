@@ -52,11 +52,6 @@ def orders(n: int, seed: int, epochs: Iterable[int]) -> np.ndarray:
     return permute(positions, n, seed, of_row).reshape(-1, n)
 
 
-@given(st.integers(1, 700), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
-def test_order_is_a_permutation(n, seed, epoch):
-    assert sorted(orders(n, seed, [epoch])[0]) == list(range(n))
-
-
 @pytest.mark.parametrize("n", [2, 7, 16])
 def test_every_window_is_equally_likely_at_every_position(n):
     n_orders = 3000
@@ -69,7 +64,7 @@ def test_every_window_is_equally_likely_at_every_position(n):
 
 
 @few
-@given(st.integers(1, 200), st.integers(1, 13), st.integers(0, 2**40), st.integers(0, 3))
+@given(st.integers(1, 200), st.integers(1, 13), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
 def test_each_window_is_visited_exactly_once_an_epoch(tokens, seq_len, batch_size, seed, epoch):
     loader = Loader(tokens, seq_len=seq_len, batch_size=batch_size, seed=seed)
     first_row, last_row = epoch * loader.n_windows, (epoch + 1) * loader.n_windows
@@ -192,20 +187,8 @@ def test_what_is_skipped_and_what_is_read_behind_it_share_no_target_and_leave_no
             continue
         read = torch.cat(list(behind.batches()))
         assert torch.equal(read, whole[n_skipped : n_skipped + 1 + n_read])
-        assert len(behind.sources) == (0 if source is tokens else behind.n_windows)
-
-
-@few
-@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 900) | st.none())
-def test_a_mixture_is_validated_in_its_proportions(mixture, seq_len, batch_size, extra_tokens):
-    max_tokens = None if extra_tokens is None else seq_len + extra_tokens
-    found = held_out(mixture, seq_len, batch_size, max_tokens)
-    rows = torch.cat(list(found.batches()))
-    names = ["a" if token < 997 else "b" if token < 997 + 311 else "c" for token in rows[:, 0].tolist()]
-    assert names == found.sources
-    assert len(rows) == found.n_windows
-    for name, weight in mixture.weights.items():
-        assert abs(names.count(name) - weight * len(rows) / 8) < 1.68
+        firsts = np.searchsorted(np.cumsum(N_TOKENS), read[:, 0].numpy(), side="right")
+        assert behind.sources == ([] if source is tokens else ["abc"[index] for index in firsts])
 
 
 def test_means_by_source_are_of_the_windows_of_each_that_has_any(mixture):

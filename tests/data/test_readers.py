@@ -48,14 +48,11 @@ def test_parquet_gives_its_text_column(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": TEXTS, "n": [1, 2, 3, 4]}), path, row_group_size=3)
     assert texts_of(path) == TEXTS
-    with pytest.raises(UserError, match=r"a\.parquet: has no column 'body'; it has: text, n"):
-        texts_of(path, field="body")
-    with pytest.raises(UserError, match=r"a\.parquet: row 1: field 'n' holds int"):
-        texts_of(path, field="n")
+    assert refusal(texts_of, path, field="body") == f"{path}: has no column 'body'; it has: text, n"
+    assert refusal(texts_of, path, field="n").startswith(f"{path}: row 1: field 'n' holds int")
     broken = pyarrow.array([b"ok", b"\xff"]).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"text": broken}), path)
-    with pytest.raises(UserError, match=r"a\.parquet: row 2: field 'text' is not UTF-8 text"):
-        texts_of(path)
+    assert refusal(texts_of, path) == f"{path}: row 2: field 'text' is not UTF-8 text"
 
 
 def test_a_folder_is_read_recursively_in_order_of_paths_and_what_is_not_read_is_named(tmp_path):
@@ -90,15 +87,11 @@ BROKEN = {
     "no_field.jsonl": (b'{"body": "a"}\n', "line 1: has no field 'text'; it has: body"),
     "not_text.jsonl": (b'{"text": null}\n', "line 1: field 'text' holds NoneType"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1: field 'text' holds half a surrogate pair"),
-    "deep.jsonl": (b"[" * 100_000 + b"\n", "line 1: is not valid JSON"),
-    "long.jsonl": (b'{"text": 1' + b"0" * 5000 + b"}", "line 1: field 'text' holds float"),
     "empty.jsonl": (b"\n\n", "holds no documents"),
     "cut.jsonl.gz": (gzip.compress(jsonl(TEXTS))[:-12], "cannot be read"),
     "plain.jsonl.gz": (jsonl(TEXTS), "cannot be read"),
-    "pointer.parquet": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS, not"),
     "plain.jsonl.zst": (jsonl(TEXTS), "cannot be read"),
     "plain.parquet": (jsonl(TEXTS), "cannot be read"),
-    "{braces}.txt": (b"fine\n\xff", "line 2: is not UTF-8 text"),
     "picture.png": (b"", "unknown format; expected names ending in .txt"),
 }
 
@@ -151,15 +144,15 @@ def test_a_few_bytes_that_stand_for_a_long_line_are_refused(tmp_path, monkeypatc
 
 
 def test_sources_without_text_are_refused_and_a_pipe_is_not_waited_for(tmp_path):
-    with pytest.raises(UserError, match="no such file or folder; corpora by name: python-stdlib"):
-        texts_of(tmp_path / "missing")
-    with pytest.raises(UserError, match="holds no file that can be read"):
-        texts_of(tmp_path)
-    assert "source: got ''; expected a path" in refusal(texts_of, "")
+    for source, message in (
+        (tmp_path / "missing", "no such file or folder; corpora by name: python-stdlib"),
+        (tmp_path, "holds no file that can be read"),
+        ("", "source: got ''; expected a path"),
+    ):
+        assert message in refusal(texts_of, source)
     os.mkfifo(tmp_path / "a.txt")
     for source in (tmp_path, tmp_path / "a.txt"):
-        with pytest.raises(UserError, match=r"a\.txt: is not a plain file"):
-            texts_of(source)
+        assert "a.txt: is not a plain file" in refusal(texts_of, source)
 
 
 def test_hugging_face_dataset_is_streamed_and_its_missing_extra_is_named(monkeypatch):
