@@ -148,37 +148,30 @@ def test_end_of_text_token_can_be_named_and_must_exist(tmp_path):
         open_tokenizer(f"{path}#<missing>", training_texts)
 
 
-def test_unusable_files_are_refused(tmp_path):
-    without_end = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
-    without_end.decoder = decoders.ByteLevel()
-    words = tokenizers.Tokenizer(models.BPE({"</s>": 0}, []))
-    words.decoder = decoders.WordPiece()
-    unigram = tokenizers.Tokenizer(models.Unigram([("</s>", 0.0)], 0, False))
-    random = json.loads(BPE.definition())
-    random["model"]["dropout"] = 0.25
-    far = json.loads(BPE.definition())  # refused before memory is asked for
-    far["added_tokens"].append({**far["added_tokens"][0], "id": 2 * 10**9, "content": "<far>"})
-    far["model"]["vocab"]["<far>"] = 2 * 10**9
-    for name, content, message in (
-        ("garbage", "{", "is not a tokenizer of the tokenizers library"),
-        ("no_end", without_end.to_str(), "name its end-of-text token"),
-        ("words", words.to_str(), "does not tell the bytes of a token"),
-        ("unigram", unigram.to_str(), r"unigram\.json: model: got Unigram; must be BPE"),
-        ("random", json.dumps(random), r"model\.dropout: got 0\.25, which splits a text at random; allowed: null"),
-        ("far", json.dumps(far), r"far\.json: has a token of id 2000000000; allowed: below 16777216"),
-        ("missing", None, r"missing\.json: cannot be read"),
-    ):
-        path = tmp_path / f"{name}.json"
-        if content is not None:
-            path.write_text(content)
-        with pytest.raises(UserError, match=message):
-            open_tokenizer(str(path), training_texts)
-
-
 def changed(change) -> JsonTokenizer:
     data = json.loads(BPE.definition())
     change(data)
     return JsonTokenizer("changed.json", json.dumps(data, indent=3), "changed.json")
+
+
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["</s>", 0.0]], "byte_fallback": False}
+ONE_LETTER = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+
+
+def test_unusable_files_are_refused():
+    for change, message in (
+        (lambda data: data.clear(), "^changed.json: is not a tokenizer of the tokenizers library"),
+        (lambda data: data.update(decoder={"type": "Fuse"}), "does not tell the bytes of a token"),
+        (lambda data: data.update(model=UNIGRAM, added_tokens=[]), r"json: model: got Unigram; must be BPE"),
+        (lambda data: data["model"].update(dropout=0.25), r"model\.dropout: got 0\.25, .*at random; allowed: null"),
+        (lambda data: data["model"]["vocab"].update(a=2 * 10**9), "has a token of id 2000000000; allowed: below"),
+        (lambda data: data.update(added_tokens=[], model=ONE_LETTER), "has none of .*; name its end-of-text token"),
+    ):
+        with pytest.raises(UserError, match=message):
+            changed(change)
+    for path, message in (("missing.json", r"^missing\.json: cannot be read"), ("missing.txt", "allowed: bytes")):
+        with pytest.raises(UserError, match=message):
+            open_tokenizer(path)
 
 
 def old_form_of_merges(data) -> None:
