@@ -45,6 +45,10 @@ def test_an_exponential_has_the_slope_times_the_error() -> None:
     assert SampleEstimate(1000.0, 1.0).exponential().value == math.inf
 
 
+def test_nothing_is_tested_where_nothing_differs() -> None:
+    assert math.isnan(SampleEstimate(0.0, 0.0, 5).p_value())
+
+
 def test_a_mean_of_means_has_the_error_and_the_interval_of_welch() -> None:
     random = np.random.default_rng(4)
     one, other = random.normal(size=7), 3 * random.normal(size=19)
