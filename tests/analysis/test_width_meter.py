@@ -9,16 +9,24 @@ import pytest
 import torch
 from dynamic_models import DYNAMIC, exact_units, model_of
 from thinned import in_turn
+from tiny_runs import tiny_recipe
 from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.analysis.dynamic_width import WidthMeter, analyse_widths
 from widthwise.config_io import parse, to_data
-from widthwise.data.loader import Boundaries
+from widthwise.data.config import open_data
+from widthwise.data.loader import Boundaries, HeldOut
 from widthwise.kernels.sliced_swiglu import bucketed_units
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.training.validation import validate
+
+
+@pytest.fixture(scope="module")
+def held_out() -> HeldOut:
+    """Five windows of the tiny recipe's held-out text."""
+    return HeldOut(open_data(tiny_recipe().data), seq_len=17, batch_size=2, max_tokens=90, precision="fp32")
 
 
 def metered(model, *batches):
