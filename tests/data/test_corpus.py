@@ -4,7 +4,6 @@ import os
 
 from widthwise.data import corpus as corpus_module
 from widthwise.data.corpus import files_below, named_corpus
-from widthwise.data.prepare import HeldOutFraction, scan
 
 
 def test_installed_python_is_the_standard_library_with_tests_and_packages_and_keeps_bytes(tmp_path, monkeypatch):
@@ -35,11 +34,10 @@ def test_a_file_reached_twice_through_links_counts_once(tmp_path):
     assert files_below(tmp_path) == [tmp_path / "a_link"]
 
 
-def test_synthetic_stories_are_the_same_every_time_and_subject_and_verb_agree():
-    first, second = (scan(HeldOutFraction(0.1).documents(named_corpus("synthetic"))) for _ in range(2))
-    assert first == second
-    assert 150_000 < first.n_bytes < 300_000
-    for document in named_corpus("synthetic"):
+def test_subject_and_verb_of_synthetic_stories_agree():
+    documents = list(named_corpus("synthetic"))
+    assert 150_000 < sum(len(document.text) for document in documents) < 300_000
+    for document in documents:
         sentences = document.text.strip().split(". ")
         hero = sentences[0].split()[-1].rstrip(".")
         for sentence in sentences[1:]:
