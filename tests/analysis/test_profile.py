@@ -13,7 +13,6 @@ import pytest
 import torch
 from boxes import refusal
 from hf_models import hf_folder
-from model_cases import decoder, random_tokens, variant
 from profiled_models import (
     MODELS,
     OPTIONS,
@@ -135,9 +134,12 @@ def test_the_model_is_left_as_it_was_even_after_an_error(name, monkeypatch):
     assert not any("read" in vars(layer.ffn_residual) for layer in model.layers)
 
 
-def test_a_window_of_one_token_is_refused() -> None:
+def test_a_window_of_one_token_and_capped_scores_in_their_plain_form_are_refused(monkeypatch):
     said = refusal(Profile(model_of("x")).add, windows_of(3, length=1))
     assert said.startswith("seq_len: got 1; must be at least 2")
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+    said = refusal(Profile(model_of("capped")).add, windows_of(3))
+    assert said == "WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2", "gpt2", "mistral_window"])
@@ -229,10 +231,3 @@ def test_attention_in_blocks_is_seen_too(documents, score_cap):
     in_blocks = partial(attention_in_blocks, scoring=Scoring(0.7, cap=score_cap), documents=documents)
     found, expected = weights_of(2, in_blocks)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-def test_capped_scores_in_their_plain_form_cannot_be_seen(monkeypatch):
-    model = decoder(variant("uniform", "gemma2"))
-    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
-    message = refusal(Profile(model).add, random_tokens(1, 5))
-    assert message == "WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused"

@@ -31,7 +31,7 @@ def entropy_of(states: np.ndarray) -> dict:
     return {key: value for key, value in found.summary(depth=0).to_data().items() if key != "depth"}
 
 
-def test_the_gram_matrix_gives_what_the_singular_values_give_beside_a_huge_one_in_single_precision_too():
+def test_the_gram_matrix_gives_what_singular_values_give_even_beside_a_huge_one_in_single_precision():
     random = np.random.default_rng(0)
     for n, width in ((50, 7), (7, 50), (9, 9)):
         states = random.normal(size=(n, width)) ** 3 + 1
