@@ -28,7 +28,7 @@ from widthwise.evaluation.estimate import seed_interval
 from widthwise.files import write_atomic
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
-from widthwise.records.shrinking import Shrinking
+from widthwise.records.resizing import Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 from widthwise.runs.shrink import shrink_run

@@ -21,7 +21,7 @@ from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.records.certificate import LivenessCounts
+from widthwise.records.resizing import LivenessCounts
 from widthwise.runs.environment import command_line, environment
 from widthwise.shape.template import ModelChange, changed_section
 from widthwise.training.observer import Observer

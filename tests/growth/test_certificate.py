@@ -13,7 +13,7 @@ from widthwise.growth import certificate
 from widthwise.growth.certificate import certify, relative_difference
 from widthwise.growth.correspondence import AxisMap
 from widthwise.growth.plan import GrowthPlan
-from widthwise.records.certificate import Certificate
+from widthwise.records.resizing import Certificate
 
 
 def old_weights(plan: GrowthPlan) -> dict[str, torch.Tensor]:

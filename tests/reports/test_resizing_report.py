@@ -12,9 +12,8 @@ from fake_comparison import CERTIFICATE, SHAPES, add_records, growth, write_grow
 from page_section import answers, captions, drawn, page_of, rows_of, section, specs
 
 from widthwise.config_io import parse
-from widthwise.records.certificate import Certificate
+from widthwise.records.resizing import Certificate, Shrinking
 from widthwise.records.run import Run
-from widthwise.records.shrinking import Shrinking
 from widthwise.reports.charts import Figure, styles
 from widthwise.reports.curves import progress
 from widthwise.reports.formats import TIMES

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from widthwise.growth.choices import NewSizes, ShrinkOptions
 from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
 from widthwise.recipe.recipe import load_recipe, saved_recipe
-from widthwise.records.shrinking import Shrinking
+from widthwise.records.resizing import Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run
 from widthwise.runs.export import export_run

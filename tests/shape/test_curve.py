@@ -15,7 +15,7 @@ from widthwise.experiments.sweep import read_sweep
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import parameter_shapes
-from widthwise.records.shrinking import Curve
+from widthwise.records.resizing import Curve
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
 ROOT = Path(__file__).parents[2]

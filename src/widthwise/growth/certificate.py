@@ -16,7 +16,7 @@ from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.memory import allocating, free_memory
-from widthwise.records.certificate import Certificate, LivenessCounts, ModelSize
+from widthwise.records.resizing import Certificate, LivenessCounts, ModelSize
 
 N_SEQUENCES = 2
 N_TOKENS = 32

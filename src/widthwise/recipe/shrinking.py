@@ -28,7 +28,7 @@ from widthwise.model.kinds import must_agree
 from widthwise.model.layer import LayerConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.shrinking import Curve
+from widthwise.records.resizing import Curve
 from widthwise.shape.adjusting import closest_size
 from widthwise.shape.rounding import FAR
 from widthwise.shape.schedule import SCHEDULES

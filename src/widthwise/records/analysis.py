@@ -135,17 +135,6 @@ class LayerUnits(NamedTuple):
     """Effective number of units, summed over the maps."""
     participation_share: float
 
-    @classmethod
-    def of(cls, layer: int, maps: Sequence[Activations]) -> "LayerUnits":
-        sizes = [units.d_ff for units in maps]
-        utilisation = sorted((finite(share) for units in maps for share in units.utilisation), reverse=True)
-        densities = [fmean(map(finite, shares), sizes) for shares in zip(*(units.density for units in maps))]
-        participation = sum(finite(units.participation) for units in maps)
-        dead_share = fmean([finite(units.dead_share) for units in maps], sizes)
-        density = fmean(utilisation)
-        d_ff = sum(sizes)
-        return cls(layer, d_ff, utilisation, density, densities, dead_share, participation, participation / d_ff)
-
 
 class StreamState(Record):
     """The residual stream at one depth: 0 before the first layer, l after layer l."""
@@ -243,10 +232,25 @@ class AnalysedModel(Record):
     @property
     def units(self) -> Sequence[LayerUnits]:
         """Hidden units of each layer whose feed-forward was measured, first to last."""
-        maps: dict[int, list[Activations]] = {}
-        for units in self.activations:
-            maps.setdefault(units.layer, []).append(units)
-        return [LayerUnits.of(layer, maps[layer]) for layer in sorted(maps)]
+        layers = list[LayerUnits]()
+        for layer in sorted({units.layer for units in self.activations}):
+            maps = [units for units in self.activations if units.layer == layer]
+            sizes = [units.d_ff for units in maps]
+            utilisation = sorted((finite(share) for units in maps for share in units.utilisation), reverse=True)
+            participation = sum(finite(units.participation) for units in maps)
+            layers.append(
+                LayerUnits(
+                    depth=layer,
+                    d_ff=sum(sizes),
+                    utilisation=utilisation,
+                    density=fmean(utilisation),
+                    densities=[fmean(map(finite, shares), sizes) for shares in zip(*(units.density for units in maps))],
+                    dead_share=fmean([finite(units.dead_share) for units in maps], sizes),
+                    participation=participation,
+                    participation_share=participation / sum(sizes),
+                )
+            )
+        return layers
 
 
 class AnalysedText(Record):

@@ -63,11 +63,6 @@ class Variant(Record):
     measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
     """Name -> estimate, for quantities of runs without a field of this class."""
 
-    def measured_over_seeds(self, name: str) -> Estimate | None:
-        """Return the mean of a quantity of runs; None if unknown."""
-        estimate = self.measured.get(name, getattr(self, name, None))
-        return estimate if isinstance(estimate, Estimate) else None
-
     @property
     def has_loss(self) -> bool:
         return self.val_loss.mean is not None

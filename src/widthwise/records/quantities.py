@@ -126,7 +126,8 @@ class OfRun(Quantity):
         return getattr(result, self.name)
 
     def of_variant(self, variant: Variant) -> Estimate | None:
-        return variant.measured_over_seeds(self.name)
+        estimate = variant.measured.get(self.name, getattr(variant, self.name, None))
+        return estimate if isinstance(estimate, Estimate) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,8 @@ class StoredRecord(Record):
     """A record in a file, which has the same name in every folder and holds checksums of its entries."""
 
     file_name: ClassVar[str]
+    notebook_view: ClassVar["Callable[[StoredRecord, Path], str | None] | None"] = None
+    """Returns the HTML of a record and its folder for notebooks; set by reports."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -87,16 +89,8 @@ class StoredRecord(Record):
     def _repr_html_(self) -> str | None:
         """Return answer, figures and tables for a notebook; None, which is shown as plain text, without a file."""
         folder = vars(self).get("_folder")
-        return None if folder is None or _notebook_view is None else _notebook_view(self, folder)
-
-
-_notebook_view: Callable[[StoredRecord, Path], str | None] | None = None
-
-
-def register_notebook_view(view: Callable[[StoredRecord, Path], str | None]) -> None:
-    """Set the function that returns the HTML of a record and its folder for notebooks."""
-    global _notebook_view
-    _notebook_view = view
+        view = StoredRecord.notebook_view
+        return None if folder is None or view is None else view(self, folder)
 
 
 @dataclass(frozen=True)

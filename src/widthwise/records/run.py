@@ -12,11 +12,10 @@ from widthwise.config_io import differences
 from widthwise.files import read_json_mapping
 from widthwise.mistakes import shortened
 from widthwise.records.analysis import TokenWidths, VirtualWidth
-from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
 from widthwise.records.evaluation import Evaluation, TaskResult
 from widthwise.records.record import Known, Number, Record, StoredRecord
-from widthwise.records.shrinking import Shrinking
+from widthwise.records.resizing import Certificate, Shrinking
 
 
 class GrowthRecord(Record):

@@ -8,6 +8,7 @@ from pathlib import Path
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import FEWEST_SEEDS, UNCLEAR, Estimate
 from widthwise.records.outcome import Outcome
+from widthwise.records.quantities import QUANTITY
 from widthwise.reports.formats import MISSING, clean, counted, interval, percentage, signed
 from widthwise.reports.table import Table, csv_estimate, csv_rows
 
@@ -112,7 +113,7 @@ def _read(folder: Path) -> Scale:
     if comparison.kind != "comparison":
         raise UserError(f"{folder}: holds a {comparison.kind}; effects need comparisons")
     baseline = comparison.baseline_variant
-    tokens = baseline and baseline.measured_over_seeds("tokens")
+    tokens = baseline and QUANTITY["tokens"].of_variant(baseline)
     if baseline is None or tokens is None or tokens.mean is None:
         raise UserError(f"{folder / Outcome.file_name}: has no tokens of the baseline; its command writes them")
     return Scale(folder, comparison, round(baseline.cost.params["total"]), round(tokens.mean))

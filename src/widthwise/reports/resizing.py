@@ -10,8 +10,8 @@ import numpy as np
 
 from widthwise.files import read_text
 from widthwise.records.record import finite
+from widthwise.records.resizing import SHRUNK, Shrinking
 from widthwise.records.run import GrowthRecord, Run
-from widthwise.records.shrinking import SHRUNK, Shrinking
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Looks
 from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, over_seeds

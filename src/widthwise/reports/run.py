@@ -8,11 +8,10 @@ import numpy as np
 from widthwise.config_io import parse
 from widthwise.data.identity import KEY, read_identity
 from widthwise.mistakes import UserError
-from widthwise.records.certificate import Certificate
 from widthwise.records.evaluation import Evaluation
 from widthwise.records.quantities import OF_MODELS, OF_RUNS
+from widthwise.records.resizing import Certificate, Shrinking
 from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
-from widthwise.records.shrinking import Shrinking
 from widthwise.reports import resizing, tables
 from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps

@@ -9,7 +9,7 @@ from widthwise.mistakes import UserError
 from widthwise.records.analysis import Analysis
 from widthwise.records.evaluation import EvaluationTable
 from widthwise.records.outcome import Outcome
-from widthwise.records.record import StoredRecord, register_notebook_view
+from widthwise.records.record import StoredRecord
 from widthwise.records.run import PlannedRuns, Run, RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.reports.analysis import analysis_page
@@ -208,4 +208,4 @@ def notebook_html(record: StoredRecord, folder: Path) -> str | None:
     return None if page is None else page(folder).notebook_html()
 
 
-register_notebook_view(notebook_html)
+StoredRecord.notebook_view = notebook_html

@@ -44,7 +44,7 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.memory import give_back_tensors
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut, sizes_at_budget, sizes_like
-from widthwise.records.shrinking import SHRUNK, LayerCut, Shrinking
+from widthwise.records.resizing import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import faster_precision
 from widthwise.runs.open import check_finite, check_tokens, check_vocabulary, is_run, open_model, usual_device
