@@ -22,9 +22,10 @@ from widthwise.config_io import Config
 from widthwise.data.config import open_data
 from widthwise.evaluation.differences import all_differences, models_table
 from widthwise.experiments.fitting import fit_groups
+from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.plan import Plan, run_path
 from widthwise.experiments.recipes import read_all
-from widthwise.experiments.running import jobs_of, run_experiment
+from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
 from widthwise.files import write_atomic
 from widthwise.mistakes import counted
@@ -106,7 +107,7 @@ class Work(Config):
     def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Plan:
         """Train the runs of the plan that have not finished."""
         plan = self.plan
-        run_experiment(plan, folder, observer=observer, jobs=jobs_of(plan, n_jobs))
+        run_experiment(plan, folder, observer=observer, jobs=Jobs.of(plan, n_jobs))
         return plan
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,17 +34,14 @@ def test_the_crossing_of_straight_lines_is_exact() -> None:
     found = compared([straight(7 - 0.1, flops_per_token=9)], [straight(7)])
     share = math.exp(-0.1 / 0.4)
     assert found.n_reached == 1
-    assert found.tokens.mean == pytest.approx(share * END)
+    assert (found.tokens.mean, found.tokens_ratio.mean) == pytest.approx((share * END, share))
     assert found.training_flops.mean == pytest.approx(9 * share * END)
-    assert found.tokens_ratio.mean == pytest.approx(share)
     assert found.training_flops_ratio.mean == pytest.approx(share * 9 / 6)
     assert (found.tokens_ratio.low, found.tokens_ratio.high) == (None, None)
     # A worse one is compared at its own final loss.
     found = compared([straight(7.1, flops_per_token=9)], [straight(7)])
-    assert found.n_reached == 0
-    assert (found.tokens.mean, found.training_flops.mean) == (None, None)
-    assert found.tokens_ratio.mean == pytest.approx(math.exp(0.1 / 0.4))
-    assert found.training_flops_ratio.mean == pytest.approx(math.exp(0.1 / 0.4) * 9 / 6)
+    assert (found.n_reached, found.tokens.mean, found.training_flops.mean) == (0, None, None)
+    assert found.tokens_ratio.mean == pytest.approx(1 / share)
 
 
 @st.composite
@@ -75,9 +71,9 @@ def test_the_interval_is_that_of_the_mean_logarithm_over_seeds() -> None:
     found = compared([straight(own) for _, own in heights], [straight(other) for other, _ in heights])
     logarithms = np.array([(own - other) / 0.4 for other, own in heights])
     low, high = stats.t.interval(0.95, 2, logarithms.mean(), stats.sem(logarithms))
-    assert found.tokens_ratio.per_seed == pytest.approx(np.exp(logarithms))
-    ends = (found.tokens_ratio.low, found.tokens_ratio.mean, found.tokens_ratio.high)
-    assert ends == pytest.approx(tuple(np.exp([low, logarithms.mean(), high])))
+    ratio = found.tokens_ratio
+    assert ratio.per_seed == pytest.approx(np.exp(logarithms))
+    assert (ratio.low, ratio.mean, ratio.high) == pytest.approx(tuple(np.exp([low, logarithms.mean(), high])))
 
 
 def test_a_loss_counts_where_it_first_was_reached_and_outside_of_the_validations_is_unknown() -> None:
@@ -94,26 +90,19 @@ def test_a_loss_counts_where_it_first_was_reached_and_outside_of_the_validations
     assert (far.n_reached, far.tokens_ratio.mean, far.tokens_ratio.per_seed) == (1, None, [None])
 
 
-def records(steps: Sequence[int], **extra: Any) -> list[dict[str, Any]]:
+def test_a_curve_is_read_from_the_records_of_a_run() -> None:
+    """The last of two validations of a step counts."""
     train = [{"step": step, "event": "train", "loss": 9.0, "lr": lr} for step, lr in enumerate((0.1, 0.4, 0.3), 1)]
     validations = [
-        {"step": step, "event": "validation", "loss": 5.0 - step, "tokens": 10 * step, "training_flops": 60.0 * step}
-        for step in steps
+        {"step": step, "event": "validation", "loss": loss, "tokens": 10 * step, "training_flops": 60.0 * step}
+        for step, loss in ((4, 1.0), (1, 4.0), (2, 9.0), (2, 3.0))
     ]
-    return [*train, *({**each, **extra} for each in validations)]
-
-
-def test_a_course_is_read_from_the_records_of_a_run() -> None:
-    again = {"step": 2, "event": "validation", "loss": 2.5, "tokens": 20, "training_flops": 120.0}
-    found = LossCurve.of([*records([4, 1, 2], mtp_losses=[1.5])])
-    assert found.tokens.tolist() == [10, 20, 40]
-    assert found.training_flops.tolist() == [60, 120, 240]
-    assert {name: own.tolist() for name, own in found.losses.items()} == {
-        "val_loss": [4, 3, 1],
-        "val_loss_next_2": [1.5] * 3,
-    }
+    found = LossCurve.of([*train, *({**record, "mtp_losses": [1.5]} for record in validations)])
+    assert (found.tokens.tolist(), found.training_flops.tolist()) == ([10, 20, 40], [60, 120, 240])
+    losses = {name: values.tolist() for name, values in found.losses.items()}
+    assert losses == {"val_loss": [4, 3, 1], "val_loss_next_2": [1.5] * 3}
     assert found.final_lr_share == pytest.approx(0.75)
-    assert LossCurve.of([*records([1, 2]), again]).losses["val_loss"].tolist() == [4, 2.5]
+    assert LossCurve.of(validations).losses.keys() == {"val_loss"}
     assert LossCurve.of([]).losses == {}
 
 
@@ -125,10 +114,9 @@ def test_the_gap_is_paired_by_seed_at_tokens_that_all_have() -> None:
     found = gaps(own, baseline)["val_loss"]
     assert found.tokens == [900, 2000, 7100]
     by_seed = [np.log(found.tokens) * -0.1 + gap for gap in (-0.25, 0.0)]
-    assert found.mean == pytest.approx(np.mean(by_seed, axis=0))
     half = stats.t.ppf(0.975, 1) * 0.125
-    assert np.subtract(found.high, found.mean) == pytest.approx([half] * 3)
-    assert np.subtract(found.mean, found.low) == pytest.approx([half] * 3)
+    for ends, expected in ((found.low, -half), (found.mean, 0), (found.high, half)):
+        assert ends == pytest.approx(np.mean(by_seed, axis=0) + expected)
 
 
 def test_the_ratio_in_the_course_of_training_is_that_of_straight_lines_at_every_height() -> None:

@@ -39,8 +39,8 @@ def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain") -> P
     recipe = {"model": {"d_model": d_model, "residual": {"kind": kind}}, "train": {"steps": 5, "seed": seed}}
     run = RunDir(path)
     run.begin(yaml.safe_dump(recipe), {})
-    found = {"val_loss": loss(d_model, seed), "tokens": 100 * d_model, "training_flops": 1e6 * d_model**3}
-    run.write_result(RunResult(**found, cost=cost(d_model)))
+    numbers = {"val_loss": loss(d_model, seed), "tokens": 100 * d_model, "training_flops": 1e6 * d_model**3}
+    run.write_result(RunResult(**numbers, cost=cost(d_model)))
     return path
 
 
@@ -57,44 +57,30 @@ def write_outcome(folder: Path, points: Sequence[Variant | OpenPoint], **further
     return folder
 
 
-def write_sweep(folder: Path) -> Path:
-    points = [
-        variant(f"{group}-{d}", d, scale, group=group, values={"model.d_model": d})
-        for group, scale in (("uniform", 3.0), ("x", 2.95))
-        for d in SIZES
-    ]
-    failed = OpenPoint(name="x-512", group="x", values={"model.d_model": 512}, state="failed", reason="nan")
-    axes = {group: {"model.d_model": list(SIZES)} for group in ("uniform", "x")}
-    study = Study(storage="s", sampler="grid", n_points=9, n_finished=8, n_failed=1)
-    return write_outcome(folder, [*points, failed], baseline=None, axes=axes, study=study)
-
-
-def table(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "points.csv"
-    path.write_text(text)
-    return path
-
-
 def by_group(gathered: FitData) -> dict[str, list[tuple[float, int]]]:
     return {group.name: [(point.x, len(point.per_seed)) for point in group.points] for group in gathered.groups}
 
 
+def fitted(folder: Path, *rows: str, baseline: str | None = None, law: str | None = None) -> ScalingLaws:
+    """Laws of y over x in a table with these rows, with a curve for each `kind` if the table has this column."""
+    path = folder / "points.csv"
+    path.write_text("\n".join(rows))
+    axes = Axes("x", "y", "kind" if rows[0].startswith("kind") else None)
+    return fit_groups(gather([path], axes, baseline), "t", "c", law)
+
+
 def test_each_variant_is_a_group_with_a_point_from_each_comparison(tmp_path: Path) -> None:
-    folders = [tmp_path / str(d) for d in reversed(SIZES)]
-    for folder, d in zip(folders, reversed(SIZES)):
+    """Comparisons of one size are seeds of one point."""
+    for folder, d in [(tmp_path / f"{d}-{i}", d) for d in reversed(SIZES) for i in range(2)]:
         write_outcome(folder, [variant("uniform", d, 3.0), variant("x", d, 2.95)], baseline="uniform")
-    gathered = gather(folders, AXES)
-    expected = [(12 * d**2, 2) for d in SIZES]
-    assert by_group(gathered) == {"uniform": expected, "x": expected}
+    gathered = gather([*tmp_path.glob("*-0")], AXES)
+    assert by_group(gathered) == {name: [(12 * d**2, 2) for d in SIZES] for name in ("uniform", "x")}
     assert gathered.baseline == "uniform"
-    assert gathered.groups[1].points[0].y == pytest.approx((loss(32, 0, 2.95) + loss(32, 1, 2.95)) / 2)
-
-
-def test_comparisons_of_one_size_are_seeds_of_one_point(tmp_path: Path) -> None:
-    folders = [write_outcome(tmp_path / f"{d}-{i}", [variant("x", d, 2.95)]) for d in SIZES for i in range(2)]
-    gathered = gather(folders, AXES)
-    assert by_group(gathered) == {"x": [(12 * d**2, 4) for d in SIZES]}
-    assert gathered.groups[0].points[0].per_seed == 2 * (loss(32, 0, 2.95), loss(32, 1, 2.95))
+    gathered = gather([*tmp_path.iterdir()], AXES)
+    assert by_group(gathered) == {name: [(12 * d**2, 4) for d in SIZES] for name in ("uniform", "x")}
+    smallest = gathered.groups[1].points[0]
+    assert smallest.per_seed == 2 * (loss(32, 0, 2.95), loss(32, 1, 2.95))
+    assert smallest.y == pytest.approx((loss(32, 0, 2.95) + loss(32, 1, 2.95)) / 2)
 
 
 def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_folder(tmp_path: Path) -> None:
@@ -111,18 +97,19 @@ def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_folde
 def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path) -> None:
     for text, named in (
         ("", "holds no table"),
-        ("size,y\n", "no rows"),
-        ("size,z\n1,2\n", r"--y: got 'y'; .*size, z"),
-        ("size,y\n1,2\n2,many\n", r"line 3: y is 'many', not a number"),
-        ("size,y\n1,2\n2\n", r"line 3: has 1 cells; expected 2"),
-        ("size,y\n# note\n0,2\n", r"line 3: size is 0; a law needs finite numbers above 0"),
-        ("size,y\n1,nan\n", r"line 2: y is nan"),
-        (f"size,y\n1,{'2' * 131_073}\n", r"line 2: cannot be read \(field larger than field limit"),
-        ("size,y,y\n1,3,4\n", r"two columns have the same name \(size, y, y\)"),
-        ("size,y\n1,3\n2,2\n", r"3 or more different x, and points has 2"),
+        ("x,y", "no rows"),
+        ("x,z 1,2", r"--y: got 'y'; .*x, z"),
+        ("x,y 1,2 2,many", r"line 3: y is 'many', not a number"),
+        ("x,y 1,2 2", r"line 3: has 1 cells; expected 2"),
+        ("x,y #note 0,2", r"line 3: x is 0; a law needs finite numbers above 0"),
+        ("x,y 1,nan", r"line 2: y is nan"),
+        (f"x,y 1,{'2' * 131_073}", r"line 2: cannot be read \(field larger than field limit"),
+        ("x,y,y 1,3,4", r"two columns have the same name \(x, y, y\)"),
+        ("x,y 1,3 2,2", r"3 or more different x, and points has 2"),
+        (f"x,y {'1,3 ' * 2001}", "has 2,001 points; a law takes at most 2,000"),
     ):
         with pytest.raises(UserError, match=named):
-            fit_groups(gather([table(tmp_path, text)], Axes("size", "y")), "t", "c")
+            fitted(tmp_path, *text.split(" "))
 
 
 def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
@@ -132,7 +119,6 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
         (("val_perplexity", "val_loss"), r"--x: got 'val_perplexity'"),
         (("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
         (("params", "train_loss"), r"train_loss is nan"),
-        (("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
         (("active_params", "val_loss"), r"has no active_params"),
         (("params", "val_loss", "model.ffn.kind"), r"--group: got 'model.ffn.kind'; allowed: folder"),
     ):
@@ -142,53 +128,56 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
 
 def test_scaling_json_is_what_reports_read_and_holds_the_finished_points_of_a_sweep(tmp_path: Path) -> None:
     """A power law is chosen where the points follow one; the same loss is at (2.95 / 3)^20 of the parameters."""
-    scaling = fit_groups(gather([write_sweep(tmp_path / "s")], AXES, "uniform"), "title", "command")
-    scaling.write(tmp_path)
-    read = ScalingLaws.read(tmp_path)
-    assert (read.x, read.y, read.title, read.command) == ("params", "val_loss", "title", "command")
-    assert {saving.fit for saving in read.savings} == set(LAWS)
-    assert {(saving.group, saving.baseline, saving.kind) for saving in read.savings} == {
-        ("x", "uniform", "curve"),
-        ("x", "uniform", "point"),
-    }
-    assert [point.n_seeds for point in read.groups[0].points] == [2] * 4
-    band = read.groups[0].fits["power"].band
-    assert (band.x[0], band.x[-1]) == pytest.approx((12 * SIZES[0] ** 2, 12 * SIZES[-1] ** 2))
-    assert "noise of runs" in read.sentence
-    assert "x-512 (failed)" in read.sentence
-    assert {group["chosen"] for group in scaling["groups"]} == {"power"}
-    ratios = [saving["ratio"]["mean"] for saving in scaling["savings"] if saving["fit"] == "power"]
+    points: list[Variant | OpenPoint] = [
+        variant(f"{group}-{d}", d, scale, group=group, values={"model.d_model": d})
+        for group, scale in (("uniform", 3.0), ("x", 2.95))
+        for d in SIZES
+    ]
+    points.append(OpenPoint(name="x-512", group="x", values={"model.d_model": 512}, state="failed", reason="nan"))
+    axes = {group: {"model.d_model": list(SIZES)} for group in ("uniform", "x")}
+    study = Study(storage="s", sampler="grid", n_points=9, n_finished=8, n_failed=1)
+    write_outcome(tmp_path, points, axes=axes, study=study)
+    fit_groups(gather([tmp_path], AXES, "uniform"), "title", "command").write(tmp_path)
+    scaling = ScalingLaws.read(tmp_path)
+    assert (scaling.x, scaling.y, scaling.title, scaling.command) == ("params", "val_loss", "title", "command")
+    assert {saving.fit for saving in scaling.savings} == set(LAWS)
+    compared = {(saving.group, saving.baseline, saving.kind) for saving in scaling.savings}
+    assert compared == {("x", "uniform", "curve"), ("x", "uniform", "point")}
+    assert [point.n_seeds for point in scaling.groups[0].points] == [2] * 4
+    assert "noise of runs" in scaling.sentence
+    assert "x-512 (failed)" in scaling.sentence
+    assert {group.chosen for group in scaling.groups} == {"power"}
+    ratios = [saving.ratio.mean for saving in scaling.savings if saving.fit == "power"]
     assert ratios == pytest.approx([(2.95 / 3) ** (1 / 0.05)] * 2)
 
 
 def test_a_bend_chooses_the_irreducible_loss_where_there_are_points_enough(tmp_path: Path) -> None:
     rows = [f"{x},{2 + 3 * x**-0.5 + 0.0005 * (-1) ** i}" for i, x in enumerate((1, 2, 4, 8, 16, 64))]
-    path = table(tmp_path, "\n".join(["x,y", *rows]))
-    assert fit_groups(gather([path], Axes("x", "y")), "t", "c")["groups"][0]["chosen"] == "power_irreducible"
-    path = table(tmp_path, "\n".join(["x,y", *rows[:4]]))
-    assert fit_groups(gather([path], Axes("x", "y")), "t", "c")["groups"][0]["chosen"] != "power_irreducible"
+    assert fitted(tmp_path, "x,y", *rows).groups[0].chosen == "power_irreducible"
+    assert fitted(tmp_path, "x,y", *rows[:4]).groups[0].chosen != "power_irreducible"
 
 
 def test_a_curve_of_too_few_points_is_left_out_unless_it_is_the_baseline(tmp_path: Path) -> None:
     rows = ["kind,x,y", "a,1,3", "a,2,2.9", "a,4,2.85", "b,1,3", "b,2,2.8"]
-    path = table(tmp_path, "\n".join(rows))
-    found = fit_groups(gather([path], Axes("x", "y", "kind"), "a"), "t", "c")
-    assert [group.name for group in found.groups] == ["a"]
-    assert "Left out: b, because a law needs points at 3 or more different x, and b has 2." in found.sentence
+    laws = fitted(tmp_path, *rows, baseline="a")
+    assert [group.name for group in laws.groups] == ["a"]
+    assert "Left out: b, because a law needs points at 3 or more different x, and b has 2." in laws.sentence
     with pytest.raises(UserError, match=r"over x a law needs points at 3 or more different x, and b has 2"):
-        fit_groups(gather([path], Axes("x", "y", "kind"), "b"), "t", "c")
+        fitted(tmp_path, *rows, baseline="b")
 
 
 def test_a_law_that_cannot_be_fitted_says_why(tmp_path: Path) -> None:
-    gathered = gather([table(tmp_path, "x,y\n1,3\n2,2.9\n4,2.85\n")], Axes("x", "y"))
-    found = fit_groups(gathered, "t", "c")["groups"][0]["fits"]
-    assert found["power"]["parameters"]["b"]["mean"] > 0
-    assert found["power_irreducible"]["parameters"] == {}
-    assert "needs points at 4 or more different x" in found["power_irreducible"]["reason"]
-    with pytest.raises(UserError, match=r"--law: got power_irreducible, which needs points at 4"):
-        fit_groups(gathered, "t", "c", "power_irreducible")
-    with pytest.raises(UserError, match=r"--law: got 'powr'; did you mean 'power'"):
-        fit_groups(gathered, "t", "c", "powr")
+    rows = ["x,y", "1,3", "2,2.9", "4,2.85"]
+    fits = fitted(tmp_path, *rows).groups[0].fits
+    assert fits["power"].parameters["b"].mean > 0
+    assert fits["power_irreducible"].parameters == {}
+    assert "needs points at 4 or more different x" in fits["power_irreducible"].reason
+    for law, named in (
+        ("power_irreducible", "--law: got power_irreducible, which needs points at 4"),
+        ("powr", "--law: got 'powr'; did you mean 'power'"),
+    ):
+        with pytest.raises(UserError, match=named):
+            fitted(tmp_path, *rows, law=law)
 
 
 def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | None = None) -> ScalingLaws:
@@ -204,34 +193,19 @@ def test_the_printed_points_have_the_papers_laws_and_savings() -> None:
     ):
         scaling = paper("variable_width_table_2.csv", x, "loss", "model")
         drawn = [saving for saving in scaling.savings if scaling.is_drawn(saving)]
-        assert {(saving.group, saving.baseline, saving.at.name) for saving in drawn} == {
-            ("><former", "transformer", "2B")
-        }
+        assert {(saving.group, saving.at.name) for saving in drawn} == {("><former", "2B")}
         assert [(saving.kind, f"{saving.at.y:.4g}", f"{saving.ratio.mean:.1%}") for saving in drawn] == expected
-    hourglass = paper("hourglass_tables_5_6.csv", "layer_params_millions", "val_loss")["groups"][0]
-    assert len(hourglass["points"]) == 9
-    assert hourglass["chosen"] == "power_irreducible"
-    assert round(hourglass["fits"]["power_irreducible"]["rms"], 3) == 0.004
-    virtual = paper("virtual_width_figure_8.csv", "r", "loss", law="log_linear")["groups"][0]["fits"]["log_linear"]
-    assert virtual["parameters"]["slope"]["mean"] == pytest.approx(-0.00685, abs=1e-12)
-    assert round(virtual["parameters"]["intercept"]["mean"], 4) == 1.6212
-    assert round(virtual["r_squared"], 4) == 0.9986
+    hourglass = paper("hourglass_tables_5_6.csv", "layer_params_millions", "val_loss").groups[0]
+    assert (len(hourglass.points), hourglass.chosen) == (9, "power_irreducible")
+    assert round(hourglass.chosen_fit.rms, 3) == 0.004
+    virtual = paper("virtual_width_figure_8.csv", "r", "loss", law="log_linear").groups[0].chosen_fit
+    assert virtual.parameters["slope"].mean == pytest.approx(-0.00685, abs=1e-12)
+    assert round(virtual.parameters["intercept"].mean, 4) == 1.6212
+    assert round(virtual.r_squared, 4) == 0.9986
 
 
 def test_points_that_rise_again_are_no_monotone_law(tmp_path: Path) -> None:
     """A law through a parabola carries a warning, through one side of it none."""
-    sizes = np.array([0.2, 0.4, 0.9, 1.8, 4.0])
-    rows = [f"{size},{3 + 0.04 * np.log(size) ** 2}" for size in sizes]
-
-    def reason(points: list[str]) -> str | None:
-        path = table(tmp_path, "\n".join(["params,loss", *points]))
-        return fit_groups(gather([path], Axes("params", "loss")), "t", "c").groups[0].chosen_fit.reason
-
-    assert "fall and rise again, lowest at 0.9" in (reason(rows) or "")
-    assert reason(rows[:3]) is None
-
-
-def test_a_group_has_at_most_2000_points(tmp_path: Path) -> None:
-    path = table(tmp_path, "\n".join(["n,loss", *["1,3"] * 2001]))
-    with pytest.raises(UserError, match="has 2,001 points; a law takes at most 2,000"):
-        fit_groups(gather([path], Axes("n", "loss")), "t", "c")
+    rows = [f"{x},{3 + 0.04 * np.log(x) ** 2}" for x in (0.2, 0.4, 0.9, 1.8, 4.0)]
+    assert "fall and rise again, lowest at 0.9" in (fitted(tmp_path, "x,y", *rows).groups[0].chosen_fit.reason or "")
+    assert fitted(tmp_path, "x,y", *rows[:3]).groups[0].chosen_fit.reason is None

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import Listener
 from tiny_sweeps import every_run_raises, recipe_file
 
 from widthwise.evaluation.estimate import paired_mean, verdict
 from widthwise.experiments import jobs
 from widthwise.experiments.plan import Sweep
+from widthwise.experiments.results import SweepResults
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.sweep import read_sweep
-from widthwise.experiments.sweep_results import SweepResults
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import answer
@@ -27,12 +26,9 @@ from widthwise.training.observer import SilentObserver
 
 SEEDS = [4, 7, 9]
 DIVERGES = 1e6
-SWEEP: dict[str, Any] = {
-    "baseline": {},
-    "baseline_name": "plain",
-    "over": {"optimizer.lr": [0.002, 0.03, DIVERGES]},
-    "seeds": SEEDS,
-}
+RATES = {"optimizer.lr": [0.002, 0.03, DIVERGES]}
+SWEEP: dict[str, Any] = {"baseline": {}, "baseline_name": "plain", "over": RATES, "seeds": SEEDS}
+Done = tuple[Sweep, Path, Outcome]
 COMMAND = "widthwise sweep tiny.yaml"
 
 
@@ -41,14 +37,14 @@ def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> Sweep:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, Path, dict[str, Any]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("sweep")
     plan = plan_of(folder, SWEEP)
     return plan, folder / "out", run_experiment(plan, folder / "out", COMMAND)
 
 
-def points(found: Outcome) -> dict[str, dict[str, Any]]:
-    return {point.name: point.to_data() for point in found.points}
+def points(outcome: Outcome) -> dict[str, Any]:
+    return {point.name: point for point in outcome.points}
 
 
 def window_losses(folder: Path, name: str) -> np.ndarray:
@@ -57,78 +53,75 @@ def window_losses(folder: Path, name: str) -> np.ndarray:
     return np.array([run.result().val_window_losses for run in runs])
 
 
-def test_numbers_are_those_of_the_runs_paired_with_the_baseline(done) -> None:
-    _, folder, found = done
-    point = points(found)["0.03"]
-    losses = window_losses(folder, "0.03").mean(axis=1)
-    assert point["val_loss"]["per_seed"] == pytest.approx(losses)
-    assert point["difference"]["per_seed"] == pytest.approx(
-        losses - window_losses(folder, "plain").mean(axis=1), abs=1e-6
-    )
-    assert (point["values"], point["differs_in"]) == ({"optimizer.lr": 0.03}, {})  # an axis is no other setting
-    assert [str(folder / run) for run in point["runs"]] == [str(folder / "runs" / f"0.03-seed{s}") for s in SEEDS]
-    assert point["ratio"]["params"] == point["ratio"]["training_flops"] == 1.0
-    baseline = points(found)["plain"]
-    assert (baseline["verdict"], baseline["difference"], found["baseline"]) == ("baseline", None, "plain")
+def test_numbers_are_those_of_the_runs_paired_with_the_baseline(done: Done) -> None:
+    _, folder, outcome = done
+    baseline, point = (points(outcome)[name] for name in ("plain", "0.03"))
+    losses, base_losses = (window_losses(folder, name).mean(axis=1) for name in ("0.03", "plain"))
+    assert point.val_loss.per_seed == pytest.approx(losses)
+    assert point.difference.per_seed == pytest.approx(losses - base_losses, abs=1e-6)
+    assert (point.values, point.differs_in) == ({"optimizer.lr": 0.03}, {})  # an axis is no other setting
+    assert point.runs == [f"runs/0.03-seed{seed}" for seed in SEEDS]
+    assert point.ratio["params"] == point.ratio["training_flops"] == 1.0
+    assert (baseline.verdict, baseline.difference, outcome.baseline) == ("baseline", None, "plain")
 
 
-def test_a_point_that_diverges_is_kept_with_its_reason_and_the_others_finish(done) -> None:
-    _, _, found = done
-    failed = points(found)["1000000.0"]
-    assert (failed["state"], failed["values"]) == ("failed", {"optimizer.lr": DIVERGES})
-    assert failed["reason"].startswith("runs/1000000.0-seed4: stopped at step")
-    assert "try a lower optimizer.lr" in failed["reason"]
-    about = {"storage": "", "sampler": "grid"}
-    assert found["study"].to_data() == {**about, "n_points": 4, "n_finished": 3, "n_failed": 1, "n_repeated": 0}
-    assert "1 point failed." in answer(found)
+def test_a_point_that_diverges_is_kept_with_its_reason_and_the_others_finish(done: Done) -> None:
+    _, _, outcome = done
+    failed = points(outcome)["1000000.0"]
+    assert (failed.state, failed.values) == ("failed", {"optimizer.lr": DIVERGES})
+    assert failed.reason.startswith("runs/1000000.0-seed4: stopped at step")
+    assert "try a lower optimizer.lr" in failed.reason
+    assert (outcome.study.n_points, outcome.study.n_finished, outcome.study.n_failed) == (4, 3, 1)
+    assert "1 point failed." in answer(outcome)
 
 
-def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(done) -> None:
-    _, folder, found = done
-    best = min(("0.002", "0.03"), key=lambda name: points(found)[name]["val_loss"]["mean"])
-    assert answer(found)[0].startswith(f"{best} has the lowest held-out loss of 2 points, ")
-    wide = paired_mean(window_losses(folder, best) - window_losses(folder, "plain"), 1 - 0.05 / 2)
-    (judged,) = found.judged
+def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(done: Done) -> None:
+    _, folder, outcome = done
+    losses = {name: window_losses(folder, name) for name in ("0.002", "0.03")}
+    best = min(losses, key=lambda name: losses[name].mean())
+    assert answer(outcome)[0].startswith(f"{best} has the lowest held-out loss of 2 points, ")
+    (judged,) = outcome.judged
     assert (judged.name, judged.beside, judged.n_points, judged.confidence) == (best, "plain", 2, 1 - 0.05 / 2)
-    assert judged.difference == wide
-    for name in ("0.002", "0.03"):
-        wide = paired_mean(window_losses(folder, name) - window_losses(folder, "plain"), 1 - 0.05 / 2)
-        assert points(found)[name]["verdict"] == verdict(wide)
-    losses = [point.val_loss.mean for point in found.variants]
-    in_order = [point.val_loss.mean for point in found.points if point.state == "finished"]
-    assert losses == sorted(losses) != in_order
+    for name in losses:
+        wide = paired_mean(losses[name] - window_losses(folder, "plain"), 1 - 0.05 / 2)
+        assert points(outcome)[name].verdict == verdict(wide)
+        if name == best:
+            assert judged.difference == wide
+    in_order = [point.val_loss.mean for point in outcome.points if point.state == "finished"]
+    assert [point.val_loss.mean for point in outcome.variants] == sorted(in_order) != in_order
 
 
-def test_the_file_is_what_was_returned_and_nothing_is_trained_again(done) -> None:
+def test_the_file_is_what_was_returned_and_a_changed_one_is_made_again_without_training(done: Done) -> None:
     """And what diverged is not tried again."""
-    plan, folder, found = done
-    stored = json.loads((folder / "outcome.json").read_text(), parse_constant=pytest.fail)
+    plan, folder, outcome = done
+    text = (folder / "outcome.json").read_text()
+    (folder / "outcome.json").write_text(text.replace('"confidence": 0.95', '"confidence": 0.5'))
+    stored = json.loads(text, parse_constant=pytest.fail)
     assert stored.pop("checksums").keys() == stored.keys()
-    assert stored == found.to_data()
-    assert found["axes"] == {"": {"optimizer.lr": [0.002, 0.03, DIVERGES]}}
-    assert (found["seeds"], found["matched"], found["confidence"]) == (SEEDS, "params", 0.95)
+    assert stored == outcome.to_data()
+    assert (outcome.axes, outcome.seeds, outcome.matched) == ({"": RATES}, SEEDS, "params")
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")}
     assert len(stamps) == 3 * len(SEEDS) + 1
-    again = run_experiment(plan, folder, COMMAND)
-    assert {**again, "created": None} == {**found, "created": None}
+    run_experiment(plan, folder, COMMAND)
+    assert Outcome.read(folder).with_changes(created=outcome.created) == outcome
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_points_are_compared_with_a_baseline_that_finishes_after_them(done, tmp_path) -> None:
-    plan, folder, found = done
+def test_points_are_compared_with_a_baseline_that_finishes_after_them(done: Done, tmp_path: Path) -> None:
+    plan, folder, outcome = done
     early = Path(shutil.copytree(folder, tmp_path / "early"))
-    (early / "runs" / "plain-seed9" / "result.json").unlink()
+    result = Path("runs/plain-seed9/result.json")
+    (early / result).unlink()
     results = SweepResults(plan, early, COMMAND, SilentObserver())
-    assert points(results.write())["0.03"]["difference"] is None
-    shutil.copy(folder / "runs" / "plain-seed9" / "result.json", early / "runs" / "plain-seed9" / "result.json")
-    assert points(results.write())["0.03"] == points(found)["0.03"]
+    assert points(results.write())["0.03"].difference is None
+    shutil.copy(folder / result, early / result)
+    assert points(results.write())["0.03"] == points(outcome)["0.03"]
     results.failures["0.03"] = "the disk was full"
-    assert points(results.write())["0.03"]["state"] == "finished"  # by another worker
+    assert points(results.write())["0.03"].state == "finished"  # by another worker
 
 
-def test_finished_and_diverged_runs_of_another_recipe_are_refused_not_reported(done, tmp_path: Path) -> None:
-    _, folder, _ = done
-    copy, changed = Path(shutil.copytree(folder, tmp_path / "copy")), plan_of(tmp_path, SWEEP, seq_len=16)
+def test_finished_and_diverged_runs_of_another_recipe_are_refused_not_reported(done: Done, tmp_path: Path) -> None:
+    copy, changed = Path(shutil.copytree(done[1], tmp_path / "copy")), plan_of(tmp_path, SWEEP, seq_len=16)
     with pytest.raises(UserError, match=r"plain-seed\d: holds a run of another recipe \(seq_len"):
         run_experiment(changed, copy, COMMAND)
     for path in copy.glob("runs/*/result.json"):
@@ -147,14 +140,12 @@ def test_an_interruption_leaves_the_point_and_the_same_command_goes_on(tmp_path:
     with every_run_raises(Interrupted, "stopped", 15), pytest.raises(Interrupted, match=message) as stopped:
         run_experiment(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
-    found = run_experiment(plan, tmp_path, COMMAND)
-    assert [point["state"] for point in found["points"]] == ["finished", "finished"]
-    assert answer(found)[0].startswith("0.03 has the lowest held-out loss of 2 points")
-    assert [(each.name, each.beside, each.confidence) for each in found.judged] == [
-        ("0.03", "0.002", 0.95),
-        ("0.03", "0.002", 1 - 0.05 / 2),
-    ]
-    assert points(found)["0.03"]["verdict"] is None
+    outcome = run_experiment(plan, tmp_path, COMMAND)
+    assert [point.state for point in outcome.points] == ["finished", "finished"]
+    assert answer(outcome)[0].startswith("0.03 has the lowest held-out loss of 2 points")
+    judged = [(best.name, best.beside, best.confidence) for best in outcome.judged]
+    assert judged == [("0.03", "0.002", 0.95), ("0.03", "0.002", 1 - 0.05 / 2)]
+    assert points(outcome)["0.03"].verdict is None
 
 
 def test_a_run_that_another_process_took_first_is_left_to_it_and_waited_for(tmp_path: Path, monkeypatch) -> None:
@@ -167,29 +158,25 @@ def test_a_run_that_another_process_took_first_is_left_to_it_and_waited_for(tmp_
         return train_or_resume(recipe, path, observer, data_cache)
 
     monkeypatch.setattr(jobs, "train_or_resume", lost_at_first)
-    found = run_experiment(plan, tmp_path, COMMAND)
-    assert found["study"]["n_finished"] == 2
+    assert run_experiment(plan, tmp_path, COMMAND).study.n_finished == 2
     assert sorted(set(calls)) == ["0.002-seed4", "0.03-seed4"]
 
 
 def test_a_run_that_another_process_holds_is_shown_as_running_and_taken_over(tmp_path: Path) -> None:
-    plan, heard = small(tmp_path), Listener()
-    held = RunDir(tmp_path / "runs" / "0.002-seed4")
-    with held.locked(), pytest.raises(HeldElsewhere):
-        run_experiment(plan, tmp_path, COMMAND, observer=heard, waits=False)
-    states = {name: point["state"] for name, point in points(Outcome.read(tmp_path)).items()}
+    plan, held = small(tmp_path), RunDir(tmp_path / "runs" / "0.002-seed4")
+    with held.locked(), pytest.raises(HeldElsewhere, match=r"^other workers hold 1 run of the sweep"):
+        run_experiment(plan, tmp_path, COMMAND, waits=False)
+    states = {point.name: point.state for point in Outcome.read(tmp_path).points}
     assert states == {"0.002": "running", "0.03": "finished"}
-    assert run_experiment(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
+    assert run_experiment(plan, tmp_path, COMMAND).study.n_finished == 2
 
 
 def test_a_mistake_that_can_be_mended_is_tried_again_by_the_next_start(tmp_path: Path) -> None:
     plan = small(tmp_path)
     with every_run_raises(UserError, "no space left on device"):
-        found = run_experiment(plan, tmp_path, COMMAND)
-    assert [point["reason"] for point in found["points"]] == [
-        f"runs/{name}-seed4: no space left on device" for name in ("0.002", "0.03")
-    ]
-    assert run_experiment(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
+        failed = run_experiment(plan, tmp_path, COMMAND).points
+    assert [point.reason for point in failed] == [f"runs/{p.name}-seed4: no space left on device" for p in failed]
+    assert run_experiment(plan, tmp_path, COMMAND).study.n_finished == 2
 
 
 SEARCH: dict[str, Any] = {
@@ -207,38 +194,34 @@ SEARCH: dict[str, Any] = {
 def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impossible(tmp_path: Path) -> None:
     """Widths of 20 and 28 are not whole heads of 8."""
     plan = plan_of(tmp_path, SEARCH, train={"steps": 2})
-    found = run_experiment(plan, tmp_path / "a", COMMAND)
-    names = [point["name"] for point in found["points"]]
-    assert len(set(names)) == len(names)
-    assert found["study"]["n_points"] == plan.n_points == 7
-    for point in found["points"][1:]:
-        values = point["values"]
-        if point["group"] == "slow":
-            assert 1e-3 <= values["optimizer.lr"] <= 5e-2
-            assert values["train.z_loss"] in (0.0, 0.1)
-            assert point["name"] == f"slow-{values['optimizer.lr']}-{values['train.z_loss']}"
-            assert float(f"{values['optimizer.lr']:.6g}") == values["optimizer.lr"]
-        width = values.get("model.d_model", 16)
+    outcome = run_experiment(plan, tmp_path / "a", COMMAND)
+    names = [point.name for point in outcome.points]
+    assert outcome.study.n_points == plan.n_points == 7
+    for point in outcome.points[1:]:
+        width = point.values.get("model.d_model", 16)
+        if point.group == "slow":
+            rate, z_loss = point.values["optimizer.lr"], point.values["train.z_loss"]
+            assert 1e-3 <= rate <= 5e-2
+            assert z_loss in (0.0, 0.1)
+            assert point.name == f"slow-{rate:.6g}-{z_loss}"
         assert width in range(16, 33, 4)
-        assert point["state"] == ("failed" if width % 8 else "finished")
-        assert ("head_dim" in point["reason"]) if width % 8 else ("reason" not in point)
-    assert {point["group"] for point in found["points"]} == {"", "slow", "wide"}
+        assert point.state == ("failed" if width % 8 else "finished")
+        assert point.state == "finished" or "head_dim" in point.reason
+    assert {point.group for point in outcome.points} == {"", "slow", "wide"}
     longer = read_sweep(recipe_file(tmp_path, SEARCH, train={"steps": 2}), options={"search": {"n_trials": 8}})
     again = run_experiment(longer, tmp_path / "a", COMMAND)
-    assert [point["name"] for point in again["points"]][: len(names)] == names
-    assert again["study"]["n_points"] == 9
-    assert len(list(tmp_path.glob("a/runs/*/result.json"))) == again["study"]["n_finished"]
+    assert [point.name for point in again.points][: len(names)] == names
+    assert again.study.n_points == 9
+    assert len(list(tmp_path.glob("a/runs/*/result.json"))) == again.study.n_finished
 
 
 def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_by_its_number(tmp_path: Path) -> None:
     """Where there is one choice every trial is the same; one of 200 letters has no name that a folder could have."""
     section = {"over": {"optimizer.lr": [0.002]}, "seeds": [4], "search": {"sampler": "random", "n_trials": 3}}
-    found = run_experiment(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
-    assert [point["name"] for point in found["points"]] == ["0.002"]
-    assert found.study.n_repeated == 2
-    assert not any("No result yet" in line for line in answer(found))
+    outcome = run_experiment(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
+    assert ([point.name for point in outcome.points], outcome.study.n_repeated) == (["0.002"], 2)
+    assert not any("No result yet" in line for line in answer(outcome))
     section["over"] = {"data.corpus": ["x" * 200]}
-    found = run_experiment(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
-    assert [(point["name"], point["state"]) for point in found["points"]] == [(f"#{i}", "failed") for i in range(3)]
-    assert "has a name of 200 letters" in found["points"][0]["reason"]
-    assert found["study"]["n_failed"] == 3
+    outcome = run_experiment(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
+    assert [(point.name, point.state) for point in outcome.points] == [(f"#{i}", "failed") for i in range(3)]
+    assert "has a name of 200 letters" in outcome.points[0].reason

@@ -1,4 +1,4 @@
-"""A recipe whose runs take a fraction of a second, and what is done to runs and heard of them."""
+"""A recipe whose runs take a fraction of a second, and runs that fail."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ import pytest
 from tiny_runs import TINY
 
 from widthwise.experiments import jobs
-from widthwise.training.observer import SilentObserver
 from widthwise.yaml_io import dump_yaml, merge
 
 RECIPE: dict[str, Any] = {
@@ -58,22 +57,3 @@ def hourglass_sizes(budget: float, n_layers: int, n_blocks: int, ratio: float, q
     """
     d_model = quantum * round(math.sqrt(budget / (n_layers * (4 + 3 * n_blocks * ratio))) / quantum)
     return d_model, round((budget / n_layers - 4 * d_model**2) / (3 * n_blocks * d_model))
-
-
-class Heard(SilentObserver):
-    """Remembers the names of runs, the seconds left, and stages of the data without repetitions."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.left: list[float] = []
-        self.stages: list[str] = []
-
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        if self.stages[-1:] != [stage]:
-            self.stages.append(stage)
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self.names.append(name)
-
-    def remaining(self, seconds: float) -> None:
-        self.left.append(seconds)

@@ -228,12 +228,13 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: Training
 
     Raises RunFailed if all points failed.
     """
-    from widthwise.experiments.running import jobs_of, run_experiment
+    from widthwise.experiments.jobs import Jobs
+    from widthwise.experiments.running import run_experiment
     from widthwise.experiments.scheduler import HeldElsewhere
     from widthwise.reports.comparison_page import tuning_table
     from widthwise.reports.writing import answer, write_report
 
-    jobs = jobs_of(plan, training.n_jobs)
+    jobs = Jobs.of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
         for line in (plan.in_words, *plan.adjustment_lines):
             observer.message(line)

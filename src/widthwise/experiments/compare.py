@@ -137,20 +137,14 @@ def read_plan(
     if rates_from is not None:
         plan = with_rates(plan, Path(rates_from))
     if only is None:
-        check_fair(plan)
+        for point in plan.points.values():
+            check_trainable(point)
+        advice = (
+            "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or set match: "
+            "none under compare, or --match none"
+        )
+        check_matched(plan.points.values(), plan.points[baseline.name], plan.match, advice)
     return plan
-
-
-def check_fair(plan: Comparison) -> None:
-    """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
-    points = [*plan.points.values()]
-    for point in points:
-        check_trainable(point)
-    advice = (
-        "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or set match: none "
-        "under compare, or --match none"
-    )
-    check_matched(points, points[0], plan.match, advice)
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:

@@ -105,14 +105,14 @@ def _u_shape(group: CurveGroup) -> str | None:
     return f"the points fall and rise again, lowest at {x[lowest]:.4g}: a monotone law cannot fit"
 
 
-def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
-    """Fit a law that has no objection to the group. seed: of the resampling."""
+def fit_law(law: Law, group: CurveGroup) -> Fit:
+    """Fit a law that has no objection to the group."""
     x = group.x
     y = group.y
     n_runs = np.array(group.layout)
     scale = law.residual_scale
     parameters = law.fit(x, y)
-    random = np.random.default_rng([seed, *group.layout])
+    random = np.random.default_rng([0, *group.layout])
     n_free = len(y) - len(law.symbols)
     centre = scale(law.y(parameters, x))
     residuals = scale(y) - centre

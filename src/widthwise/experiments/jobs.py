@@ -7,16 +7,17 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 
 from widthwise.data.config import DataCache
+from widthwise.experiments.plan import Plan
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
@@ -56,21 +57,21 @@ class _Order:
     """The run to train; None only shows that the first process is alive."""
 
 
+@dataclass(frozen=True)
 class ProcessGroup:
     """The processes that train each run together; the first decides which runs are trained."""
 
-    def __init__(self, processes: Processes):
-        self._processes = processes
-        self.data_cache = DataCache()
+    processes: Processes
+    data_cache: DataCache = field(default_factory=DataCache)
 
     def do(self, work: Callable[[], T]) -> T:
         """Run `work` in the first process; the other processes join each run that it trains. All get its value or
         error."""
-        if self._processes.is_rank_zero:
-            return self._processes.on_rank_zero(work)
+        if self.processes.is_rank_zero:
+            return self.processes.on_rank_zero(work)
         with watch_signals() as watch:
-            while isinstance(order := self._processes.on_rank_zero(lambda: None), _Order):
-                if self._processes.all_reduce_max(watch.received or 0)[0] or order.run is None:
+            while isinstance(order := self.processes.on_rank_zero(lambda: None), _Order):
+                if self.processes.all_reduce_max(watch.received or 0)[0] or order.run is None:
                     continue
                 try:
                     order.run.train(data_cache=self.data_cache)
@@ -95,9 +96,9 @@ class ProcessGroup:
         self._send(_Order())
 
     def _send(self, order: _Order) -> None:
-        self._processes.on_rank_zero(lambda: order)
+        self.processes.on_rank_zero(lambda: order)
         # the largest number of a signal that another process received while it waited for this order
-        if received := int(self._processes.all_reduce_max(0)[0]):
+        if received := int(self.processes.all_reduce_max(0)[0]):
             raise Interrupted("stopped before the next run", received)
 
 
@@ -122,7 +123,7 @@ class Jobs:
     """Threads of each training; None: as many as in this process."""
 
     @classmethod
-    def of(cls, recipes: Iterable[Recipe], n_tasks: int, requested: int | None = None) -> "Jobs":
+    def of(cls, plan: Plan, requested: int | None = None) -> "Jobs":
         """Return the requested number of jobs, or as many as fit on this machine.
 
         The number of threads changes rounding, so it depends only on the recipes and the machine: one if all steps are
@@ -133,9 +134,10 @@ class Jobs:
             if requested not in (None, 1):
                 raise UserError(f"--jobs: got {requested}; under torchrun all processes train one run, so it must be 1")
             return cls()
+        n_tasks = plan.n_points * len(plan.seeds)
         if torch.cuda.is_available():
             return cls(min(n_tasks, requested or torch.cuda.device_count()))
-        recipes = list(recipes)
+        recipes = [plan.reference, *plan.recipes.values()]
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         is_small = all(recipe.training_flops / recipe.train.steps <= SMALL_STEP_FLOPS for recipe in recipes)
         variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # "4,2" is for nested regions
@@ -163,6 +165,9 @@ class Jobs:
 class JobProcess:
     """A process that does one task after another and reports to an observer in this process."""
 
+    connection: Connection
+    """Where its reports arrive, one by one."""
+
     def __init__(self, index: int, jobs: Jobs, observer: Observer):
         """index: of the process among the jobs. observer: of all its tasks."""
         self.observer = observer
@@ -173,7 +178,7 @@ class JobProcess:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, child_connection = context.Pipe()
+        self.connection, child_connection = context.Pipe()
         self._process = context.Process(target=_work, args=(child_connection, self._index, self._jobs.n_threads))
         self._process.start()
         child_connection.close()
@@ -181,21 +186,15 @@ class JobProcess:
     def begin(self, task: Task, observer: Observer) -> None:
         """Begin a task, which reports to the observer."""
         if not self._process.is_alive():
-            self._connection.close()
+            self.connection.close()
             self._start()
         self._task_observer = observer
-        self._connection.send(task)
-
-    @staticmethod
-    def ready(processes: Iterable["JobProcess"], seconds: float) -> list["JobProcess"]:
-        """Return the processes with a report, as soon as there is one; none after the given seconds."""
-        by_connection = {process._connection: process for process in processes}
-        return [by_connection[ready] for ready in wait(list(by_connection), seconds)]  # pyright: ignore[reportArgumentType]
+        self.connection.send(task)
 
     def receive(self) -> tuple[bool, BaseException | None]:
         """Forward a report to the observer. Return True if the task has ended, and its error or None."""
         try:
-            name, arguments = self._connection.recv()
+            name, arguments = self.connection.recv()
         except (EOFError, ConnectionError):
             self._task_observer = None
             self._process.join()
@@ -216,7 +215,7 @@ class JobProcess:
         """End the process, by a kill if it is at work."""
         if self._task_observer is not None:
             self._process.kill()
-        self._connection.close()
+        self.connection.close()
         self._process.join()
 
 
@@ -244,14 +243,14 @@ def _work(connection: Connection, index: int, n_threads: int | None) -> None:
             error = None  # its traceback holds the tensors of the run, which would stay while the process waits
 
 
+@dataclass(frozen=True)
 class _Sender:
     """An observer that sends everything to the first process."""
 
-    def __init__(self, connection: Connection):
-        self._connection = connection
+    connection: Connection
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self._connection.send((name, arguments))
+        return lambda *arguments: self.connection.send((name, arguments))
 
     def beside(self) -> "_Sender":
         return self

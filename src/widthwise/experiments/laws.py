@@ -35,6 +35,7 @@ class Law(ABC):
     """A monotone form with two or three symbols. Parameters are arrays whose last axis has the order of `symbols`."""
 
     kind: ClassVar[LawName]
+    symbols: ClassVar[tuple[str, ...]]
     form: ClassVar[str]
     formula: ClassVar[str]
     """The form with its numbers and the names of x and y, as a format string."""
@@ -47,30 +48,22 @@ class Law(ABC):
     from_residual_scale: ClassVar[np.ufunc] = np.positive
     """The inverse of `residual_scale`."""
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return SYMBOLS[self.kind]
-
-    @property
-    def fewest_points(self) -> int:
-        """One more than the number of symbols, so that a degree of freedom remains."""
-        return len(self.symbols) + 1
-
     def objection(self, group: "CurveGroup") -> str | None:
         """Return why the law cannot be fitted to a group; None if it can."""
         n_different = len(set(group.x))
-        if n_different >= self.fewest_points:
+        n_needed = len(self.symbols) + 1  # one degree of freedom remains
+        if n_different >= n_needed:
             return None
-        return f"needs points at {self.fewest_points} or more different x, and {group.name} has {n_different}"
+        return f"needs points at {n_needed} or more different x, and {group.name} has {n_different}"
 
     def leave_one_out_errors(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return (n_points,) y of each point minus the curve through the remaining points.
 
-        nan if the remaining points have fewer different x than the law needs: a curve with as many symbols as points
-        goes through all of them.
+        nan if the remaining points have too few different x: a curve with as many symbols as points goes through all of
+        them.
         """
         rest = np.array([np.delete(np.arange(len(x)), i) for i in range(len(x))])
-        if min(len(set(x[i])) for i in rest) < self.fewest_points:
+        if min(len(set(x[i])) for i in rest) <= len(self.symbols):
             return np.full(len(x), np.nan)
         return y - self.y(self.fit(x[rest], y[rest]), x)
 
@@ -95,6 +88,7 @@ class PowerLaw(Law):
     """ln y = ln a - b ln x, by least squares in ln y; no irreducible loss."""
 
     kind = "power"
+    symbols = SYMBOLS["power"]
     form = "y = a*x^-b"
     formula = "{y} = {a:.5g}*{x}^{minus_b:.4g}"
     factors = ("a",)
@@ -125,6 +119,7 @@ class IrreduciblePowerLaw(Law):
     """
 
     kind = "power_irreducible"
+    symbols = SYMBOLS["power_irreducible"]
     form = "y = e + a*x^-b"
     formula = "{y} = {e:.4g} + {a:.4g}*{x}^{minus_b:.4g}"
     factors = ("a",)
@@ -180,6 +175,7 @@ class LogLinearLaw(Law):
     """y = slope*log2(x) + intercept, by least squares in y."""
 
     kind = "log_linear"
+    symbols = SYMBOLS["log_linear"]
     form = "y = slope*log2(x) + intercept"
     formula = "{y} = {slope:.4g}*log2({x}) + {intercept:.5g}"
     steepness = "slope"

@@ -285,16 +285,13 @@ def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[Mod
     miss_of: relative distance of a model from the budget.
     """
 
-    def miss(n_steps: int) -> float:
-        return miss_of(knob.at(n_steps))
-
     try:
         unchanged_miss = abs(miss_of(knob.template))
     except UserError:  # for example a width that is no multiple of its heads
         unchanged_miss = math.inf
-    nearest = nearest_size(miss, knob.start) if unchanged_miss else knob.start
+    nearest = nearest_size(lambda n_steps: miss_of(knob.at(n_steps)), knob.start) if unchanged_miss else knob.start
     key = ".".join(filter(None, ["model", knob.section, knob.adjustable.key]))
     value = knob.adjustable.value
-    if abs(miss(nearest)) < unchanged_miss:
+    if abs(miss_of(knob.at(nearest))) < unchanged_miss:
         return knob.at(nearest), Change(key, value, nearest * knob.adjustable.step)
     return knob.template, Change(key, value, value)  # may be between two steps

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from widthwise.config_io import checked_copy
 from widthwise.experiments.matching import Matched, Point, check_trainable
 from widthwise.mistakes import counted
 from widthwise.model.config import cost_summary, pflops_days
@@ -24,11 +23,6 @@ def check_name(key: str, name: str) -> None:
     """Raises ValueError for a name unsuitable for a folder. key: path of the name in the section."""
     if not name or not set(name) <= ALLOWED_IN_NAMES:
         raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
-
-
-def seeded(recipe: Recipe, seed: int) -> Recipe:
-    """Return the recipe of one run. The seed determines the initial weights and the order of the text."""
-    return checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", seed=seed))
 
 
 def run_path(name: str, seed: int) -> Path:

@@ -7,10 +7,10 @@ from typing import Any
 
 from widthwise.experiments.jobs import Jobs, ProcessGroup
 from widthwise.experiments.plan import Comparison, Ladder, Plan, Sweep, run_path
-from widthwise.experiments.results import PRECISION_FILE, ComparisonResults, Results
+from widthwise.experiments.results import PRECISION_FILE, ComparisonResults, LadderResults, Results, SweepResults
 from widthwise.experiments.scheduler import Schedule, train_all
+from widthwise.experiments.study import SearchResults
 from widthwise.experiments.sweep import Search
-from widthwise.experiments.sweep_results import LadderResults, SearchResults, SweepResults
 from widthwise.files import missing_folders, remove_unused
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
@@ -78,8 +78,3 @@ def _train(results: Results[Plan], group: ProcessGroup, jobs: Jobs, waits: bool)
         undrawn_flops = [plan.reference.training_flops] * (n_runs - len(runs))
         train_all(Schedule(runs, results.observer, results, undrawn_flops), group, jobs, plan.kind, waits)
         return results.write()
-
-
-def jobs_of(plan: Plan, n: int | None) -> Jobs:
-    """Return n jobs, or as many as fit on this machine."""
-    return Jobs.of([plan.reference, *plan.recipes.values()], plan.n_points * len(plan.seeds), n)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 from widthwise.experiments.jobs import JobProcess, Jobs, ProcessGroup, Run
@@ -252,7 +253,9 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                 schedule.announce_wait()
                 time.sleep(0.2)
                 continue
-            for process in JobProcess.ready(at_work, SECONDS_BETWEEN_SIGNALS if stop else 0.2):
+            by_connection: dict[Any, JobProcess] = {process.connection: process for process in at_work}
+            for connection in wait([*by_connection], SECONDS_BETWEEN_SIGNALS if stop else 0.2):
+                process = by_connection[connection]
                 is_end, error = process.receive()
                 if not is_end:
                     continue

@@ -1,4 +1,4 @@
-"""The points of a search, chosen by Optuna.
+"""The points of a search, chosen by Optuna, and its results.
 
 A study has a trial for each point. Workers that share a folder choose one after another, under a lock, and hold a lock
 for every trial that they train. The trial of a dead worker is resumed with its values. So the storage needs no
@@ -7,17 +7,21 @@ heartbeat, and a file in the folder is enough.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import require
+from widthwise.experiments.jobs import Run
 from widthwise.experiments.matching import Point
+from widthwise.experiments.outcome import load_result
+from widthwise.experiments.results import PointState, PointStatus, SweepResults
 from widthwise.experiments.sweep import STUDY_FILE, Search
 from widthwise.experiments.sweep_section import point_name
 from widthwise.mistakes import UserError
+from widthwise.records.outcome import Outcome
+from widthwise.records.record import finite
 
 if TYPE_CHECKING:
     import optuna
@@ -29,20 +33,8 @@ IDENTITY = "identity"  # study: `identity` of its search
 POINT = "point"  # trial: name, group and values of its point
 REASON = "reason"  # trial: why it failed
 
-PointState = Literal["finished", "failed", "running", "waiting"]
 STATES: dict[str, PointState] = {"COMPLETE": "finished", "FAIL": "failed"}
 """State of a trial in Optuna -> state of its point. Any other state is "running"; its worker may have died."""
-
-
-@dataclass(frozen=True)
-class PointStatus:
-    """The state of one point of a sweep. reason: of a failure."""
-
-    name: str
-    group: str
-    values: Mapping[str, Any]
-    state: PointState
-    reason: str | None = None
 
 
 class Study:
@@ -63,7 +55,9 @@ class Study:
         self._given_up: dict[int, str] = {}
         """Trial that this worker could not train, and does not retry -> the reason, which may be temporary."""
         (folder / "trials").mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        self._choosing = self._filelock.FileLock(folder / "study.lock")
+        """Lets one worker at a time choose."""
+        with self._choosing:
             path = folder / STUDY_FILE
             storages = self._optuna.storages
             storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
@@ -90,18 +84,13 @@ class Study:
             points.append(PointStatus(**point, state=state, reason=reason))
         return points
 
-    @property
-    def n_open(self) -> int:
-        """Number of points that have neither finished nor failed, including those not chosen yet."""
-        return self._space.n_trials - sum(point.state != "running" for point in self.drawn())
-
     def take(self) -> Point | None:
         """Claim a point for this worker: one whose worker has died, otherwise a new one. None if none is free.
 
         An impossible point, or one whose name is too long, fails at once, and the next is claimed.
         """
         while True:
-            with self._locked():
+            with self._choosing:
                 number = self._lock_next()
                 if number is None:
                     return None
@@ -172,12 +161,46 @@ class Study:
         for lock in self._locks.values():
             lock.release()
 
-    def _locked(self) -> "BaseFileLock":
-        """Return the lock that lets one worker at a time choose."""
-        return self._filelock.FileLock(self._folder / "study.lock")
-
     def _trials(self) -> "list[FrozenTrial]":
         try:
             return self._study.get_trials(deepcopy=False)
         except KeyError:
             raise UserError(f"{self._folder / STUDY_FILE}: its study no longer exists") from None
+
+
+class SearchResults(SweepResults[Search]):
+    """The results of a search. Its study draws points for free workers, and records the loss of each point."""
+
+    averages_groups = False  # the sampler has selected the points
+
+    def begin(self) -> list[Run]:
+        self._study = Study(self.plan, self.folder)
+        return super().begin()
+
+    def close(self) -> None:
+        self._study.close()
+
+    @property
+    def n_open(self) -> int:
+        return self.plan.space.n_trials - sum(point.state != "running" for point in self._study.drawn())
+
+    def draw(self) -> list[Run]:
+        point = self._study.take()
+        if point is None:
+            return []
+        if point.adjustment is not None:
+            self.observer.message(f"{point.name}: {point.adjustment}")
+        return [self._run(point, seed) for seed in self.plan.seeds]
+
+    def finished(self, run: Run, is_last: bool) -> None:
+        if is_last:
+            losses = [finite(load_result(folder).val_loss) for folder in self._runs_of(run.point)]
+            self._study.finish(run.point, sum(losses) / len(losses))
+        super().finished(run, is_last)
+
+    def _fail(self, point: str, reason: str, is_final: bool) -> None:
+        super()._fail(point, reason, is_final)
+        self._study.fail(point, self.failures[point], is_final)
+
+    def _outcome(self, drawn: Sequence[PointStatus] = ()) -> Outcome:
+        return super()._outcome(self._study.drawn())
