@@ -4,12 +4,9 @@ import pytest
 from papers.demonstration import Expansion, planned_expansions
 from papers.item import read_item
 
-from widthwise.growth.plan import GrowthPlan
-from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe
 
 SMALL = read_item("expansions_table_1").small
-RECIPE, EXPANSIONS = SMALL.path, SMALL.expansions
 WIDER = ("hidden_expansion", "all_at_once")
 """The expansions that change what norms divide by."""
 EXACT = 1e-12
@@ -17,17 +14,12 @@ EXACT = 1e-12
 pytestmark = pytest.mark.hard
 
 
-def plans(*rows: str, overrides: tuple[str, ...] = ()) -> list[tuple[GrowthPlan, ModelConfig]]:
-    recipe = load_recipe(RECIPE, overrides)
-    return list(planned_expansions(recipe, {row: EXPANSIONS[row] for row in rows}).values())
-
-
 def quantities(row: str, *overrides: str) -> dict[str, float]:
-    (own,) = plans(row, overrides=overrides)
-    return Expansion(*own, seed=5).quantities(lr=1e-3)
+    plans = planned_expansions(load_recipe(SMALL.path, overrides), {row: SMALL.expansions[row]})
+    return Expansion(*plans[row], seed=5).quantities(lr=1e-3)
 
 
-@pytest.mark.parametrize("row", EXPANSIONS)
+@pytest.mark.parametrize("row", SMALL.expansions)
 def test_an_expansion_is_exact_and_a_copy_is_not(row):
     found = quantities(row)
     assert found["change_of_logits"] <= EXACT

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from papers.item import read_item, read_items
 from papers.numbers import OF_ANALYSED
-from papers.work import AnalysisWork, EvaluationWork
+from papers.work import MODELS, AnalysisWork, EvaluationWork
 
 from widthwise.analysis.profile import ProfileOptions
 from widthwise.config_io import parse
 from widthwise.evaluation.estimate import seed_interval
-from widthwise.records.analysis import AnalysedModel, Analysis
+from widthwise.records.analysis import Analysis
 from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn, TableRow
+from widthwise.training.observer import SilentObserver
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "results" / "sweep_shapes_analysis"
 SEEDS = (1, 2, 3)
@@ -25,21 +26,16 @@ def analysis_of(name: str) -> AnalysisWork:
     return read_item(f"variable_width_{name}").small
 
 
-def numbered(model: AnalysedModel) -> AnalysedModel:
-    """With the number of its layer or depth in place of all that was measured there."""
-    return model.with_changes(
-        activations=[each.with_changes(participation=float(each.layer)) for each in model.activations],
-        stream=[each.with_changes(entropy=float(each.depth)) for each in model.stream],
-        logit_lens=[
-            each.with_changes(entropy=float(each.depth), target_log_prob=float(each.depth), kl_to_next=each.depth + 0.0)
-            for each in model.logit_lens
-        ],
-    )
-
-
 def test_a_part_of_the_network_has_the_layers_between_its_ends():
+    """The number of each layer, or of its depth, is in place of all that was measured there."""
     analysis = Analysis.read(FOLDER)
-    model = numbered(analysis.models[0])  # of eight layers
+    model = analysis.models[0]  # of eight layers
+    lens = ("entropy", "target_log_prob", "kl_to_next")
+    model = model.with_changes(
+        activations=[units.with_changes(participation=float(units.layer)) for units in model.activations],
+        stream=[state.with_changes(entropy=float(state.depth)) for state in model.stream],
+        logit_lens=[point.with_changes(**dict.fromkeys(lens, float(point.depth))) for point in model.logit_lens],
+    )
     read = {name: place for number in (7, 8, 9) for name, place in analysis_of(f"figure_{number}").read.items()}
     expected = {
         "participation_ratio_in_the_middle": np.mean([3, 4, 5, 6]),
@@ -69,15 +65,11 @@ def test_answers_are_means_over_the_seeds_that_all_variants_have():
         TableColumn(name="continuations", metric="acc_norm", is_share=True, source="file"),
         TableColumn(name="last_words", metric="perplexity", is_share=False, source="file"),
     ]
-    values = {
-        "x-0.75-seed1": (0.5, 8.0),
-        "x-0.75-seed2": (0.75, 9.0),
-        "uniform-seed1": (0.25, None),
-        "uniform-seed2": (0.5, 7.0),
-        "uniform-seed3": (1.0, 6.0),
-    }
+    x, uniform = [(0.5, 8.0), (0.75, 9.0)], [(0.25, None), (0.5, 7.0), (1.0, 6.0)]
     rows = [
-        TableRow(name=name, run=name, cells=[TableCell(value=each) for each in own]) for name, own in values.items()
+        TableRow(name=f"{name}-seed{seed}", run=name, cells=[TableCell(value=value) for value in values])
+        for name, by_seed in (("x-0.75", x), ("uniform", uniform))
+        for seed, values in enumerate(by_seed, 1)
     ]
     about = {"title": "t", "command": "c", "created": "now", "significance": 0.05}
     read = {
@@ -107,3 +99,15 @@ def test_every_place_that_an_item_names_is_in_the_records():
         assert place.beyond in (ProfileOptions().thresholds if place.value == "density" else [None])
     for place in (place for work in works if isinstance(work, EvaluationWork) for place in work.read.values()):
         assert (place.column, place.metric) in columns
+
+
+@pytest.mark.hard
+def test_models_of_a_seed_are_compared_with_the_baseline_of_that_seed(tmp_path: Path) -> None:
+    """Models of an item are trained and asked, and their numbers are found again."""
+    experiment = read_item("variable_width_table_3").small
+    assert experiment.tiny.run(tmp_path, SilentObserver(), 1) == [tmp_path / MODELS, tmp_path]
+    pairs = {row.name: row.baseline for row in EvaluationTable.read(tmp_path).rows}
+    expected = {f"{X}-seed1": "uniform-seed1", f"{X}-seed2": "uniform-seed2"}
+    assert pairs == {"uniform-seed1": None, "uniform-seed2": None} | expected
+    found = experiment.tiny.measured(tmp_path)
+    assert all(found.value("x_2b", quantity) is not None for quantity in experiment.read)
