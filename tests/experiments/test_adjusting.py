@@ -1,9 +1,11 @@
 """Variants that are adjusted until they cost what the baseline costs, and the search for the nearest size."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
+from boxes import refusal
 from thinned import in_turn
 from tiny_sweeps import recipe_file
 

@@ -20,6 +20,7 @@ from widthwise.yaml_io import read_recipe, to_yaml
 
 SHAPES = Path(__file__).parents[2] / "configs" / "sweep_shapes.yaml"
 X = {"model": {"n_layers": 4, "shape": {"kind": "x", "rounding": "balanced"}}}
+OVER_X = {"model.shape.bottleneck_layer": [0.5, 0.75], "model.shape.bottleneck_width": [0.5, 0.75]}
 
 
 def test_a_grid_is_the_product_of_its_axes_each_combination_once(tmp_path: Path) -> None:
@@ -46,9 +47,6 @@ def test_groups_have_their_own_axes_or_those_of_the_sweep(tmp_path: Path) -> Non
     assert plan.points["x-0.75-0.5"].recipe.optimizer.lr == RECIPE["optimizer"]["lr"]
     assert (plan.points["uniform"].group, plan.points["x-0.75-0.5"].group) == ("", "x")
     assert plan.axes == {"wide": {"optimizer.lr": [0.002, 0.004]}, "x": OVER_X}
-
-
-OVER_X = {"model.shape.bottleneck_layer": [0.5, 0.75], "model.shape.bottleneck_width": [0.5, 0.75]}
 
 
 def test_points_are_matched_with_the_baseline_unless_told_otherwise(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A whole sweep, tiny: its numbers, what fails, what goes on."""
+"""Whole sweeps and comparisons, tiny: their numbers, what fails, what goes on."""
 
 import json
 import shutil
@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from file_operations import forge
 from tiny_sweeps import every_run_raises, recipe_file
 
+from widthwise.config_io import checked_copy
 from widthwise.evaluation.estimate import paired_mean, verdict
 from widthwise.experiments import jobs
-from widthwise.experiments.plan import Sweep
+from widthwise.experiments.compare import read_plan
+from widthwise.experiments.plan import Sweep, run_path
 from widthwise.experiments.results import SweepResults
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scheduler import HeldElsewhere
 from widthwise.experiments.sweep import read_sweep
-from widthwise.mistakes import UserError
+from widthwise.mistakes import RunFailed, UserError
+from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.outcome import Outcome
 from widthwise.reports.writing import answer
 from widthwise.run_dir import RunDir, RunInUse
@@ -49,7 +53,7 @@ def points(outcome: Outcome) -> dict[str, Any]:
 
 def window_losses(folder: Path, name: str) -> np.ndarray:
     """(n_seeds, n_windows)"""
-    runs = [RunDir(folder / "runs" / f"{name}-seed{seed}") for seed in SEEDS]
+    runs = [RunDir(folder / run_path(name, seed)) for seed in SEEDS]
     return np.array([run.result().val_window_losses for run in runs])
 
 
@@ -225,3 +229,41 @@ def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_
     outcome = run_experiment(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
     assert [(point.name, point.state) for point in outcome.points] == [(f"#{i}", "failed") for i in range(3)]
     assert "has a name of 200 letters" in outcome.points[0].reason
+
+
+def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) -> None:
+    """A twin of the baseline, described otherwise, trains to exactly the same numbers."""
+    n_tokens = 3 * 17  # of a step
+    variants = {"uniform": {}, "twin": {"model": {"shape": {"kind": "explicit", "widths": [16, 16]}}}}
+    train = {"steps": 5, "validate_every": 1, "checkpoint_every": None}
+    plan = read_plan([recipe_file(tmp_path, train=train, compare={"seeds": [3, 5, 8], "variants": variants})])
+    comparison = run_experiment(plan, tmp_path, COMMAND)
+    baseline, twin = comparison.points
+    assert len(set(baseline.val_loss.per_seed)) == 3
+    assert twin.difference.per_seed == [0.0, 0.0, 0.0]
+    assert (twin.verdict, twin.difference.low, twin.difference.high) == ("tie", 0.0, 0.0)
+    assert set(twin.ratio) >= {"params", "flops", "average_width", "kv_bytes"}
+    assert all(ratio == 1.0 for name, ratio in twin.ratio.items() if name != "tokens_per_second")
+    equal, gap = twin.at_equal_loss["val_loss"], twin.gap["val_loss"]
+    assert (equal.n_reached, equal.tokens.per_seed) == (3, [5 * n_tokens] * 3)
+    assert equal.training_flops.mean == plan.recipes["twin"].training_flops
+    assert (equal.tokens_ratio.low, equal.training_flops_ratio.high) == (1, 1)
+    assert (gap.tokens, gap.mean) == ([step * n_tokens for step in range(1, 6)], [0] * 5)
+    assert comparison.validations.n_fewest == 5
+    trained = saved_recipe(RunDir(tmp_path / run_path("twin", 5)))
+    assert trained.train.seed == 5
+    assert checked_copy(trained, "", train=plan.recipes["twin"].train) == plan.recipes["twin"].resolved()
+
+
+def test_a_run_that_fails_stops_a_comparison_until_the_next_start_and_one_on_other_data_is_refused(tmp_path) -> None:
+    variants = {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}
+    plan = read_plan([recipe_file(tmp_path, train={"steps": 2}, compare={"seeds": [3], "variants": variants})])
+    message = "plain-seed3: loss is nan"
+    with every_run_raises(RunFailed, "loss is nan"), pytest.raises(RunFailed, match=message):
+        run_experiment(plan, tmp_path, COMMAND)
+    assert len(run_experiment(plan, tmp_path, COMMAND).variants) == 2
+    environment = tmp_path / run_path("slow", 3) / "environment.json"  # as if it had been trained on other data
+    forge(environment, lambda record: record["data"]["corpus"].update(fingerprint="of another Python"))
+    message = r"slow-seed3: was trained on other data .*plain-seed3.*compare in a new folder"
+    with pytest.raises(UserError, match=message):
+        run_experiment(plan, tmp_path, COMMAND)
