@@ -139,6 +139,8 @@ def test_what_cannot_be_reached_or_adjusted_is_refused(tmp_path: Path) -> None:
 def test_a_rising_cost_is_met_by_the_nearest_size_from_any_start(start: int) -> None:
     for budget in (0.4, 1.0, 37.4, 37.6, 52.0, 100_000.3):
         assert nearest_size(lambda size, budget=budget: size - budget, start) == max(1, round(budget))
+    for miss in (-0.2, 0.2):  # a cost that does not change leaves the size
+        assert nearest_size(lambda size, miss=miss: miss, start) == start
 
 
 @pytest.mark.parametrize("start", [100, 165, 300])
@@ -162,11 +164,6 @@ def test_no_neighbour_is_nearer_where_rounding_makes_costs_fall() -> None:
 
     found = nearest_size(miss, 90)
     assert all(abs(miss(found)) <= abs(miss(found + step)) for step in range(-NEIGHBOURS, NEIGHBOURS + 1))
-
-
-def test_a_cost_that_does_not_change_leaves_the_size() -> None:
-    assert nearest_size(lambda size: -0.2, 57) == 57
-    assert nearest_size(lambda size: 0.2, 57) == 57
 
 
 def test_of_the_sizes_within_the_tolerance_the_closest_is_taken() -> None:
