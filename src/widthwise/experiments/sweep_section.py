@@ -1,6 +1,6 @@
 """The `sweep:` section of a recipe: axes, each a recipe key with a list of values or a range, groups, and sizes.
 
-With it, all sections of a recipe are known, and so its JSON schema.
+Also holds the JSON schema of recipes, because it includes all sections.
 """
 
 import itertools
@@ -238,7 +238,6 @@ class SweepConfig(ExperimentSection):
         return self.match or MatchConfig(quantity="params" if self.rungs or self.baseline is not None else "none")
 
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 EXTENDS = {
     "type": "string",
     "description": "Recipe that this one changes: a path relative to this file, or the name of a bundled recipe.",
@@ -246,10 +245,11 @@ EXTENDS = {
 SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig}
 """Section of a file that describes several runs -> its config."""
 CHANGES = "Changes"
+"""Name of the definition of changes to the recipe."""
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the schema, including components of installed plugins.
+    """Return the JSON schema of recipes, including components of installed plugins.
 
     No key is required, because a recipe may extend another one. The schema does not check that sizes are compatible.
     """
@@ -260,7 +260,7 @@ def recipe_schema() -> dict[str, Any]:
         definitions[config.__name__] = _changed(definitions[config.__name__], _with_changes)
     sections = {name: {"$ref": f"#/$defs/{config.__name__}"} for name, config in SECTIONS.items()}
     return {
-        "$schema": DIALECT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         **recipe,
         "title": "A recipe of widthwise",
         "properties": {"extends": EXTENDS, **recipe["properties"], **sections},
