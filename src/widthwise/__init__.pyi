@@ -46,7 +46,7 @@ from widthwise.runs.train import train as train
 from widthwise.shape.search import search as search
 from widthwise.shape.search_space import SearchSpace as SearchSpace
 from widthwise.shape.template import ModelTemplate as ModelTemplate
-from widthwise.training.tracked import tracked as tracked
+from widthwise.training.observer import tracked as tracked
 
 __all__: list[str]
 __version__: str

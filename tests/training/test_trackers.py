@@ -19,9 +19,9 @@ from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 from widthwise.mistakes import UserError
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
-from widthwise.training import tracked as tracked_module
+from widthwise.training import observer as observer_module
 from widthwise.training.launch import Interrupted
-from widthwise.training.tracked import TRACKERS, Tracker, Values, tracked, values_of
+from widthwise.training.observer import TRACKERS, Tracker, Values, tracked, values_of
 
 
 class Listing(Tracker):
@@ -68,7 +68,7 @@ def logged(monkeypatch):
     for name in ("listing", "failing"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     trackers = {**TRACKERS, "listing": Listing, "failing": Failing, "no_such_module": Listing}
-    monkeypatch.setattr(tracked_module, "TRACKERS", trackers)
+    monkeypatch.setattr(observer_module, "TRACKERS", trackers)
     monkeypatch.setattr(Listing, "logged", [])
     return Listing.logged
 
@@ -230,7 +230,7 @@ from pathlib import Path
 from ranks import SOURCES
 from tiny_runs import Listener, tiny_recipe
 from widthwise.runs.train import train
-from widthwise.training.tracked import tracked
+from widthwise.training.observer import tracked
 
 def die(step):
     if step == 6:

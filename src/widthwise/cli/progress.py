@@ -17,7 +17,7 @@ from rich.text import Text
 from widthwise.cli.terminal import progress_console
 from widthwise.reports.formats import clock, shorten
 from widthwise.training.launch import is_silent
-from widthwise.training.observer import Observer
+from widthwise.training.observer import Observer, tracked
 
 SECONDS_BETWEEN_LINES = 5.0
 WIDE = 100
@@ -27,7 +27,7 @@ NO_TEXTS: dict[str, Any] = {"done": "", "rate": "", "loss": ""}
 
 
 class TrackerName(StrEnum):
-    """Trackers of records; the keys of `training.tracked.TRACKERS`."""
+    """Trackers of records; the keys of `training.observer.TRACKERS`."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -45,8 +45,6 @@ def training_progress(track: Sequence[TrackerName] | None = None) -> Iterator[Ob
 
     Raises UserError if the extra of a tracker is not installed.
     """
-    from widthwise.training.tracked import tracked
-
     with shown_progress(progress_console()) as shown, tracked(shown, [str(name) for name in track or ()]) as observer:
         yield observer
 

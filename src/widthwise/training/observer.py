@@ -1,7 +1,25 @@
-"""Observers, which receive the progress of a run."""
+"""Observers, which receive the progress of a run, and trackers, programs that plot its records.
 
+A tracker never disturbs a run.
+"""
+
+import json
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
+
+from widthwise.config_io import require
+from widthwise.files import read_text
+from widthwise.mistakes import UserError
+from widthwise.records.record import SealedFile
+from widthwise.run_dir import RunDir
+from widthwise.training.launch import is_silent
+from widthwise.yaml_io import parse_yaml
 
 
 class Observer(Protocol):
@@ -39,7 +57,7 @@ class Observer(Protocol):
 
     def beside(self) -> "Observer":
         """Return an observer of another run, which is trained at the same time."""
-        ...
+        return self
 
 
 class ForwardingObserver(Observer):
@@ -47,9 +65,6 @@ class ForwardingObserver(Observer):
 
     def __init__(self, observer: Observer):
         self._observer = observer
-
-    def beside(self) -> Observer:
-        return self._observer.beside()
 
 
 for _name in [name for name in vars(Observer) if not name.startswith("_")]:
@@ -59,5 +74,196 @@ for _name in [name for name in vars(Observer) if not name.startswith("_")]:
 class SilentObserver(Observer):
     """An observer that shows nothing."""
 
-    def beside(self) -> "SilentObserver":
-        return self
+
+Values = Mapping[str, float | str]
+"""Name, such as `train/loss`, -> number or text."""
+
+
+class Tracker(ABC):
+    """One run in one program. Errors propagate; the caller disables the tracker."""
+
+    def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
+        """recipe: resolved, as plain data, without `model`, which lists every layer."""
+        self.run = run
+        self.sent: dict[str, int] = {}
+        """Event -> last step whose record was sent."""
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        """Log a record of metrics.jsonl, unless it was sent before."""
+        if record["step"] > self.sent.get(record["event"], -1):
+            self.log(record["step"], values_of(record))
+            self.sent[record["event"]] = record["step"]
+
+    @abstractmethod
+    def log(self, step: int, values: Values) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write buffered records."""
+
+
+class TensorBoardTracker(Tracker):
+    """Event files in the folder of the run: numbers as scalars of double precision, text as text.
+
+    A resumed run rewrites them with all records, so that none is shown twice.
+    """
+
+    def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
+        super().__init__(run, recipe)
+        writing = require("torch.utils.tensorboard", "tensorboard")
+        folder = run.path / "tensorboard"
+        for earlier in folder.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        self._writer = writing.SummaryWriter(str(folder), purge_step=0)  # clears earlier records in an open browser
+        self._writer.add_text("recipe", f"```\n{json.dumps(recipe, indent=2)}\n```", 0)
+
+    def log(self, step: int, values: Values) -> None:
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, value, step)
+            else:
+                self._writer.add_scalar(name, value, step, new_style=True, double_precision=True)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker(Tracker):
+    """One row of the history for each record, offline in the folder of the run unless WANDB_MODE differs.
+
+    `tracking.json` of the run has the ID and the last logged step of each event, as of the last start or close.
+    """
+
+    def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
+        super().__init__(run, recipe)
+        wandb = require("wandb", "wandb")
+        self._file = SealedFile(run.path / "tracking.json")
+        state = self._file.read() if self._file.path.is_file() else {}
+        self._id = state.get("id") or uuid4().hex[:12]
+        self.sent = state.get("sent", {})
+        folder = run.path.resolve()
+        group = folder.parent
+        if group.name == "runs" and (group.parent / "planned.json").exists():  # a run of an experiment
+            group = group.parent
+        self._history = wandb.init(
+            id=self._id,
+            resume="allow",
+            project=os.environ.get("WANDB_PROJECT", "widthwise"),
+            name=folder.name,
+            group=group.name,
+            dir=str(run.path),
+            config=dict(recipe),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",  # a process may train several runs
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+        )
+        self._history.define_metric("*", step_metric="step")
+        self._write_state()  # a run that stops before its first record keeps its ID
+
+    def log(self, step: int, values: Values) -> None:
+        self._history.log({**values, "step": step})
+
+    def close(self) -> None:
+        self._history.finish(exit_code=0 if self.run.has_result else 1)
+        if self.run.exists:  # otherwise it was moved or deleted
+            self._write_state()
+
+    def _write_state(self) -> None:
+        self._file.write({"id": self._id, "sent": self.sent})
+
+
+TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
+"""Module and extra that installs it -> tracker."""
+
+
+def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
+    """Flatten a record of metrics.jsonl by path: `{"event": "train", "loss": 2.5, ...}` -> `{"train/loss": 2.5}`.
+
+    Entries of lists are numbered from 1, like layers. Nulls are omitted, because trackers cannot plot them.
+    """
+
+    def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
+        if isinstance(value, list):
+            value = dict(enumerate(value, start=1))
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                yield from flat(f"{path}/{key}", entry)
+        elif value is not None:
+            yield path, value
+
+    entries = {key: value for key, value in record.items() if key not in ("step", "event")}
+    return dict(flat(record["event"], entries))
+
+
+@contextmanager
+def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observer]:
+    """Provide an observer that also sends the records of every run to trackers; only on rank 0.
+
+    names: keys of TRACKERS. Raises UserError for an unknown name, and if the extra of a tracker is not installed.
+    """
+    observer = observer or SilentObserver()
+    for name in names:
+        if name not in TRACKERS:
+            raise UserError(f"track: got {name!r}; allowed: {', '.join(TRACKERS)}")
+        if not is_silent():
+            require(name, name)
+    if not names or is_silent():
+        yield observer
+        return
+    with ExitStack() as stack:
+        yield _TrackingObserver(observer, list(dict.fromkeys(names)), stack)
+
+
+class _TrackingObserver(ForwardingObserver):
+    """Sends the records of one run at a time to trackers, and forwards all calls to another observer.
+
+    The first error of a tracker disables it for this run, with a message.
+    """
+
+    def __init__(self, observer: Observer, names: Sequence[str], stack: ExitStack):
+        super().__init__(observer)
+        self._names = names
+        self._stack = stack
+        self._folder = Path()
+        self._trackers: dict[str, Tracker] = {}
+        stack.callback(self._close)
+
+    def opened(self, run: Path) -> None:
+        super().opened(run)
+        self._close()
+        self._folder = run
+        config = run / "config.yaml"
+        for name in self._names:
+            with self._harmless(name):
+                recipe = parse_yaml(read_text(config), str(config))
+                recipe = {key: value for key, value in recipe.items() if key != "model"}
+                self._trackers[name] = TRACKERS[name](RunDir(run), recipe)
+                for record in RunDir(run).metrics():
+                    self._trackers[name].send(record)
+
+    def record(self, record: dict[str, Any]) -> None:
+        super().record(record)
+        for name, tracker in list(self._trackers.items()):
+            with self._harmless(name):
+                tracker.send(record)
+
+    def beside(self) -> "_TrackingObserver":
+        return _TrackingObserver(self._observer.beside(), self._names, self._stack)
+
+    def _close(self) -> None:
+        for name, tracker in list(self._trackers.items()):
+            with self._harmless(name):
+                tracker.close()
+        self._trackers.clear()
+
+    @contextmanager
+    def _harmless(self, name: str) -> Iterator[None]:
+        """Disable a tracker at its first error. It prints on stderr, because stdout is for the result of the verb."""
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        except Exception as error:
+            self._trackers.pop(name, None)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self.message(f"{self._folder}: --track {name} failed; the run continues without it ({reason})")
