@@ -62,18 +62,53 @@ def plain_attention(*arguments):
         return sdpa_attention(*arguments)
 
 
+def compiled_attention(*arguments):
+    """The chosen form in one graph."""
+    torch._dynamo.reset()
+    return torch.compile(attention, backend="aot_eager", fullgraph=True)(*arguments)
+
+
+def seen(n_queries, n_keys, documents, window):
+    """The keys that each query sees, pair by pair."""
+    documents = torch.zeros(1, n_keys) if documents is None else documents
+    return torch.tensor(
+        [
+            [
+                [row[k] == row[q] and k <= q and (window is None or q - k < window) for k in range(n_keys)]
+                for q in range(n_keys - n_queries, n_keys)
+            ]
+            for row in documents.tolist()
+        ]
+    )[:, None]
+
+
+FORMS = [
+    *((form, None) for form in (reference_attention, in_blocks, sdpa_attention, plain_attention, compiled_attention)),
+    *((form, cap) for form in (reference_attention, attention, compiled_attention) for cap in (0.3, 2.0, 50.0)),
+]
+"""Each form, and the caps that it takes."""
+
+
 @every_pair(
     ("window", [None, 1, 3, 6, 40]),
     ("kind", [None, "in a line", "in turns", "padded"]),
     ("n_before", [0, 1, 6]),
     ("shape", SHAPES),
-    ("attend", [in_blocks, sdpa_attention, plain_attention]),
+    (("form", "cap"), FORMS),
 )
-def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind, window):
+def test_values_and_gradients_are_those_of_the_literal_form(form, cap, shape, n_before, kind, window):
     n_texts, n_keys = shape[0], shape[3] + n_before
-    inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
-    arguments = *inputs, Scoring(SCALE, window), documents
-    assert_forms_agree(attend, reference_attention, *arguments, rtol=1e-10, atol=1e-11)
+    documents = documents_of(kind, n_texts, n_keys)
+
+    def literal(queries, keys, values, scoring, documents):
+        keys, values = (x.repeat_interleave(shape[1] // shape[2], dim=1) for x in (keys, values))
+        scores = SCALE * queries @ keys.mT
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        return scores.masked_fill(~seen(shape[3], n_keys, documents, window), -torch.inf).softmax(-1) @ values
+
+    arguments = *heads(shape, n_keys=n_keys), Scoring(SCALE, window, cap), documents
+    assert_forms_agree(form, literal, *arguments, rtol=1e-10, atol=1e-11)
 
 
 @in_turn(
@@ -91,46 +126,6 @@ def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound, cap):
     for own, expected in zip(ours, truth, strict=True):
         assert own.dtype == dtype
         assert (own - expected).norm() <= bound * expected.norm()
-
-
-@every_pair(
-    ("cap", [0.3, 2.0, 50.0]),
-    ("window", [None, 1, 6]),
-    ("kind", [None, "in a line", "in turns", "padded"]),
-    ("n_before", [0, 6]),
-    ("shape", SHAPES),
-    ("compiled", [False, True]),
-)
-def test_capped_scores_have_the_values_and_gradients_of_the_literal_form(compiled, shape, n_before, kind, window, cap):
-    n_texts, n_keys = shape[0], shape[3] + n_before
-    inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
-
-    def literal(queries, keys, values):
-        keys, values = (x.repeat_interleave(shape[1] // shape[2], dim=1) for x in (keys, values))
-        scores = cap * torch.tanh(SCALE * queries @ keys.mT / cap)
-        return scores.masked_fill(~seen(shape[3], n_keys, documents, window), -torch.inf).softmax(-1) @ values
-
-    def attend(*heads):
-        return attention(*heads, Scoring(SCALE, window, cap), documents)
-
-    if compiled:
-        torch._dynamo.reset()
-        attend = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    assert_forms_agree(attend, literal, *inputs, rtol=1e-10, atol=1e-11)
-
-
-def seen(n_queries, n_keys, documents, window):
-    """The keys that each query sees, pair by pair."""
-    documents = torch.zeros(1, n_keys) if documents is None else documents
-    return torch.tensor(
-        [
-            [
-                [row[k] == row[q] and k <= q and (window is None or q - k < window) for k in range(n_keys)]
-                for q in range(n_keys - n_queries, n_keys)
-            ]
-            for row in documents.tolist()
-        ]
-    )[:, None]
 
 
 def test_blocks_leave_out_what_no_query_of_theirs_sees():
@@ -169,91 +164,58 @@ def test_autograd_keeps_queries_keys_and_values_only():
     assert kept_bytes(lambda: in_blocks(*inputs, PLAIN), without=inputs) == 0
 
 
+@pytest.fixture
+def taken(monkeypatch):
+    """The form that takes so many queries of a type."""
+
+    def form_of(n_queries, dtype=torch.bfloat16, documents=None, **options):
+        forms = []
+        for form in (in_blocks, sdpa_attention, reference_attention):
+            monkeypatch.setattr(kernel, form.__name__, lambda *_, form=form: forms.append(form))
+        attention(*heads((1, 2, 2, n_queries, 2, 2), dtype), Scoring(SCALE, **options), documents)
+        (form,) = forms
+        return form
+
+    return form_of
+
+
+def test_blocks_take_passes_in_bf16_long_texts_of_several_documents_or_windows_and_capped_scores(taken):
+    documents = torch.zeros(1, 512, dtype=torch.long)
+    assert taken(32) == in_blocks
+    assert taken(31) == sdpa_attention
+    with torch.autocast("cpu", torch.bfloat16):
+        assert taken(32, torch.float32) == in_blocks
+    for dtype in (torch.float32, torch.float64):
+        assert taken(512, dtype) == taken(512, dtype, window=129) == sdpa_attention
+        assert taken(512, dtype, documents) == taken(512, dtype, window=128) == in_blocks
+        assert taken(511, dtype, documents[:, 1:]) == sdpa_attention
+    for dtype in (torch.bfloat16, torch.float64):
+        assert taken(1, dtype, cap=9.0) == taken(5, dtype, cap=9.0) == in_blocks
+
+
+def test_the_environment_and_torch_can_ask_for_plain_forms(taken, monkeypatch):
+    with sdpa_kernel(SDPBackend.MATH):
+        assert (taken(64), taken(64, cap=9.0)) == (sdpa_attention, reference_attention)
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+    assert (taken(64), taken(64, cap=9.0)) == (sdpa_attention, reference_attention)
+
+
 @in_turn(
-    ("kind", [None, "in a line"]),
-    (("n_queries", "v_head_dim"), [(9, 3), (37, 6)]),
+    ("kind", [None, "in turns", "padded"]),
+    ("n_bytes", [1, 2 * 13 * 5 * 8, 10**9]),
+    ("shape", [(2, 3, 3, 1, 5, 5), (3, 4, 2, 1, 5, 3), (2, 6, 1, 1, 5, 7)]),
 )
-def test_the_choice_is_in_one_graph_under_a_compiler(kind, n_queries, v_head_dim):
-    torch._dynamo.reset()
-    inputs = heads((2, 4, 2, n_queries, 6, v_head_dim), torch.bfloat16)
-    documents = documents_of(kind, 2, n_queries)
-
-    def attend(*arguments):
-        return 2 * attention(*arguments)
-
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(*(with_gradients(form, *inputs, PLAIN, documents) for form in (compiled, attend)))
-
-
-class TestChoice:
-    """Which form takes so many queries of a type."""
-
-    @pytest.fixture
-    def taken(self, monkeypatch):
-        def form_of(n_queries, dtype=torch.bfloat16, documents=None, **options):
-            forms = []
-            for form in (in_blocks, sdpa_attention, reference_attention):
-                monkeypatch.setattr(kernel, form.__name__, lambda *_, form=form: forms.append(form))
-            inputs = heads((1, 2, 2, n_queries, 2, 2), dtype)
-            attention(*inputs, Scoring(SCALE, **options), documents)
-            return forms
-
-        return form_of
-
-    def test_a_backward_pass_in_bf16_is_taken_in_blocks(self, taken):
-        assert taken(32) == [in_blocks]
-        assert taken(31) == [sdpa_attention]
-        with torch.autocast("cpu", torch.bfloat16):
-            assert taken(32, torch.float32) == [in_blocks]
-
-    def test_in_wider_types_only_long_texts_of_several_documents_or_windows_are(self, taken):
-        documents = torch.zeros(1, 512, dtype=torch.long)
-        for dtype in (torch.float32, torch.float64):
-            assert taken(512, dtype) == [sdpa_attention]
-            assert taken(512, dtype, documents=documents) == [in_blocks]
-            assert taken(512, dtype, window=128) == [in_blocks]
-            assert taken(512, dtype, window=129) == [sdpa_attention]
-            assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa_attention]
-
-    def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):
-        with sdpa_kernel(SDPBackend.MATH):
-            assert taken(64) == [sdpa_attention]
-            assert taken(64, cap=9.0) == [reference_attention]
-        monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
-        assert taken(64) == [sdpa_attention]
-        assert taken(64, cap=9.0) == [reference_attention]
-
-    def test_capped_scores_are_always_taken_in_blocks(self, taken):
-        for dtype in (torch.bfloat16, torch.float64):
-            assert taken(1, dtype, cap=9.0) == taken(5, dtype, cap=9.0) == [in_blocks]
-
-
-class TestOneQuery:
-    """The form for the newest token of a text."""
-
-    @pytest.fixture(autouse=True)
-    def without_gradients(self):
-        with torch.no_grad():
-            yield
-
-    @in_turn(
-        ("kind", [None, "in turns", "padded"]),
-        ("n_bytes", [1, 2 * 13 * 5 * 8, 10**9]),
-        ("shape", [(2, 3, 3, 1, 5, 5), (3, 4, 2, 1, 5, 3), (2, 6, 1, 1, 5, 7)]),
-    )
-    def test_it_is_the_reference(self, shape, n_bytes, kind, monkeypatch):
-        monkeypatch.setattr(kernel, "BLOCK_BYTES", n_bytes)
-        inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
-        for cap in (None, 0.6):
-            arguments = *inputs, Scoring(SCALE, cap=cap), documents
-            ours, truth = one_query_attention(*arguments), reference_attention(*arguments)
-            torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
-            torch.testing.assert_close(attention(*arguments), truth)
-
-    def test_it_reads_a_cache_with_room(self):
-        queries, keys, values = heads((2, 6, 3, 1, 5, 4), n_keys=9)
-        room = [torch.full((2, 3, 14, x.shape[-1]), torch.nan, dtype=x.dtype) for x in (keys, values)]
-        for own, x in zip(room, (keys, values), strict=True):
-            own[:, :, :9] = x
-        found = one_query_attention(queries, *(own[:, :, :9] for own in room), PLAIN)
-        torch.testing.assert_close(found, reference_attention(queries, keys, values, PLAIN))
+@torch.no_grad()
+def test_the_form_of_one_query_is_the_reference_also_over_a_cache_with_room(shape, n_bytes, kind, monkeypatch):
+    monkeypatch.setattr(kernel, "BLOCK_BYTES", n_bytes)
+    queries, *cached = heads(shape, n_keys=13)
+    documents = documents_of(kind, shape[0], 13)
+    room = [torch.full((*x.shape[:2], 20, x.shape[-1]), torch.nan, dtype=x.dtype) for x in cached]
+    for whole, x in zip(room, cached, strict=True):
+        whole[:, :, :13] = x
+    for cap in (None, 0.6):
+        scoring = Scoring(SCALE, cap=cap)
+        truth = reference_attention(queries, *cached, scoring, documents)
+        ours = one_query_attention(queries, *(whole[:, :, :13] for whole in room), scoring, documents)
+        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(attention(queries, *cached, scoring, documents), truth)

@@ -1,19 +1,63 @@
-"""Reads and writes of slots against the reference, and what they keep for the backward pass."""
+"""Sites of a stream of slots one after the other, by the hand-written forms and by the reference."""
 
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 import pytest
 import torch
 from comparing import random
 from measured import kept_bytes
-from slot_chains import Chain
 from thinned import every_pair, in_turn
 from torch import Tensor
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import FreeForm, read_slots
+from widthwise.kernels.hyper_connections import FreeForm, read_slots, reference_write_slots, write_slots
 from widthwise.kernels.hyper_connections_chunks import add_product, product
+from widthwise.kernels.manifold_connections import ManifoldForm, Permutations, Sinkhorn
+
+MULTIPLIER = 0.7
+Tables = Sequence[Tensor | None]
+
+
+class Chain:
+    """Sites whose sublayers are the sine of a matrix product; the last site is only read if it has no matrix."""
+
+    def __init__(self, state: Tensor, forms: Sequence[Any], tables: Sequence[Tables], mixes: Sequence[Tensor]):
+        self.state = state
+        self.forms = forms
+        self.tables = tables
+        self.mixes = mixes
+        tensors = [state, *(table for site in tables for table in site if table is not None), *mixes]
+        self.inputs = [tensor.requires_grad_() for tensor in tensors]
+
+    def _run(self, is_fused: bool, state_every: int = 1) -> Tensor:
+        state = self.state
+        for i, (form, tables) in enumerate(zip(self.forms, self.tables, strict=True)):
+            x, kept = read_slots(state, form, tables, state_every) if is_fused else form.reference(state, *tables)
+            if i == len(self.mixes):
+                return x
+            update = torch.sin(x.to(self.mixes[i].dtype) @ self.mixes[i])
+            if is_fused:
+                state = write_slots(kept, update, MULTIPLIER)
+            else:
+                state = reference_write_slots(state, update, kept, form.n_read, MULTIPLIER)
+        return state
+
+    def fused(self, state_every: int = 1) -> Tensor:
+        return self._run(True, state_every)
+
+    def reference(self) -> Tensor:
+        return self._run(False)
+
+    def gradients(self, out: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(out, self.inputs, random(*out.shape, seed=99, dtype=out.dtype)))
+
+    def assert_same(self, ours: Tensor, truth: Tensor, tolerance: float) -> None:
+        """Values and gradients."""
+        results = [ours, *self.gradients(ours)], [truth, *self.gradients(truth)]
+        torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+
 
 SITES = [
     (1, 4, 1, 7),
@@ -30,8 +74,9 @@ CHUNKED = [((2, 3, 2, 5), 1), ((2, 3, 2, 5), 1000), ((4, 16, 4, 6), 9000)]
 
 
 def chain_of(
-    site=(2, 3, 2, 5), n_sites=1, tokens=(2, 3), dynamic=True, state=torch.float64, weights=torch.float64
+    site=(2, 3, 2, 5), n_sites=1, tokens=(2, 3), dynamic=True, state=torch.float64, weights=torch.float64, n_writes=None
 ) -> Chain:
+    """n_writes: default: every site writes."""
     n_read, n_slots, n_write, slot_width = site
     k = n_read + n_slots + n_write
     tables, mixes = [], []
@@ -41,7 +86,7 @@ def chain_of(
         tables.append((static, projection, scale) if dynamic else (static, None, None))
         mixes.append(random(n_read * slot_width, n_write * slot_width, seed=90 + i // 3, dtype=weights))
     start = random(*tokens, n_slots, slot_width, seed=0, dtype=state)
-    return Chain(start, [FreeForm(n_read, 1e-5)] * n_sites, tables, mixes)
+    return Chain(start, [FreeForm(n_read, 1e-5)] * n_sites, tables, mixes[:n_writes])
 
 
 def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> None:
@@ -54,10 +99,11 @@ def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: floa
     ("state_every", [1, 2]),
 )
 def test_fused_equals_reference_for_any_number_of_tokens_at_a_time(site, n_bytes, dynamic, state_every, monkeypatch):
-    """One token, and three, by which 10 cannot be divided; 16 slots have more coefficients than numbers."""
+    """One token, and three, by which 10 cannot be divided; 16 slots have more coefficients than numbers. The state of
+    one token is read a second time, and not written again."""
     monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
-    for tokens in ((2, 5), (1, 1), (2, 0)):
-        chain = chain_of(site, n_sites=2, tokens=tokens, dynamic=dynamic)
+    for tokens, n_writes in (((2, 5), 2), ((1, 1), 1), ((2, 0), 2)):
+        chain = chain_of(site, n_sites=2, tokens=tokens, dynamic=dynamic, n_writes=n_writes)
         chain.assert_same(chain.fused(state_every), chain.reference(), 1e-10)
 
 
@@ -99,15 +145,6 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
     assert n_bytes == 4 * n_tokens * (ceil(7 / state_every) * n_slots * slot_width + 7 * of_a_site)
 
 
-def test_a_read_that_nobody_writes_after():
-    chain = chain_of((2, 3, 2, 5))
-    (tables,) = chain.tables
-    (form,) = chain.forms
-    ours, _ = read_slots(chain.state, form, tables, 1)
-    truth, _ = form.reference(chain.state, *tables)
-    assert_same(*(torch.autograd.grad(out.sin().sum(), [chain.state, *tables]) for out in (ours, truth)), 1e-10)
-
-
 @pytest.mark.parametrize("frozen", ["all", "first", "state"])
 def test_only_the_wanted_gradients(frozen):
     """What is frozen: all sites, so that only sublayers learn; the first sites; or the state alone."""
@@ -120,18 +157,83 @@ def test_only_the_wanted_gradients(frozen):
     assert_same(*(torch.autograd.grad(out.sin().sum(), inputs) for out in (ours, truth)), 1e-10)
 
 
-def matrices(n, r, k, w):
-    a, b, total = (random(*shape, seed=i) for i, shape in enumerate([(k, n, r), (n, k, w), (n, r, w)]))
-    return a.permute(1, 2, 0), b, total  # as slices of a table (k, C, n) are
-
-
 @pytest.mark.parametrize(
     "shape", [(5, 2, 3, 65), (5, 2, 3, 67), (7, 1, 1, 3), (4, 1, 4, 128), (3, 8, 64, 9), (0, 2, 3, 5)]
 )
 def test_products_of_many_tiny_matrices_are_those_of_each_pair(shape):
     """(N, r, k, w), on both sides of `MIN_MULTIPLICATIONS`."""
-    a, b, total = matrices(*shape)
+    n, r, k, w = shape
+    a = random(k, n, r, seed=0).permute(1, 2, 0)  # as slices of a table (k, C, n) are
+    b, total = random(n, k, w), random(n, r, w, seed=2)
     expected = torch.einsum("nrk,nkw->nrw", a, b)
     out = torch.full_like(total, torch.nan)
     assert product(a, b, out) is out
     assert_same([out, add_product(total.clone(), a, b, -0.3)], [expected, total - 0.3 * expected], 1e-12)
+
+
+EPS = 1e-6
+CARRIES = [Sinkhorn(20, EPS, EPS), Sinkhorn(1, 0.0, 0.0), Sinkhorn(3, 0.01, 0.003), Permutations()]
+
+
+def n_logits(carry: Sinkhorn | Permutations, n: int) -> int:
+    return [0, 1, 2, 6, 24][n] if isinstance(carry, Permutations) else n * n
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_sums_of_a_sinkhorn_carry_are_1_within_the_eps_and_the_iterations(n):
+    carry = Sinkhorn(20, EPS, EPS).reference(0.3 * random(1000, n * n), n)
+    assert (carry > 0).all()
+    assert (carry.sum(-1) - 1).abs().max() <= 1e-5
+    assert (carry.sum(-2) - 1).abs().max() <= n * EPS
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_carry_of_permutations_is_doubly_stochastic_and_any_permutation(n):
+    logits = 5 * random(1000, n_logits(Permutations(), n))
+    carry = Permutations().reference(logits, n)
+    for dim in (-1, -2):
+        assert (carry.sum(dim) - 1).abs().max() <= 1e-15
+    corners = Permutations().reference(800 * torch.eye(logits.shape[-1], dtype=torch.float64), n)
+    assert len(corners.flatten(1).unique(dim=0)) == logits.shape[-1]
+    assert set(corners.unique().tolist()) == {0.0, 1.0}
+
+
+def manifold_chain(carry, n=3, width=5, dtype=torch.float64, tokens=(2, 7)) -> Chain:
+    """Three sites and an exit."""
+    k = 2 * n + n_logits(carry, n)
+    shares = tuple(0.5 + 0.3 * i for i in range(n))
+    forms = [ManifoldForm(n * width + 2, 0.01, 1e-3, shares, each) for each in (carry, carry, carry, None)]
+    tables = [
+        (random(1, size, seed=2 * i + 1, dtype=dtype), random(n * width, size, seed=2 * i, dtype=dtype))
+        for i, size in enumerate((k, k, k, n))
+    ]
+    mixes = [random(width, width, seed=20 + i, dtype=dtype) for i in range(3)]
+    return Chain(random(*tokens, n, width, dtype=dtype), forms, tables, mixes)
+
+
+@pytest.mark.parametrize("carry", CARRIES)
+@pytest.mark.parametrize(("n", "n_bytes", "state_every"), [(3, 2**20, 1), (2, 1, 2), (4, 9000, 3)])
+def test_sites_and_exit_are_the_reference_for_any_number_of_tokens_at_a_time(
+    carry, n, n_bytes, state_every, monkeypatch
+):
+    monkeypatch.setattr(hyper_connections_chunks, "CHUNK_BYTES", n_bytes)
+    for tokens in ((2, 7), (2, 0)):
+        chain = manifold_chain(carry, n, tokens=tokens)
+        chain.assert_same(chain.fused(state_every), chain.reference(), 1e-11)
+
+
+def test_states_of_a_manifold_made_again_change_no_bit_and_a_wide_state_keeps_its_coefficients():
+    for width in (5, 200):
+        chain = manifold_chain(CARRIES[0], width=width, dtype=torch.float32)
+        ours, truth = (chain.gradients(chain.fused(every)) for every in (3, 1))
+        assert all(torch.equal(own, other) for own, other in zip(ours, truth, strict=True))
+
+
+def test_a_manifold_mixes_a_bf16_state_in_fp32():
+    chain = manifold_chain(CARRIES[0])
+    form, tables = chain.forms[0], [table.float() for table in chain.tables[0]]
+    state = random(2, 7, 3, 5, dtype=torch.bfloat16)
+    (ours, kept), (truth, coefficients) = read_slots(state, form, tables, 1), form.reference(state, *tables)
+    assert ours.dtype == truth.dtype == torch.bfloat16
+    assert coefficients.dtype == kept.write.dtype == torch.float32
+    torch.testing.assert_close(ours, truth, rtol=2**-7, atol=2**-7)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comparing import assert_forms_agree
+from comparing import assert_forms_agree, random
 from thinned import in_turn
 
 from widthwise.kernels.rms_norm import reference_rms_norm, rms_norm
@@ -11,9 +11,8 @@ SHAPES = [(1,), (63,), (3, 97), (2, 5, 1), (2, 7, 64), (0, 5)]
 
 
 def tensors(shape, dtype=torch.float64, gain=None):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).to(dtype).requires_grad_()
-    values = 1 + 0.4 * torch.randn(shape[-1], generator=generator) if gain is None else torch.tensor(gain)
+    x = random(*shape, dtype=dtype).requires_grad_()
+    values = 1 + 0.4 * random(shape[-1], seed=2) if gain is None else torch.tensor(gain)
     return x, values.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
 
 

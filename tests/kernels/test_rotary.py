@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from comparing import assert_forms_agree
+from comparing import assert_forms_agree, random
 from thinned import in_turn
 
 from widthwise.kernels.rotary import Rope, reference_rotate, rope_table, rotate
@@ -42,6 +42,6 @@ def test_a_head_m_times_as_large_has_the_old_angles_at_every_mth_pair():
     (("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 1e-6), (torch.bfloat16, 2**-7)]),
 )
 def test_fused_equals_reference(positions, head_dim, dtype, tolerance):
-    x = torch.randn(2, 5, 3, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    x = random(2, 5, 3, head_dim, dtype=dtype).requires_grad_()
     table = rope_table(positions, Rope(head_dim, 100.0))
     assert assert_forms_agree(rotate, reference_rotate, x, *table, rtol=tolerance).dtype == dtype

@@ -159,19 +159,17 @@ class Chunks:
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Write a b to `out`. a: (N, r, k), b: (N, k, w), out: (N, r, w)."""
-    return torch.bmm(a, b, out=out) if _is_large(a, b) else _add_outer(out.zero_(), a, b, 1.0)
+    return torch.bmm(a, b, out=out) if _is_large(a, b) else add_product(out.zero_(), a, b, 1.0)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
     """Add factor a b to the total (N, r, w). a, b: as in `product`."""
-    return total.baddbmm_(a, b, alpha=factor) if _is_large(a, b) else _add_outer(total, a, b, factor)
+    if _is_large(a, b):
+        return total.baddbmm_(a, b, alpha=factor)
+    for i in range(b.shape[1]):
+        total.addcmul_(a[..., i : i + 1], b[:, i : i + 1], value=factor)
+    return total
 
 
 def _is_large(a: Tensor, b: Tensor) -> bool:
     return a.shape[1] * b.shape[1] * b.shape[2] >= MIN_MULTIPLICATIONS
-
-
-def _add_outer(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
-    for i in range(b.shape[1]):
-        total.addcmul_(a[..., i : i + 1], b[:, i : i + 1], value=factor)
-    return total

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import widened
-from widthwise.kernels.grouped_swiglu import grouped_swiglu
+from widthwise.kernels.swiglu import grouped_swiglu
 from widthwise.model.axes import Control, Experts
 from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.moe import MoEConfig
