@@ -1,7 +1,10 @@
 import errno
 import json
+import os
 import shutil
+import stat
 from collections import deque
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
@@ -11,12 +14,22 @@ from file_operations import forge
 from growing_runs import MUON
 from safetensors.torch import load_file, save_file
 from thinned import in_turn
-from tiny_runs import step_config, tiny_recipe
+from tiny_runs import Listener, outcome, step_config, tiny_recipe
+from torch import Tensor
 
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
+from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.checkpoint_folder import prune
+from widthwise.training.checkpoint_folder import (
+    SavedTensors,
+    checkpoint_paths,
+    file_name,
+    kept_steps,
+    prune,
+    step_of,
+    write_tensors,
+)
 from widthwise.training.state import RunState
 
 FILES = (*checkpoint_folder.files(), checkpoint_folder.MANIFEST)
@@ -103,47 +116,19 @@ def test_every_single_flipped_bit_of_the_manifest_is_harmless_or_found(tmp_path)
     assert checkpoint_folder.latest_valid(tmp_path)[0] is None
 
 
-def test_saving_replaces_a_damaged_one_and_pruning_keeps_the_newest_good_ones(tmp_path):
-    paths = saved(tmp_path, 1, 2, 3, 4, 5)
-    truncate(paths[4] / "model.safetensors")
-    truncate(paths[3] / "model.safetensors")
-    _, damages = checkpoint_folder.latest_valid(tmp_path)
-    saved(tmp_path, 4)
-    assert checkpoint_folder.find_damage(paths[3]) is None
-    prune(tmp_path, step_config(), damages)
-    assert checkpoint_folder.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
-
-
-def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path):
+def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted_but_leftovers_of_killed_processes(tmp_path):
     """Names with letters sort above digits, so that copies once pushed out every checkpoint."""
     newest = saved(tmp_path, 2, 4)[-1]
     foreign = [tmp_path / name for name in ("step_best", "step_4", "step_00000004.bak", "step_00000004 copy", "step_")]
     for path in foreign:
         shutil.copytree(newest, path)
-    half = tmp_path / ".step_best.partial"
+    half, leftover = tmp_path / ".step_best.partial", tmp_path / ".step_00000005.partial"
     half.mkdir()
+    shutil.copytree(newest, leftover)
     assert checkpoint_folder.latest_valid(tmp_path) == (newest, [])
     prune(tmp_path, step_config(keep_last=1))
     checkpoint_folder.remove_partial(tmp_path)
     assert set(tmp_path.iterdir()) == {newest, half, *foreign}
-
-
-def vouch_for(path: Path) -> None:
-    """Makes the manifest right for whatever the files hold."""
-    files = {name: FileRecord.of(path / name).model_dump() for name in checkpoint_folder.files()}
-    forge(path / checkpoint_folder.MANIFEST, lambda manifest: manifest.update(files=files))
-
-
-WRONG_TENSORS = (
-    (MODEL, lambda tensors: tensors.clear()),
-    (MODEL, lambda tensors: tensors.update({name: tensor.long() for name, tensor in tensors.items()})),
-    (OPTIMIZER, lambda tensors: tensors.update({"x.exp_avg": torch.zeros(1)})),
-    (OPTIMIZER, lambda tensors: tensors.pop("embedding.weight.exp_avg")),
-    (OPTIMIZER, lambda tensors: tensors.update({"embedding.weight.exp_avg": torch.zeros(1)})),
-    (checkpoint_folder.RNG, lambda tensors: tensors.clear()),
-    (checkpoint_folder.RNG, lambda tensors: tensors.update(cpu=torch.zeros(3))),
-)
-"""None at all, whole numbers, a moment of no parameter, none of a parameter, one of another shape, no random state."""
 
 
 def with_tensors(change):
@@ -157,28 +142,34 @@ def with_tensors(change):
     return edit
 
 
-STATE = "state.json"
+RNG, STATE = checkpoint_folder.RNG, "state.json"
 WRONG = (
-    *((name, with_tensors(change)) for name, change in WRONG_TENSORS),
+    (MODEL, with_tensors(dict.clear)),
+    (MODEL, with_tensors(lambda tensors: tensors.update({name: tensor.long() for name, tensor in tensors.items()}))),
+    (OPTIMIZER, with_tensors(lambda tensors: tensors.update({"x.exp_avg": torch.zeros(1)}))),
+    (OPTIMIZER, with_tensors(lambda tensors: tensors.pop("embedding.weight.exp_avg"))),
+    (OPTIMIZER, with_tensors(lambda tensors: tensors.update({"embedding.weight.exp_avg": torch.zeros(1)}))),
+    (RNG, with_tensors(dict.clear)),
+    (RNG, with_tensors(lambda tensors: tensors.update(cpu=torch.zeros(3)))),
     (MODEL, with_content(lambda _: b"")),
     (OPTIMIZER, with_content(lambda _: b"\xff" * 100)),
-    (checkpoint_folder.RNG, with_content(lambda _: b"[]")),
     (STATE, with_content(lambda _: b"[]")),
     (STATE, with_content(lambda _: b'{"step": "x"}')),
     (STATE, with_content(lambda _: b'{"window_steps": 1, "steps": 7}')),
     (STATE, with_content(lambda _: json.dumps(RunState(window_steps=1, step=6).as_data()).encode())),
 )
-"""The last is the state of another step."""
+"""No tensors, whole numbers, a moment of no parameter, none of a parameter, one of another shape, no random state; and
+the last is the state of another step."""
 
 
 @pytest.mark.parametrize("name", checkpoint_folder.files())
 def test_a_right_manifest_of_wrong_content_is_refused(tmp_path, name):
     for edit in (edit for of, edit in WRONG if of == name):
-        model, optimizer = trained(1)
         state = RunState(window_steps=1, step=7).as_data()
-        path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(model, optimizer), state)
+        path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(*trained(1)), state)
         edit(path / name)
-        vouch_for(path)
+        files = {file: FileRecord.of(path / file).model_dump() for file in checkpoint_folder.files()}
+        forge(path / checkpoint_folder.MANIFEST, lambda manifest, files=files: manifest.update(files=files))
         assert checkpoint_folder.latest_valid(tmp_path) == (path, [])
         assert name in refusal(checkpoint.load, path, *trained(2))
 
@@ -200,10 +191,136 @@ def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(
     assert checkpoint_folder.latest_valid(tmp_path) == (good, [])
 
 
-def test_leftovers_of_killed_processes_are_removed_and_never_taken_for_checkpoints(tmp_path):
-    (path,) = saved(tmp_path, 4)
-    leftover = tmp_path / ".step_00000005.partial"
-    path.rename(leftover)
-    assert checkpoint_folder.latest_valid(tmp_path) == (None, [])
-    checkpoint_folder.remove_partial(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+Tensors = dict[str, Tensor]
+
+
+def tensors() -> Tensors:
+    """One of 7 rows; one of 2, so that some of 5 files have none of it; bf16; and one without rows."""
+    return {
+        "matrix": torch.arange(21.0).view(7, 3),
+        "pair": torch.tensor([0.5, 1.5], dtype=torch.bfloat16),
+        "cube": torch.arange(24.0, dtype=torch.float64).view(4, 3, 2),
+        "step": torch.tensor(5.0),
+    }
+
+
+def parts_of(whole: Tensors, n_shards: int) -> list[Tensors]:
+    """By torch's own division into chunks."""
+    parts: list[Tensors] = [{} for _ in range(n_shards)]
+    for name, tensor in whole.items():
+        chunks = tensor.chunk(n_shards) if tensor.shape else (tensor,) * n_shards
+        for shard in range(n_shards):
+            parts[shard][name] = chunks[shard] if shard < len(chunks) else tensor[:0]
+    return parts
+
+
+def written(folder: Path, parts: list[Tensors]) -> None:
+    for shard, part in enumerate(parts):
+        write_tensors(part, folder / file_name("model", shard, len(parts)))
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 3, 5])
+def test_tensors_and_their_rows_come_from_any_number_of_files(tmp_path: Path, n_shards: int) -> None:
+    expected = tensors()
+    written(tmp_path, parts_of(expected, n_shards))
+    with SavedTensors.opened(tmp_path, "model", n_shards) as saved:
+        assert saved.names == expected.keys()
+        saved.check({name: tensor.shape for name, tensor in expected.items()})
+        for name, tensor in expected.items():
+            found = saved.whole(name)
+            assert found.dtype == tensor.dtype
+            assert torch.equal(found, tensor)
+        for first, last in combinations_with_replacement(range(8), 2):
+            rows = saved.rows("matrix", slice(first, last))
+            assert rows.shape == (last - first, 3)
+            assert torch.equal(rows, expected["matrix"][first:last])
+
+
+def check_two_files(folder: Path) -> None:
+    with SavedTensors.opened(folder, "model", 2) as saved:
+        saved.check({name: tensor.shape for name, tensor in tensors().items()})
+
+
+def test_files_that_are_missing_torn_or_of_other_tensors_are_named(tmp_path: Path) -> None:
+    first, second = parts_of(tensors(), 2)
+    written(tmp_path, [first, {name: tensor for name, tensor in second.items() if name != "pair"}])
+    one, other = (file_name("model", shard, 2) for shard in (0, 1))
+    message = refusal(check_two_files, tmp_path)
+    assert message.endswith(f"{other}: holds other tensors than {one}, such as pair")
+    (tmp_path / other).write_bytes(b"no header")
+    assert f"{other}: cannot be read" in refusal(check_two_files, tmp_path)
+    (tmp_path / other).unlink()
+    assert f"{other}: cannot be read" in refusal(check_two_files, tmp_path)
+
+
+MATRIX = torch.zeros(4, 3)
+UNEQUAL = [
+    ({"matrix": torch.zeros(3, 3)}, {"matrix": MATRIX}, "matrix has shape"),
+    ({"matrix": torch.zeros(7, 3)}, {"matrix": torch.zeros(0, 3)}, "matrix has shape"),
+    ({}, {"matrix": torch.zeros(2, 3)}, "matrix has shape"),
+    ({}, {"matrix": torch.zeros(3, 5)}, "matrix has shape (3, 5) in shard 2 of 2"),
+    ({}, {"step": torch.zeros(1)}, "step has shape"),
+    ({}, {"matrix": torch.zeros(3, 3).double()}, "matrix is of type"),
+    ({"matrix": MATRIX.long()}, {}, "matrix is of type"),
+    ({}, {"matrix": torch.zeros(3, 3).bool()}, "matrix is of type"),
+]
+"""What stands in the first and the second file instead of a matrix of 4 and 3 rows, and what is said."""
+
+
+def test_rows_columns_and_types_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    for first, second, said in UNEQUAL:
+        parts = parts_of(tensors(), 2)
+        written(tmp_path, [{**parts[0], **first}, {**parts[1], **second}])
+        assert said in refusal(check_two_files, tmp_path)
+
+
+def test_what_is_written_need_not_be_contiguous_and_is_as_readable_as_other_files(tmp_path: Path) -> None:
+    turned, before = torch.arange(6.0).view(2, 3).T, os.umask(0o027)
+    try:
+        write_tensors({"turned": turned}, tmp_path / "model.safetensors")
+    finally:
+        os.umask(before)
+    with SavedTensors.opened(tmp_path, "model", 1) as saved:
+        assert torch.equal(saved.whole("turned"), turned)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
+
+
+def steps_of(path: Path) -> list[int]:
+    return sorted(map(step_of, checkpoint_paths(path / "checkpoints")))
+
+
+def test_a_checkpoint_stays_if_any_rule_keeps_it() -> None:
+    for last, every, kept in ((1, None, {9}), (2, None, {9, 8}), (1, 3, {9, 6, 3}), (2, 4, {9, 8, 4})):
+        config = step_config(keep_last=last, keep_every=every, checkpoint_every=1)
+        assert kept_steps([9, 8, 6, 4, 3], config) == kept
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would."""
+
+
+@pytest.mark.parametrize("in_background", ["false", "true"])
+def test_a_killed_run_keeps_what_one_that_was_not_does(tmp_path: Path, in_background: str) -> None:
+    rules = ("train.keep_last=1", "train.keep_every=4", f"train.checkpoint_in_background={in_background}")
+    recipe = tiny_recipe("train.steps=11", *rules)
+    train(recipe, tmp_path / "whole")
+    assert steps_of(tmp_path / "whole") == [4, 8, 11]
+    for step in (5, 11):
+
+        def kill(now: int, last: int = step) -> None:
+            if now == last:
+                raise Killed
+
+        run = tmp_path / str(step)
+        with pytest.raises(Killed):
+            train(recipe, run, Listener(kill))
+        resume(run)
+        assert outcome(run) == outcome(tmp_path / "whole")
+        assert steps_of(run) == [4, 8, 11]
+
+
+def test_rules_that_could_never_keep_anything_are_refused() -> None:
+    for every in ("2", "null"):
+        message = refusal(tiny_recipe, f"train.checkpoint_every={every}", "train.keep_every=5")
+        assert "keep_every: got 5; must be a multiple of checkpoint_every" in message
+    assert "train.keep_best: unknown key; was removed; keep_every keeps" in refusal(tiny_recipe, "train.keep_best=true")

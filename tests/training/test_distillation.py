@@ -64,17 +64,7 @@ def test_compute_and_memory_count_the_teacher(finished: Path, tmp_path: Path) ->
     sizes += "d_model: 1, root_params: 1, layer_params: 1, pass_elements: 1}"
     large = tiny_recipe(*NARROW, f"train.distill={{teacher: big, sizes: {sizes}}}", "train.precision=bf16")
     assert plan(large, [1]).deployments[0].memory.total_bytes == pytest.approx(2 * 8e9, rel=0.01)
-    budgeted = student(finished, f"train.steps={{training_flops: {expected!r}}}")
-    assert budgeted.train.steps == 9
-
-
-def test_the_costs_of_a_student_are_known_without_its_teacher(finished: Path, tmp_path: Path) -> None:
-    teacher = unfinished_copy(finished, tmp_path / "teacher", 9)
-    train(student(teacher), tmp_path / "run")
-    flops = student(teacher).training_flops
-    teacher.rename(tmp_path / "gone")
-    assert saved_recipe(RunDir(tmp_path / "run")).training_flops == flops
-    assert open_model(tmp_path / "run").tokens == 9 * 4 * 17
+    assert student(finished, f"train.steps={{training_flops: {expected!r}}}").train.steps == 9
 
 
 def test_what_is_no_teacher_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -91,12 +81,18 @@ def test_what_is_no_teacher_is_refused(finished: Path, tmp_path: Path) -> None:
     assert "distill: cannot be combined with nested" in refusal(student, finished, *nested)
 
 
-def test_a_teacher_that_was_trained_on_is_refused_by_a_resume(finished: Path, tmp_path: Path) -> None:
+def test_a_teacher_that_was_trained_on_is_refused_by_a_resume_but_costs_are_known_without_it(
+    finished: Path, tmp_path: Path
+) -> None:
     teacher = unfinished_copy(finished, tmp_path / "teacher", 5)
     train(student(teacher), tmp_path / "whole")
     run = unfinished_copy(tmp_path / "whole", tmp_path / "run", 4)
+    flops = student(teacher).training_flops
     resume(teacher)
     assert "train.distill.teacher: is at step 9; must be at step 5" in refusal(resume, run)
+    teacher.rename(tmp_path / "gone")
+    assert saved_recipe(RunDir(run)).training_flops == flops
+    assert open_model(run).tokens == 4 * 4 * 17
 
 
 def test_a_cut_model_is_bound_to_its_teacher_when_it_is_first_trained(tmp_path: Path) -> None:

@@ -1,24 +1,30 @@
 """Runs whose model grows: nothing is lost across a growth, and nothing by a kill around it."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
-from growing_runs import BUDGET, DEEPER, DYNAMIC, GROWING, MUON, TWICE, UNIFORM
+from boxes import refusal
+from growing_runs import APART, BUDGET, DEEPER, DYNAMIC, GROWING, MUON, TWICE, UNIFORM
 from one_step import INPUTS, TARGETS
 from thinned import hard_but
-from tiny_runs import Listener, outcome, records, resumed_alike, step_config, tiny_recipe, unfinished_copy, weights_at
+from tiny_runs import outcome, records, resumed_alike, step_config, tiny_recipe, unfinished_copy, weights_at
 
+from widthwise.growth.plan import grown_states
 from widthwise.model.compiling import compile_layers
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.objective import WidthBudgetConfig
-from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.open import open_model
+from widthwise.runs.grow import GrowOptions, grow_run, growth_intended, wanted_recipe
+from widthwise.runs.open import RunCheckpoint, open_model
 from widthwise.runs.train import resume, train
 from widthwise.training import growth_step
 from widthwise.training import train_state as train_state_module
-from widthwise.training.growth_step import state_by_name
+from widthwise.training.growth_step import FrozenEntries, state_by_name
 from widthwise.training.objective import carried_state
 from widthwise.training.processes import ALONE
 from widthwise.training.train_state import assembled
@@ -26,34 +32,26 @@ from widthwise.training.train_state import assembled
 
 @pytest.fixture(scope="module")
 def grown_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path, listener, told = tmp_path_factory.mktemp("growing") / "run", Listener(), []
-    listener.record = told.append
-    train(tiny_recipe(TWICE), path, listener)
-    assert [record["step"] for record in told if record["event"] == "growth"] == [4, 7]
+    path = tmp_path_factory.mktemp("growing") / "run"
+    train(tiny_recipe(TWICE), path)
     return path
 
 
+ADAMW = "optimizer={kind: adamw, lr: 0.01}"
 ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 FEW = ("muon, bf16", "dynamic", "experts")
 """Kinds of growth that `make test` trains; `make test-hard` trains all."""
 
 
-def stepped(recipe: Recipe, n_steps: int) -> ModelAndOptimizer:
-    """The first model of a run and its optimizer, after some steps."""
-    model = build(recipe.explicit_model, seed=1)
+def stepped(recipe: Recipe, config: ModelConfig) -> ModelAndOptimizer:
+    """A model and its optimizer, after two steps."""
+    model = build(config, seed=1)
     optimizer = recipe.optimizer.build(model)
-    for _ in range(n_steps):
+    for _ in range(2):
         model.loss(INPUTS, TARGETS).objective.backward()
         optimizer.step()
+        optimizer.zero_grad()
     return model, optimizer
-
-
-def grow(recipe: Recipe, smaller: ModelAndOptimizer, seed: int = 3) -> ModelAndOptimizer:
-    """The larger model and its optimizer."""
-    larger = assembled(recipe.final_model, step_config(), ALONE)
-    grown = larger, recipe.optimizer_of(recipe.phases[1]).build(larger)
-    growth_step.grow(smaller, grown, recipe.phases[1].growth, seed)
-    return grown
 
 
 @pytest.mark.parametrize("kind", hard_but(FEW, GROWING))
@@ -81,7 +79,6 @@ def test_a_kill_around_a_growth_leaves_one_record_of_it(grown_twice: Path, tmp_p
 
 def test_the_result_holds_the_last_model_and_the_compute_of_all(grown_twice: Path) -> None:
     result, recipe = RunDir(grown_twice).result(), tiny_recipe(TWICE)
-    assert result["cost"]["widths"] == [32, 24, 24, 24, 32]
     assert result["cost"]["flops_per_token"]["training"] == recipe.final_model.cost().training_flops(17)
     assert result["training_flops"] == recipe.training_flops
     assert result["tokens"] == 9 * 4 * 17
@@ -92,38 +89,23 @@ def test_the_result_holds_the_last_model_and_the_compute_of_all(grown_twice: Pat
     assert first["params_after"] == second["params_before"]
 
 
-def test_seeds_draw_other_entries_and_one_seed_the_same() -> None:
-    recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {ffn: {kind: swiglu, ratio: 5}}}]")
-    smaller, is_new = stepped(recipe, 0), recipe.phases[1].growth.plan.is_new()["layers.0.ffn.w_gate.weight"]
-    first, again, other = (grow(recipe, smaller, seed)[0].layers[0].ffn.w_gate.weight for seed in (3, 3, 4))
-    assert torch.equal(first, again)
-    assert torch.equal(first != other, is_new)
-
-
-@pytest.mark.parametrize("optimizer", ["optimizer={kind: adamw, lr: 0.01}", MUON])
-def test_old_entries_keep_their_moments_bit_for_bit(optimizer: str) -> None:
-    """Rows are counted by hand: the first d_ff rows of w_gate are the old ones, an added layer starts without state."""
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON])
+def test_the_larger_optimizer_has_a_copy_of_the_grown_state(optimizer: str) -> None:
     growth = "growth=[{at_step: 4, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}, layers: [0, null, 1, null, 2]}]"
     recipe = tiny_recipe(UNIFORM, optimizer, growth)
-    model, before = stepped(recipe, 3)
-    old = {
-        name: {part: value.clone() for part, value in each.items()}
-        for name, each in state_by_name(model, before).items()
-    }
-    grown, after = grow(recipe, (model, before))
-    new = state_by_name(grown, after)
+    model, before = stepped(recipe, recipe.explicit_model)
+    event = recipe.phases[1].growth
+    expected = dict(grown_states(event.plan, state_by_name(model, before)))
+    grown = assembled(recipe.final_model, step_config(), ALONE)
+    after = recipe.optimizer_of(recipe.phases[1]).build(grown)
+    growth_step.grow((model, before), (grown, after), event, 3)
+    found = state_by_name(grown, after)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name][part]) for name in found for part, value in found[name].items())
     places = [{part.data_ptr() for parts in each.state.values() for part in parts.values()} for each in (before, after)]
     assert not places[0] & places[1]
-    d_ff = recipe.explicit_model.layers[0].ffn.d_ff
-    for old_layer, new_layer in ((0, 0), (1, 2), (2, 4)):
-        for name in ("attention.w_q.weight", "attention.norm.weight", "ffn.w_gate.weight"):
-            moments = old[f"layers.{old_layer}.{name}"]
-            assert moments
-            for part, value in moments.items():
-                found = new[f"layers.{new_layer}.{name}"][part]
-                assert torch.equal(found[:d_ff] if name.startswith("ffn") and found.dim() else found, value)
-    assert all(name in new for name in ("embedding.weight", "head.weight"))
-    assert not [name for name in new if name.startswith(("layers.1.", "layers.3."))]
+    assert {"embedding.weight", "head.weight", "layers.4.attention.w_q.weight"} <= found.keys()
+    assert not [name for name in found if name.startswith(("layers.1.", "layers.3."))]
 
 
 def test_a_budget_keeps_its_price_and_a_new_one_starts_at_0() -> None:
@@ -160,9 +142,91 @@ def test_only_the_scores_of_a_trained_model_learn_what_width_costs(tmp_path):
     run = tmp_path / "run"
     result = train(tiny_recipe(*AFTERWARDS), run)
     before, after = weights_at(run, 4), weights_at(run, 9)
-    assert {name for name in after if name not in before} == {f"layers.{i}.{name}" for i in range(3) for name in CHOICE}
+    assert after.keys() - before.keys() == {f"layers.{i}.{name}" for i in range(3) for name in CHOICE}
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
     (growth,) = result.growth
     assert growth.loss_before == growth.loss_after
     assert 0.25 < result.token_widths.mean_fraction < 0.999
-    assert any(after[f"layers.{i}.{CHOICE[0]}"].any() for i in range(3))
+
+
+WIDER = "growth=[{at_step: 2, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}}]"
+
+
+@pytest.mark.parametrize(("overrides", "done"), [(ADAMW, 1), (MUON, 2), (MUON, 3)])
+def test_frozen_entries_stay_and_others_and_all_moments_move_as_in_any_step(overrides: str, done: int) -> None:
+    recipe = tiny_recipe(UNIFORM, overrides, WIDER)
+    plan = recipe.phases[1].growth.plan
+    rewarmup = Rewarmup(after_step=10, steps=0, freeze_steps=2)
+    model, optimizer = stepped(recipe, plan.new)
+    model.loss(INPUTS, TARGETS).objective.backward()
+    usual, usual_optimizer = copy.deepcopy((model, optimizer))
+    usual_optimizer.step()
+    before, is_new = copy.deepcopy(model.state_dict()), plan.is_new()
+    with FrozenEntries(model, rewarmup, plan).applied(rewarmup.after_step + done):
+        optimizer.step()
+    for (name, parameter), moved in zip(model.named_parameters(), usual.parameters()):
+        of_old = before[name] if done <= 2 else moved
+        assert torch.equal(parameter, torch.where(is_new[name], moved, of_old))
+        assert not torch.equal(moved, before[name])
+        for part, value in usual_optimizer.state[moved].items():
+            assert torch.equal(optimizer.state[parameter][part], value)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("apart") / "run"
+    train(tiny_recipe(*APART, "train.norms_every=1"), path)
+    return path
+
+
+def test_old_entries_stay_bit_for_bit_until_they_are_let_go(apart: Path) -> None:
+    """APART grows after step 4 and freezes for two steps. The rate on record is that of old entries."""
+    plan = saved_recipe(RunDir(apart)).phases[1].growth.plan
+    old, is_new = weights_at(apart, 4), plan.is_new()
+    start = {name: weight[~is_new[name]] for name, weight in plan.weights(old)}
+    for step, stays in ((5, True), (6, True), (7, False)):
+        now = weights_at(apart, step)
+        assert all(torch.equal(now[name][~is_new[name]], weight) for name, weight in start.items()) == stays
+    new = weights_at(apart, 5)["layers.0.ffn.w_down.weight"]
+    assert new[:, old["layers.0.ffn.w_down.weight"].shape[1] :].any()  # it began at 0
+    recipe, plain = saved_recipe(RunDir(apart)), tiny_recipe(*APART, "growth=[]")
+    assert [recipe.lr_factor(step) for step in range(1, 10)] == [plain.lr_factor(step) for step in range(1, 10)]
+
+
+def test_update_norms_are_those_of_what_has_moved(apart: Path) -> None:
+    """While old entries wait and after."""
+    recorded = {record["step"]: record["update_norms"] for record in records(apart, "norms")}
+    for step in (6, 7):
+        before, after = weights_at(apart, step - 1), weights_at(apart, step)
+        for layer, norm in enumerate(recorded[step]):
+            names = [name for name in after if name.startswith(f"layers.{layer}.")]
+            moved = sum((after[name] - before[name]).double().square().sum() for name in names)
+            assert norm == pytest.approx(float(moved) ** 0.5, rel=1e-4)
+
+
+def test_a_run_that_was_grown_learns_apart_and_resumes_to_the_bit(apart: Path, tmp_path: Path) -> None:
+    source = RunCheckpoint.of(unfinished_copy(apart, tmp_path / "source", 4))
+    wider = ["model.layers.1.ffn.d_ff=80"]
+    wanted = wanted_recipe(source, None, wider)
+    alike = growth_intended(source, wanted, GrowOptions()).recipe.rewarmup
+    options = GrowOptions(rewarmup_steps=4, freeze_steps=2)
+    differ = growth_intended(source, wanted, options).recipe.rewarmup
+    assert (alike and alike.grown_from, differ and differ.grown_from) == (None, source.model)
+    grow_run(source.run.path, tmp_path / "grown", overrides=wider, options=options)
+    resume(tmp_path / "grown")
+    old = weights_at(tmp_path / "source", 4)
+    for step, stays in ((6, True), (7, False)):
+        now = weights_at(tmp_path / "grown", step)["layers.1.ffn.w_up.weight"][:64]
+        assert torch.equal(now, old["layers.1.ffn.w_up.weight"]) == stays
+    resumed_alike(tmp_path / "grown", tmp_path, 5, 7)
+
+
+def test_growths_whose_entries_would_have_rates_of_two_growths_are_refused() -> None:
+    def check(freeze_steps: int) -> None:
+        first = f"{{at_step: 2, model: {{}}, freeze_steps: {freeze_steps}, rewarmup_steps: 0}}"
+        tiny_recipe(UNIFORM, f"growth=[{first}, {{at_step: 4, model: {{n_layers: 5}}}}]").check()
+
+    check(2)
+    frozen = "growth.1: comes after step 4; the old entries of the growth after step 2 are frozen until step 5"
+    assert frozen in refusal(check, 3)
+    assert "growth.0: freeze_steps: got 8; the run has only 7 more steps" in refusal(check, 8)

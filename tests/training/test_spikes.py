@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from ranks import said_by_script
 from spikes_on_two import CASES, spoil, trained
-from tiny_runs import outcome, records, resumed_alike, tiny_recipe, without_measurements
+from tiny_runs import outcome, records, resumed_alike, tiny_recipe, weights_at, without_measurements
 
-from widthwise.mistakes import RunFailed
 from widthwise.recipe.train_section import SkipSpike
 from widthwise.run_dir import RunDir
 from widthwise.runs.result import loss_curve_warnings
@@ -22,11 +21,8 @@ def test_a_spike_makes_no_update_and_leaves_all_else_as_it_was(tmp_path: Path, m
     """The state after a skipped step is that before it, so the next step starts from the same weights."""
     spoil(monkeypatch, {4: 100.0, 5: math.nan})
     train(tiny_recipe(SKIP), tmp_path / "run")
-    weights = {
-        step: (tmp_path / f"run/checkpoints/step_{step:08d}/model.safetensors").read_bytes() for step in range(3, 9)
-    }
-    assert weights[4] == weights[5] == weights[6] != weights[7]
-    assert weights[3] != weights[4]
+    first, *others = ({name: w.tolist() for name, w in weights_at(tmp_path / "run", n).items()} for n in range(3, 8))
+    assert first != others[0] == others[1] == others[2] != others[3]
     skipped = records(tmp_path / "run", "skipped")
     assert [record["step"] for record in skipped] == [5, 6]
     assert skipped[0]["grad_norm"] > 40
@@ -57,11 +53,10 @@ def test_a_run_that_skips_is_resumed_bitwise(tmp_path: Path, monkeypatch) -> Non
 def test_the_first_step_or_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         spoil(patch, {0: math.nan})
-        with pytest.raises(RunFailed, match=r"stopped at step 1 of 9: loss .*, gradient norm nan"):
-            train(tiny_recipe(SKIP), tmp_path / "first")
+        assert "stopped at step 1 of 9: loss " in (trained(tiny_recipe(SKIP), tmp_path / "first") or "")
     spoil(monkeypatch, dict.fromkeys((2, 4, 5, 6, 7), math.nan))
-    with pytest.raises(RunFailed, match=r"stopped at step 7 of 9: 3 steps in a row without an update \(train.on_spike"):
-        train(tiny_recipe(SKIP, "train.checkpoint_every=null"), tmp_path / "run")
+    reason = trained(tiny_recipe(SKIP, "train.checkpoint_every=null"), tmp_path / "run") or ""
+    assert "stopped at step 7 of 9: 3 steps in a row without an update (train.on_spike" in reason
 
 
 def test_norms_are_compared_with_the_median_of_a_full_window() -> None:
@@ -83,14 +78,11 @@ def test_a_grown_model_starts_a_window_of_its_own(tmp_path: Path, monkeypatch) -
 
 
 def test_a_spike_and_a_better_validation_before_cast_doubt_on_the_last_loss(tmp_path: Path) -> None:
+    worse = "the last validation, 4.1250, is worse than the validation of step 1, 4.0000"
     for train_losses, validations, doubts in (
         ([5.0, 4.0, 4.375], [4.0, 4.0], []),
         ([5.0, 4.0, 4.625, 4.25], [4.5, 4.0], ["the training loss rose by 0.62 nats, at step 30"]),
-        (
-            [5.0, None, 4.0],
-            [4.0, 4.25, 4.125],
-            ["the last validation, 4.1250, is worse than the validation of step 1, 4.0000"],
-        ),
+        ([5.0, None, 4.0], [4.0, 4.25, 4.125], [worse]),
         ([], [], []),
     ):
         found = [

@@ -3,9 +3,12 @@ import time
 
 import pytest
 import torch
+from tiny_runs import Listener, records, tiny_recipe
 
+from widthwise.data.loader import Loader
+from widthwise.runs.train import train
 from widthwise.training.devices import known_gpu
-from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utilization
+from widthwise.training.metrics import PeakMemory, model_flops_utilization
 
 
 def test_peak_is_that_of_the_data_sheet_or_unknown():
@@ -43,17 +46,16 @@ def test_memory_of_the_process_includes_what_was_just_allocated():
     assert sys.getsizeof(held) <= (memory.n_bytes() or 0) < 3 * before
 
 
-def test_stopwatch_leaves_out_what_happens_between_steps(monkeypatch):
+def test_the_time_of_a_step_leaves_out_what_happens_between_steps(tmp_path, monkeypatch):
     now = 100.0
+
+    def pass_time(seconds):
+        nonlocal now
+        now += seconds
+
+    batch = Loader.batch
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    stopwatch = Stopwatch()
-    for step_seconds, other_seconds in ((1.0, 50.0), (3.0, 70.0)):
-        stopwatch.begin_step()
-        now += step_seconds
-        stopwatch.end_step()
-        now += other_seconds
-    assert stopwatch.step_seconds() == pytest.approx(2.0)
-    stopwatch.begin_step()
-    now += 5.0
-    stopwatch.end_step()
-    assert stopwatch.step_seconds() == pytest.approx(5.0)
+    monkeypatch.setattr(Loader, "batch", lambda loader, step: pass_time(step + 1.0) or batch(loader, step))
+    train(tiny_recipe(), tmp_path / "run", Listener(lambda step: pass_time(50.0)))
+    means = [record["step_seconds"] for record in records(tmp_path / "run", "train")]
+    assert means == pytest.approx([(1 + 2 + 3 + 4) / 4, (5 + 6 + 7 + 8) / 4, 9])

@@ -1,10 +1,14 @@
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
-from tiny_runs import tiny_recipe
+from boxes import refusal
+from tiny_runs import SAMPLES, resumed_alike, tiny_recipe, unfinished_copy
 from tokenizers import decoders, models, normalizers
+from torch.nn.functional import cross_entropy
 
 from widthwise.data.config import open_data
 from widthwise.data.corpus import Corpus, Document
@@ -15,8 +19,12 @@ from widthwise.data.prepared import PreparedData
 from widthwise.evaluation import perplexity
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
-from widthwise.mistakes import UserError
 from widthwise.model.decoder import build
+from widthwise.model.generate import SamplingConfig, generate
+from widthwise.reports.writing import write_report
+from widthwise.run_dir import RunDir
+from widthwise.runs.open import open_model
+from widthwise.runs.train import resume, train
 from widthwise.training.validation import ValidationSets, validate
 
 
@@ -25,20 +33,21 @@ def data():
     return open_data(tiny_recipe().data)
 
 
-def test_loss_perplexity_and_bits_per_byte_are_those_of_the_logits(data):
-    model, seq_len, n_windows = build(tiny_recipe().explicit_model, seed=1), 17, 5
+def test_loss_perplexity_and_bits_per_byte_are_those_of_the_logits_and_those_of_heads_of_their_losses(data):
+    model, seq_len, n_windows = build(tiny_recipe("model.mtp={n_depths: 2}").explicit_model, seed=1), 17, 5
     tokens = torch.from_numpy(data.held_out.tokens(0, seq_len * n_windows + 1).astype("int64"))
-    losses = []
-    for window in range(n_windows):
-        part = tokens[window * seq_len : (window + 1) * seq_len + 1]
-        losses.append(torch.nn.functional.cross_entropy(model(part[None, :-1])[0].double(), part[1:]).item())
+    inputs, targets = tokens[:-1].view(n_windows, seq_len), tokens[1:].view(n_windows, seq_len)
+    losses = cross_entropy(model(inputs).double().mT, targets, reduction="none").mean(dim=1).tolist()
     found = validate(model, HeldOut(data, seq_len, 2, max_tokens=seq_len * n_windows + 3, precision="fp32"))
     expected = sum(losses) / n_windows
-    n_bytes = int((tokens[1:] != 256).sum())
+    n_bytes = int((targets != 256).sum())
     assert found.window_losses == pytest.approx(losses, rel=1e-5)
     assert found.loss == pytest.approx(expected, rel=1e-5)
     assert found.perplexity == pytest.approx(math.exp(expected), rel=1e-4)
     assert found.bits_per_byte == pytest.approx(expected * seq_len * n_windows / math.log(2) / n_bytes, rel=1e-5)
+    for k, of_head in enumerate(model.loss(inputs, targets).mtp_losses):
+        assert found.mtp_window_losses[k] == pytest.approx(of_head.mean(dim=1).tolist(), rel=1e-5)
+        assert found.mtp_losses[k] == pytest.approx(of_head.mean().item(), rel=1e-5)
     with torch.no_grad():
         model.head.weight *= 1e6
     far = validate(model, HeldOut(data, seq_len, 2, max_tokens=seq_len * n_windows, precision="fp32"))
@@ -46,17 +55,10 @@ def test_loss_perplexity_and_bits_per_byte_are_those_of_the_logits(data):
     assert far.perplexity == math.inf
 
 
-def test_all_held_out_windows_are_used_where_no_number_is_given(data):
-    model = build(tiny_recipe().explicit_model, seed=1)
-    found = validate(model, HeldOut(data, 501, batch_size=3, max_tokens=None, precision="fp32"))
-    assert len(found.window_losses) == (data.held_out.n_tokens - 1) // 501
-
-
 def test_validation_that_could_not_work_is_refused_beforehand(data):
-    with pytest.raises(UserError, match="validation_tokens: got 16; must be at least seq_len = 17"):
-        HeldOut(data, 17, 2, 16, "fp32").check()
-    with pytest.raises(UserError, match="seq_len"):
-        HeldOut(data, data.held_out.n_tokens, 2, None, "fp32").check()
+    too_few = "validation_tokens: got 16; must be at least seq_len = 17"
+    assert too_few in refusal(HeldOut(data, 17, 2, 16, "fp32").check)
+    assert "seq_len" in refusal(HeldOut(data, data.held_out.n_tokens, 2, None, "fp32").check)
 
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -122,3 +124,72 @@ def test_bits_per_byte_count_the_bytes_of_the_text_whatever_the_tokenizer_makes_
         scorer, data.held_out.tokens(0, record.n_tokens), bytes_per_token_byte=data.bytes_per_token_byte
     )
     assert stream.n_bytes == pytest.approx(raw.n_bytes, abs=n_bytes)  # without the first token
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "sampled"
+    train(tiny_recipe(SAMPLES), path)
+    return path
+
+
+def texts(run: Path) -> list[dict]:
+    return RunDir(run).samples_file.records()
+
+
+def generated(run: Path, step: int, prompts: list[str], n_tokens: int, temperature: float, seed: int) -> list[str]:
+    """What `generate` makes of the prompts, with the model of a step."""
+    trained = open_model(run, step=step)
+    tokenizer = trained.tokenizer
+    encoded = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]
+    sampling = SamplingConfig(temperature=temperature)
+    answers = generate(trained.model, encoded, n_tokens, sampling, seed, tokenizer.eos_id)
+    return [tokenizer.decode(answer) for answer in answers]
+
+
+def test_every_validation_continues_every_prompt_as_generate_does_and_the_page_runs_no_markup(sampled, tmp_path):
+    asked = [(step, prompt) for step in (5, 9) for prompt in ("<b>x", "")]
+    assert [(record["step"], record["prompt"]) for record in texts(sampled)] == asked
+    page = write_report(sampled, tmp_path)[0].read_text()
+    assert "<p>“&lt;b&gt;x”</p>" in page[page.index('id="samples"') :]
+    assert page.index("<summary>step 9</summary>") < page.index("<summary>step 5</summary>")
+    for step in (5, 9):
+        found = [record["text"] for record in texts(sampled) if record["step"] == step]
+        assert found == generated(sampled, step, ["<b>x", ""], 7, 0.8, seed=5)
+
+
+def test_a_text_ends_with_its_document(tmp_path):
+    run, prompts = tmp_path / "run", ["a", "b", "c", "d", "e"]
+    sample = f"train.sample={{prompts: {prompts}, n_tokens: 300, temperature: 3}}"
+    train(tiny_recipe("train.validate_every=null", sample), run)
+    expected = generated(run, 9, prompts, 300, 3, seed=0)
+    assert min(map(len, expected)) < 250  # at most 300 bytes
+    assert [record["text"] for record in texts(run)] == expected
+
+
+def test_a_killed_run_has_each_text_once(sampled, tmp_path):
+    resumed_alike(sampled, tmp_path, 3)
+    assert texts(tmp_path / "from_3") == texts(sampled)
+    torn = unfinished_copy(sampled, tmp_path / "torn", 5)
+    records = RunDir(torn).metrics()
+    kept = [record for record in records if record["step"] < 5]  # killed after the texts, before their validation
+    (torn / "metrics.jsonl").unlink()
+    shutil.rmtree(torn / "checkpoints" / "step_00000005")
+    RunDir(torn).metrics_file.append(kept)
+    resume(torn)
+    assert texts(torn) == texts(sampled)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_training(tmp_path):
+    positions = "model.positions={n_positions: 17}"
+    recipe = tiny_recipe(positions, "train.sample={prompts: [abc], n_tokens: 16}")
+    assert "at most 17 tokens" in refusal(train, recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_records_and_result_have_the_losses_of_the_heads(tmp_path):
+    recipe = tiny_recipe("model.mtp={n_depths: 2}", "train.checkpoint_every=null")
+    result, records = train(recipe, tmp_path / "run"), RunDir(tmp_path / "run").metrics()
+    assert all(len(record["mtp_losses"]) == 2 for record in records)
+    assert result["val_mtp_losses"] == records[-1]["mtp_losses"]
+    assert [len(windows) for windows in result["val_mtp_window_losses"]] == [len(result["val_window_losses"])] * 2

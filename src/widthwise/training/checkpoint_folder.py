@@ -45,11 +45,6 @@ def file_name(stem: str, shard: int = 0, n_shards: int = 1) -> str:
     return f"{stem}.safetensors" if n_shards == 1 else f"{stem}-{shard + 1:05d}-of-{n_shards:05d}.safetensors"
 
 
-def file_names(stem: str, n_shards: int) -> list[str]:
-    """Return the file names of all shards."""
-    return [file_name(stem, shard, n_shards) for shard in range(n_shards)]
-
-
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a file that survives a power cut once this returns. Raises OSError, also on a full disk."""
     with as_readable_as_others(path):
@@ -76,7 +71,7 @@ class SavedTensors:
     @contextmanager
     def opened(cls, folder: Path, stem: str, n_shards: int) -> Iterator["SavedTensors"]:
         """Open the tensors of all shards for a `with` block. Raises UserError if a file cannot be read."""
-        paths = [folder / name for name in file_names(stem, n_shards)]
+        paths = [folder / file_name(stem, shard, n_shards) for shard in range(n_shards)]
         path = paths[0]
         with ExitStack() as stack:
             try:
@@ -130,7 +125,8 @@ class SavedTensors:
 
 def files(n_shards: int = 1) -> list[str]:
     """Return the files of a checkpoint except its manifest. n_shards: the number of processes that share the model."""
-    return [*file_names(MODEL, n_shards), *file_names(OPTIMIZER, n_shards), RNG, STATE]
+    tensors = [file_name(stem, shard, n_shards) for stem in (MODEL, OPTIMIZER) for shard in range(n_shards)]
+    return [*tensors, RNG, STATE]
 
 
 class CheckpointManifest(Config):

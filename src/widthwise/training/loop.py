@@ -67,22 +67,19 @@ class TrainingLoop:
             phase = self.recipe.phase_at(step_of(path))
             if phase.start > 0:
                 self.train_state = TrainState.untrained(self.recipe, phase, processes, self._teacher)
-            self._load(path)
+            train_state = self.train_state
+            states = processes.all_gather(lambda: checkpoint.load(path, train_state.model, train_state.optimizer))
+            self.state = states[processes.rank]
+            self._saved_step = self.state.step
+            if self.state.loader:
+                self.loader.load_state_dict(self.state.loader)
+            else:  # a run that begins with a checkpoint has read no data yet
+                self.loader.step = 0
+            train_state.load(self.state)
         for damage in self._damaged:
             self.note(f"{damage}; resumed from step {self.state.step} instead")
         self.metrics_logger.rewind(self.state.step)
         self._started -= self.state.wall_seconds
-
-    def _load(self, path: Path) -> None:
-        train_state = self.train_state
-        loaded = self.processes.all_gather(lambda: checkpoint.load(path, train_state.model, train_state.optimizer))
-        self.state = loaded[self.processes.rank]
-        self._saved_step = self.state.step
-        if self.state.loader:
-            self.loader.load_state_dict(self.state.loader)
-        else:  # a run that begins with a checkpoint has read no data yet
-            self.loader.step = 0
-        train_state.load(self.state)
 
     def note(self, text: str) -> None:
         """Show a text to the user, once per run, and keep it for the result."""
@@ -136,7 +133,7 @@ class TrainingLoop:
 
     def _step(self) -> None:
         logger = self.metrics_logger
-        logger.stopwatch.begin_step()
+        started = time.perf_counter()
         batch = next(self.loader)
         self.state.step += 1
         outcome = self.train_state.train_step(self.state.step, batch, self.held_out.boundaries)
@@ -144,7 +141,7 @@ class TrainingLoop:
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
             logger.collect(self.state)  # within the measured time, because it waits for the device
-        logger.stopwatch.end_step()
+        logger.step_seconds.append(time.perf_counter() - started)
         if must_log and not outcome.n_skipped:  # the next record includes the time of a skipped step
             logger.log(self.state, self.train_state)
         self.observer.step_done(self.state.step)

@@ -2,10 +2,9 @@
 
 import math
 import re
-import time
+import statistics
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from widthwise.training.devices import known_gpu
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
 from widthwise.training.state import RunState, Spent, check_step, checked_loss, inherited
-from widthwise.training.step_statistics import dead_scores, norms_record
+from widthwise.training.step_statistics import norms_record
 from widthwise.training.train_state import StepOutcome, TrainState
 
 MEASURED_KEYS = (
@@ -88,29 +87,6 @@ def speed_record(
     }
 
 
-@dataclass
-class Stopwatch:
-    """Mean seconds per step since the last reading, without the time between steps."""
-
-    _seconds: float = 0.0
-    _n_steps: int = 0
-    _started: float = 0.0
-
-    def begin_step(self) -> None:
-        self._started = time.perf_counter()
-
-    def end_step(self) -> None:
-        self._seconds += time.perf_counter() - self._started
-        self._n_steps += 1
-
-    def step_seconds(self) -> float:
-        """Return the mean and reset the stopwatch. Called between two steps."""
-        step_seconds = self._seconds / self._n_steps
-        self._seconds = 0.0
-        self._n_steps = 0
-        return step_seconds
-
-
 class MetricsLogger:
     """Writes the records of a run. Every rank makes the same calls; rank 0 writes."""
 
@@ -125,11 +101,11 @@ class MetricsLogger:
         self._note = note
         if processes.device.type == "cpu":
             keep_freed_memory()
-        self.stopwatch = Stopwatch()
+        self.step_seconds: list[float] = []
+        """Seconds of the steps since the last training record."""
         self._memory = PeakMemory(processes.device)
         self.last_steps: Counter[str] = Counter()
         """Event -> step of its last record; 0 without one."""
-        """Step -> loss of each recorded validation."""
         self._inherited = Spent()
         self._outcomes: list[StepOutcome] = []
         """Outcomes of the steps since the last `collect`, on the device."""
@@ -183,15 +159,19 @@ class MetricsLogger:
         assert self._newest is not None
         outcome, grad_norm = self._newest
         record = train_state.record(outcome)
-        for warning in dead_scores(record):
-            self._note(warning)
+        for number, norm in enumerate(record.get("score_grad_norm", []), start=1):
+            if norm == 0:
+                self._note(
+                    f"layer {number}: the gradient of its width score is 0, so training does not move its widths"
+                )
         speed = speed_record(
-            self.stopwatch.step_seconds(),
+            statistics.fmean(self.step_seconds),
             self._memory.n_bytes(),
             self._processes,
             self._recipe.tokens_per_step,
             train_state.flops_per_token,
         )
+        self.step_seconds.clear()
         self.write(
             state.step,
             "train",
@@ -206,7 +186,6 @@ class MetricsLogger:
     def write(self, step: int, event: str, **values: Any) -> None:
         """Add a record."""
         record = {"step": step, "event": event, **values}
-
         self._processes.on_rank_zero(lambda: self._run.metrics_file.append([record]))
         self.last_steps[event] = step
         self._observer.record(record)

@@ -57,23 +57,19 @@ class ChoiceMeans:
         """Return the means of all choices of each layer."""
         return [{name: value / self._n_sequences for name, value in sums.items()} for sums in self._sums]
 
-    def record(self) -> dict[str, list[float | None]]:
-        """Return, for each key that some layer has, one number per layer, None for layers without the choice."""
-        layers = self.means()
-        return {
-            key: [float(means[name].max()) if name in means else None for means in layers]
-            for name, key in REPORTED.items()
-            if any(name in means for means in layers)
-        }
 
+def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, list[float | None]]:
+    """Return the entries of a training record on choices: one number per layer, None for layers without the choice.
 
-def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
-    """Return the entries of a training record on choices; empty if no layer chooses.
-
-    score_grad_norm: norm of the gradient of each layer's width score and its bias, after clipping; None for layers
-    without one. Called by all processes that share the model, between two steps.
+    score_grad_norm: norm of the gradient of each layer's width score and its bias, after clipping. Called by all
+    processes that share the model, between two steps.
     """
-    record: dict[str, Any] = dict(choices.record())
+    layers = choices.means()
+    record: dict[str, list[float | None]] = {
+        key: [float(means[name].max()) if name in means else None for means in layers]
+        for name, key in REPORTED.items()
+        if any(name in means for means in layers)
+    }
     if "width_fraction" in record:
         norms: list[float | None] = [None] * model.config.n_layers
         for index, layer in enumerate(model.layers):
@@ -83,15 +79,6 @@ def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
                 norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
         record["score_grad_norm"] = norms
     return record
-
-
-def dead_scores(record: dict[str, Any]) -> list[str]:
-    """Return a warning for each layer of a training record whose width score has no gradient."""
-    return [
-        f"layer {number}: the gradient of its width score is 0, so training does not move its widths"
-        for number, norm in enumerate(record.get("score_grad_norm", []), start=1)
-        if norm == 0
-    ]
 
 
 NORM_KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")

@@ -93,7 +93,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
     window_bytes: list[int] = []
-    by_depth: list[tuple[Tensor, ...]] = []
+    by_depth: list[list[Tensor]] = []
     widths = WidthMeter(model)
     choices = ChoiceMeans()
     with evaluating(model) as device:
@@ -106,8 +106,10 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
             positions = held_out.boundaries.positions(tokens)
             with autocast(device, held_out.precision):
                 forward = model.loss(tokens, windows[:, 1:], documents=documents, positions=positions)
-            means = (_means(forward.losses), forward.choices, tuple(map(_means, forward.mtp_losses)))
-            for batch, (losses, chosen, mtp_losses) in zip(batches, processes.all_gather_tensors(means)):
+            losses_by_depth = (forward.losses, *forward.mtp_losses)
+            means = [losses.mean(dim=1, dtype=torch.float64) for losses in losses_by_depth]  # of each window
+            gathered = processes.all_gather_tensors((means, forward.choices))
+            for batch, ((losses, *mtp_losses), chosen) in zip(batches, gathered):
                 window_bytes += byte_lengths[batch[:, 1:].numpy()].sum(axis=1).tolist()
                 with autocast(device, held_out.precision):
                     widths.add(chosen)
@@ -131,11 +133,6 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
         mtp_losses=[float(np.mean(windows)) for windows in mtp_window_losses] or None,
         mtp_window_losses=mtp_window_losses,
     )
-
-
-def _means(losses: Tensor) -> Tensor:
-    """Return the mean loss of each window."""
-    return losses.mean(dim=1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
