@@ -1,6 +1,7 @@
 """What each layer costs: rows that add up to the model, and ratios to the baseline."""
 
 import pytest
+from boxes import refusal
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import parse
@@ -23,22 +24,28 @@ TEMPLATE = parse(
 MODEL, UNIFORM = TEMPLATE.resolve(33), TEMPLATE.uniform().resolve(33)
 
 
-def test_rows_add_up_to_the_model_without_tables_and_final_norm():
+def test_rows_add_up_to_the_model_without_tables_and_final_norm_and_ratios_are_of_its_costs():
     rows, costs, total = layer_rows(MODEL, 33), MODEL.costs(), MODEL.cost()
     outside = costs["embedding"].params + costs["head"].params + MODEL.final_norm_width
     assert sum(row["params"] for row in rows) + outside == total.params
     assert sum(row["forward_flops"] for row in rows) + costs["head"].flops == total.forward_flops(33)
     assert sum(row["kv_bytes"] for row in rows) == total.kv_bytes(64)
+    found = ratios(cost_summary(MODEL, 33), cost_summary(UNIFORM, 33))
+    assert found["flops"] == total.forward_flops(33) / UNIFORM.cost().forward_flops(33)
+    assert found["kv_bytes"] == pytest.approx(total.kv_bytes(64) / UNIFORM.cost().kv_bytes(64))
+    assert found["activation_bytes"] == total.activation_bytes() / UNIFORM.cost().activation_bytes()
 
 
-def test_ratios_are_of_the_headline_costs():
-    summary, baseline = cost_summary(MODEL, 33), cost_summary(UNIFORM, 33)
-    found = ratios(summary, baseline)
-    assert found["params"] == MODEL.cost().params / UNIFORM.cost().params
-    assert found["flops"] == MODEL.cost().forward_flops(33) / UNIFORM.cost().forward_flops(33)
-    assert found["kv_bytes"] == pytest.approx(MODEL.cost().kv_bytes(64) / UNIFORM.cost().kv_bytes(64))
-    assert found["activation_bytes"] == MODEL.cost().activation_bytes() / UNIFORM.cost().activation_bytes()
-    assert set(ratios(baseline, baseline).values()) == {1.0}
+def test_rows_too_short_for_mtp_heads_or_too_long_for_positions_are_refused():
+    for overrides, message in (
+        (["model.mtp={n_depths: 5}", "seq_len=5"], "model.mtp.n_depths: got 5; must be less than seq_len = 5"),
+        (["growth=[{at_step: 5, model: {mtp: {n_depths: 5}}}]", "seq_len=5"], "growth.0: model.mtp.n_depths: got 5"),
+        (["model.positions={n_positions: 16}"], "seq_len: got 17; must be at most model.positions.n_positions = 16"),
+    ):
+        for recipe in (tiny_recipe(*overrides), tiny_recipe(*overrides).resolved()):
+            assert message in refusal(inspect_recipe, recipe)
+    tiny_recipe("model.positions={n_positions: 17}").check()
+    tiny_recipe("model.mtp={n_depths: 4}", "seq_len=5").check()
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "balanced"])

@@ -53,14 +53,9 @@ def test_the_groups_give_torch_the_rates_and_decays_of_the_recipe() -> None:
     recipe = tiny_recipe("model.init={width_multiplier: 4}", "optimizer.lr_follows_layer_width=true")
     model = build(recipe)
     groups = parameter_groups(model, lr=0.01, weight_decay=0.1, lr_follows_layer_width=True)
-    ours, recipes = torch.optim.AdamW(groups), recipe.optimizer.build(model)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    found = {names[p]: (g["lr"], g["weight_decay"]) for g in ours.param_groups for p in g["params"]}
-    expected = {names[p]: (0.01 * g["lr_factor"], g["weight_decay"]) for g in recipes.param_groups for p in g["params"]}
-    assert found.keys() == expected.keys() == set(names.values())
-    for name, rates in found.items():
-        assert rates == pytest.approx(expected[name]), name
-    before = _weights(model)
-    model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).objective.backward()
-    torch.optim.SGD(groups).step()  # which knows less of a group than AdamW
-    assert not torch.equal(_weights(model), before)
+    ours = torch.optim.AdamW(groups).param_groups
+    for group, expected in zip(ours, recipe.optimizer.build(model).param_groups, strict=True):
+        assert group["params"] == expected["params"]
+        assert group["lr"] == pytest.approx(0.01 * expected["lr_factor"])
+        assert group["weight_decay"] == expected["weight_decay"]
+    assert sum(len(group["params"]) for group in ours) == len([*model.parameters()])

@@ -53,7 +53,8 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     """Return the output of `inspect --json`: costs, a row per layer, and the costs of a baseline with ratios to it.
 
     The baseline is the model of `against`, by default `ModelTemplate.baseline`. The costs of a model that grows are of
-    the last one, and `growth` has the cost of each. Raises UserError for a recipe that `train` refuses.
+    the last one, and `growth` has the first step, the size, and the tokens and compute of each. Raises UserError for a
+    recipe that `train` refuses.
     """
     recipe.check()
     section = recipe.phases[-1].section
@@ -79,7 +80,16 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     if dynamic_layers(recipe.final_model):
         summary["chosen_flops"] = _chosen_flops(recipe)
     if recipe.growth:
-        summary["growth"] = _phase_costs(recipe)
+        until = recipe.training_flops_until
+        summary["growth"] = [
+            {
+                "step": phase.start,
+                "n_tokens": (phase.end - phase.start) * recipe.tokens_per_step,
+                "params": phase.model.cost().params,
+                "pflops_days": pflops_days(until(phase.end) - until(phase.start), 1),
+            }
+            for phase in recipe.phases
+        ]
     return summary
 
 
@@ -97,17 +107,3 @@ def _chosen_flops(recipe: Recipe) -> dict[str, float]:
     if budget is not None:
         flops["target"] = full - dynamic * (1 - budget.target)
     return {**flops, "full": full}
-
-
-def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:
-    """Return for each model of a run the first step, size, and its share of tokens and compute."""
-    until = recipe.training_flops_until
-    return [
-        {
-            "step": phase.start,
-            "n_tokens": (phase.end - phase.start) * recipe.tokens_per_step,
-            "params": phase.model.cost().params,
-            "pflops_days": pflops_days(until(phase.end) - until(phase.start), 1),
-        }
-        for phase in recipe.phases
-    ]

@@ -65,6 +65,10 @@ class AdamWConfig(Config):
         """Build the optimizer of a model. Raise UserError if a key of `scaled` or `lr_factors` matches no parameter."""
         return import_module(MODULE).adamw(self, model)
 
+    def hidden_matrices(self, model: "Decoder") -> "set[torch.nn.Parameter]":
+        """Return the parameters whose update needs the whole matrix, and of which only the momentum is kept: none."""
+        return set()
+
 
 class MuonConfig(Config):
     """Muon for hidden matrices, whose momentum is made orthogonal before each step, and AdamW for other parameters.
@@ -103,6 +107,10 @@ class MuonConfig(Config):
     def build(self, model: "Decoder") -> "torch.optim.Optimizer":
         """Build both optimizers of a model. Raises as `AdamWConfig.build`."""
         return import_module(MODULE).muon(self, model)
+
+    def hidden_matrices(self, model: "Decoder") -> "set[torch.nn.Parameter]":
+        """See `AdamWConfig.hidden_matrices`."""
+        return import_module(MODULE).hidden_matrices(self, model)
 
 
 def _kind(optimizer: Any) -> Any:

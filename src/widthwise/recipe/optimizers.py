@@ -11,7 +11,7 @@ from widthwise.config_io import mistakes_at
 from widthwise.model.decoder import Decoder
 from widthwise.model.mup import ParameterGroup, grouped_parameters
 from widthwise.model.shards import held, held_rows, is_sharded, whole, with_rows
-from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor  # takes a second to import
@@ -66,9 +66,9 @@ def muon(config: MuonConfig, model: Decoder) -> MuonAndAdamW:
     return MuonAndAdamW(matrix_optimizer, _adamw(config.adamw, remaining, config.lr))
 
 
-def hidden_matrices(config: Optimizer, model: Decoder) -> set[nn.Parameter]:
-    """Return the parameters that Muon trains; empty for AdamW. Muon needs them unsharded, and keeps their momentum."""
-    groups = [] if config.kind == "adamw" else _groups(config.adamw, model)
+def hidden_matrices(config: MuonConfig, model: Decoder) -> set[nn.Parameter]:
+    """Return the parameters that Muon trains."""
+    groups = _groups(config.adamw, model)
     return {parameter for group in groups if group.are_hidden_matrices for parameter in group.parameters}
 
 
@@ -132,8 +132,13 @@ class ShardedMuon(torch.optim.Muon):
         steps = []
         for owner, (parameter, group) in enumerate(matrices):
             update = whole(with_rows(parameter, self._update(parameter, group)))
-            # The broadcast overwrites the update of a matrix that another process owns.
-            steps.append(_step_along(update, group) if owner == rank else update)
+            steps.append(update)  # the broadcast overwrites the update of a matrix that another process owns
+            if owner == rank:  # torch's Muon without momentum and decay adds the step to a matrix of zeros
+                matrix = nn.Parameter(torch.zeros_like(update))
+                matrix.grad = update
+                options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+                torch.optim.Muon([matrix], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
+                steps[owner] = matrix.detach()
         for owner, ((parameter, group), step) in enumerate(zip(matrices, steps)):
             dist.broadcast(step, group=shards, group_src=owner)
             rows = held(parameter)
@@ -150,12 +155,3 @@ class ShardedMuon(torch.optim.Muon):
         momentum = held(state["momentum_buffer"])
         momentum.lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-
-
-def _step_along(update: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the step of a whole matrix. It is what torch's Muon without momentum and decay adds to zeros."""
-    matrix = nn.Parameter(torch.zeros_like(update))
-    matrix.grad = update
-    options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
-    torch.optim.Muon([matrix], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
-    return matrix.detach()

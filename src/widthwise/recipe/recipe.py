@@ -147,7 +147,10 @@ class Recipe(Config):
         return factor * min(growths, default=1.0) * (1.0 if self.rewarmup is None else self.rewarmup.factor(step))
 
     def check(self) -> None:
-        """Raise UserError if parts of the recipe conflict, so that training would fail."""
+        """Raise UserError if parts of the recipe conflict, so that training would fail.
+
+        If the model grows, each key of `lr_factors` must match parameters of every model.
+        """
         self.schedule.check(self.train.steps)
         for phase in self.phases:
             where = "" if phase.growth is None else f"growth.{phase.growth.index}: "
@@ -155,10 +158,6 @@ class Recipe(Config):
                 self._check_model(phase.model)
             except UserError as error:
                 raise UserError(f"{where}{error}") from None
-        self._check_lr_factors()
-
-    def _check_lr_factors(self) -> None:
-        """Raise UserError if a key of `lr_factors` matches no parameter in the model of some phase."""
         if len(self.phases) == 1 or not self.optimizer.adamw.lr_factors:
             return
         from widthwise.model.decoder import blueprint

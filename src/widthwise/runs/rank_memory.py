@@ -33,7 +33,6 @@ from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.shards import block_entries, sharded_units
-from widthwise.recipe.optimizers import hidden_matrices
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import RankMemory, StepTraffic
@@ -88,7 +87,7 @@ class ShardedModel:
         self._root = self._layers.pop()
         self._freezes_entries = recipe.freezes(recipe.phases[-1])
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
-        self._hidden_matrices = hidden_matrices(recipe.optimizer, model)
+        self._hidden_matrices = recipe.optimizer.hidden_matrices(model)
         """Parameters with one number of optimizer state per entry, not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
         units = (*self._layers, self._root)
