@@ -137,7 +137,7 @@ class TrainingLoop:
         batch = next(self.loader)
         self.state.step += 1
         outcome = self.train_state.train_step(self.state.step, batch, self.held_out.boundaries)
-        logger.add(outcome)
+        logger.outcomes.append(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
             logger.collect(self.state)  # within the measured time, because it waits for the device

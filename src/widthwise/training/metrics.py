@@ -107,7 +107,7 @@ class MetricsLogger:
         self.last_steps: Counter[str] = Counter()
         """Event -> step of its last record; 0 without one."""
         self._inherited = Spent()
-        self._outcomes: list[StepOutcome] = []
+        self.outcomes: list[StepOutcome] = []
         """Outcomes of the steps since the last `collect`, on the device."""
         self._newest: tuple[StepOutcome, float] | None = None
         """The newest collected step, and its gradient norm."""
@@ -125,17 +125,13 @@ class MetricsLogger:
         self.last_steps = Counter({record["event"]: record["step"] for record in records})
         self._inherited = inherited(records)
 
-    def add(self, outcome: StepOutcome) -> None:
-        """Add the outcome of a step, without waiting for the device."""
-        self._outcomes.append(outcome)
-
     def collect(self, state: RunState) -> None:
         """Wait for the device, and add the losses of the steps since the last call to the state.
 
         Records the norms of steps and skipped updates. Raises Diverged.
         """
-        outcomes = self._outcomes
-        self._outcomes = []
+        outcomes = self.outcomes
+        self.outcomes = []
         if not outcomes:
             return
         pairs = torch.stack([torch.stack((step.loss, step.grad_norm.double())) for step in outcomes]).tolist()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,10 +158,6 @@ class Objective:
             if len(state) != 1:
                 raise UserError(f"resume: the saved width_prices are {len(state)}; must be 1")
             self._budget.price = self._budget.price.new_tensor(state)
-
-    def record(self) -> dict[str, Any]:
-        """Return the entries of a training record. width_price is the price of the next step."""
-        return {} if self._budget is None else {"width_price": self._budget.price.item()}
 
 
 def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfig, plan: GrowthPlan) -> list[float]:

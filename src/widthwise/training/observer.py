@@ -159,7 +159,7 @@ class WandbTracker(Tracker):
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
         self._history.define_metric("*", step_metric="step")
-        self._write_state()  # a run that stops before its first record keeps its ID
+        self._file.write({"id": self._id, "sent": self.sent})  # a run that stops before its first record keeps its ID
 
     def log(self, step: int, values: Values) -> None:
         self._history.log({**values, "step": step})
@@ -167,10 +167,7 @@ class WandbTracker(Tracker):
     def close(self) -> None:
         self._history.finish(exit_code=0 if self.run.has_result else 1)
         if self.run.exists:  # otherwise it was moved or deleted
-            self._write_state()
-
-    def _write_state(self) -> None:
-        self._file.write({"id": self._id, "sent": self.sent})
+            self._file.write({"id": self._id, "sent": self.sent})
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}

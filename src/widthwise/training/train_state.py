@@ -115,12 +115,17 @@ class TrainState:
         return train_state
 
     def record(self, outcome: StepOutcome) -> dict[str, Any]:
-        """Return the entries of a training record on MTP heads, choices and the objective.
+        """Return the entries of a training record on MTP heads and choices, and the width price of the next step.
 
         Called by all processes that share the model, between two steps.
         """
-        mtp_losses = {"mtp_losses": outcome.mtp_losses.tolist()} if len(outcome.mtp_losses) else {}
-        return {**mtp_losses, **choice_record(self.model, outcome.choices), **self.objective.record()}
+        record: dict[str, Any] = {}
+        if len(outcome.mtp_losses):
+            record["mtp_losses"] = outcome.mtp_losses.tolist()
+        record |= choice_record(self.model, outcome.choices)
+        if prices := self.objective.state():
+            record["width_price"] = prices[0]
+        return record
 
     def save_to(self, state: RunState) -> None:
         """Save the state that later steps depend on, beyond model and optimizer."""
