@@ -51,7 +51,8 @@ class Chain:
         return self._run(False)
 
     def gradients(self, out: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(out, self.inputs, random(*out.shape, seed=99, dtype=out.dtype)))
+        inputs = [tensor for tensor in self.inputs if tensor.requires_grad]
+        return list(torch.autograd.grad(out, inputs, random(*out.shape, seed=99, dtype=out.dtype)))
 
     def assert_same(self, ours: Tensor, truth: Tensor, tolerance: float) -> None:
         """Values and gradients."""
@@ -89,10 +90,6 @@ def chain_of(
     return Chain(start, [FreeForm(n_read, 1e-5)] * n_sites, tables, mixes[:n_writes])
 
 
-def assert_same(ours: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> None:
-    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
-
-
 @every_pair(
     (("site", "n_bytes"), [*CHUNKED, *((site, 2**20) for site in SITES)]),
     ("dynamic", [True, False]),
@@ -107,10 +104,7 @@ def test_fused_equals_reference_for_any_number_of_tokens_at_a_time(site, n_bytes
         chain.assert_same(chain.fused(state_every), chain.reference(), 1e-10)
 
 
-@in_turn(
-    ("dynamic", [True, False]),
-    ("weights", [torch.float32, torch.bfloat16]),
-)
+@in_turn(("dynamic", [True, False]), ("weights", [torch.float32, torch.bfloat16]))
 def test_a_bf16_state_is_mixed_in_fp32(dynamic, weights):
     """The one rounding is that of the result, as in the reference: one unit in the last of 8 bits apart."""
     chain = chain_of((2, 3, 2, 16), dynamic=dynamic, state=torch.bfloat16, weights=weights)
@@ -126,8 +120,8 @@ def test_autocast_leaves_the_mixtures_in_fp32():
     with torch.autocast("cpu", torch.bfloat16):  # a backward pass under autocast is not of the products either
         gradients = chain.gradients(ours)
     assert ours.dtype == torch.float32
-    assert_same([ours], [truth], 2e-5)
-    assert_same(gradients, chain.gradients(truth), 2e-2)
+    torch.testing.assert_close(ours, truth, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(gradients, chain.gradients(truth), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(("dynamic", "state_every"), [(True, 2), (False, 3), (True, 5), (False, 9)])
@@ -145,16 +139,13 @@ def test_states_made_again_change_no_bit_and_leave_one_in_so_many(dynamic, state
     assert n_bytes == 4 * n_tokens * (ceil(7 / state_every) * n_slots * slot_width + 7 * of_a_site)
 
 
-@pytest.mark.parametrize("frozen", ["all", "first", "state"])
-def test_only_the_wanted_gradients(frozen):
-    """What is frozen: all sites, so that only sublayers learn; the first sites; or the state alone."""
+@pytest.mark.parametrize("n_frozen", [10, 4, 1])
+def test_only_the_wanted_gradients(n_frozen):
+    """All sites are frozen, so that only sublayers learn; the first sites; or the state alone."""
     chain = chain_of(n_sites=3)
-    gone = {"all": chain.inputs[:10], "first": chain.inputs[:4], "state": chain.inputs[:1]}[frozen]
-    for tensor in gone:
+    for tensor in chain.inputs[:n_frozen]:
         tensor.requires_grad_(False)
-    inputs = [tensor for tensor in chain.inputs if tensor.requires_grad]
-    ours, truth = chain.fused(state_every=2), chain.reference()
-    assert_same(*(torch.autograd.grad(out.sin().sum(), inputs) for out in (ours, truth)), 1e-10)
+    chain.assert_same(chain.fused(state_every=2), chain.reference(), 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +159,8 @@ def test_products_of_many_tiny_matrices_are_those_of_each_pair(shape):
     expected = torch.einsum("nrk,nkw->nrw", a, b)
     out = torch.full_like(total, torch.nan)
     assert product(a, b, out) is out
-    assert_same([out, add_product(total.clone(), a, b, -0.3)], [expected, total - 0.3 * expected], 1e-12)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(add_product(total.clone(), a, b, -0.3), total - 0.3 * expected, rtol=1e-12, atol=1e-12)
 
 
 EPS = 1e-6

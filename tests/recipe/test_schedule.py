@@ -7,6 +7,7 @@ import math
 from itertools import pairwise
 
 import pytest
+from boxes import refusal
 from growing_runs import DYNAMIC, TWICE, UNIFORM
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,6 @@ from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
-from widthwise.experiments.matching import Point, check_matched
-from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule, CosineSchedule, PowerSchedule, WSDSchedule
 
@@ -76,10 +75,9 @@ def test_every_schedule_warms_up_linearly_never_rises_after_and_stays_within_0_a
 
 
 def test_what_does_not_fit_into_the_run_is_refused():
-    with pytest.raises(UserError, match=r"warmup_steps: got 10; must be less than train.steps = 10"):
-        CosineSchedule(warmup_steps=10).check(10)
-    with pytest.raises(UserError, match="takes 8 steps, but warm-up leaves 7"):
-        WSDSchedule(warmup_steps=3, decay_steps=8).check(10)
+    too_long = "warmup_steps: got 10; must be less than train.steps = 10"
+    assert too_long in refusal(CosineSchedule(warmup_steps=10).check, 10)
+    assert "takes 8 steps, but warm-up leaves 7" in refusal(WSDSchedule(warmup_steps=3, decay_steps=8).check, 10)
     with pytest.raises(ValidationError, match="give one of them"):
         WSDSchedule(decay_steps=3, decay_fraction=0.1)
 
@@ -97,28 +95,14 @@ def test_the_run_spends_the_budget_to_within_half_a_step(overrides: tuple[str, .
     assert budgeted(whole.training_flops, *overrides) == whole
 
 
-def test_a_run_that_grows_and_one_from_scratch_spend_the_same() -> None:
-    larger = (
-        "model.d_model=24",
-        "model.n_layers=5",
-        "model.shape.widths=[32, 24, 24, 24, 32]",
-        "model.ffn={kind: swiglu, ratio: 6}",
-    )
-    scratch, grown = budgeted(4e10, *larger), budgeted(4e10, TWICE)
-    assert grown.train.steps > scratch.train.steps
-    check_matched([Point("grown", grown)], Point("scratch", scratch), "training_flops", "")
-
-
 def test_what_is_said_later_replaces_it_and_it_what_was_said() -> None:
     assert tiny_recipe("train.steps={training_flops: 1e9}", "train.steps=5").train.steps == 5
     assert to_data(budgeted(3e8))["train"]["steps"] == budgeted(3e8).train.steps
 
 
 def test_a_budget_that_cannot_be_is_refused() -> None:
-    refused = {
-        "{training_flops: 1e6}": r"got training_flops 1e\+06, which leave no step for the last model",
-        "{flops: 1e9}": r"train\.steps\.flops: unknown key; allowed: training_flops",
-    }
-    for steps, message in refused.items():
-        with pytest.raises(UserError, match=message):
-            tiny_recipe(TWICE, f"train.steps={steps}")
+    for steps, message in (
+        ("{training_flops: 1e6}", "got training_flops 1e+06, which leave no step for the last model"),
+        ("{flops: 1e9}", "train.steps.flops: unknown key; allowed: training_flops"),
+    ):
+        assert message in refusal(tiny_recipe, TWICE, f"train.steps={steps}")

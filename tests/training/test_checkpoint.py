@@ -82,12 +82,11 @@ def with_content(change):
     return lambda file: file.write_bytes(change(file.read_bytes()))
 
 
-def with_a_bit_flipped(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+def with_a_bit_flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
 
 
-flip_a_bit = with_content(with_a_bit_flipped)
+flip_a_bit = with_content(lambda content: with_a_bit_flipped(content, len(content) // 2))
 truncate = with_content(lambda content: content[: len(content) // 2])
 
 
@@ -108,7 +107,7 @@ def test_every_single_flipped_bit_of_the_manifest_is_harmless_or_found(tmp_path)
     file = path / checkpoint_folder.MANIFEST
     content = file.read_bytes()
     for position in range(len(content)):
-        file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        file.write_bytes(with_a_bit_flipped(content, position))
         if checkpoint_folder.find_damage(path) is None:
             assert json.loads(file.read_bytes()) == json.loads(content), position
     file.write_bytes(content)
