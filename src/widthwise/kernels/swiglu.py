@@ -1,4 +1,4 @@
-"""SwiGLU: the gate silu(gate) * up, and the routed experts of a mixture. The backward pass needs only gate and up."""
+"""SwiGLU: the gate silu(gate) * up, and the routed experts of a mixture. For backward, both keep gate and up."""
 
 from itertools import pairwise
 from typing import Any
