@@ -15,7 +15,6 @@ from widthwise.recipe.objective import DistillConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.open import open_model
-from widthwise.runs.plan import plan
 from widthwise.runs.shrink import shrink_run
 from widthwise.runs.train import resume, train
 from widthwise.training.objective import TEACHER_KEY, LoadedTeacher, Objective
@@ -51,19 +50,12 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(finished: Path, tmp_path
     assert saved_recipe(RunDir(tmp_path / "whole")).train.distill.teacher == str(finished)
 
 
-def test_compute_and_memory_count_the_teacher(finished: Path, tmp_path: Path) -> None:
-    teacher = saved_recipe(RunDir(finished)).final_model
-    alone, taught = tiny_recipe(*NARROW), student(finished)
-    of_teacher = teacher.inference_cost().forward_flops(17)
-    expected = alone.training_flops + 9 * 4 * 17 * of_teacher
+def test_compute_counts_the_teacher(finished: Path, tmp_path: Path) -> None:
+    of_teacher = saved_recipe(RunDir(finished)).final_model.inference_cost().forward_flops(17)
+    expected = tiny_recipe(*NARROW).training_flops + 9 * 4 * 17 * of_teacher
+    taught = student(finished)
     assert taught.training_flops == pytest.approx(expected, rel=1e-12)
     assert train(taught, tmp_path / "run")["training_flops"] == pytest.approx(expected, rel=1e-12)
-    memories = [plan(recipe, [1]).deployments[0].memory.total_bytes for recipe in (alone, taught)]
-    assert memories[1] >= memories[0] + 4 * teacher.cost().params
-    sizes = "{teacher: big, seq_len: 17, vocab_size: 257, params: 8000000000, flops_per_token: 1.6e10, "
-    sizes += "d_model: 1, root_params: 1, layer_params: 1, pass_elements: 1}"
-    large = tiny_recipe(*NARROW, f"train.distill={{teacher: big, sizes: {sizes}}}", "train.precision=bf16")
-    assert plan(large, [1]).deployments[0].memory.total_bytes == pytest.approx(2 * 8e9, rel=0.01)
     assert student(finished, f"train.steps={{training_flops: {expected!r}}}").train.steps == 9
 
 

@@ -93,32 +93,29 @@ class TrainingLoop:
         Raises RunFailed (diverging loss) and Interrupted (signal).
         """
         with self._saver:
-            self._train_steps(watch)
+            self.observer.opened(self.run.path)
+            self.observer.starting(self.name, self.state.step, self.config.steps)
+            self._validate_if_due()  # the run may have ended between the checkpoint and the validation of a step
+            self._announce_first_step()
+            while self.state.step < self.config.steps:
+                try:
+                    self._enter_phase_if_due()
+                    self._step()
+                    # A signal may reach the ranks at different moments.
+                    received = int(self.processes.all_reduce_max(watch.received or 0)[0])
+                    self._save_if_due(must_save=received > 0 or self.state.step == self.config.steps)
+                except Diverged as spike:
+                    self._stop(spike)
+                if received:
+                    self._saver.wait()
+                    stopped = f"stopped at step {self.state.step} of {self.config.steps}, with a checkpoint"
+                    message = f"{self.run.path}: {stopped}; `widthwise resume {self.run.path}` continues it"
+                    raise self.processes.on_every_rank(Interrupted(message, received))
+                self._validate_if_due()
         validation = self._validate()
         # An earlier process may have been killed after its last checkpoint, before it deleted older ones.
         self._prune(*self.processes.on_rank_zero(self._sealed), self.processes)
         return validation
-
-    def _train_steps(self, watch: SignalWatch) -> None:
-        self.observer.opened(self.run.path)
-        self.observer.starting(self.name, self.state.step, self.config.steps)
-        self._validate_if_due()  # the run may have ended between the checkpoint and the validation of a step
-        self._announce_first_step()
-        while self.state.step < self.config.steps:
-            try:
-                self._enter_phase_if_due()
-                self._step()
-                # A signal may reach the ranks at different moments.
-                received = int(self.processes.all_reduce_max(watch.received or 0)[0])
-                self._save_if_due(must_save=received > 0 or self.state.step == self.config.steps)
-            except Diverged as spike:
-                self._stop(spike)
-            if received:
-                self._saver.wait()
-                stopped = f"stopped at step {self.state.step} of {self.config.steps}, with a checkpoint"
-                message = f"{self.run.path}: {stopped}; `widthwise resume {self.run.path}` continues it"
-                raise self.processes.on_every_rank(Interrupted(message, received))
-            self._validate_if_due()
 
     def _announce_first_step(self) -> None:
         """Announce the first step with a model, which takes longer than later ones."""
