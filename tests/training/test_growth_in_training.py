@@ -158,8 +158,9 @@ def test_frozen_entries_stay_and_others_and_all_moments_move_as_in_any_step(over
     plan = recipe.phases[1].growth.plan
     rewarmup = Rewarmup(after_step=10, steps=0, freeze_steps=2)
     model, optimizer = stepped(recipe, plan.new)
-    model.loss(INPUTS, TARGETS).objective.backward()
-    usual, usual_optimizer = copy.deepcopy((model, optimizer))
+    usual, usual_optimizer = stepped(recipe, plan.new)
+    for each in (model, usual):
+        each.loss(INPUTS, TARGETS).objective.backward()
     usual_optimizer.step()
     before, is_new = copy.deepcopy(model.state_dict()), plan.is_new()
     with FrozenEntries(model, rewarmup, plan).applied(rewarmup.after_step + done):
