@@ -118,12 +118,14 @@ def write(
 
     @_refusing()
     def finish() -> None:
-        _save(json.dumps(state) + "\n", partial / STATE)
+        (partial / STATE).write_text(json.dumps(state) + "\n")
+        fsync_file(partial / STATE)
         records[STATE] = FileRecord.of(partial / STATE)
         manifest = CheckpointManifest(
             format_version=FORMAT_VERSION, step=step, n_shards=processes.n_shards, files=records, seal=seal
         )
-        _save(manifest.content(), partial / MANIFEST)
+        (partial / MANIFEST).write_text(manifest.content())
+        fsync_file(partial / MANIFEST)
         fsync_folder(partial)
         if path.exists():
             shutil.rmtree(path)
@@ -218,11 +220,6 @@ def _weights(model: Decoder) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensors.setdefault(id(tensor), (name, tensor))
     return {name: tensor.detach() for name, tensor in tensors.values()}
-
-
-def _save(text: str, path: Path) -> None:
-    path.write_text(text)
-    fsync_file(path)
 
 
 class Saver(AbstractContextManager["Saver"]):
