@@ -1,4 +1,4 @@
-"""Attention in blocks, and of one query, against the reference; and which form takes what."""
+"""All forms of attention against the literal one; and which form takes what."""
 
 import pytest
 import torch

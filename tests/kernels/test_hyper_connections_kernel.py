@@ -1,4 +1,4 @@
-"""Sites of a stream of slots one after the other, by the hand-written forms and by the reference."""
+"""Reads and writes of slots, free or doubly stochastic, against the reference, and what they keep for backward."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -1,3 +1,5 @@
+"""Checkpoints: saved and loaded, damaged, in one file or by rows in several, and which of them a run keeps."""
+
 import errno
 import json
 import os

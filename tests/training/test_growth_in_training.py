@@ -1,4 +1,4 @@
-"""Runs whose model grows: nothing is lost across a growth, and nothing by a kill around it."""
+"""Runs whose model grows: nothing is lost across a growth or by a kill around it, and old entries can be frozen."""
 
 import copy
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Speed, use of a device and memory of a run."""
+
 import sys
 import time
 

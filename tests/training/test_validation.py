@@ -1,3 +1,5 @@
+"""Validation: losses per token and byte, and the texts that a model writes."""
+
 import math
 import shutil
 from pathlib import Path
