@@ -88,20 +88,15 @@ def test_parts_learn_at_a_rate_of_their_own():
 
 
 def test_the_rate_or_scale_of_what_is_no_part_and_two_rates_of_one_are_refused():
-    scaled = AdamWConfig(lr=0.004, scaled={"layers.9.attention.w_k.weight": 2.0})
-    for config, message in (
-        (
-            AdamWConfig(lr=0.01, lr_factors={"w_reduce": 0.1}),
-            "optimizer.lr_factors: got 'w_reduce'; must be part",
-        ),
-        (
-            AdamWConfig(lr=0.01, lr_factors={"layers.0": 0.1, "w_q": 3.0}),
-            "optimizer.lr_factors: got 'w_q'; layers.0.attention.w_q.weight is in ano",
-        ),
-        (scaled, "optimizer.scaled: got 'layers.9.attention.w_k.weight'; must be "),
-        (MuonConfig(lr=0.02, adamw=scaled), "optimizer.adamw.scaled: got 'layers.9.attention.w_k.weight'; must be "),
+    model = built()
+    for options, message in (
+        ({"lr_factors": {"w_reduce": 0.1}}, "lr_factors: got 'w_reduce'; must be part of the model"),
+        ({"lr_factors": {"layers.0": 0.1, "w_q": 3.0}}, "lr_factors: got 'w_q'; layers.0.attention.w_q.weight is in"),
+        ({"scaled": {"layers.9.attention.w_k.weight": 2.0}}, "scaled: got 'layers.9.attention.w_k.weight'; must be "),
     ):
-        assert refusal(config.build, built()).startswith(message)
+        adamw = AdamWConfig(lr=0.01, **options)
+        assert refusal(adamw.build, model).startswith(f"optimizer.{message}")
+        assert refusal(MuonConfig(lr=0.02, adamw=adamw).build, model).startswith(f"optimizer.adamw.{message}")
 
 
 def orthogonalised(matrix):

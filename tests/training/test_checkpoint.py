@@ -23,15 +23,6 @@ from widthwise.files import FileRecord
 from widthwise.model.decoder import build
 from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.checkpoint_folder import (
-    SavedTensors,
-    checkpoint_paths,
-    file_name,
-    kept_steps,
-    prune,
-    step_of,
-    write_tensors,
-)
 from widthwise.training.state import RunState
 
 FILES = (*checkpoint_folder.files(), checkpoint_folder.MANIFEST)
@@ -127,7 +118,7 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted_but_left
     half.mkdir()
     shutil.copytree(newest, leftover)
     assert checkpoint_folder.latest_valid(tmp_path) == (newest, [])
-    prune(tmp_path, step_config(keep_last=1))
+    checkpoint_folder.prune(tmp_path, step_config(keep_last=1))
     checkpoint_folder.remove_partial(tmp_path)
     assert set(tmp_path.iterdir()) == {newest, half, *foreign}
 
@@ -217,14 +208,14 @@ def parts_of(whole: Tensors, n_shards: int) -> list[Tensors]:
 
 def written(folder: Path, parts: list[Tensors]) -> None:
     for shard, part in enumerate(parts):
-        write_tensors(part, folder / file_name("model", shard, len(parts)))
+        checkpoint_folder.write_tensors(part, folder / checkpoint_folder.file_name("model", shard, len(parts)))
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3, 5])
 def test_tensors_and_their_rows_come_from_any_number_of_files(tmp_path: Path, n_shards: int) -> None:
     expected = tensors()
     written(tmp_path, parts_of(expected, n_shards))
-    with SavedTensors.opened(tmp_path, "model", n_shards) as saved:
+    with checkpoint_folder.SavedTensors.opened(tmp_path, "model", n_shards) as saved:
         assert saved.names == expected.keys()
         saved.check({name: tensor.shape for name, tensor in expected.items()})
         for name, tensor in expected.items():
@@ -238,14 +229,14 @@ def test_tensors_and_their_rows_come_from_any_number_of_files(tmp_path: Path, n_
 
 
 def check_two_files(folder: Path) -> None:
-    with SavedTensors.opened(folder, "model", 2) as saved:
+    with checkpoint_folder.SavedTensors.opened(folder, "model", 2) as saved:
         saved.check({name: tensor.shape for name, tensor in tensors().items()})
 
 
 def test_files_that_are_missing_torn_or_of_other_tensors_are_named(tmp_path: Path) -> None:
     first, second = parts_of(tensors(), 2)
     written(tmp_path, [first, {name: tensor for name, tensor in second.items() if name != "pair"}])
-    one, other = (file_name("model", shard, 2) for shard in (0, 1))
+    one, other = (checkpoint_folder.file_name("model", shard, 2) for shard in (0, 1))
     message = refusal(check_two_files, tmp_path)
     assert message.endswith(f"{other}: holds other tensors than {one}, such as pair")
     (tmp_path / other).write_bytes(b"no header")
@@ -278,22 +269,22 @@ def test_rows_columns_and_types_that_do_not_belong_together_are_refused(tmp_path
 def test_what_is_written_need_not_be_contiguous_and_is_as_readable_as_other_files(tmp_path: Path) -> None:
     turned, before = torch.arange(6.0).view(2, 3).T, os.umask(0o027)
     try:
-        write_tensors({"turned": turned}, tmp_path / "model.safetensors")
+        checkpoint_folder.write_tensors({"turned": turned}, tmp_path / "model.safetensors")
     finally:
         os.umask(before)
-    with SavedTensors.opened(tmp_path, "model", 1) as saved:
+    with checkpoint_folder.SavedTensors.opened(tmp_path, "model", 1) as saved:
         assert torch.equal(saved.whole("turned"), turned)
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
 
 
 def steps_of(path: Path) -> list[int]:
-    return sorted(map(step_of, checkpoint_paths(path / "checkpoints")))
+    return sorted(map(checkpoint_folder.step_of, checkpoint_folder.checkpoint_paths(path / "checkpoints")))
 
 
 def test_a_checkpoint_stays_if_any_rule_keeps_it() -> None:
     for last, every, kept in ((1, None, {9}), (2, None, {9, 8}), (1, 3, {9, 6, 3}), (2, 4, {9, 8, 4})):
         config = step_config(keep_last=last, keep_every=every, checkpoint_every=1)
-        assert kept_steps([9, 8, 6, 4, 3], config) == kept
+        assert checkpoint_folder.kept_steps([9, 8, 6, 4, 3], config) == kept
 
 
 class Killed(BaseException):
