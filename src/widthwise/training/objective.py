@@ -181,16 +181,14 @@ class WidthBudget:
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
         """Return the budget's term of a forward pass: a scalar, differentiable with respect to width fractions."""
-        mean = self._mean(choices)
-        return (self._raised(mean.detach(), self.config.damping) * (mean - self.config.target)).sum()
+        excess = self._mean(choices) - self.config.target
+        price = (self.price + self.config.damping * excess.detach()).clamp(min=0)
+        return (price * excess).sum()
 
     def end_step(self, means: Sequence[Choices]) -> None:
         """Update the price. means: the choices of each layer, averaged over the whole batch."""
-        self.price = self._raised(self._mean(means), self.config.rate)
-
-    def _raised(self, mean: Tensor, gain: float) -> Tensor:
-        """Return the price plus `gain` times the excess of the mean over the target."""
-        return (self.price + gain * (mean - self.config.target)).clamp(min=0)
+        excess = self._mean(means) - self.config.target
+        self.price = (self.price + self.config.rate * excess).clamp(min=0)
 
     def _mean(self, choices: Sequence[Choices]) -> Tensor:
         """Return the mean fraction, (1,). choices: of all layers, or their means."""
