@@ -98,7 +98,8 @@ class TrainConfig(Config):
     and exits."""
     precision: Literal["auto", "fp32", "bf16"] = "bf16"
     """Dtype of matrix products; weights and optimizer state are fp32. `auto`: bf16 if its products are clearly faster
-    than fp32 on the machine that starts the run (`runs.speed.faster_precision`), otherwise fp32. Plans assume bf16."""
+    than fp32 on the machine that starts the run (`runs.environment.faster_precision`), otherwise fp32. Plans assume
+    bf16."""
     compile: bool = False
     """Compile each layer. Worthwhile on a GPU, and on a CPU in runs of more than about ten minutes."""
     activation_checkpointing: ActivationCheckpointing = "none"
