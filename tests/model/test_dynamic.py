@@ -19,7 +19,7 @@ from widthwise.config_io import parse, to_data
 from widthwise.kernels.sliced_swiglu import bucket_edges
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
-from widthwise.model.ffn.dynamic_module import grown_centres, old_index
+from widthwise.model.ffn.dynamic_module import old_index
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
@@ -220,9 +220,11 @@ GROWTHS = st.lists(st.integers(1, 90), min_size=2, max_size=4).map(lambda added:
 def test_units_of_a_grown_layer_are_an_exact_merge_in_which_the_first_ones_keep_their_centres(sizes):
     units = exact_units(sizes)
     assert old_index(sizes) == [place for _, place in units]
+    grown_config = DynamicConfig(d_ff=sizes[-1], grown_from=sizes[:-1], mask={"kind": "hard"})
+    grown_layer = grown_config.build(1, 1, norm_site("pre", 1, 1))
     for dtype in (torch.float32, torch.float64):
         expected = torch.tensor([float(rank * sizes[0]) for rank, _ in units], dtype=torch.float64)
-        centres = grown_centres(sizes, torch.ones((), dtype=dtype))
+        centres = grown_layer._centres(torch.ones((), dtype=dtype))
         assert torch.equal(centres, expected.to(dtype))
         assert centres[places(sizes, -len(sizes))].tolist() == [i + 0.5 for i in range(sizes[0])]
 

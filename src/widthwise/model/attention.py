@@ -188,7 +188,17 @@ class AttentionTemplate(AttentionOptions):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionTemplate":
         if self.n_kv_heads is not None:
-            vars(self).update(kv_group_size=self._counted_group(self.n_kv_heads), n_kv_heads=None)
+            if self.n_heads is None:
+                raise ValueError(
+                    "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per "
+                    "key-value head"
+                )
+            if self.n_heads % self.n_kv_heads:
+                raise ValueError(f"n_kv_heads: got {self.n_kv_heads}; must divide n_heads = {self.n_heads}")
+            kv_group_size = self.n_heads // self.n_kv_heads
+            if self.kv_group_size not in (1, kv_group_size):
+                raise ValueError("n_kv_heads: conflicts with kv_group_size; give only one of them")
+            vars(self).update(kv_group_size=kv_group_size, n_kv_heads=None)
         if self.n_heads is not None and self.head_dim is not None:
             raise ValueError("n_heads: conflicts with head_dim; the width, or d_attention, decides the other one")
         if self.d_attention is not None and self.ratio is not None:
@@ -204,19 +214,6 @@ class AttentionTemplate(AttentionOptions):
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
         check_head_dim(self.constant_head_dim, self.rope_base is not None)
         return self
-
-    def _counted_group(self, n_kv_heads: int) -> int:
-        """Return the query heads per key-value head. Raise ValueError where n_heads is missing or does not fit."""
-        if self.n_heads is None:
-            raise ValueError(
-                "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per "
-                "key-value head"
-            )
-        if self.n_heads % n_kv_heads:
-            raise ValueError(f"n_kv_heads: got {n_kv_heads}; must divide n_heads = {self.n_heads}")
-        if self.kv_group_size not in (1, self.n_heads // n_kv_heads):
-            raise ValueError("n_kv_heads: conflicts with kv_group_size; give only one of them")
-        return self.n_heads // n_kv_heads
 
     @property
     def quantum(self) -> int:

@@ -89,21 +89,19 @@ class LayerConfig(Config):
         n_unwritten of the coordinates that attention reads are always 0; n_unread of those that the feed-forward writes
         are never read. A LayerNorm shifts zeros, and a norm of the update reads all of it: then only gains are dead.
         """
-
         place = PLACEMENTS[self.norm_placement]
 
-        def read_params(d_in: int) -> float:
-            norm = self.attention.norm_cost(self.d_model, d_in, self.attention_norm_site)
-            return self.attention.cost(self.d_model, d_in).params + norm.params
+        def params(d_in: int, d_out: int) -> float:
+            """Return the parameters whose number depends on d_in or d_out."""
+            n = self.ffn.norm_cost(self.d_model, d_out, self.ffn_norm_site).params
+            if not place.is_after:
+                n += self.ffn.cost(self.d_model, d_out).params
+            if not place.is_before or self.attention_norm.kind != "layer":
+                n += self.attention.norm_cost(self.d_model, d_in, self.attention_norm_site).params
+                n += self.attention.cost(self.d_model, d_in).params
+            return n
 
-        def write_params(d_out: int) -> float:
-            norm = self.ffn.norm_cost(self.d_model, d_out, self.ffn_norm_site).params
-            return norm if place.is_after else norm + self.ffn.cost(self.d_model, d_out).params
-
-        n_dead = write_params(self.d_out) - write_params(self.d_out - n_unread)
-        if not place.is_before or self.attention_norm.kind != "layer":
-            n_dead += read_params(self.d_in) - read_params(self.d_in - n_unwritten)
-        return n_dead
+        return params(self.d_in, self.d_out) - params(self.d_in - n_unwritten, self.d_out - n_unread)
 
 
 class MTPOptions(Config):

@@ -57,7 +57,6 @@ def grouped_parameters(
     ValueError if a key matches no parameter, or if several keys of `lr_factors` match the same one.
     """
     decaying = {Table: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
-    special = (Control, Experts, UnscaledLinear)
     members: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
     own_lr_factors = _by_parameter(lr_factors or {}, parameters)
@@ -66,9 +65,18 @@ def grouped_parameters(
         raise ValueError(f"scaled: got {name!r}; must be parameters of the model, with names such as {min(parameters)}")
     for name in parameters:
         owner = model.get_submodule(name.rpartition(".")[0])
-        group, lr_factor = _group_of(model, name, owner, lr_follows_layer_width)
+        group = "gains" if isinstance(owner, (Norm, Vector)) else "tables"
+        lr_factor = 1.0
+        is_matrix = isinstance(owner, Linear) and owner is not model.head
+        if is_matrix and not isinstance(owner, UnscaledLinear):
+            group = "matrices"
+            lr_factor = 1 / model.config.init.width_multiplier
+            if lr_follows_layer_width:
+                layer_width = model.config.width_of(name)
+                group = f"matrices of width {layer_width}"
+                lr_factor = lr_factor * model.config.d_model / layer_width
         decays = next((decay for kind, decay in decaying.items() if isinstance(owner, kind)), True)
-        is_hidden_matrix = isinstance(owner, Linear) and not isinstance(owner, special) and owner is not model.head
+        is_hidden_matrix = is_matrix and not isinstance(owner, (Control, Experts, UnscaledLinear))
         key = (group, lr_factor, decays, is_hidden_matrix, factors.get(name, 1.0), own_lr_factors.get(name, 1.0))
         members.setdefault(key, []).append(name)
     return [
@@ -89,19 +97,6 @@ def _by_parameter(factors: Mapping[str, float], names: Iterable[str]) -> dict[st
                 raise ValueError(f"lr_factors: got {part!r}; {name} is in another of these parts too")
             factors_by_name[name] = factor
     return factors_by_name
-
-
-def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_width: bool) -> tuple[str, float]:
-    """Return the name and lr_factor of a parameter's group. owner: the module of the parameter."""
-    if isinstance(owner, (Norm, Vector)):
-        return "gains", 1.0
-    if not isinstance(owner, Linear) or isinstance(owner, UnscaledLinear) or owner is model.head:
-        return "tables", 1.0
-    lr_factor = 1 / model.config.init.width_multiplier
-    if lr_follows_layer_width:
-        layer_width = model.config.width_of(name)
-        return f"matrices of width {layer_width}", lr_factor * model.config.d_model / layer_width
-    return "matrices", lr_factor
 
 
 def coordinate_check(

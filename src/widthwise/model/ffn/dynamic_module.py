@@ -44,14 +44,6 @@ def old_index(sizes: tuple[int, ...]) -> list[int]:
     return torch.where(is_old, is_old.cumsum(dim=0) - 1, -1).tolist()
 
 
-def grown_centres(sizes: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return rank * sizes[0] of every unit, ascending, with the dtype and device of `like`; i + 1/2 for original units.
-
-    Not cached, because compiled code cannot contain tensors that depend on the device.
-    """
-    return _ranks_as_added(sizes, sizes[0], like.device).sort().values.to(like.dtype)
-
-
 def _ranks_as_added(sizes: tuple[int, ...], scale: int, device: torch.device) -> Tensor:
     """Return rank * scale of every unit in the order in which they were added, in fp64.
 
@@ -158,9 +150,12 @@ class DynamicWidth(SwiGLU):
         return sliced_swiglu if use_fused(x) else None
 
     def _centres(self, like: Tensor) -> Tensor:
-        """Return the centres in units, (d_ff,), with the dtype and device of `like`."""
+        """Return rank * full_width of every unit, (d_ff,), ascending, with the dtype and device of `like`.
+
+        Original units have i + 1/2. Not cached, because compiled code cannot contain tensors that depend on the device.
+        """
         if self.config.grown_from:
-            return grown_centres(self.config.sizes, like)
+            return _ranks_as_added(self.config.sizes, self.config.full_width, like.device).sort().values.to(like.dtype)
         return unit_centres(0, self.config.d_ff, like)
 
     def _as_never_grown(self, width: Tensor, margin: float) -> tuple[Tensor, float]:

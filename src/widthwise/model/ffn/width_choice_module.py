@@ -17,9 +17,7 @@ from widthwise.kernels.sliced_swiglu import Edge
 from widthwise.model.axes import Control, Vector
 from widthwise.model.ffn.width_choice import (
     GainedScoreConfig,
-    SoftMaskConfig,
     StraightThroughMaskConfig,
-    WidthMaskConfig,
     WidthScoreConfig,
 )
 
@@ -109,14 +107,6 @@ def step(width: Tensor, centres: Tensor) -> Tensor:
 HARD = Edge(step, 0.0)
 
 
-def hard_edge(mask: WidthMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
-    return HARD
-
-
-def soft_edge(mask: SoftMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
-    return Edge(lambda width, centres: torch.sigmoid((width - centres) / mask.temperature), torch.inf)
-
-
 def straight_through_edge(mask: StraightThroughMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
     """Return a step, in training with the gradient of sigmoid((w - c) / T).
 
@@ -126,11 +116,8 @@ def straight_through_edge(mask: StraightThroughMaskConfig, dtype: torch.dtype, i
     temperature = mask.temperature
     if not is_training or temperature is None:
         return HARD
-
-    def straight_through(width: Tensor, centres: Tensor) -> Tensor:
-        return StraightThrough.apply(width, centres, temperature)
-
-    return Edge(straight_through, temperature * math.log(2 / torch.finfo(dtype).eps))
+    margin = temperature * math.log(2 / torch.finfo(dtype).eps)
+    return Edge(lambda width, centres: StraightThrough.apply(width, centres, temperature), margin)
 
 
 class StraightThrough(torch.autograd.Function):
@@ -151,9 +138,11 @@ class StraightThrough(torch.autograd.Function):
 
 
 EDGES: dict[str, Callable[[Any, torch.dtype, bool], Edge]] = {
-    "hard": hard_edge,
-    "none": hard_edge,
-    "soft": soft_edge,
+    "hard": lambda mask, dtype, is_training: HARD,
+    "none": lambda mask, dtype, is_training: HARD,
+    "soft": lambda mask, dtype, is_training: Edge(
+        lambda width, centres: torch.sigmoid((width - centres) / mask.temperature), torch.inf
+    ),
     "ste": straight_through_edge,
 }
 """Kind of mask -> function of its config, the dtype of the matrix products, and whether the model is in training."""

@@ -36,12 +36,8 @@ class Stream(NamedTuple):
             pieces.append(piece)
             n -= piece.shape[-1]
         if n:
-            pieces.append(self.zeros(n))
+            pieces.append(self.prefix.new_zeros(*self.prefix.shape[:-1], n))  # never written
         return pieces, Stream(self.prefix, tuple(parked))
-
-    def zeros(self, n: int) -> Tensor:
-        """Return n coordinates that were never written."""
-        return self.prefix.new_zeros(*self.prefix.shape[:-1], n)
 
     def carry_to(self, width: int) -> "Stream":
         """Return the stream with a prefix of `width` coordinates.
@@ -79,7 +75,7 @@ class Resize(nn.Module):
 Widened = Callable[[Stream, int, Any], Tensor]
 """Stream, number of extra coordinates, projection if any -> the prefix before a wider layer."""
 WIDENED: dict[str, Widened] = {
-    "zero": lambda stream, n_extra, _: torch.cat((stream.prefix, stream.zeros(n_extra)), dim=-1),
+    "zero": lambda stream, n_extra, _: nn.functional.pad(stream.prefix, (0, n_extra)),
     "projection": lambda stream, _, project: torch.cat((stream.prefix, project(stream.prefix)), dim=-1),
     "full_projection": lambda stream, _, project: project(stream.prefix).to(stream.prefix.dtype),
 }
