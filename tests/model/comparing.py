@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import LayerNorm, RMSNorm, Weight
+from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.context import PassContext
-from widthwise.model.initial_weights import drawn
 from widthwise.model.norm import NormConfig, NormSite
 
 
@@ -25,17 +24,6 @@ def randomised(module: nn.Module, seed: int = 0, size: float = 1.0) -> nn.Module
         for parameter in part.parameters(recurse=False):
             seed += 1
             parameter.copy_(size * random(*parameter.shape, seed=seed) + isinstance(part, (RMSNorm, LayerNorm)))
-    return module
-
-
-@torch.no_grad()
-def started(module: nn.Module, std: float = 1.0, noise: float = 0.0, seed: int = 0) -> nn.Module:
-    """With weights as they start in a model, and noise of that size on all of them."""
-    generator = torch.Generator().manual_seed(seed)
-    for part in module.modules():
-        if isinstance(part, Weight):
-            part.weight.copy_(drawn(part, std, generator))
-            part.weight += noise * torch.randn(part.weight.shape, generator=generator)
     return module
 
 

@@ -105,40 +105,28 @@ def swiglu(module, x: Tensor, mask: Tensor | float = 1.0) -> Tensor:
     return gated(x, module.w_gate.weight, module.w_up.weight, module.w_down.weight, mask)
 
 
-def activated(h: Tensor, activation: str) -> Tensor:
-    """Phi, the distribution of a normal number, is written out."""
-    match activation:
-        case "gelu":
-            return h * (1 + torch.erf(h / math.sqrt(2))) / 2
-        case "gelu_tanh":
-            return h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3))) / 2
-        case "relu":
-            return h * (h > 0)
-        case "relu2":
-            return h**2 * (h > 0)
-        case "silu":
-            return h * torch.sigmoid(h)
-    raise AssertionError(activation)
+ACTIVATIONS = {
+    "gelu": lambda h: h * (1 + torch.erf(h / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda h: h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3))) / 2,
+    "relu": lambda h: h * (h > 0),
+    "relu2": lambda h: h**2 * (h > 0),
+    "silu": lambda h: h * torch.sigmoid(h),
+}
+"""The distribution of a normal number is written out."""
 
 
 def mlp(module, x: Tensor) -> Tensor:
     c = module.config
     up = affine(module.w_up, x)
-    hidden = activated(affine(module.w_gate, x), c.activation) * up if c.gated else activated(up, c.activation)
-    return affine(module.w_down, hidden)
+    activation = ACTIVATIONS[c.activation]
+    return affine(module.w_down, activation(affine(module.w_gate, x)) * up if c.gated else activation(up))
 
 
 def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
-    match placement:
-        case "pre":
-            return function(module, normalised(module.norm, x))
-        case "reordered":
-            return normalised(module.norm, function(module, x))
-        case "both":
-            return normalised(module.norm.post, function(module, normalised(module.norm, x)))
-        case "none":
-            return function(module, x)
-    raise AssertionError(placement)
+    update = function(module, normalised(module.norm, x) if placement in ("pre", "both") else x)
+    if placement == "reordered":
+        return normalised(module.norm, update)
+    return normalised(module.norm.post, update) if placement == "both" else update
 
 
 def hourglass(module, x: Tensor, placement: str) -> Tensor:

@@ -181,6 +181,26 @@ KINDS = [case for case in CASES if case[1] in _OF_EVERY_KIND]
 """Those of CASES that have every kind of component once, for what does not follow from the numbers of a component."""
 
 
+STREAMS = {
+    "plain": {"shape": "uniform"},
+    "plain_x": {"shape": "x", "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7}},
+    "plain_narrow_end": {"shape": "narrowing", "endpoints": "full"},
+    "layer_norm": {"shape": "uniform", "norm": {"kind": "layer"}},
+    "gqa": {"shape": "zigzag", **VARIANTS["gqa"]},
+    "windows": {"shape": "zigzag", **VARIANTS["windows"]},
+    "capped": {"shape": "zigzag", **VARIANTS["capped_values_of_other_sizes"]},
+    "hyper": {"shape": "uniform", "residual": {"kind": "hyper_connections", "n_fractions": 1, "n_slots": 3}},
+    "manifold": {"shape": "uniform", "residual": {"kind": "manifold", "n_slots": 3}},
+    "virtual": {"shape": "uniform", "residual": {**SLOTS, "n_slots": 7}},
+    "virtual_x": {"shape": "x", "residual": {**SLOTS, "n_slots": 10, "embedding": "expand"}},
+    "virtual_static": {
+        "shape": "uniform",
+        "residual": {**VARIANTS["slots_mixed_at_both_ends"]["residual"], "dynamic": False},
+    },
+}
+"""Streams of models with MTP heads; slots of d_model numbers, slots of a part of it, wider, narrower and as wide."""
+
+
 def template(shape: str | list[int] = "x", endpoints: str = "slim", **changes) -> ModelTemplate:
     """A small template with hand-made widths; `changes` are laid over it as a child recipe would be."""
     widths = WIDTHS[shape] if isinstance(shape, str) else shape
@@ -215,6 +235,14 @@ def decoder(resolved: ModelConfig, seed: int = 5, dtype: torch.dtype = torch.flo
                 noise = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0, 0.3, generator=generator)
                 module.weight += noise.to(dtype)
     return model
+
+
+def mtp_config(stream: str = "plain", n_depths: int = 2, mtp: dict | None = None, **changes) -> ModelConfig:
+    return config(**STREAMS[stream], mtp={"n_depths": n_depths, **(mtp or {})}, **changes)
+
+
+def mtp_decoder(stream: str = "plain", n_depths: int = 2, **changes) -> Decoder:
+    return decoder(mtp_config(stream, n_depths, **changes))
 
 
 def started_from(other: Decoder, resolved: ModelConfig) -> Decoder:

@@ -4,26 +4,30 @@ import pytest
 import torch
 from comparing import assert_same
 from literal_decoder import literal_logits
-from model_cases import CASES, D_MODEL, KINDS, VARIANTS, WIDTHS, config, decoder, random_tokens, variant
+from model_cases import (
+    CASES,
+    D_MODEL,
+    KINDS,
+    SLOTS,
+    VARIANTS,
+    WIDTHS,
+    config,
+    decoder,
+    random_tokens,
+    template,
+    variant,
+)
 from thinned import hard_but, in_turn
 
-from widthwise.config_io import parse
 from widthwise.model.decoder import Decoder, build
-from widthwise.shape.template import ModelTemplate
 
 pytestmark = pytest.mark.usefixtures("float64")
 TIGHT = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def test_a_template_is_refused_with_the_way_to_its_layers():
-    template = parse(
-        ModelTemplate, {"vocab_size": 17, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}}, "model"
-    )
-    with pytest.raises(
-        TypeError, match=r"got a ModelTemplate; .* recipe.explicit_model, or template.resolve\(seq_len\)"
-    ):
-        build(template, seed=0)
-    assert build(template.resolve(seq_len=8), seed=0).config.n_layers == 2
+    with pytest.raises(TypeError, match=r"got a ModelTemplate; .* recipe.explicit_model, or template.resolve"):
+        build(template("x"), seed=0)
 
 
 def assert_equals_literal(model: Decoder, tokens: torch.Tensor) -> None:
@@ -54,6 +58,13 @@ def test_decoder_equals_the_papers_equation_for_every_shape_and_resize(shape, en
 def test_decoder_equals_the_papers_equation_for_every_variant(shape, name):
     endpoints = "full" if shape == "zigzag" else "slim"
     assert_equals_literal(decoder(variant(shape, name, endpoints)), random_tokens(2, 5))
+
+
+def test_divisors_that_a_grown_stream_keeps_are_those_of_the_formulas():
+    resolved = config("x", residual={**SLOTS, "n_slots": 15, "eps": 0.3})
+    residual = resolved.residual.model_copy(update={"slot_norm_dim": 7, "group_norm_dim": 13})
+    assert residual.group_norm == "rms"
+    assert_equals_literal(decoder(resolved.model_copy(update={"residual": residual})), random_tokens(2, 5))
 
 
 @pytest.mark.parametrize("name", ["plain", "slots_mixed_at_both_ends"])

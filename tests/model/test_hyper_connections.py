@@ -1,74 +1,160 @@
-"""What one site of hyper-connections does to the slots of a token, as it starts and by the paper's formulas."""
+"""Hyper-connections: what they are before training, as the papers on Hyper- and Frac-Connections have them
+(arXiv:2409.19606, arXiv:2503.14125), and mistakes in their sizes. Decoders are compared with the formulas in
+test_decoder.py.
+"""
 
+import pytest
 import torch
-from comparing import assert_same, random, started
-from literal_hyper_connections import through
+from model_cases import AS_IN_THE_PAPERS, SLOTS, config, decoder, random_tokens, started_from
 from thinned import in_turn
-from torch import Tensor
 
+from widthwise.mistakes import UserError
+from widthwise.model.decoder import build
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from widthwise.model.residual.hyper_connections_module import HyperConnection
+from widthwise.model.residual.hyper_connections_module import Pattern
+from widthwise.recipe.recipe import load_recipe
 
-SIZES = [(1, 1), (1, 4), (2, 3), (2, 4), (3, 3), (3, 7)]
-"""(m, n): blocks of a sublayer, slots of the stream."""
-SLOT_WIDTH = 9
-
-
-def connection(m: int, n: int, is_random: bool = True, **options) -> HyperConnection:
-    """A site of m blocks, as it starts or with random weights."""
-    settings = {"slot_width": SLOT_WIDTH, "n_slots": n, "n_owned_slots": m, "group_norm": None, **options}
-    site = HyperConnectionsConfig(**settings).build(m * SLOT_WIDTH, m * SLOT_WIDTH, m * SLOT_WIDTH).to(torch.float64)
-    return started(site, noise=0.5 if is_random else 0.0, seed=n)
+pytestmark = pytest.mark.usefixtures("float64")
+HYPER = {"kind": "hyper_connections", **AS_IN_THE_PAPERS}
 
 
-def table(site: HyperConnection) -> Tensor:
-    """(n_slots, n_coefficients), a view of the parameter: those to read by, to carry by and to write by."""
-    return site.static.weight.data.view(site.config.n_slots, -1)
-
-
-def state_and_update(site: HyperConnection, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    n_write = table(site).shape[1] - site.n_read - site.config.n_slots
-    return random(2, 3, site.config.n_slots, SLOT_WIDTH, dtype=dtype), random(
-        2, 3, n_write * SLOT_WIDTH, seed=2, dtype=dtype
-    )
-
-
-def connect(site: HyperConnection, state: Tensor, update: Tensor) -> tuple[Tensor, Tensor]:
-    """What the sublayer sees, and the state behind it."""
-    x, kept = site.read(state)
-    return x, site.write(kept, update)
-
-
-@in_turn(
-    (("m", "n"), SIZES),
-    ("dynamic", [True, True, False]),
-    ("slot_norm_dim", [1, SLOT_WIDTH, 20]),
-    ("kernels", ["fused", "reference"]),
-)
-def test_a_site_is_the_papers_index_formula_whatever_its_slots_are_divided_by(
-    m, n, dynamic, slot_norm_dim, kernels, monkeypatch
-):
-    """With an eps that matters."""
-    monkeypatch.setenv("WIDTHWISE_KERNELS", kernels)
-    site = connection(m, n, dynamic=dynamic, multiplier=0.7, slot_norm_dim=slot_norm_dim, eps=0.3)
-    state, update = (each.requires_grad_() for each in state_and_update(site))
-    seen: list[Tensor] = []
-    literal = torch.stack(through(site, list(state.unbind(-2)), lambda x: seen.append(x) or update), dim=-2)
-    assert_same(connect(site, state, update), [*seen, literal], (state, update, *site.parameters()), atol=1e-11)
+def over_width(m: int, n: int, **options):
+    return config("uniform", residual={"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options})
 
 
 def test_blocks_are_written_to_the_first_slots_and_in_turn_to_those_that_no_layer_owns():
     for m, n_owned, n in ((1, 5, 6), (2, 6, 8), (3, 5, 13), (5, 6, 8)):
-        write = table(connection(m, n, is_random=False, n_owned_slots=n_owned))[:, m + n :]
+        table = torch.empty(n, m + n + m)
+        Pattern(n, n_read=m, n_write=m, n_owned_slots=n_owned)(table, torch.Generator())
         taken = {j: j for j in range(m)} | {j: j % m for j in range(n_owned, n)}
-        assert {int(j): int(k) for j, k in write.nonzero()} == taken
-        assert write.sum() == len(taken)
+        assert {int(j): int(k) for j, k in table[:, m + n :].nonzero()} == taken
+        assert table[:, m + n :].sum() == len(taken)
 
 
 def test_a_carry_near_one_is_not_rounded_to_one_in_bf16():
-    site = connection(1, 1, is_random=False, dynamic=False).to(torch.float32)
-    table(site)[:, 1] = 2**-8
-    state = torch.full((2, 3, 1, SLOT_WIDTH), 1.5, dtype=torch.bfloat16)
-    out = connect(site, state, torch.zeros(2, 3, SLOT_WIDTH, dtype=torch.bfloat16))[1]
+    options = {"slot_width": 9, "n_slots": 1, "n_owned_slots": 1, "group_norm": None, "dynamic": False}
+    site = HyperConnectionsConfig(**options).build(9, 9, 9).float()
+    site.static.weight.data = torch.tensor([1.0, 2**-8, 1.0])  # read, carry, write
+    _, kept = site.read(torch.full((2, 3, 1, 9), 1.5, dtype=torch.bfloat16))
+    out = site.write(kept, torch.zeros(2, 3, 9, dtype=torch.bfloat16))
     assert out.dtype == torch.bfloat16
     assert (out == 1.5078125).all()  # 1.5 * (1 + 2^-8) = 1.50586 lies nearest to it; neighbours are 2^-7 apart
+
+
+class TestBeforeTraining:
+    """Beside a decoder with the plain residual."""
+
+    @in_turn(
+        (("reduce", "dynamic"), [("full", False), ("slot", True)]),
+        (("m", "n", "embedding"), [(1, 2, "expand"), (2, 3, "slot"), (2, 4, "pad"), (4, 4, "expand"), (5, 8, "slot")]),
+    )
+    def test_it_is_the_plain_one_of_the_same_seed_to_the_last_bit(self, m, n, embedding, reduce, dynamic):
+        options = {"embedding": embedding, "reduce": reduce, "dynamic": dynamic, "group_norm": "none"}
+        model, plain = build(over_width(m, n, **options), seed=3), build(config("uniform"), seed=3)
+        tokens = random_tokens(2, 5)
+        assert torch.equal(model(tokens), plain(tokens))
+
+    @pytest.mark.parametrize("reduce", ["full", "slot"])
+    def test_a_head_that_starts_with_the_mean_sees_the_mean_of_the_groups(self, reduce):
+        options = {"embedding": "expand", "reduce": reduce, "group_norm": "none"}
+        first, mean = (build(over_width(2, 6, **options, reduce_init=start), seed=3) for start in ("first", "mean"))
+        tokens = random_tokens(2, 5)
+        groups = first.slots(first.stream(tokens)).flatten(-2).unflatten(-1, (3, 20))
+        assert (groups.std(dim=-2) > 0).all()
+        torch.testing.assert_close(mean.hidden(tokens), mean.exit.norm(groups.mean(dim=-2)))
+
+    @in_turn(
+        ("shape", ["x", "diamond", "growing", "zigzag"]),
+        ("dtype", [torch.float64, torch.float32]),
+    )
+    def test_of_layers_of_different_widths_each_reads_and_writes_a_slice_and_carries_the_rest(self, shape, dtype):
+        torch.set_default_dtype(dtype)
+        frozen = {**SLOTS, "dynamic": False, "embedding": "pad"}
+        plain = decoder(config(shape), dtype=dtype)
+        model = started_from(plain, config(shape, residual=frozen))
+        tokens, targets = random_tokens(2, 5), random_tokens(2, 5, seed=1)
+        assert torch.equal(model(tokens), plain(tokens))
+        for each in (model, plain):
+            each.loss(tokens, targets)[0].backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def site_params(m: int, n: int, slot_width: int) -> int:
+    """The norm; W_m and W_r, W_beta; A_m and A_r, B; two scales."""
+    return slot_width + slot_width * (m + n + 1) + n * (m + n + 1) + 2
+
+
+class TestAsInThePapers:
+    @pytest.mark.parametrize("residual", [{**HYPER, "n_slots": 3}, {**HYPER, "n_fractions": 4, "n_slots": 4}])
+    def test_a_model_starts_as_the_plain_one_but_for_the_eps_of_the_last_norm(self, residual):
+        """Which sees the sum of n equal streams, so that its eps counts n^2 times less."""
+        resolved, tokens = config("uniform", residual=residual), random_tokens(2, 7)
+        model, plain = (build(each, 3, dtype=torch.float64) for each in (resolved, config("uniform")))
+        plain.exit.norm.eps /= (resolved.residual.n_slots // residual.get("n_fractions", 1)) ** 2
+        torch.testing.assert_close(model(tokens), plain(tokens), rtol=1e-10, atol=1e-11)
+
+    def test_hyper_connections_start_reading_one_stream_after_the_other_and_writing_all(self):
+        """Eq. (14): A_m of sublayer k is e_(k mod n), A_r the identity, B all ones; scales are 0.01."""
+        n = 3
+        model = build(config("uniform", residual={**HYPER, "n_slots": n}), 0)
+        sites = [site for layer in model.layers for site in (layer.attention_residual, layer.ffn_residual)]
+        for k, site in enumerate(sites):
+            table = site.static.weight.view(n, n + 2)
+            assert table[:, 0].tolist() == [float(i == k % n) for i in range(n)]
+            assert (table[:, 1:-1] == 0).all()  # the deviation from the identity
+            assert (table[:, -1] == 1).all()
+            assert (site.scale.weight == 0.01).all()
+            assert (site.dynamic.weight == 0).all()
+
+    @pytest.mark.parametrize(("name", "n_streams"), [("hyper_connections_4x", 4), ("frac_connections_4", 1)])
+    def test_the_recipes_are_the_papers(self, name, n_streams):
+        model = load_recipe(name).explicit_model
+        plain = load_recipe("uniform_200m").explicit_model
+        residual, d = model.residual, model.d_model
+        n, b = residual.n_slots, residual.slot_width
+        assert (n, n * b) == (4, n_streams * d)
+        assert model.cost().params - plain.cost().params == 2 * model.n_layers * site_params(d // b, n, b)
+        assert 2 * 16 * site_params(4, 4, 2048 // 4) == 165_056  # as printed for 16 layers of width 2048, 4 fractions
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"residual": {"n_fractions": 3}}, "n_fractions: got 3; must divide d_model = 20"),
+        ({"residual": {"n_fractions": 5, "n_slots": 8}}, "n_slots: got 8; must be at least the 9 blocks"),
+        ({"residual": {"slot_width": 5}}, "slot_width: got 5; must divide every width, 36 too"),
+        ({"residual": SLOTS, "layers": {1: {"d_in": 18}}}, "slot_width: got 4; must divide every width, 18 too"),
+        ({"residual": SLOTS, "layers": {1: {"d_out": 10}}}, "slot_width: got 4; must divide every width, 10 too"),
+        (
+            {"residual": {**SLOTS, "n_slots": 11, "group_norm": "layer"}},
+            "group_norm: got layer; must be none, because groups of 5 slots",
+        ),
+        ({"residual": {**SLOTS, "write_init": "cyclic"}}, "residual.write_init: unknown key; was removed"),
+        ({"residual": SLOTS, "tie_embeddings": True}, "the embedding has 36 columns and the head 20; use residual"),
+        ({"residual": {**SLOTS, "n_fractions": 5}}, "n_fractions: conflicts with slot_width|give only one of them"),
+        *(
+            ({"residual": {**SLOTS, "n_slots": 10, key: value}}, f"{key}: got {value}; with layers of different")
+            for key, value in AS_IN_THE_PAPERS.items()
+            if key != "scale"
+        ),
+        *(
+            ({"shape": "uniform", "residual": {**HYPER, "n_fractions": 2, **options}}, message)
+            for options, message in [
+                ({"n_slots": 5}, "embedding: got copies; groups of 2 slots do not tile n_slots = 5"),
+                ({"n_slots": 5, "embedding": "slot"}, "reduce: got sum; groups of 2 slots do not tile n_slots = 5"),
+                (
+                    {"n_slots": 6, "reduce_init": "mean"},
+                    "reduce_init: got mean; must be first, because reduce: sum has no weights",
+                ),
+                ({"n_slots": 6, "read_init": "first"}, "embedding: got copies; slots that are not read would stay equ"),
+            ]
+        ),
+    ],
+)
+def test_mistakes_are_named_in_one_line(changes, message):
+    changes = {"shape": "x", **changes, "residual": {"kind": "hyper_connections", **changes["residual"]}}
+    with pytest.raises(UserError, match=rf"^model.*{message}") as error:
+        config(**changes)
+    assert "\n" not in str(error.value)

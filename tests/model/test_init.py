@@ -7,9 +7,7 @@ from model_cases import SLOTS, config
 from thinned import in_turn
 
 from widthwise.config_io import parse
-from widthwise.model.axes import Linear
 from widthwise.model.decoder import build
-from widthwise.model.initial_weights import drawn as drawn_weight
 from widthwise.shape.template import ModelTemplate
 
 PAPER = {
@@ -69,17 +67,7 @@ def test_a_seed_gives_the_same_weights_in_every_dtype():
             assert torch.equal(a.to(dtype), b)
 
 
-def started(start, dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first weight of a matrix, and what the generator gives after it."""
-    module = Linear({"d_in": 4}, {"d_out": 6}, start=start).to(dtype)
-    generator = torch.Generator().manual_seed(3)
-    return drawn_weight(module, 0.5, generator), torch.rand((), generator=generator)
-
-
-def test_what_does_not_draw_leaves_the_other_weights_as_they_were():
-    """So that variants differ in what they add alone."""
-    untouched = torch.rand((), generator=torch.Generator().manual_seed(3))
-    assert started(0.25)[1] == started(lambda weight, generator: weight.fill_(1.0))[1] == untouched
+def test_parts_that_a_variant_adds_leave_the_other_weights_as_they_were():
     plain = build(config("x"), seed=3).state_dict()
     more = {"residual": {**SLOTS, "embedding": "expand"}, "mtp": {"n_depths": 2}}
     slots = build(config("x", **more), seed=3).state_dict()

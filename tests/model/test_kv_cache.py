@@ -103,19 +103,29 @@ def test_a_window_forgets_what_it_cannot_see():
     torch.testing.assert_close(model(tokens, cache), full, **TIGHT)
 
 
-def test_a_failed_pass_leaves_the_cache_usable():
+@torch.no_grad()
+def test_a_cache_that_is_full_or_of_another_batch_refuses_and_a_failed_pass_leaves_it_usable():
     model, tokens = decoder(config("x")), random_tokens(1, 6)
     cache = model.new_cache(1, 6)
+    model(tokens[:, :3], cache)
+    for refused in (random_tokens(1, 4), random_tokens(2, 3)):
+        with pytest.raises(ValueError, match=r"of 6 tokens with 3 of them filled cannot take"):
+            model(refused, cache)
+    with pytest.raises(IndexError):
+        model(torch.tensor([[61]]), cache)
+    torch.testing.assert_close(model(tokens[:, 3:], cache), model(tokens)[:, 3:], **TIGHT)
+
+
+def test_learned_positions_are_used_up_to_the_last_by_real_and_cached_tokens_and_none_follows():
+    model = decoder(config("x", positions={"n_positions": 19}, attention={"rope_base": None}))
+    tokens = random_tokens(2, 20)
+    model(tokens[:, :-1]).sum().backward()
+    assert (model.positions.weight.grad != 0).any(dim=1).all()
+    padded, is_real = pad_left([[5] * 19, [7, 8]], torch.device("cpu"))
+    cache = model.new_cache(2, 25)
+    pad = torch.nn.functional.pad
     with torch.no_grad():
-        model(tokens[:, :3], cache)
-        with pytest.raises(IndexError):
-            model(torch.tensor([[61]]), cache)
-        torch.testing.assert_close(model(tokens[:, 3:], cache), model(tokens)[:, 3:], **TIGHT)
-
-
-def test_a_full_cache_and_a_wrong_batch_are_refused():
-    model = decoder(config("x"))
-    cache = model.new_cache(2, 4)
-    for tokens in (random_tokens(2, 5), random_tokens(1, 3)):
-        with torch.no_grad(), pytest.raises(ValueError, match=r"of 4 tokens with 0 of them filled cannot take"):
-            model(tokens, cache)
+        assert torch.isfinite(model(pad(padded, (4, 0)), cache, pad(is_real, (4, 0)))).all()
+    for refused in (lambda: model(tokens), lambda: model.loss(tokens, tokens), lambda: model(tokens[:, -1:], cache)):
+        with pytest.raises(ValueError, match="20 tokens do not fit into 19 learned positions"):
+            refused()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from comparing import assert_same, random, started
+from comparing import assert_same, random, randomised
 from torch import Tensor
 
 from widthwise.config_io import parse
@@ -30,7 +30,7 @@ def site_and_exit(n: int, dtype=torch.float64, **options):
     norm = NormConfig(kind="rms", norm_dim=WIDTH)
     site, exit_ = config.build(WIDTH, WIDTH, WIDTH), config.build_exit(WIDTH, WIDTH, norm)
     exit_.norm = torch.nn.Identity()
-    return (started(module.to(dtype), noise=0.5, seed=n) for module in (site, exit_))
+    return (randomised(module.to(dtype), seed=n) for module in (site, exit_))
 
 
 def literal_reads(mixing, slots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

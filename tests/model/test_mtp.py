@@ -4,8 +4,7 @@ import pytest
 import torch
 from literal_decoder import capped, normalised, sublayers
 from measured import counted_flops, kept_in_training
-from model_cases import decoder, random_tokens
-from mtp_cases import STREAMS, mtp_config, mtp_decoder
+from model_cases import STREAMS, decoder, mtp_config, mtp_decoder, random_tokens
 from torch.nn.functional import cross_entropy
 
 from widthwise.kernels.rotary import rope_table

@@ -15,25 +15,18 @@ from widthwise.model.mup import coordinate_check, grouped_parameters
 from widthwise.shape.template import ModelTemplate
 
 RECIPE = {"init": {"width_multiplier": 8}}
-OF_SLOTS = {"vector", "control", "scale"}
-
-
 MODELS = {
-    "plain": ({"residual": {"kind": "plain", "resize": "projection"}}, set()),
-    "tied": ({"tie_embeddings": True, "attention": {"qk_norm": {"over": "head"}}}, set()),
-    "gpt2": (VARIANTS["gpt2"] | {"tie_embeddings": False}, {"vector", "embedding"}),
-    "gemma3": (VARIANTS["gemma3"] | {"tie_embeddings": False}, set()),
-    "hourglass": (VARIANTS["hourglass"], set()),
-    "moe": (VARIANTS["moe"], {"control", "experts"}),
-    "dynamic": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "linear"}}}, {"control", "vector"}),
-    "static": ({"residual": {**SLOTS, "n_slots": 11, "dynamic": False}}, {"vector"}),
-    "direct": ({"residual": {**SLOTS, "n_slots": 15, "group_norm": "rms"}}, OF_SLOTS),
-    "expand": ({"residual": {**SLOTS, "n_slots": 10, "embedding": "expand", "group_norm": "layer"}}, OF_SLOTS),
-    "slots": ({"residual": {**SLOTS, "n_slots": 9, "embedding": "slot", "reduce": "slot"}, "mtp": {}}, OF_SLOTS),
-    "manifold": ({"residual": {"kind": "manifold", "n_slots": 3}, "mtp": {}}, OF_SLOTS),
-    "mtp": ({"residual": {**SLOTS, "n_slots": 9}, "mtp": {"n_depths": 2}}, OF_SLOTS),
+    "plain": {"residual": {"kind": "plain", "resize": "projection"}},
+    "tied": {"tie_embeddings": True, "attention": {"qk_norm": {"over": "head"}}},
+    "gpt2": VARIANTS["gpt2"] | {"tie_embeddings": False},
+    "gemma3": VARIANTS["gemma3"] | {"tie_embeddings": False},
+    "moe": VARIANTS["moe"],
+    "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "linear"}}},
+    "static": {"residual": {**SLOTS, "n_slots": 11, "dynamic": False}},
+    "expand": {"residual": {**SLOTS, "n_slots": 10, "embedding": "expand", "group_norm": "layer"}},
+    "slots": {"residual": {**SLOTS, "n_slots": 9, "embedding": "slot", "reduce": "slot"}, "mtp": {"n_depths": 2}},
+    "manifold": {"residual": {"kind": "manifold", "n_slots": 3}, "mtp": {}},
 }
-"""Models, and what they hold beside an embedding, gains and hidden matrices."""
 ROLES = [
     (r"(embedding|positions)\.weight", "embedding"),
     (r"head\.weight", "head"),
@@ -58,21 +51,15 @@ def role(name: str, model_name: str) -> str:
 
 @pytest.mark.parametrize("model_name", MODELS)
 def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model_name):
-    changes, further = MODELS[model_name]
     shape = "uniform" if model_name == "manifold" else "x"
-    model = build(config(shape, **changes, **RECIPE), 0)
+    model = build(config(shape, **MODELS[model_name], **RECIPE), 0)
     roles = {name: role(name, model_name) for name, _ in model.named_parameters()}
-    usual = {"embedding", "gain", "matrix"} | (set() if model_name == "tied" else {"head"})
-    assert set(roles.values()) == usual | further
     widths, d_model = model.config.widths, model.config.d_model
     for by_layer, embedding, gains, scales in itertools.product((False, True), repeat=4):
         decays = dict.fromkeys(("head", "matrix", "control", "experts"), True)
         decays |= {"embedding": embedding, "gain": gains, "scale": scales, "vector": False}
-        groups = {
-            name: group
-            for group in grouped_parameters(model, by_layer, embedding, gains, scales)
-            for name in group.names
-        }
+        grouped = grouped_parameters(model, by_layer, embedding, gains, scales)
+        groups = {name: group for group in grouped for name in group.names}
         assert groups.keys() == roles.keys()
         for name, what in roles.items():
             group = groups[name]
@@ -94,22 +81,17 @@ def test_projections_of_the_release_learn_at_the_full_rate_and_decay():
     assert (group.name, group.lr_factor, group.decays, group.are_hidden_matrices) == ("tables", 1, True, False)
 
 
-def of_width(width_multiplier):
-    """Builds models of one form whose width multiplier is a function of the width."""
-
-    def build_at(width: int) -> Decoder:
-        data = {
-            "vocab_size": 61,
-            "d_model": width,
-            "n_layers": 2,
-            "shape": {"kind": "explicit", "widths": [width, width * 3 // 4]},
-            "attention": {"n_heads": 4, "scale": "1/head_dim"},
-            "init": {"std": 0.1, "width_multiplier": width_multiplier(width)},
-            "logit_multiplier": 32 / width,
-        }
-        return build(parse(ModelTemplate, data).resolve(8), 0)
-
-    return build_at
+def of_width(width: int, width_multiplier: float) -> Decoder:
+    data = {
+        "vocab_size": 61,
+        "d_model": width,
+        "n_layers": 2,
+        "shape": {"kind": "explicit", "widths": [width, width * 3 // 4]},
+        "attention": {"n_heads": 4, "scale": "1/head_dim"},
+        "init": {"std": 0.1, "width_multiplier": width_multiplier},
+        "logit_multiplier": 32 / width,
+    }
+    return build(parse(ModelTemplate, data).resolve(8), 0)
 
 
 def test_mup_sets_what_muP_needs_and_refuses_other_values():
@@ -132,10 +114,8 @@ def test_mup_sets_what_muP_needs_and_refuses_other_values():
 def test_coordinates_keep_their_size_when_the_multiplier_follows_the_width():
     """And the check repeats itself, and leaves the global generator alone."""
     tokens, widths, before = random_tokens(4, 17), (32, 64, 128), torch.get_rng_state()
-    mup, again, standard = (
-        coordinate_check(of_width(multiplier), widths, tokens, lr=0.01, n_steps=4)
-        for multiplier in (lambda width: width / 32, lambda width: width / 32, lambda width: 1.0)
-    )
+    mup, again = (coordinate_check(lambda width: of_width(width, width / 32), widths, tokens, 0.01) for _ in range(2))
+    standard = coordinate_check(lambda width: of_width(width, 1.0), widths, tokens, 0.01)
     assert mup == again
     assert torch.equal(before, torch.get_rng_state())
 

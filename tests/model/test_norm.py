@@ -1,11 +1,9 @@
-"""Norms: what they compute and cost."""
+"""Norms: what they compute. Their costs are in test_cost.py."""
 
 import pytest
 import torch
 from comparing import assert_same, random
 from literal_decoder import normalised
-from measured import kept_per_token
-from thinned import in_turn
 
 from widthwise.model.norm import NormConfig, NormSite
 
@@ -51,20 +49,3 @@ def test_a_norm_and_its_gradients_are_the_formula_with_statistics_in_fp32_under_
         rounded = norm(x)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded, norm(x).to(torch.bfloat16), rtol=0, atol=0)
-
-
-@in_turn(
-    ("options", KINDS),
-    ("is_read", [True, False]),
-)
-def test_cost_is_the_parameters_and_what_autograd_keeps(options, is_read):
-    norm, w = built(options, torch.float32), random(1, WIDTH, dtype=torch.float32)
-    cost = NormConfig(**options).cost(WIDTH, n_vectors=3, is_read=is_read)
-    assert cost.params == cost.active_params == sum(p.numel() for p in norm.parameters())
-    # A matrix product keeps what it reads, for the gradient of its weight.
-    w.requires_grad_(is_read)
-
-    def run(n_tokens: int) -> torch.Tensor:
-        return torch.nn.functional.linear(norm(random(n_tokens, 3, WIDTH, dtype=torch.float32).requires_grad_()), w)
-
-    assert kept_per_token(run, length=1) == cost.activation_bytes(bytes_per_element=4)

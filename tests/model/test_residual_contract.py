@@ -90,10 +90,6 @@ def assert_gradients_reach(output: torch.Tensor, *tensors: torch.Tensor) -> None
         assert (gradient != 0).any()
 
 
-def test_config_and_template_have_the_same_kinds():
-    assert {kind_of(cls) for cls in RESIDUALS.configs} == set(TEMPLATES)
-
-
 @pytest.mark.parametrize(("data", "site"), SITES)
 def test_a_site_reads_and_writes_the_promised_widths_token_by_token_and_reaches_every_parameter(data, site):
     template, residual = make(data)
