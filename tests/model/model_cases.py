@@ -105,10 +105,6 @@ VARIANTS = {
     },
     "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
-    "moe_gated": {
-        "ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "ratio": 0.5, "n_shared_experts": 2, "gated_shared": True}
-    },
-    "moe_unnormalised": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "normalised": False}},
     "moe_reordered": {
         "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "d_expert": 7},
         "norm": {"placement": "reordered"},

@@ -45,7 +45,7 @@ OPTIONS = {
     "moe": [
         {"n_experts": 3, "top_k": 2, "ratio": 0.25},
         {"n_experts": 5, "top_k": 5, "ratio": 0.5, "multiple_of": 8, "n_shared_experts": 1},
-        {"n_experts": 4, "top_k": 2, "d_expert": 7, "n_shared_experts": 2},
+        {"n_experts": 4, "top_k": 2, "d_expert": 7, "n_shared_experts": 2, "normalised": False},
         {"n_experts": 3, "top_k": 2, "d_expert": 9, "n_shared_experts": 1, "gated_shared": True},
     ],
     "dynamic": [
@@ -150,15 +150,10 @@ def test_real_widths_cost_what_the_rounded_config_costs_where_nothing_rounds_and
     assert parse(type(config), to_data(config)) == config
 
 
-def model_with(make_ffn) -> ModelConfig:
-    """Two layers of one width. make_ffn: d_model -> the config of their feed-forward."""
+def model_with(ffn) -> ModelConfig:
+    """Two layers of width D_MODEL."""
     model = config("uniform")
-    layers = tuple(layer.model_copy(update={"ffn": make_ffn(layer.d_model)}) for layer in model.layers[:2])
-    return checked_copy(model, "model", layers=layers)
-
-
-def with_ffn(model, change):
-    layers = tuple(layer.model_copy(update={"ffn": change(layer.ffn)}) for layer in model.layers)
+    layers = tuple(layer.model_copy(update={"ffn": ffn}) for layer in model.layers[:2])
     return checked_copy(model, "model", layers=layers)
 
 
@@ -170,8 +165,9 @@ def with_more_units(ffn):
 
 @pytest.mark.parametrize("template", CASES)
 def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_swiglu(template):
-    old = model_with(template.at_width)
-    plan = plan_growth(old, with_ffn(old, with_more_units))
+    ffn = template.at_width(D_MODEL)
+    old = model_with(ffn)
+    plan = plan_growth(old, model_with(with_more_units(ffn)))
     assert sum(plan.new.layers[0].ffn.hidden_widths) > sum(old.layers[0].ffn.hidden_widths)
     assert_preserved(plan)
     assert expansions(plan)
@@ -186,7 +182,7 @@ def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_ta
         assert hf_config(model, n_positions=64)[0].model_type == "mixtral"
     else:
         with pytest.raises(
-            UserError, match=r"^layers\.0\.(ffn|attention)\.(kind|d_shared|bias): got .*; \w+ has .* there"
+            UserError, match=r"^layers\.0\.(ffn|attention)\.(kind|d_shared|bias|normalised): got .*; \w+ has .* there"
         ):
             hf_config(model, n_positions=64)
 
@@ -196,9 +192,8 @@ def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
     """Whatever is neither a hidden width nor kept must make no difference."""
     found = [case.values[0].at_width(D_MODEL) for case in CASES if case.values[0].kind == kind]
     for ffn in found[:: -(-len(found) // 3)]:
-        old = model_with(lambda d_model, ffn=ffn: ffn)
         for other in with_other_values(ffn, found, set(ffn.hidden_axes)):
-            assert_refused_or_preserved(old, with_ffn(old, lambda _, other=other: other))
+            assert_refused_or_preserved(model_with(ffn), model_with(other))
 
 
 HOURGLASS = {"kind": "hourglass", "n_blocks": 2}

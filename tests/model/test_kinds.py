@@ -3,10 +3,11 @@
 from typing import Annotated, Literal
 
 import pytest
+from boxes import refusal
 
 from widthwise.config_io import Config, parse, to_data
-from widthwise.mistakes import UserError
-from widthwise.model.ffn.interface import FEED_FORWARDS, FFNConfig, FFNTemplate, register_ffn
+from widthwise.model.ffn.dense import SwiGLUTemplate
+from widthwise.model.ffn.interface import FEED_FORWARDS, FFNConfig, register_ffn
 from widthwise.model.kinds import Component
 
 
@@ -67,30 +68,19 @@ def test_the_json_schema_has_every_kind():
     ],
 )
 def test_a_mistake_is_described_as_in_a_closed_union(shape, message):
-    with pytest.raises(UserError) as refused:
-        parse(Drawing, {"shapes": [shape]}, "drawing")
-    assert str(refused.value) == f"drawing: {message}"
+    assert refusal(parse, Drawing, {"shapes": [shape]}, "drawing") == f"drawing: {message}"
 
 
-def test_a_config_whose_template_is_refused_is_not_registered():
+def test_a_refused_registration_registers_neither_class():
     class Triangle(Shape):
         kind: Literal["triangle"] = "triangle"
 
     class TriangleTemplate(Config):
         kind: Literal["triangle"] = "triangle"
 
-    with pytest.raises(UserError, match=r"^TriangleTemplate: must be a Shape$"):
-        SHAPES.register(Triangle, TriangleTemplate)
-    assert Triangle not in [*SHAPES.configs]
-
-
-def test_a_feed_forward_that_does_not_say_its_hidden_widths_is_refused_when_it_is_registered():
     class Silent(FFNConfig):
-        kind: Literal["silent"] = "silent"
+        kind: Literal["swiglu"] = "swiglu"
 
-    class SilentTemplate(FFNTemplate):
-        kind: Literal["silent"] = "silent"
-
-    with pytest.raises(UserError, match=r"^Silent\.hidden_axes: must name the fields of hidden units"):
-        register_ffn(Silent, SilentTemplate)
-    assert Silent not in [*FEED_FORWARDS.configs]
+    assert refusal(SHAPES.register, Triangle, TriangleTemplate) == "TriangleTemplate: must be a Shape"
+    assert "Silent.hidden_axes: must name the fields of hidden units" in refusal(register_ffn, Silent, SwiGLUTemplate)
+    assert not {Triangle, Silent} & {*SHAPES.configs, *FEED_FORWARDS.configs}

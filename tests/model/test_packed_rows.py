@@ -5,14 +5,13 @@ from itertools import cycle
 
 import pytest
 import torch
-from model_cases import OVER_WIDTH, VARIANTS, config, decoder, random_tokens, variant
+from model_cases import OVER_WIDTH, decoder, random_tokens, variant
 from torch import Tensor
 from torch.testing import assert_close
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.model.decoder import Decoder
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.yaml_io import merge
 
 pytestmark = pytest.mark.usefixtures("float64")
 EOS, N_TOKENS = 60, 13
@@ -91,14 +90,3 @@ def test_where_a_document_begins_matters_to_learned_positions_and_without_a_mask
     assert_close(unmasked[1], plain[1])  # one document
     assert_close(unmasked[0, :4], plain[0, :4])
     assert ((unmasked[0, 4:] - plain[0, 4:]).abs().max() > 1e-6) == (name != "unrotated")
-
-
-@pytest.mark.parametrize(("changes", "windows"), [({}, set()), ({2: None}, {3}), ({1: None}, {None})])
-def test_masks_are_made_for_windows_of_layers_without_a_cap_alone(changes, windows):
-    """Layers 1 and 3 have no window, the others one of 3 tokens. changes: caps of layers."""
-    layers = {i: {"attention": {"score_cap": cap}} for i, cap in changes.items()}
-    model, rows = decoder(config("x", **merge(VARIANTS["gemma2"], {"layers": layers}))), packed_rows()
-    seen = []
-    model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[1].masks))
-    scores(model, rows, TOLD)
-    assert seen[0].keys() == windows

@@ -9,7 +9,6 @@ from model_cases import KINDS, SLOTS, config, decoder, random_tokens, variant
 from thinned import hard_but, in_turn
 from torch.testing import assert_close
 
-from widthwise.kernels.dispatch import VARIABLE
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.recompute import RECOMPUTE
@@ -64,12 +63,6 @@ OTHERWISE = [
 @pytest.mark.parametrize(("resolved", "how"), OTHERWISE)
 def test_and_with_products_in_bf16_where_widths_are_drawn_and_of_what_layers_choose(resolved, how):
     assert_the_same(resolved, **how)
-
-
-@pytest.mark.parametrize("name", ["moe_reordered", "slots_further_heads"])
-def test_and_in_plain_torch_but_for_the_order_of_sums(name, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "reference")
-    assert_the_same(variant("x", name), atol=1e-13)
 
 
 @in_turn(
