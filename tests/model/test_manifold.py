@@ -33,34 +33,28 @@ def site_and_exit(n: int, dtype=torch.float64, **options):
     return (randomised(module.to(dtype), seed=n) for module in (site, exit_))
 
 
-def literal_reads(mixing, slots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The reads (B, T) of all slots, and other logits, number by number."""
-    n, config = len(slots), mixing.config
-    flat = torch.cat(slots, dim=-1)
-    root = (flat.square().sum(-1) / flat.shape[-1] + config.eps).sqrt()
-    groups = [s for s, size in zip(mixing.scale.weight, mixing._sizes) for _ in range(size)]
-    rows = mixing.dynamic.weight
-    logits = [groups[i] * (flat @ rows[i]) / root + mixing.static.weight[i] for i in range(len(rows))]
-    return [1 / (1 + torch.exp(-z)) + config.coefficient_eps for z in logits[:n]], logits[n:]
+def literal_reads(mixing, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The reads of all slots, (B, T, n), and the other logits. state: (B, T, n, WIDTH)."""
+    config = mixing.config
+    flat = state.flatten(-2)
+    root = (flat.square().sum(-1, keepdim=True) / flat.shape[-1] + config.eps).sqrt()
+    scales = mixing.scale.weight.repeat_interleave(torch.tensor(mixing._sizes))
+    logits = scales * (flat @ mixing.dynamic.weight.T) / root + mixing.static.weight
+    return 1 / (1 + torch.exp(-logits[..., : config.n_slots])) + config.coefficient_eps, logits[..., config.n_slots :]
 
 
-def literal_carry(config, logits: list[Tensor]) -> list[list[Tensor]]:
+def literal_carry(config, logits: Tensor) -> Tensor:
+    """(B, T, n, n): entry (j, k) is what slot j gives to slot k."""
     n, eps = config.n_slots, config.coefficient_eps
     if config.carry == "permutations":
-        exponentials = [torch.exp(z) for z in logits]
-        carry = [[torch.zeros_like(logits[0]) for _ in range(n)] for _ in range(n)]
-        for weight, places in zip(exponentials, itertools.permutations(range(n))):
-            for j, k in enumerate(places):
-                carry[j][k] = carry[j][k] + weight / sum(exponentials)
-        return carry
-    rows = [[torch.exp(z) for z in logits[j * n : (j + 1) * n]] for j in range(n)]
-    carry = [[entry / sum(row) + eps for entry in row] for row in rows]
-    for step in range(2 * config.n_iterations - 1):
-        if step % 2 == 0:
-            totals = [sum(carry[j][k] for j in range(n)) + eps for k in range(n)]
-            carry = [[carry[j][k] / totals[k] for k in range(n)] for j in range(n)]
-        else:
-            carry = [[entry / (sum(row) + eps) for entry in row] for row in carry]
+        exponentials = torch.exp(logits)
+        weights = exponentials / exponentials.sum(-1, keepdim=True)
+        permutations = [torch.eye(n).double()[list(places)] for places in itertools.permutations(range(n))]
+        return sum(weights[..., i, None, None] * permutation for i, permutation in enumerate(permutations))
+    carry = torch.exp(logits).unflatten(-1, (n, n))
+    carry = carry / carry.sum(-1, keepdim=True) + eps
+    for axis in ([-2, -1] * config.n_iterations)[:-1]:  # columns first and last
+        carry = carry / (carry.sum(axis, keepdim=True) + eps)
     return carry
 
 
@@ -78,17 +72,12 @@ def test_a_site_and_the_exit_are_their_formulas(n, options, kernels, monkeypatch
     monkeypatch.setenv("WIDTHWISE_KERNELS", kernels)
     site, exit_ = site_and_exit(n, **options)
     state, update = random(2, 3, n, WIDTH).requires_grad_(), random(2, 3, WIDTH, seed=2).requires_grad_()
-    slots = list(state.unbind(-2))
-    reads, logits = literal_reads(site.mixing, slots)
-    writes, carry = [2 / (1 + torch.exp(-z)) for z in logits[:n]], literal_carry(site.config, logits[n:])
-    x = sum(read[..., None] * slot for read, slot in zip(reads, slots))
-    written = [
-        site.config.multiplier * writes[k][..., None] * update
-        + sum(carry[j][k][..., None] * slots[j] for j in range(n))
-        for k in range(n)
-    ]
-    left = sum(read[..., None] * slot for read, slot in zip(literal_reads(exit_.reduce, slots)[0], slots))
-    literal = [x, torch.stack(written, dim=-2), left]
+    reads, logits = literal_reads(site.mixing, state)
+    writes = site.config.multiplier * 2 / (1 + torch.exp(-logits[..., :n]))
+    carry = literal_carry(site.config, logits[..., n:])
+    written = writes[..., None] * update[..., None, :] + carry.transpose(-1, -2) @ state
+    last_reads, _ = literal_reads(exit_.reduce, state)
+    literal = [(reads[..., None] * state).sum(-2), written, (last_reads[..., None] * state).sum(-2)]
     seen, kept = site.read(state)
     ours = [seen, site.write(kept, update), exit_(state)]
     assert_same(ours, literal, [state, update, *site.parameters(), *exit_.parameters()], rtol=1e-12, atol=1e-12)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from literal_decoder import capped, normalised, sublayers
+from literal_decoder import capped, normalised
 from measured import counted_flops, kept_in_training
 from model_cases import STREAMS, decoder, mtp_config, mtp_decoder, random_tokens
 from torch.nn.functional import cross_entropy
@@ -30,17 +30,12 @@ def without_heads(model: Decoder) -> Decoder:
     return bare
 
 
-def literal_layer(model: Decoder, depth, joined: torch.Tensor) -> torch.Tensor:
-    """The layer of a depth over whole rows, with positions from 0 and a written-out mask."""
-    sizes, residual = model.config.mtp.layer, model.config.residual
-    if residual.kind == "plain":
-        h, (attend, feed) = joined.flatten(2), sublayers(depth.layer, sizes)
-        h = h + residual.multiplier * attend(h)
-        return (h + residual.multiplier * feed(h))[..., None, :]
-    n, rope = joined.shape[1], sizes.attention.rope
-    tables = {rope: rope_table(torch.arange(n)[None], rope)}
+def literal_layer(model: Decoder, depth, slots: torch.Tensor) -> torch.Tensor:
+    """The slots after the layer of a depth over whole rows, with positions from 0 and a written-out mask."""
+    residual, rope, n = model.config.residual, model.config.mtp.layer.attention.rope, slots.shape[1]
+    tables = {} if rope is None else {rope: rope_table(torch.arange(n)[None], rope)}
     context = PassContext(tables, {None: torch.ones(n, n, dtype=torch.bool).tril()})
-    return depth.layer(residual.from_slots(joined), context)[0]
+    return residual.to_slots(depth.layer(residual.from_slots(slots), context)[0], model.config.d_model)
 
 
 def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[torch.Tensor]:
