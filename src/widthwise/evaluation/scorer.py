@@ -56,9 +56,10 @@ class Scorer:
         max_length: longest context of a prediction, in tokens; batch_size: texts per forward pass; autocast_dtype: of
         matrix products, None for the dtype of the weights.
         """
-        if model.positions is not None and max_length > model.positions.n_positions:
+        positions = model.config.positions
+        if positions is not None and max_length > positions.n_positions:
             raise UserError(
-                f"max_length: got {max_length}; the model reads no more than {model.positions.n_positions} tokens"
+                f"max_length: got {max_length}; the model reads no more than {positions.n_positions} tokens"
             )
         self.model = model
         self.tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Linear, Embedding, Vector and norms whose axes have names and sizes.
+"""Linear, Table, Vector and norms whose axes have names and sizes.
 
 Initialisation, muP, counting, growth and export read the names. They are attributes of the module, because a Parameter
 loses its attributes in deepcopy, `to_empty` and sharding. Construct on the meta device to fill weights later.
@@ -80,7 +80,7 @@ class Experts(Linear):
 
 
 class Table(Weight):
-    """A lookup table, whose rows are its in_axes and whose columns are its out_axes."""
+    """A lookup table with a row per token of the vocabulary, or per position: in_axes. Its columns are out_axes."""
 
     @property
     def dimensions(self) -> tuple[Axes, ...]:
@@ -89,21 +89,6 @@ class Table(Weight):
     def forward(self, rows: Tensor) -> Tensor:
         """rows: integers (...) -> (..., size(out_axes))."""
         return nn.functional.embedding(rows, self.weight)
-
-
-class Embedding(Table):
-    """One row per token of the vocabulary."""
-
-    def __init__(self, vocab_size: int, out_axes: Axes):
-        super().__init__({"vocab_size": vocab_size}, out_axes, start=None)
-
-
-class LearnedPositions(Table):
-    """One row per position."""
-
-    def __init__(self, n_positions: int, width: int):
-        super().__init__({"n_positions": n_positions}, {"d_model": width}, start=None)
-        self.n_positions = n_positions
 
 
 class Vector(Weight):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from widthwise.kernels.dispatch import compute_dtype, soft_capped
 from widthwise.kernels.linear_cross_entropy import Head, Teacher, linear_cross_entropy
 from widthwise.kernels.rotary import rope_table
-from widthwise.model.axes import Embedding, LearnedPositions, Linear, Weight
+from widthwise.model.axes import Linear, Table, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices, KVCache, PassContext, Stream, mask_of, padding_documents
 from widthwise.model.initial_weights import drawn, initial_std
@@ -46,8 +46,10 @@ class Decoder(nn.Module):
         residual = config.residual
         d_model = config.d_model
         n_columns = residual.embedding_width(d_model)
-        self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
-        self.positions = None if config.positions is None else LearnedPositions(config.positions.n_positions, n_columns)
+        self.embedding = Table({"vocab_size": config.vocab_size}, {"d_model": n_columns}, start=None)
+        self.positions: Table | None = None
+        if config.positions is not None:
+            self.positions = Table({"n_positions": config.positions.n_positions}, {"d_model": n_columns}, start=None)
         self.entry = residual.build_entry(d_model)
         layers = enumerate(zip(config.layers, config.widths_before))
         self.layers = nn.ModuleList(DecoderLayer(layer, residual, d_before, i) for i, (layer, d_before) in layers)
@@ -268,10 +270,11 @@ class Decoder(nn.Module):
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
         elif positions is None:
             positions = torch.arange(start, start + n_new, device=tokens.device)[None]
-        if self.positions is not None:
+        learned = self.config.positions
+        if learned is not None:
             n_tokens = start + n_new if real is None else int(real.sum(dim=1).max())
-            if n_tokens > self.positions.n_positions:
-                raise ValueError(f"{n_tokens} tokens do not fit into {self.positions.n_positions} learned positions")
+            if n_tokens > learned.n_positions:
+                raise ValueError(f"{n_tokens} tokens do not fit into {learned.n_positions} learned positions")
         ropes = {layer.attention.rope for layer in layers}
         tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         forced = None

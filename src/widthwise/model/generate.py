@@ -85,10 +85,11 @@ def check_prompts(model: Decoder, prompts: Prompts, max_new_tokens: int) -> None
         raise UserError("prompt: is empty; give at least one token for each text")
     n_prompt = max(map(len, prompts))
     n_read = n_prompt + max_new_tokens - 1  # the last token is not read
-    if model.positions is not None and max_new_tokens and n_read > model.positions.n_positions:
+    positions = model.config.positions
+    if positions is not None and max_new_tokens and n_read > positions.n_positions:
         raise UserError(
             f"max_new_tokens: got {max_new_tokens} after a prompt of {n_prompt}; the model reads at most "
-            f"{model.positions.n_positions} tokens, because its positions are learned"
+            f"{positions.n_positions} tokens, because its positions are learned"
         )
 
 
