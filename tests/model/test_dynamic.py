@@ -5,13 +5,14 @@ from itertools import accumulate
 
 import pytest
 import torch
-from comparing import CONTEXT, assert_same, norm_site, random
+from comparing import CONTEXT, assert_same, norm_site, random, randomised
 from dynamic_models import exact_units
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal_decoder import dynamic, width_fraction
 from measured import counted_flops
 from model_cases import config, decoder, random_tokens
+from pydantic import TypeAdapter
 from test_ffn_contract import build, random_input
 from thinned import in_turn
 
@@ -21,6 +22,8 @@ from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.dynamic_module import old_index
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
+from widthwise.model.ffn.width_choice import AnyWidthScore
+from widthwise.model.ffn.width_choice_module import EPS, SCORES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
 
@@ -240,3 +243,40 @@ def test_a_loss_has_the_widths_that_every_layer_chose_and_can_force_them():
     assert [chosen["width_fraction"].unique().tolist() for chosen in narrow.choices] == [[0.25]] * 5
     assert (narrow.losses - full.losses).abs().max() > 1e-3
     torch.testing.assert_close(full.losses, plain_model.loss(*batch).losses)
+
+
+def scored(kind, **options):
+    config = TypeAdapter(AnyWidthScore).validate_python({"kind": kind, **options})
+    return randomised(SCORES[kind](config, D).double())
+
+
+LITERAL_SCORES = {
+    "ln_mean": lambda s, x, stream: (
+        ((x - x.mean(-1, True)) / (x.var(-1, correction=0, keepdim=True) + EPS).sqrt()) * s.scale.weight
+        + s.shift.weight
+    ).mean(-1),
+    "raw_mean": lambda s, x, stream: stream.sum(-1) / D,
+}
+
+
+@pytest.mark.parametrize("kind", LITERAL_SCORES)
+def test_a_score_is_its_formula_times_the_gain(kind):
+    score, x, stream = scored(kind), random(3, 5, D), 3 * random(3, 5, D, seed=2) + 1
+    expected = LITERAL_SCORES[kind](score, x, stream) * score.log_gain.weight.exp()
+    assert_same(score(score.source(x, stream)), expected, score.parameters(), rtol=1e-10, atol=1e-12)
+
+
+def test_the_mean_of_a_layer_norm_of_equal_gains_is_zero_and_says_so():
+    with pytest.warns(UserWarning, match="score has no variance"):
+        score = scored("ln_mean")
+    torch.nn.init.constant_(score.scale.weight, 0.7)
+    torch.nn.init.zeros_(score.shift.weight)
+    assert score(random(3, 5, D)).abs().max() < 1e-12
+
+
+def test_a_random_score_is_uniform_before_the_bias():
+    torch.manual_seed(0)
+    score, x = scored("random", learn_gain=False), torch.zeros(40, 500, D)
+    ordered = torch.sigmoid(score(score.source(x, x))).flatten().sort().values
+    uniform = torch.arange(len(ordered)) / len(ordered)
+    assert (ordered - uniform).abs().max() < 1.95 / math.sqrt(len(ordered))  # Kolmogorov-Smirnov, p = 0.001
