@@ -241,15 +241,5 @@ def mtp_decoder(stream: str = "plain", n_depths: int = 2, **changes) -> Decoder:
     return decoder(mtp_config(stream, n_depths, **changes))
 
 
-def started_from(other: Decoder, resolved: ModelConfig) -> Decoder:
-    """An untrained model but for the weights of another; a wide table gets the columns of a narrow one."""
-    model = build(resolved, seed=9, dtype=other.embedding.weight.dtype)
-    weights = {name: weight for name, weight in other.state_dict().items() if name != "embedding.weight"}
-    assert not model.load_state_dict(weights, strict=False).unexpected_keys
-    with torch.no_grad():
-        model.embedding.weight[:, : resolved.d_model] = other.embedding.weight
-    return model
-
-
 def random_tokens(batch: int, length: int, vocab_size: int = 61, seed: int = 0) -> torch.Tensor:
     return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))

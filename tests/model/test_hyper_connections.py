@@ -5,7 +5,7 @@ test_decoder.py.
 
 import pytest
 import torch
-from model_cases import AS_IN_THE_PAPERS, SLOTS, config, decoder, random_tokens, started_from
+from model_cases import AS_IN_THE_PAPERS, SLOTS, config, random_tokens
 from thinned import in_turn
 
 from widthwise.mistakes import UserError
@@ -58,9 +58,8 @@ class TestBeforeTraining:
     )
     def test_of_layers_of_different_widths_each_reads_and_writes_a_slice_and_carries_the_rest(self, shape, dtype):
         torch.set_default_dtype(dtype)
-        frozen = {**SLOTS, "dynamic": False, "embedding": "pad"}
-        plain = decoder(config(shape), dtype=dtype)
-        model = started_from(plain, config(shape, residual=frozen))
+        frozen = config(shape, residual={**SLOTS, "dynamic": False, "embedding": "pad"})
+        model, plain = (build(resolved, 3, dtype=dtype) for resolved in (frozen, config(shape)))
         tokens, targets = random_tokens(2, 5), random_tokens(2, 5, seed=1)
         assert torch.equal(model(tokens), plain(tokens))
         for each in (model, plain):

@@ -62,10 +62,10 @@ def test_weights_and_losses_are_fp32_under_autocast():
 
 def test_widths_follow_the_layer_or_are_given():
     def widths(d_model, **options):
-        made = parse(MoETemplate, {"kind": "moe", "n_experts": 4, "top_k": 2, **options}).at_width(d_model)
-        return made.d_expert, made.d_shared, made.hidden_widths
+        template = parse(MoETemplate, {"kind": "moe", "n_experts": 4, "top_k": 2, **options})
+        return template.at_width(d_model).hidden_widths
 
-    assert widths(100, ratio=0.37) == (37, 0, (37, 37))
-    assert widths(100, ratio=0.37, multiple_of=8, n_shared_experts=2) == (40, 80, (40, 40, 80))
-    assert widths(1, ratio=0.01) == (1, 0, (1, 1))
-    assert widths(100, d_expert=5, n_shared_experts=1) == (5, 5, (5, 5, 5))
+    assert widths(100, ratio=0.37) == (37, 37)
+    assert widths(100, ratio=0.37, multiple_of=8, n_shared_experts=2) == (40, 40, 80)
+    assert widths(1, ratio=0.01) == (1, 1)
+    assert widths(100, d_expert=5, n_shared_experts=1) == (5, 5, 5)
