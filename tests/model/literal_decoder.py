@@ -51,14 +51,9 @@ def rope(x: Tensor, config) -> Tensor:
         return x
     half = x.shape[-1] // 2
     frequencies = config.rope_frequencies or [config.rope_base ** (-2 * i / x.shape[-1]) for i in range(half)]
-    out = torch.empty_like(x)
-    for position in range(x.shape[1]):
-        for i in range(half):
-            angle = position * frequencies[i]
-            a, b = x[:, position, i], x[:, position, half + i]
-            out[:, position, i] = a * math.cos(angle) - b * math.sin(angle)
-            out[:, position, half + i] = a * math.sin(angle) + b * math.cos(angle)
-    return out
+    angles = torch.arange(x.shape[1])[:, None] * torch.tensor(frequencies, dtype=x.dtype)
+    a, b = x.split(half, dim=-1)
+    return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), dim=-1)
 
 
 def affine(module, x: Tensor) -> Tensor:
