@@ -41,19 +41,13 @@ def literal_layer(model: Decoder, depth, slots: torch.Tensor) -> torch.Tensor:
 def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[torch.Tensor]:
     """The logits of every depth at all positions, written out, where the model reads the first n_inputs tokens."""
     residual, d = model.config.residual, model.config.d_model
-    n_slots, b = residual.slot_shape(d)
     state = residual.to_slots(model.stream(text[:, :n_inputs]), d)
     embedded = residual.to_slots(model.embed(text), d)
     found = []
     for k, depth in enumerate(model.depths, start=1):
         n = n_inputs - k
-        w = depth.w_join.weight
-        # Block by block with one small matrix is one dense map of the whole stream.
-        dense = torch.cat([torch.kron(torch.eye(n_slots), half) for half in (w[:, :b], w[:, b:])], dim=1)
-        h = normalised(depth.state_norm, state[:, :n])
-        e = normalised(depth.embedding_norm, embedded[:, k : k + n])
-        joined = torch.cat((h.flatten(2), e.flatten(2)), dim=-1) @ dense.T
-        state = literal_layer(model, depth, joined.unflatten(-1, (n_slots, b)))
+        halves = normalised(depth.state_norm, state[:, :n]), normalised(depth.embedding_norm, embedded[:, k : k + n])
+        state = literal_layer(model, depth, torch.cat(halves, dim=-1) @ depth.w_join.weight.T)
         hidden = depth.exit(residual.from_slots(state))
         found.append(capped(hidden @ model.head.weight.T * model.config.logit_multiplier, model.config.logit_cap))
     return found
@@ -68,8 +62,8 @@ def test_objective_losses_and_gradients_equal_the_definition(stream):
     expected = []
     for k, logits in enumerate(literal_logits(model, text, n), start=1):
         assert logits.shape[1] == n - k
-        losses = [[cross_entropy(logits[r, i], text[r, i + k + 1]) for i in range(n - k)] for r in range(2)]
-        expected.append(torch.stack([torch.stack(row) for row in losses]))
+        losses = cross_entropy(logits.flatten(0, 1), text[:, k + 1 :].flatten(), reduction="none")
+        expected.append(losses.view(2, n - k))
     torch.testing.assert_close(list(found.mtp_losses), expected, **TIGHT)
     bare = without_heads(model)
     assert list(bare.state_dict()) == [name for name in model.state_dict() if is_main(name)]
