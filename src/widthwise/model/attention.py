@@ -208,9 +208,8 @@ class AttentionTemplate(AttentionOptions):
                 f"ratio: got {self.ratio:g}; must be a fraction of whole numbers up to {LARGEST_DENOMINATOR}, such as "
                 f"{self._fraction or Fraction(1, LARGEST_DENOMINATOR)}"
             )
-        unit, formula = self._unit
-        if self.d_attention is not None and self.d_attention % unit:
-            raise ValueError(f"d_attention: got {self.d_attention}; must be a multiple of {unit} ({formula})")
+        if self.d_attention is not None and self.d_attention % self.unit:
+            raise ValueError(f"d_attention: got {self.d_attention}; must be a multiple of {self.unit} ({self._rule})")
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
         check_head_dim(self.constant_head_dim, self.rope_base is not None)
@@ -222,15 +221,21 @@ class AttentionTemplate(AttentionOptions):
         if self.d_attention is not None:
             return 1
         numerator, denominator = self._fraction.as_integer_ratio()
-        unit, _ = self._unit
-        return unit * denominator // math.gcd(numerator, unit * denominator)
+        return self.unit * denominator // math.gcd(numerator, self.unit * denominator)
 
     @property
-    def _unit(self) -> tuple[int, str]:
-        """A divisor of n_heads * head_dim, and its formula for errors."""
+    def unit(self) -> int:
+        """n_heads * head_dim must be a multiple of this."""
         if self.n_heads is None:
-            return self.constant_head_dim * self.kv_group_size, "head_dim * kv_group_size"
-        return (self.n_heads, "n_heads") if self.rope_base is None else (2 * self.n_heads, "2 * n_heads")
+            return self.constant_head_dim * self.kv_group_size
+        return self.n_heads if self.rope_base is None else 2 * self.n_heads
+
+    @property
+    def _rule(self) -> str:
+        """The formula of the unit, for errors."""
+        if self.n_heads is None:
+            return "head_dim * kv_group_size"
+        return "n_heads" if self.rope_base is None else "2 * n_heads"
 
     @property
     def _fraction(self) -> Fraction:
@@ -255,7 +260,7 @@ class AttentionTemplate(AttentionOptions):
     def at_width(self, d_model: int) -> AttentionConfig:
         """Return the attention of a layer of width d_model. Raise ValueError where heads do not fit the width."""
         if d_model % self.quantum:
-            _, formula = self._unit
+            formula = self._rule
             if self.ratio is not None:
                 formula += f", over ratio {self._fraction}"
             raise ValueError(f"d_model: got {d_model}; attention needs a multiple of {self.quantum} ({formula})")
