@@ -6,8 +6,8 @@ import pytest
 from boxes import refusal
 
 from widthwise.config_io import Config, parse, to_data
-from widthwise.model.ffn.dense import SwiGLUTemplate
 from widthwise.model.ffn.interface import FEED_FORWARDS, FFNConfig, register_ffn
+from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.kinds import Component
 
 

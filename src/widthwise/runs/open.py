@@ -244,7 +244,7 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
         model.eval(),
         tokenizer_of(source.run),
         device,
-        None if model.positions is None else model.positions.n_positions,
+        None if source.model.positions is None else source.model.positions.n_positions,
         source.recipe.seq_len,
         source.recipe,
         source.step,

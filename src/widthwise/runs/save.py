@@ -71,7 +71,8 @@ def _recipe(
 ) -> Recipe:
     """Return the checked recipe of the run."""
     if base is None:
-        n_positions = None if model.positions is None else model.positions.n_positions
+        positions = model.config.positions
+        n_positions = None if positions is None else positions.n_positions
         data = {} if tokenizer is None else {"tokenizer": tokenizer.spec}
         sections = {**first_sections(n_positions), "model": to_data(model.config), "data": data}
         recipe = parse_recipe(sections, "save_run")
