@@ -22,9 +22,9 @@ from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, rel
 from widthwise.computing import Precision
 from widthwise.kernels.dispatch import autocast
 from widthwise.mistakes import UserError
-from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.execution import compile_layers
 from widthwise.model.generate import SamplingConfig, continue_cached
 
 SHAPES = ("uniform", "x", "diamond", "growing", "narrowing")

@@ -17,8 +17,8 @@ from workloads import DTYPES, Size, TrainingStep, cost_ratios
 
 from widthwise.computing import Precision
 from widthwise.kernels.dispatch import autocast
-from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.execution import compile_layers
 
 FLOP_SLACK = 0.03
 """By how much the step-time ratio may exceed the FLOP ratio."""

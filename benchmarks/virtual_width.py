@@ -19,10 +19,10 @@ from workloads import DTYPES, Size, TrainingStep, cost_ratios
 from widthwise.computing import Precision
 from widthwise.config_io import parse
 from widthwise.kernels.dispatch import autocast
-from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import Exit, Site
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.execution import compile_layers
 from widthwise.model.residual.hyper_connections import HyperConnectionsTemplate
 from widthwise.model.residual.manifold import ManifoldTemplate
 from widthwise.model.residual.plain_module import Stream

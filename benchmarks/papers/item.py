@@ -17,9 +17,9 @@ from papers.numbers import DIFFERENCE, DIFFERENCES, Measurements, PrintedPoints,
 from papers.record import Answer, PaperExperiment, PaperItem, PaperLine
 from papers.work import AnyWork, Work
 from widthwise.config_io import Config, check_one_of, nearest_hint, parse
-from widthwise.experiments.sweep import read_all
+from widthwise.experiments.recipes import describes_several, read_all
 from widthwise.mistakes import UserError
-from widthwise.recipe.recipe import Recipe, describes_several, load_recipe
+from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.quantities import TITLES
 from widthwise.records.record import Number, finite

@@ -24,9 +24,9 @@ from widthwise.evaluation.differences import all_differences, models_table
 from widthwise.experiments.fitting import fit_groups
 from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.plan import Plan, run_path
+from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import run_experiment
 from widthwise.experiments.scaling_points import Axes, gather
-from widthwise.experiments.sweep import read_all
 from widthwise.files import write_atomic
 from widthwise.mistakes import counted
 from widthwise.recipe.recipe import load_recipe

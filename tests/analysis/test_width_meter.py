@@ -17,9 +17,9 @@ from widthwise.config_io import parse, to_data
 from widthwise.data.config import open_data
 from widthwise.data.loader import Boundaries, HeldOut
 from widthwise.kernels.sliced_swiglu import bucketed_units
-from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
+from widthwise.model.execution import compile_layers
 from widthwise.training.validation import validate
 
 

@@ -16,7 +16,7 @@ from cases import COMPILED, case
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from train_many import carry_out
 
-from widthwise.model.compiling import compile_layers
+from widthwise.model.execution import compile_layers
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import launched_processes
 from widthwise.training import train_state as train_state_module

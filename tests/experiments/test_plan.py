@@ -10,8 +10,9 @@ from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.plan import Comparison
+from widthwise.experiments.recipes import read_all, read_one
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.sweep import read_all, read_one, read_sweep
+from widthwise.experiments.sweep import read_sweep
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import SealedFile

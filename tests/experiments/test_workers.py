@@ -21,8 +21,9 @@ from tiny_sweeps import recipe_file
 from widthwise.__main__ import handle_signals, stop
 from widthwise.experiments.compare import read_plan
 from widthwise.experiments.jobs import ProcessGroup
+from widthwise.experiments.recipes import read_all
 from widthwise.experiments.running import run_experiment
-from widthwise.experiments.sweep import STUDY_FILE, read_all
+from widthwise.experiments.sweep import STUDY_FILE
 from widthwise.mistakes import UserError
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import launched_processes

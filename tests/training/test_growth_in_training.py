@@ -12,9 +12,9 @@ from thinned import hard_but
 from tiny_runs import outcome, records, resumed_alike, step_config, tiny_recipe, unfinished_copy, weights_at
 
 from widthwise.growth.plan import grown_states
-from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.execution import compile_layers
 from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe

@@ -11,8 +11,8 @@ from thinned import every_pair
 from tiny_runs import Listener, outcome, records, tiny_recipe
 from torch._dynamo.utils import counters
 
-from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
+from widthwise.model.execution import compile_layers
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train

@@ -11,11 +11,10 @@ from widthwise.analysis.meters import Moments
 from widthwise.data.loader import HeldOut
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.kernels.dispatch import autocast
-from widthwise.model.compiling import is_compiled
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.eval_mode import evaluating
+from widthwise.model.execution import evaluating, is_compiled
 from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.records.analysis import ForcedLoss, LayerWidths, TokenWidths
 

@@ -20,7 +20,7 @@ from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.context import Stream
 from widthwise.model.decoder import Decoder
-from widthwise.model.eval_mode import evaluating
+from widthwise.model.execution import evaluating
 from widthwise.model.residual.hyper_connections_module import HyperConnection
 from widthwise.model.residual.manifold_module import ManifoldConnection
 from widthwise.model.residual.slots import SlotsConfig

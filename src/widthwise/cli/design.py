@@ -53,7 +53,7 @@ def schema() -> None:
     Example: `widthwise schema > recipe.schema.json`, then `# yaml-language-server: $schema=recipe.schema.json` as the
     first line of a recipe.
     """
-    from widthwise.experiments.sweep_section import recipe_schema
+    from widthwise.experiments.recipes import recipe_schema
 
     say_json(recipe_schema())
 
@@ -80,7 +80,7 @@ def inspect(
     changes = overrides or ()
     data = read_recipe(recipe, changes)
     if variant is None and against is None and describes_several(data):
-        from widthwise.experiments.sweep import read_all
+        from widthwise.experiments.recipes import read_all
 
         plan = read_all(recipe, changes)
         workload = plan.workload(n_runs=1)
@@ -93,7 +93,7 @@ def inspect(
     if variant is None:
         inspected = parse_recipe(data, str(recipe))
     else:
-        from widthwise.experiments.sweep import read_one
+        from widthwise.experiments.recipes import read_one
 
         inspected = read_one(recipe, changes, variant)
     summary = inspect_recipe(inspected, baseline)

@@ -104,7 +104,7 @@ def plan(
             raise UserError(f"--variant: got {variant!r}; needs a recipe")
         _propose(arguments, devices, wanted, as_json)
         return
-    from widthwise.experiments.sweep import read_one
+    from widthwise.experiments.recipes import read_one
     from widthwise.runs.plan import plan as plan_recipe
 
     path = Path(arguments[0])

@@ -29,7 +29,7 @@ def train(
 
     Example: `widthwise train configs/x_200m.yaml train.seed=1 --out runs/x-seed1`
     """
-    from widthwise.experiments.sweep import read_one
+    from widthwise.experiments.recipes import read_one
 
     loaded = read_one(recipe, overrides or (), variant)
     if dry_run:

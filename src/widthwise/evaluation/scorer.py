@@ -15,7 +15,7 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.batches import Batch, Row, batches
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
-from widthwise.model.eval_mode import evaluating
+from widthwise.model.execution import evaluating
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 """Device type -> largest number of logits computed at once; positions are processed in chunks."""

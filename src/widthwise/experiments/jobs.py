@@ -166,7 +166,7 @@ class JobProcess:
     """A process that does one task after another and reports to an observer in this process."""
 
     connection: Connection
-    """Carries tasks to the process, and its reports back."""
+    """Where its reports arrive, one by one."""
 
     def __init__(self, index: int, jobs: Jobs, observer: Observer):
         """index: of the process among the jobs. observer: of all its tasks."""

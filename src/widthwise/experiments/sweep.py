@@ -1,7 +1,4 @@
-"""The points of a sweep: on its axes, in a grid or chosen by a sampler, or groups at several sizes.
-
-Also reads any recipe of several runs, as a whole or one run of it.
-"""
+"""The points of a sweep: on its axes, in a grid or chosen by a sampler, or groups at several sizes."""
 
 import copy
 import hashlib
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widthwise.config_io import check_one_of, checked_copy, parse, to_data
+from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.experiments.compare import read_plan, with_values
 from widthwise.experiments.matching import (
     MatchConfig,
@@ -22,11 +19,11 @@ from widthwise.experiments.matching import (
     check_trainable,
     match_with_options,
 )
-from widthwise.experiments.plan import Ladder, Plan, Sweep
+from widthwise.experiments.plan import Ladder, Sweep
 from widthwise.experiments.sweep_section import ASPECT, Range, SweepConfig, name_part, point_name
 from widthwise.mistakes import REMOVED, UserError
 from widthwise.model.config import cost_summary
-from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, describes_several, load_recipe, parse_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.quantities import OF_MODELS
 from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name
 
@@ -261,26 +258,3 @@ def read_axes(texts: Iterable[str]) -> dict[str, Any]:
         items = parse_yaml(f"[{values}]", f"--over {key}")
         axes[key] = items[0] if len(items) == 1 and isinstance(items[0], dict) else items
     return axes
-
-
-def read_all(path: Path, overrides: Sequence[str] = (), only: str | None = None) -> Plan:
-    """Return the experiment of a recipe of several runs. only: as in `read_plan`. Raises UserError."""
-    if "compare" in read_recipe(path, overrides):
-        return read_plan(path, overrides, only=only)
-    return read_sweep(path, overrides)
-
-
-def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
-    """Return the recipe of one run: of a plain recipe, or of a variant or point of a recipe that describes several.
-
-    A variant is adjusted as in its experiment, and has the seed of the recipe. Raises UserError.
-    """
-    if variant is None:
-        return load_recipe(path, overrides)
-    if not describes_several(read_recipe(path, overrides)):
-        sections = ", ".join(SEVERAL_RUNS)
-        raise UserError(f"--variant: got {variant!r}, but {path} describes one run; it has none of {sections}")
-    plan = read_all(path, overrides, variant)
-    check_one_of("--variant", variant, plan.recipes)
-    check_trainable(plan.points[variant])
-    return plan.recipes[variant]

@@ -1,24 +1,18 @@
-"""The `sweep:` section of a recipe: axes, each a recipe key with a list of values or a range, groups, and sizes.
-
-Also holds the JSON schema of recipes, because it includes all sections.
-"""
+"""The `sweep:` section of a recipe: axes, each a recipe key with a list of values or a range, groups, and sizes."""
 
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
-from pydantic.json_schema import models_json_schema
 
 from widthwise.config_io import Config
-from widthwise.experiments.compare import CompareConfig
 from widthwise.experiments.matching import ExperimentSection, MatchConfig, MatchSection, without_null
 from widthwise.experiments.plan import ALLOWED_IN_NAMES, MOST_POINTS, check_name
 from widthwise.mistakes import UserError
-from widthwise.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -236,54 +230,3 @@ class SweepConfig(ExperimentSection):
     def matching(self) -> MatchConfig:
         """`match`, or its default."""
         return self.match or MatchConfig(quantity="params" if self.rungs or self.baseline is not None else "none")
-
-
-EXTENDS = {
-    "type": "string",
-    "description": "Recipe that this one changes: a path relative to this file, or the name of a bundled recipe.",
-}
-SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig}
-"""Section of a file that describes several runs -> its config."""
-CHANGES = "Changes"
-"""Name of the definition of changes to the recipe."""
-
-
-def recipe_schema() -> dict[str, Any]:
-    """Return the JSON schema of recipes, including components of installed plugins.
-
-    No key is required, because a recipe may extend another one. The schema does not check that sizes are compatible.
-    """
-    _, schemas = models_json_schema([(config, "validation") for config in (Recipe, *SECTIONS.values())])
-    definitions = _changed(schemas["$defs"], _loosened)
-    recipe = definitions.pop(Recipe.__name__)
-    for config in (*SECTIONS.values(), SweepGroup):
-        definitions[config.__name__] = _changed(definitions[config.__name__], _with_changes)
-    sections = {name: {"$ref": f"#/$defs/{config.__name__}"} for name, config in SECTIONS.items()}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **recipe,
-        "title": "A recipe of widthwise",
-        "properties": {"extends": EXTENDS, **recipe["properties"], **sections},
-        "$defs": {**definitions, CHANGES: {**recipe, "description": "Changes to the recipe."}},
-    }
-
-
-def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a schema with a change applied to each of its mappings, innermost first."""
-    if isinstance(schema, list):
-        return [_changed(item, change) for item in schema]
-    if isinstance(schema, dict):
-        return change({key: _changed(value, change) for key, value in schema.items()})
-    return schema
-
-
-def _loosened(schema: dict[str, Any]) -> dict[str, Any]:
-    """Make all keys optional, including `kind`, so that several alternatives may match."""
-    dropped = ("discriminator", "required", "minProperties") if schema.keys() & {"type", "oneOf"} else ()
-    return {"anyOf" if key == "oneOf" else key: value for key, value in schema.items() if key not in dropped}
-
-
-def _with_changes(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace a mapping without fixed keys, in the section of an experiment, by changes to the recipe."""
-    is_free = schema.get("type") == "object" and schema.get("additionalProperties") is True
-    return {"$ref": f"#/$defs/{CHANGES}"} if is_free else schema

@@ -25,7 +25,7 @@ from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import listed, reading, writing
 from widthwise.mistakes import UserError
 from widthwise.model.dynamic_layers import dynamic_layers
-from widthwise.model.eval_mode import repeatable
+from widthwise.model.execution import repeatable
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.run_dir import RunDir

@@ -15,7 +15,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.context import Choices
 from widthwise.model.decoder import Decoder, Loss, allocate, blueprint
 from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.eval_mode import evaluating
+from widthwise.model.execution import evaluating
 from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig

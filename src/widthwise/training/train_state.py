@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
-from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
+from widthwise.model.execution import compile_layers
 from widthwise.model.memory import allocating
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.shards import put, whole

@@ -25,9 +25,8 @@ from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.kernels.dispatch import autocast
 from widthwise.mistakes import UserError
-from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder
-from widthwise.model.eval_mode import evaluating
+from widthwise.model.execution import evaluating, uncompiled
 from widthwise.model.generate import SamplingConfig, check_prompts, stream_tokens
 from widthwise.model.shards import reshard
 from widthwise.recipe.recipe import Recipe

@@ -8,8 +8,8 @@ from tiny_runs import tiny_recipe
 from torch._dynamo.utils import counters
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
-from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
+from widthwise.model.execution import compile_layers
 
 pytestmark = pytest.mark.hard
 TOKENS = torch.randint(0, 257, (2, 13), generator=torch.Generator().manual_seed(2))
