@@ -90,7 +90,7 @@ BF16_GAIN = 1.3
 
 
 def chosen_precision(folder: Path, observer: Observer | None = None) -> Precision:
-    """Return the precision for recipes with `precision: auto`: that of the runs in a folder, or else the faster one."""
+    """Return the precision for recipes with `precision: auto`: as in the runs of a folder, or else the faster one."""
     from widthwise.recipe.recipe import saved_recipe
 
     for config in (folder / "config.yaml", *sorted(folder.glob("*/*/config.yaml"))):

@@ -90,8 +90,8 @@ class ExplicitShape(UnsolvedShape):
 class ProfileShape(UnsolvedShape):
     """A uniform stream with different numbers of heads or hidden units in each layer, at the cost of the uniform model.
 
-    The numbers of all layers add up to those of the uniform model: whole groups of heads of its size, and hidden widths
-    in multiples of `ffn.multiple_of`.
+    All layers together have as many heads and hidden units as the uniform model. Each layer has whole groups of heads
+    of the uniform size, and a hidden width that is a multiple of `ffn.multiple_of`.
     """
 
     kind: Literal["profile"] = "profile"
