@@ -1,11 +1,11 @@
 """The manifest of a prepared folder, with checksums of all its files, and the identity of a run's data.
 
-train.bin .idx, held_out.bin .idx              token files (shards.py)
-train.names.jsonl, held_out.names.jsonl        the names of their documents (also shards.py), absent for adopted shards
+{train,held_out}.{bin,idx}               token files (shards.py)
+{train,held_out}.names.jsonl             names of their documents (also shards.py), absent for adopted shards
 tokenizer.json or tokenizer_spec.json
-manifest.json                                  written last: a folder without it is not finished
+manifest.json                            written last: a folder without it is not finished
 
-The identity is recorded in `environment.json`; by it a resumed run checks its data.
+`environment.json` records the identity, with which a resumed run checks its data.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from typing import Any, Self
 import pydantic
 
 from widthwise.config_io import Config, parse
-from widthwise.data.shards import ENDING, bin_path, idx_path
+from widthwise.data.shards import NAMES, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import FileRecord, PathInside
 from widthwise.mistakes import UserError
@@ -24,7 +24,7 @@ from widthwise.run_dir import RunDir
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-KEY = "data"
+DATA_KEY = "data"
 """Key of the identity in `environment.json`; null while the run has no data, as after an import."""
 IMPORTED = "imported"
 """Key in `environment.json` of the origin of an imported run."""
@@ -56,13 +56,13 @@ class CorpusIdentity(Config):
 
 
 class DataIdentity(Config):
-    """Base class of identities, which are equal if and only if every byte of two data sets is equal."""
+    """Base class. Two identities are equal if and only if all bytes of the data sets are."""
 
     tokenizer: TokenizerIdentity
 
     def record(self) -> dict[str, Any]:
         """Return the entry of `environment.json`."""
-        return {KEY: self.model_dump()}
+        return {DATA_KEY: self.model_dump()}
 
     def rows(self) -> dict[str, str]:
         """Return the rows of a table that describe the data."""
@@ -180,7 +180,7 @@ class Manifest(Config):
 
     @pydantic.model_validator(mode="after")
     def _check_files(self) -> Self:
-        """Require every file to be listed, because an unlisted file would be read without a check."""
+        """Require shards and tokenizer to be listed, because an unlisted file would be read without a check."""
         shards = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
         missing = [name for name in (*shards, self.tokenizer.file) if name not in self.files]
         if missing:
@@ -193,7 +193,7 @@ class Manifest(Config):
         return FolderIdentity(
             tokenizer=TokenizerIdentity(spec=self.tokenizer.spec, id=self.tokenizer.id),
             corpus=CorpusIdentity(name=self.corpus.name, fingerprint=self.corpus.fingerprint),
-            files={name: record.sha256 for name, record in sorted(self.files.items()) if not name.endswith(ENDING)},
+            files={name: record.sha256 for name, record in sorted(self.files.items()) if not name.endswith(NAMES)},
         )
 
 
@@ -215,23 +215,24 @@ def describe_difference(first: DataIdentity, second: DataIdentity) -> tuple[str,
         and first.tokenizer == second.tokenizer
     ):
         for name in sorted(first.sources.keys() | second.sources.keys()):
-            pair = [identity.sources.get(name) for identity in (first, second)]
-            if pair[0] != pair[1]:
-                return f"source {name}: {pair[0] or 'none'}", f"source {name}: {pair[1] or 'none'}"
+            source = first.sources.get(name)
+            other = second.sources.get(name)
+            if source != other:
+                return f"source {name}: {source or 'none'}", f"source {name}: {other or 'none'}"
     return str(first), str(second)
 
 
-def unseen_data(tokenizer: Tokenizer | None) -> dict[str, Any]:
+def without_data(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the entries of `environment.json` of a run that has no data yet."""
     identity = None if tokenizer is None else {"spec": tokenizer.spec, "id": tokenizer.id}
-    return {KEY: None, TOKENIZER_KEY: identity}
+    return {DATA_KEY: None, TOKENIZER_KEY: identity}
 
 
 def read_identity(environment: Mapping[str, Any], where: str) -> DataIdentity:
     """Return the identity in the content of `environment.json`. Raises UserError, which begins with `where`."""
-    record = environment.get(KEY)
+    record = environment.get(DATA_KEY)
     kind = MixtureIdentity if isinstance(record, Mapping) and "sources" in record else FolderIdentity
-    return parse(kind, record, f"{where}: {KEY}")
+    return parse(kind, record, f"{where}: {DATA_KEY}")
 
 
 def recorded_identity(run: RunDir) -> DataIdentity:
@@ -240,7 +241,7 @@ def recorded_identity(run: RunDir) -> DataIdentity:
 
 
 def check_data_of_run(run: RunDir, data: DataIdentity, than: str, advice: str = "") -> None:
-    """Raise UserError if a run was trained on other data. than: name of `data`; advice: the end of the message."""
+    """Raise UserError if a run was trained on other data. The message names `data` by `than` and ends in `advice`."""
     recorded = recorded_identity(run)
     if recorded != data:
         before, now = describe_difference(recorded, data)
@@ -258,4 +259,4 @@ def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
 def has_seen_data(run: RunDir) -> bool:
     """Return True for a run bound to its data. An imported run accepts any data of its tokenizer until trained."""
     environment = run.environment()
-    return KEY not in environment or environment[KEY] is not None
+    return DATA_KEY not in environment or environment[DATA_KEY] is not None

@@ -35,7 +35,7 @@ DTYPE_OF_CODE = {
 CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 FIRST_VOCAB_OF_INT32 = 65_500
 """Megatron-LM stores smaller vocabularies as uint16."""
-ENDING = ".names.jsonl"
+NAMES = ".names.jsonl"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -52,7 +52,7 @@ def idx_path(prefix: Path) -> Path:
 
 
 def names_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ENDING)
+    return prefix.with_name(prefix.name + NAMES)
 
 
 @contextmanager

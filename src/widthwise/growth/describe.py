@@ -24,7 +24,7 @@ def expansions(plan: GrowthPlan) -> list[str]:
         sizes = *_width(before, after, stream), *_attention(before.attention, after.attention)
         return [*sizes, *after.ffn.growth_in_words(before.ffn)]
 
-    layers: dict[str, list[int]] = {}
+    layers_by_text: dict[str, list[int]] = {}
     for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers)):
         if source is None:
             hidden = ", ".join(str(width) for width in layer.ffn.hidden_widths)
@@ -34,22 +34,23 @@ def expansions(plan: GrowthPlan) -> list[str]:
         else:
             texts = changes(old.layers[source], layer)
         for text in texts:
-            layers.setdefault(text, []).append(j)
+            layers_by_text.setdefault(text, []).append(j)
     lines = []
     if new.d_model != old.d_model:
         lines.append(f"embedding and head: width {old.d_model} -> {new.d_model} (hidden dimension expansion)")
     lines += new.residual.growth_in_words(old.residual)
     if new.mtp is not None and old.mtp is None:
         lines.append(f"MTP heads: {new.mtp.n_depths} added, which do not affect the logits (multi-token prediction)")
-    lines += [f"{_named(members)}: {text}" for text, members in layers.items()]
+    lines += [f"{_spans(members)}: {text}" for text, members in layers_by_text.items()]
     if old.mtp is not None and new.mtp is not None:
         lines += [f"MTP heads: {text}" for text in changes(old.mtp.layer, new.mtp.layer)]
     return lines
 
 
-def _named(layers: list[int]) -> str:
+def _spans(layers: list[int]) -> str:
     """Return "layers 1-3, 6" for [0, 1, 2, 5]; text counts layers from 1, paths such as layers.0 from 0."""
-    spans = [[j + 1 for _, j in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
+    runs = groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])  # the key is equal for consecutive layers
+    spans = [[j + 1 for _, j in run] for _, run in runs]
     text = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
     return f"layer{'s' if len(layers) > 1 else ''} {text}"
 
@@ -61,12 +62,12 @@ def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[st
             "new coordinates: hidden dimension expansion": int((index == FRESH).sum()),
             "coordinates that wider layers had: variable width": int((index == FOREIGN).sum()),
         }
-        names = "; ".join(f"{n} {origin}" for origin, n in origins.items() if n)
-        yield f"width {old.d_model} -> {new.d_model} ({names})"
+        counts = "; ".join(f"{n} {origin}" for origin, n in origins.items() if n)
+        yield f"width {old.d_model} -> {new.d_model} ({counts})"
     for name, verb in (("d_in", "reads"), ("d_out", "writes")):
         before = getattr(old, name)
         after = getattr(new, name)
-        if after != before and not (before == old.d_model and after == new.d_model):
+        if after != before and (before, after) != (old.d_model, new.d_model):
             yield f"{verb} {before} -> {after} coordinates"
 
 
@@ -85,13 +86,13 @@ def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class KeptConstant:
-    """A constant of a grown model that differs from its recipe."""
+    """A constant that preserves the function but differs from the recipe."""
 
     path: str
     """Dotted path in the config of the model, or of layers, such as "layers 1-4: attention.scale"."""
     value: Any
     is_kept: bool
-    """True if the old model has the same value."""
+    """True if the old model has the same value; otherwise growth derived it."""
     wanted: Any
     """Value in the recipe."""
 
@@ -108,14 +109,14 @@ class KeptConstant:
 def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
     """List all differences between the grown config and the requested one: constants, never sizes."""
     old, new, requested = (to_data(model) for model in (plan.old, plan.new, wanted))
-    by_layer = [data.pop("layers") for data in (old, new, requested)]
-    layers: dict[tuple[str, str], tuple[KeptConstant, list[int]]] = {}
+    old_layers, new_layers, requested_layers = (data.pop("layers") for data in (old, new, requested))
+    merged: dict[str, tuple[KeptConstant, list[int]]] = {}
     for j, source in enumerate(plan.correspondence.layers):
-        before = None if source is None else by_layer[0][source]
-        for constant in _differences(before, by_layer[1][j], by_layer[2][j]):
-            key = constant.path, repr((constant.value, constant.is_kept, constant.wanted))
-            layers.setdefault(key, (constant, []))[1].append(j)
-    of_layers = [replace(constant, path=f"{_named(places)}: {constant.path}") for constant, places in layers.values()]
+        before = None if source is None else old_layers[source]
+        for constant in _differences(before, new_layers[j], requested_layers[j]):
+            _, layers = merged.setdefault(repr(constant), (constant, []))
+            layers.append(j)
+    of_layers = [replace(constant, path=f"{_spans(layers)}: {constant.path}") for constant, layers in merged.values()]
     return [*of_layers, *_differences(old, new, requested)]
 
 

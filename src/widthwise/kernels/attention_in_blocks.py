@@ -2,10 +2,10 @@
 
 It is meant for the CPU, and for capped scores on any device, because torch's fused function has no cap.
 
-A block contains some queries of some heads, and the keys up to the last of these queries. Scores of later tokens are
-computed only within a block, and the scores of a block fit into a core's cache. Query heads that share a key-value head
-are rows of the same product, so keys and values are not repeated. The backward pass recomputes the weights of a block:
-keeping them would save a tenth of the time and take T / 2 numbers per head and token.
+A block contains some queries of some heads, and the keys up to the last of these queries, so that few scores of later
+tokens are computed. Query heads that share a key-value head are rows of the same product, so keys and values are not
+repeated. The backward pass recomputes the weights of a block: keeping them would save a tenth of the time and take
+T / 2 numbers per head and token.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from torch import Tensor
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
 
 SCORE_BYTES = {"cpu": 2**21}
-"""Size of a block's scores by device. A quarter of it would fit into a core's cache, but the calls for the additional
+"""Largest size of a block's scores by device. A quarter would fit into a core's cache, but the calls for the additional
 blocks take longer than the cache saves."""
 
 
 def rows_at_once(device_type: str, n_keys: int) -> int:
-    """Return the queries of one key-value head in a block, counted over all query heads of its group.
+    """Return the rows of a key-value head in a block: queries of all heads of its group.
 
     In a short text, more would compute too many scores of later tokens; in a long text, fewer would make too many
     blocks.
@@ -68,7 +68,7 @@ class Blocks:
         self.n_rows = max(1, min(self.n_queries, rows_at_once(queries.device.type, self.n_keys) // self.group_size))
         self.window = window
         self.max_scores = SCORE_BYTES.get(queries.device.type, 2**28) // queries.dtype.itemsize
-        # Added to the scores of some queries and the keys of the same tokens.
+        # The mask of queries and the keys of the same tokens, to add to scores.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
         self.tokens = torch.arange(self.n_rows, device=queries.device)
         self.documents = self.first_keys = None
@@ -88,7 +88,7 @@ class Blocks:
                 yield Block(part, heads, slice(first, stop), n_seen=start - first)
 
     def rows(self, x: Tensor) -> list[Tensor]:
-        """Split (B, n_heads, T, size) into (B n_kv_heads, rows, size). Each token has a row per head of a group."""
+        """Split (B, n_heads, T, size) along T into (B n_kv_heads, rows, size), a row per token and head of a group."""
         parts = x.unflatten(1, (self.n_kv_heads, -1)).transpose(2, 3).split(self.n_rows, dim=2)
         n_heads = self.n_texts * self.n_kv_heads
         return [part.reshape(n_heads, part.shape[2] * self.group_size, x.shape[-1]) for part in parts]
@@ -107,7 +107,7 @@ class Blocks:
         n_tokens = by_token.shape[1]
         by_token[..., block.n_seen :] += self.causal[:n_tokens, None, :n_tokens]
         if self.window is not None and block.n_seen + n_tokens > self.window:
-            # A token misses at most one key more than the token before it, so only the first keys can be too old.
+            # The window moves by one key per token, so only the first n_tokens keys can be too old.
             age = block.n_seen + self.tokens[:n_tokens, None] - self.tokens[:n_tokens]
             by_token[..., :n_tokens].masked_fill_((age >= self.window)[:, None], float("-inf"))
         if self.documents is not None:
@@ -129,8 +129,8 @@ def _first_tokens(documents: Tensor) -> Tensor:
     positions = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     is_first = torch.ones_like(documents, dtype=torch.bool)
     is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    first = order.gather(1, torch.where(is_first, positions, 0).cummax(dim=1).values)
-    return torch.empty_like(order).scatter_(1, order, first)
+    starts = torch.where(is_first, positions, 0).cummax(dim=1).values  # of documents, in sorted order
+    return torch.empty_like(order).scatter_(1, order, order.gather(1, starts))
 
 
 @torch.library.custom_op("widthwise::attention", mutates_args=())
@@ -150,18 +150,18 @@ def forward(
         k, v = (x.flatten(0, 1) for x in (keys, values))
         attended = [part.new_empty(*part.shape[:2], v.shape[-1]) for part in rows]
         for block in blocks:
-            part, heads, seen, _ = block
-            weights = blocks.weights(block, _scores(rows[part][heads], k[heads, seen], score_cap))
-            torch.bmm(weights, v[heads, seen], out=attended[part][heads])
+            part, heads, key_slice, _ = block
+            weights = blocks.weights(block, _scores(rows[part][heads], k[heads, key_slice], score_cap))
+            torch.bmm(weights, v[heads, key_slice], out=attended[part][heads])
         return blocks.joined(attended)
 
 
 @forward.register_fake
 def _(queries, keys, values, scale, documents, window, score_cap):
-    return _empty_rows(queries, values.shape[-1])
+    return _empty_output(queries, values.shape[-1])
 
 
-def _empty_rows(queries: Tensor, size: int) -> Tensor:
+def _empty_output(queries: Tensor, size: int) -> Tensor:
     """Return an empty (B, n_heads, T, size), in memory (B, T, n_heads, size)."""
     n_texts, n_heads, n_queries, _ = queries.shape
     return queries.new_empty(n_texts, n_queries, n_heads, size).transpose(1, 2)
@@ -181,16 +181,16 @@ def backward(
     """Return the gradients of queries, keys and values."""
     with without_autocast(queries):
         blocks = Blocks(queries, keys, documents, window)
-        rows, grads = (blocks.rows(x) for x in (queries * scale, grad))
+        rows, output_grads = (blocks.rows(x) for x in (queries * scale, grad))
         k, v = (x.flatten(0, 1) for x in (keys, values))
         wide = torch.promote_types(queries.dtype, torch.float32)  # for sums over blocks
         grad_k, grad_v = (torch.zeros_like(x, dtype=wide, memory_format=torch.contiguous_format) for x in (k, v))
         grad_rows = [torch.empty_like(part) for part in rows]
         for block in blocks:
-            part, heads, seen, _ = block
-            # A product copies an operand that is not contiguous, every time.
-            block_k, block_v = (x[heads, seen].contiguous() for x in (k, v))
-            block_rows, block_grad = (x[part][heads] for x in (rows, grads))
+            part, heads, key_slice, _ = block
+            # Every product would copy an operand that is not contiguous.
+            block_k, block_v = (x[heads, key_slice].contiguous() for x in (k, v))
+            block_rows, block_grad = (x[part][heads] for x in (rows, output_grads))
             scores = _scores(block_rows, block_k, score_cap)
             slope = None if score_cap is None else 1 - (scores / score_cap).square()
             weights = blocks.weights(block, scores)
@@ -199,8 +199,8 @@ def backward(
             if slope is not None:
                 grad_scores.mul_(slope)
             torch.bmm(grad_scores, block_k, out=grad_rows[part][heads])
-            grad_k[heads, seen] += torch.bmm(grad_scores.transpose(1, 2), block_rows)
-            grad_v[heads, seen] += torch.bmm(weights.transpose(1, 2), block_grad)
+            grad_k[heads, key_slice] += torch.bmm(grad_scores.transpose(1, 2), block_rows)
+            grad_v[heads, key_slice] += torch.bmm(weights.transpose(1, 2), block_grad)
         grad_k, grad_v = (x.to(queries.dtype).unflatten(0, keys.shape[:2]) for x in (grad_k, grad_v))
         return blocks.joined(grad_rows).mul_(scale), grad_k, grad_v
 
@@ -208,7 +208,7 @@ def backward(
 @backward.register_fake
 def _(grad, queries, keys, values, scale, documents, window, score_cap):
     grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (keys, values))
-    return _empty_rows(queries, queries.shape[-1]), grad_k, grad_v
+    return _empty_output(queries, queries.shape[-1]), grad_k, grad_v
 
 
 def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -30,7 +30,7 @@ class InitConfig(Config):
 
 
 class LearnedPositionsConfig(Config):
-    """A table as wide as the token embedding, with a row per position, which is added to the embedding of a token.
+    """A row for each position, as wide as the token embedding, to which it is added.
 
     Sources: Gehring et al. 2017, arXiv:1705.03122; GPT-2, Radford et al. 2019.
     """
@@ -63,12 +63,10 @@ class ModelConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ModelConfig":
-        if self.mtp is not None:
-            layer = self.mtp.layer
-            if set(layer.widths) != {self.d_model}:
-                raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
         d_model = self.d_model
         residual = self.residual
+        if self.mtp is not None and set(self.mtp.layer.widths) != {d_model}:
+            raise ValueError(f"mtp.layer.d_model: got {self.mtp.layer.d_model}; must be the model's, {d_model}")
         with mistakes_at("residual"):
             residual.check_widths(d_model, [width for layer in self.layers for width in layer.widths])
         n_columns = residual.embedding_width(d_model)
@@ -101,7 +99,7 @@ class ModelConfig(Config):
         return sum(1 + layer.ffn.n_residual_additions for layer in self.layers)
 
     def resolve(self, seq_len: int) -> "ModelConfig":
-        """Return the model, as `ModelTemplate.resolve` returns the resolved model."""
+        """Return the model unchanged, for callers that may also have a `ModelTemplate`."""
         return self
 
     @property
@@ -115,7 +113,7 @@ class ModelConfig(Config):
 
     @property
     def stream_width(self) -> int:
-        """Coordinates of the stream: of all slots, or of the widest layer where layers write a prefix of one vector."""
+        """Coordinates of the stream: all slots, or without slots the widest prefix."""
         return max(math.prod(self.residual.slot_shape(self.d_model)), *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
@@ -153,7 +151,7 @@ class ModelConfig(Config):
         return parts
 
     def exit_flops(self, seq_len: int) -> list[float]:
-        """Return the forward FLOPs of a token that leaves the model after each layer, through last norm and head.
+        """Return the forward FLOPs per token with early exit after each layer, including last norm and head.
 
         The first number is for no layer, the last for the whole model without MTP heads.
         """
@@ -161,9 +159,9 @@ class ModelConfig(Config):
         return list(accumulate(layers, initial=_without_mtp(self.end_costs()).forward_flops(seq_len)))
 
     def block_exit_flops(self, seq_len: int) -> list[list[float]]:
-        """Return the forward FLOPs of a token that leaves after each feed-forward block but the last of each layer.
+        """Return the forward FLOPs per token with early exit after each feed-forward block but a layer's last.
 
-        It then passes the last norm and the head. One list per layer, empty unless its feed-forward is a stack.
+        They include last norm and head. One list per layer, empty unless its feed-forward is a stack.
         """
         flops = []
         for layer, after in zip(self.layers, self.exit_flops(seq_len)[1:]):
@@ -180,11 +178,12 @@ class ModelConfig(Config):
         """Parameters that receive no gradient because of the shape.
 
         They read coordinates of the stream that nothing writes, or write coordinates that nothing reads. Some shapes
-        have them by design, such as growing ones, and so have full ends.
+        have them by design, such as growing shapes and full ends.
         """
         sites = [site for layer, d_before in zip(self.layers, self.widths_before) for site in layer.sites(d_before)]
-        idle = self.residual.idle(self.d_model, sites, self.final_norm_width)
-        n_dead = idle.n_params + self.final_norm.cost(max(self.final_norm_width - self.d_model, 0)).params
+        idle = self.residual.idle(self.d_model, sites, self.final_norm_width)  # sites: attention, feed-forward, ...
+        n_beyond_head = max(self.final_norm_width - self.d_model, 0)
+        n_dead = idle.n_params + self.final_norm.cost(n_beyond_head).params
         for layer, (n_unwritten, _), (_, n_unread) in zip(self.layers, idle.sites[::2], idle.sites[1::2]):
             n_dead += layer.n_dead_params(n_unwritten, n_unread)
         if not self.tie_embeddings and self.mtp is None:  # otherwise the head or MTP heads read the whole embedding

@@ -32,16 +32,16 @@ class Rewarmup(Config):
     """Layer of that model from which each layer comes, or null for a new layer."""
 
     @classmethod
-    def after(cls, step: int, choices: GrowthChoices, settling_steps: int, n_left: int, is_verb: bool = False) -> Self:
+    def after(cls, step: int, choices: GrowthChoices, settling_steps: int, n_left: int, is_cli: bool = False) -> Self:
         """Return the rates after a growth with n_left remaining steps.
 
-        By default they rise over settling_steps, the memory of the optimizer. is_verb: the choices are options of
+        By default they rise over settling_steps, the memory of the optimizer. is_cli: the choices are options of
         `widthwise grow`. Raises UserError for more steps than remain.
         """
         steps = min(settling_steps, n_left) if choices.rewarmup_steps is None else choices.rewarmup_steps
         for name, n_steps in (("rewarmup_steps", steps), ("freeze_steps", choices.freeze_steps)):
             if n_steps > n_left:
-                option = f"--{name.replace('_', '-')}" if is_verb else name
+                option = f"--{name.replace('_', '-')}" if is_cli else name
                 raise UserError(f"{option}: got {n_steps}; the run has only {n_left} more steps")
         return cls(after_step=step, steps=steps, freeze_steps=choices.freeze_steps)
 

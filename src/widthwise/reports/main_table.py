@@ -61,12 +61,12 @@ def cell(quantity: Quantity, variant: Variant, outcome: Outcome, is_brief: bool 
         baseline = outcome.baseline_of(variant)
         if baseline is None or baseline.name == variant.name:
             return value, ""
-        times = ratio(quantity.ratio(variant, baseline), sign="" if is_brief else TIMES)
-        return value, f"({times})" if is_brief and times else times
+        return value, ratio(quantity.ratio(variant, baseline), sign="" if is_brief else TIMES)
     if quantity.n_decimals is None:
         return value, ""
-    ends = interval(estimate, 3 if is_brief else quantity.n_decimals, quantity.is_signed)
-    return value, ends.replace(" to ", "…") if is_brief else ends
+    if is_brief:
+        return value, interval(estimate, 3, quantity.is_signed).replace(" to ", "…")
+    return value, interval(estimate, quantity.n_decimals, quantity.is_signed)
 
 
 def _table(
@@ -89,9 +89,9 @@ def _table(
         for row, variant in zip(rows, outcome.variants):
             value, below = cell(column, variant, outcome, is_brief)
             if below and not is_one_line:
-                value += f"\n{below}"
+                value += f"\n({below})" if is_brief and column.has_ratio else f"\n{below}"
             elif below and (column.has_ratio or column.name == JUDGED):
-                value += f" ({below.strip('()')})"
+                value += f" ({below})"
             row += [value, shown_verdict(variant)] if column.name == JUDGED else [value]
     return Table(caption, header, rows, text_columns={verdict})
 
@@ -141,7 +141,7 @@ def notes(outcome: Outcome) -> list[str]:
     lines = []
     for column in main_columns(outcome):
         name, _, place = column.name.partition("_next_")
-        if place:
+        if place:  # an MTP loss, such as val_loss_next_2
             name += "_next"
             values |= {"place": place, "depth": str(int(place) - 1)}
         if name in definitions:
@@ -159,7 +159,7 @@ def doubts(outcome: Outcome) -> list[str]:
 
 
 def settings_of(variant: Variant) -> list[str]:
-    """Return the settings, except of the model, in which a variant differs from its baseline, with both values."""
+    """Return the settings outside the model that differ from the baseline's, with both values."""
     settings = []
     for key, pair in variant.differs_in.items():
         if any(isinstance(value, Mapping) for value in pair):
@@ -217,8 +217,8 @@ def validated_table(outcome: Outcome) -> Table | None:
         for name, score in variant.validated.items():
             row[name] = fixed(score.value.mean, 4)
             if score.difference:
-                ends = interval(score.difference, 4, True)
-                row[name] += f" ({fixed(score.difference.mean, 4, '+')}{ends and f', {ends}'})"
+                details = [fixed(score.difference.mean, 4, "+"), interval(score.difference, 4, True)]
+                row[name] += f" ({', '.join(filter(None, details))})"
     caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
     return by_row(caption, "Variant", cells)
 

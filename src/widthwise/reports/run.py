@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import parse
-from widthwise.data.identity import KEY, read_identity
+from widthwise.data.identity import DATA_KEY, read_identity
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import Evaluation
 from widthwise.records.quantities import OF_MODELS, OF_RUNS
@@ -180,7 +180,7 @@ def data_table(named: Mapping[str, Run]) -> Table:
 def _data_of(run: Run) -> dict[str, str]:
     """Return title -> property of the data of a run. Unknown properties are omitted."""
     column = {}
-    if run.environment.get(KEY):
+    if run.environment.get(DATA_KEY):
         rows = read_identity(run.environment, f"{run.path}/environment.json").rows()
         column = {item: clean(text) for item, text in rows.items()}
     result = run.result

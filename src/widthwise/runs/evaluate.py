@@ -111,7 +111,7 @@ def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str,
         data = PreparedData.open(folder)
         data.check_tokenizer(scorer.tokenizer)
         readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
-    if config.names_nothing:
+    if config.uses_default_text:
         for name, (data, n_tokens) in _own_texts(loaded).items():
             readings[name] = partial(_score_held_out, scorer, data, config.max_tokens or n_tokens, config.stride)
     return readings

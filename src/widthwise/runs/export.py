@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jinja2
 import torch
 
-from widthwise.data.identity import IMPORTED, KEY, recorded_identity
+from widthwise.data.identity import DATA_KEY, IMPORTED, recorded_identity
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.growth.bake import bake_plan, pad_heads_plan
 from widthwise.growth.plan import GrowthPlan
@@ -162,7 +162,7 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
         vocab_size=config.vocab_size,
         recipe=recipe,
         step=step,
-        data=recorded_identity(run) if environment.get(KEY) else None,
+        data=recorded_identity(run) if environment.get(DATA_KEY) else None,
         result=result if result is not None and result.steps == step else None,
         version=environment.get("widthwise"),
         evaluations=evaluations,

@@ -1,5 +1,4 @@
-"""Growth of a run's model, to the model of another recipe or by changes to its sizes, into a run that continues from
-the same step."""
+"""Growth of a run's model to another recipe's or to other sizes, as a new run that continues from the same step."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import torch
 
 from widthwise.config_io import checked_copy, to_data
 from widthwise.data.config import open_data
-from widthwise.data.identity import IMPORTED, KEY, TOKENIZER_KEY, has_seen_data
+from widthwise.data.identity import DATA_KEY, IMPORTED, TOKENIZER_KEY, has_seen_data
 from widthwise.data.loader import Loader
 from widthwise.files import check_free, new_folder
 from widthwise.growth.certificate import certify, model_size
@@ -39,8 +38,8 @@ from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
-"""Keys that describe all layers at once; a model with explicit layers has none of them."""
-DEFAULT = GrowOptions()
+"""Keys that describe all layers at once, which cannot change a model with explicit layers."""
+DEFAULT_OPTIONS = GrowOptions()
 
 
 def grow_run(
@@ -49,7 +48,7 @@ def grow_run(
     to: Path | str | None = None,
     sizes: NewSizes = SAME_SIZES,
     overrides: Sequence[str] = (),
-    options: GrowOptions = DEFAULT,
+    options: GrowOptions = DEFAULT_OPTIONS,
     step: int | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def _wanted_data(
     data = to_data(source.recipe) | {"model": to_data(model), "growth": ()}  # checked together with the overrides
     for override in overrides:  # the run's model has explicit layers
         key = override.partition("=")[0].strip()
-        section, name = [*key.split("."), ""][:2]
+        section, name, *_ = f"{key}.".split(".")
         if key == "model.residual" or (section == "model" and name in OF_ALL_LAYERS):
             raise UserError(
                 f"{key}: {source.run.path} has explicit layers and no rule for all of them; give the run's recipe, as "
@@ -118,11 +117,11 @@ class Intention:
     """The planned growth of a run, made before its weights are read."""
 
     recipe: Recipe
-    """The recipe of the new run, with the new model; `grow_run` sets `scaled` of its optimizer from the plan."""
+    """The recipe of the new run, with the new model; `_carry_out` sets `scaled` of its optimizer."""
     plan: GrowthPlan
     options: GrowOptions
     constants: Sequence[KeptConstant]
-    """Kept constants, in which the new model differs from its recipe."""
+    """Kept constants that differ from the recipe."""
     changes: Sequence[str]
     """Changes of constants, one line each."""
     notes: Sequence[str]
@@ -161,8 +160,8 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
         if event.at_step <= source.step:
             raise UserError(f"growth.{index}: at_step must be above {source.step}, the step that {path} has reached")
     source.run.check_seal(checkpoint_folder.manifest_of(source.saved).seal, source.saved.name)
-    growth = source.recipe.phase_at(source.step).growth
-    for earlier in (growth and growth.rewarmup, source.recipe.rewarmup):
+    last_growth = source.recipe.phase_at(source.step).growth
+    for earlier in (last_growth and last_growth.rewarmup, source.recipe.rewarmup):
         if earlier is not None:
             earlier.check_next(source.step, str(path))
     rewarmup = _rewarmup(source, recipe, plan, options)
@@ -181,7 +180,7 @@ def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: 
     if options.rewarmup_steps is None and options.freeze_steps == 0 and plan.new == plan.old:
         return None
     n_left = recipe.train.steps - source.step
-    rewarmup = Rewarmup.after(source.step, options, recipe.optimizer.settling_steps, n_left, is_verb=True)
+    rewarmup = Rewarmup.after(source.step, options, recipe.optimizer.settling_steps, n_left, is_cli=True)
     if rewarmup.steps == rewarmup.freeze_steps == 0:
         return None
     if rewarmup.freeze_steps == 0:
@@ -283,20 +282,20 @@ def _carry_out(source: RunCheckpoint, intention: Intention, out: Path, observer:
 def _continued_data(
     run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer
 ) -> tuple[dict[str, int], dict[str, Any], list[str]]:
-    """Continue the data of a run at its position if the recipes agree, and restart other data from the beginning.
+    """Continue the data of a run at its position, also in other batches, and restart other data from the beginning.
 
     Returns the state of the loader, empty if it has read no data; the entries of environment.json on the data and the
     imported model; and notes. Unchanged data are not opened. loader: the state of the run's loader. Raises UserError
     if changed data are unavailable or have another tokenizer.
     """
     recorded = run.environment()
-    origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
+    origin = {key: recorded[key] for key in (DATA_KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
     if not has_seen_data(run):
         if old.data != new.data and origin.get(TOKENIZER_KEY) is not None:
             check_tokenizer(run, open_data(new.data, observer.preparing).tokenizer)
         return loader, origin, []
-    settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
-    if settings[0] == settings[1]:
+    before, after = ((recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new))
+    if before == after:
         return loader, origin, []
     data = open_data(new.data, observer.preparing)
     check_tokenizer(run, data.tokenizer)

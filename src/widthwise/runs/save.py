@@ -10,7 +10,7 @@ import torch
 
 from widthwise.config_io import checked_copy, to_data
 from widthwise.data.config import open_data
-from widthwise.data.identity import IMPORTED, describe_difference, unseen_data
+from widthwise.data.identity import IMPORTED, describe_difference, without_data
 from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def save_run(
     if tokenizer is not None:
         check_known(tokenizer, model.config.vocab_size)
     resolved = _recipe(model, tokenizer, recipe, seq_len)
-    provenance = unseen_data(tokenizer)
+    provenance = without_data(tokenizer)
     if data is not None:
         identity = data.identity
         recipe_identity = open_data(resolved.data).identity
@@ -148,7 +148,7 @@ def import_run(
     imported = read_import(source, overrides, recipe, revision, run.tokenizer_folder / JsonTokenizer.file_name)
     config = imported.model.config
     tokenizer = imported.tokenizer
-    write_first(run.path, imported.recipe, imported.model, tokenizer, {**unseen_data(tokenizer), **imported.origin})
+    write_first(run.path, imported.recipe, imported.model, tokenizer, {**without_data(tokenizer), **imported.origin})
     origin = imported.origin[IMPORTED]
     ignored = [] if tokenizer is None else [*map(tokenizer.name_of, range(config.vocab_size, tokenizer.vocab_size))]
     return {

@@ -15,10 +15,10 @@ def _known_device(name: str) -> str:
     import torch
 
     try:
-        has_numbers = torch.empty(0, device=name).device.type != "meta"
+        has_storage = torch.empty(0, device=name).device.type != "meta"
     except (RuntimeError, AssertionError, NotImplementedError):
-        has_numbers = False
-    if not has_numbers:
+        has_storage = False
+    if not has_storage:
         raise ValueError(f"got {name!r}; torch has no such device on this machine")
     return name
 
@@ -52,13 +52,13 @@ class EvaluationConfig(Config):
     stride: pydantic.PositiveInt | None = None
     """Tokens that each window over a text predicts; fewer give more context and take longer; default: all of them."""
     max_tokens: pydantic.PositiveInt | None = None
-    """Maximum number of tokens to read of each text; default: all, for the run's held-out text as in validations."""
+    """Maximum number of tokens of each text; default: all, but as in validations for the run's held-out text."""
     limit: pydantic.PositiveInt | None = None
     """Maximum number of items of each task, from the front."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "EvaluationConfig":
-        reads_text = bool(self.texts or self.data) or self.names_nothing
+        reads_text = bool(self.texts or self.data) or self.uses_default_text
         for key, has_effect, needed in (
             ("num_fewshot", self.tasks, "tasks of lm-evaluation-harness"),
             ("limit", self.tasks or self.task_files, "a task"),
@@ -70,6 +70,6 @@ class EvaluationConfig(Config):
         return self
 
     @property
-    def names_nothing(self) -> bool:
-        """True where neither text nor task is named."""
+    def uses_default_text(self) -> bool:
+        """True without texts and tasks."""
         return not (self.texts or self.data or self.task_files or self.tasks)
