@@ -180,7 +180,7 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
                 elif not reuse:
                     raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
             finally:
-                lock.unlink(missing_ok=True)  # a process that waits for it notices, and creates another
+                lock.unlink(missing_ok=True)  # a waiting process notices, and creates another
     return PreparedData.open(out)
 
 
@@ -237,18 +237,18 @@ def adopt(
     """
     paths = {"train": Path(train), "held_out": Path(held_out)}
     files = {name: _token_files(path) for name, path in paths.items()}
-    opened = open_tokenizer(tokenizer)
-    stats = {name: [bin_path(file.prefix).stat() for file in parts] for name, parts in files.items()}
-    train_files, held_out_files = ({(stat.st_dev, stat.st_ino) for stat in stats[name]} for name in paths)
-    if train_files & held_out_files:
+    opened_tokenizer = open_tokenizer(tokenizer)
+    stats = {name: [bin_path(shard.prefix).stat() for shard in shards] for name, shards in files.items()}
+    inodes = {name: {(stat.st_dev, stat.st_ino) for stat in stats[name]} for name in files}
+    if inodes["train"] & inodes["held_out"]:
         raise UserError(f"{held_out}: is both train and held-out; held-out text must not be in the training text")
 
     def fill(folder: Path) -> None:
-        splits = Splits(**{name: counted(parts, opened, progress) for name, parts in files.items()})
-        for name, parts in files.items():
-            if len(parts) == 1:
+        splits = Splits(**{name: counted(shards, opened_tokenizer, progress) for name, shards in files.items()})
+        for name, shards in files.items():
+            if len(shards) == 1:
                 for path_of in (bin_path, idx_path):
-                    source = path_of(parts[0].prefix)
+                    source = path_of(shards[0].prefix)
                     target = path_of(folder / name)
                     try:
                         os.link(source.resolve(), target)  # a link to a relative symbolic link would dangle
@@ -257,11 +257,12 @@ def adopt(
                         with refusing(f"{target}: cannot be copied from {source}", OSError):
                             shutil.copyfile(source, target)
                             fsync_file(target)
-                continue
-            with ShardWriter(folder / name, token_dtype(opened.vocab_size)) as writer:
-                for tokens, lengths in (part for file in parts for part in file.parts(CHECKED_TOKENS_AT_ONCE)):
-                    writer.add(tokens.astype(writer.dtype), lengths)
-        opened.save(folder)
+            else:
+                with ShardWriter(folder / name, token_dtype(opened_tokenizer.vocab_size)) as writer:
+                    for shard in shards:
+                        for tokens, lengths in shard.parts(CHECKED_TOKENS_AT_ONCE):
+                            writer.add(tokens.astype(writer.dtype), lengths)
+        opened_tokenizer.save(folder)
         records = record_files(folder, progress)
         checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
         corpus = CorpusRecord(
@@ -270,7 +271,7 @@ def adopt(
             n_documents=splits.n_documents,
             n_bytes=splits.n_bytes,
         )
-        write_manifest(folder, tokenizer=opened, corpus=corpus, splits=splits, files=records)
+        write_manifest(folder, tokenizer=opened_tokenizer, corpus=corpus, splits=splits, files=records)
 
     return assemble(out, fill)
 
@@ -286,7 +287,7 @@ def _token_files(path: Path) -> list[TokenFile]:
 
 
 def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
-    """Return the counts of token files, after reading all of them."""
+    """Check all tokens of some files and return their counts. Raises UserError for an empty file or a wrong token."""
     byte_lengths = tokenizer.token_byte_lengths()
     n_bytes = 0
     for tokens in files:

@@ -18,9 +18,9 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.execution import evaluating
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
-"""Device type -> largest number of logits computed at once; positions are processed in chunks."""
+"""Device type -> largest number of logits computed at once; 2**24 on other devices."""
 BATCHES_AT_ONCE = 64
-"""Number of batches whose windows are held in memory at a time: a long text with a short stride has very many."""
+"""Number of batches whose windows are held in memory: with a short stride a long text has many windows."""
 
 Request = tuple[Sequence[int], Sequence[int]]
 """The token ids of a context and of its continuation."""
@@ -74,18 +74,18 @@ class Scorer:
     ) -> list[np.ndarray]:
         """Return the negative log-likelihood of every token of each document, in nats, float64 (n_tokens,).
 
-        stride: tokens predicted by a window of max_length tokens, from 1 (longest contexts, highest cost) to max_length
-        (default: windows do not overlap, as in lm-eval, whose `context_len` is max_length - stride + 1). prefix: the
-        token before each document, by default `bos_id` or else the end-of-text token.
+        stride: tokens predicted by a window, from 1 (longest contexts, highest cost) to max_length (default, as in
+        lm-eval: windows do not overlap); lm-eval's `context_len` is max_length - stride + 1. prefix: the token before
+        each document, by default `bos_id` or else the end-of-text token.
         """
-        first = self.tokenizer.encode_prompt("")[0] if prefix is None else prefix
+        prefix = self.tokenizer.encode_prompt("")[0] if prefix is None else prefix
         stride = self.max_length if stride is None else stride
         requests = (
             (index, request)
             for index, document in enumerate(documents)
-            for request in windows(document, first, self.max_length, stride)
+            for request in windows(document, prefix, self.max_length, stride)
         )
-        pieces = [[np.zeros(0)] for _ in documents]
+        pieces = [[np.zeros(0)] for _ in documents]  # an empty document has no requests
         n_done = 0
         while part := list(islice(requests, BATCHES_AT_ONCE * self.batch_size)):
             scored = self.continuations([request for _, request in part], n_done, sum(map(len, documents)))
@@ -99,10 +99,10 @@ class Scorer:
     ) -> list[Continuation]:
         """Return the likelihood of each continuation, in the order of the requests.
 
-        An empty context means the end-of-text token, the beginning of a document. Requests are truncated to their
-        rightmost max_length + 1 tokens, after `bos_id` if there is one. The model reads a beginning shared by adjacent
-        requests, such as the choices of a question, once. n_before, n_total: for `on_progress`, tokens predicted by
-        earlier calls and by all calls.
+        An empty context means the beginning of a document: `bos_id`, or else the end-of-text token. Requests keep their
+        last max_length + 1 tokens, including a first `bos_id` if the tokenizer has one. A beginning shared by adjacent
+        requests, such as the choices of a question, is read once. n_before, n_total: for `on_progress`, tokens
+        predicted by earlier calls and by all calls.
         Raises UserError for an empty continuation and for one that is too long.
         """
         rows = []
@@ -112,16 +112,17 @@ class Scorer:
                     f"continuation: has {len(continuation)} tokens; allowed: 1 to max_length = {self.max_length}"
                 )
             tokens = [*(context or self.tokenizer.encode_prompt("")), *continuation][-(self.max_length + 1) :]
-            if self.tokenizer.bos_id not in (None, tokens[0]):
-                tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]  # replaces the first token of a full row
+            if self.tokenizer.bos_id is not None and tokens[0] != self.tokenizer.bos_id:
+                tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]
             rows.append(Row(tokens, len(continuation)))
         n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
+        n_done = n_before
         scores: dict[int, Continuation] = {}
         with evaluating(self.model) as device:
             for batch in batches(self.model, rows, self.batch_size):
-                scores |= zip(batch.rows, self._score(batch, rows, device))
-                n_before += sum(rows[index].n_predicted for index in batch.rows)
-                self.on_progress(n_before, n_total)
+                scores.update(zip(batch.rows, self._score(batch, rows, device)))
+                n_done += sum(rows[index].n_predicted for index in batch.rows)
+                self.on_progress(n_done, n_total)
         return [scores[index] for index in range(len(rows))]
 
     def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> list[Continuation]:
@@ -141,14 +142,14 @@ class Scorer:
         ends = np.cumsum([row.n_predicted for row in members])[:-1]
         nats_by_row = np.split(torch.cat(nats).double().cpu().numpy(), ends)
         greedy_by_row = np.split(torch.cat(is_greedy).cpu().numpy(), ends)
-        return [Continuation(*row) for row in zip(nats_by_row, [bool(tokens.all()) for tokens in greedy_by_row])]
+        return [Continuation(nats, bool(greedy.all())) for nats, greedy in zip(nats_by_row, greedy_by_row)]
 
 
 def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) -> Iterator[Request]:
     """Cut a document into requests that predict every token once, with as much context as fits.
 
-    The first window predicts max_length tokens, the others `stride` tokens and the last one the rest, all but the first
-    from max_length tokens. Raises UserError for a stride that is not from 1 to max_length.
+    The first window predicts max_length tokens. Later windows read max_length tokens and predict `stride` tokens, the
+    last window the rest. Raises UserError for a stride that is not from 1 to max_length.
     """
     if not 1 <= stride <= max_length:
         raise UserError(f"stride: got {stride}; must be from 1 to max_length = {max_length}")
@@ -163,8 +164,8 @@ def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) ->
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
     """Encode contexts and continuations as `lm_eval.api.model.TemplateLM._encode_pair` does.
 
-    Spaces at the end of a context move to the continuation, because tokens begin with their space. The continuation has
-    the tokens of the whole text after as many as the context has.
+    Spaces at the end of a context move to the continuation, because tokens begin with their space. The continuation is
+    the encoded whole text without its first n tokens, with n the length of the encoded context.
     """
     wholes = tokenizer.encode_batch([context + continuation for context, continuation in pairs])
     contexts = tokenizer.encode_batch([context.rstrip() for context, _ in pairs])

@@ -1,8 +1,8 @@
 """The `compare:` section of a recipe: named variants of it, or several recipes, matched to the first.
 
 Learning rates, and other values of training, can be read from a sweep of the variants. Each variant gets the values of
-its best point. The choice is fair if all variants had the same grid and the same share of their steps, with seeds and
-held-out text that the comparison does not report.
+its best point. The choice is fair if all variants were swept over the same grid and for the same share of their steps,
+with seeds and held-out text that the comparison does not report.
 """
 
 import json
@@ -40,7 +40,7 @@ from widthwise.runs.listing import stop_message
 from widthwise.yaml_io import apply_overrides, merge, read_recipe, recipe_name
 
 SECTIONS = ("optimizer.", "schedule.", "train.")
-"""Prefixes of the keys whose values are read: other keys change the model or the held-out text."""
+"""Prefixes of the keys that the sweep may vary: other keys change the model or the held-out text."""
 SHARED = ("model", "seq_len", "optimizer", "schedule", "growth", "train.batch_size")
 """Prefixes of the keys that must be equal in the sweep and in the comparison."""
 SHORTENED = ("schedule.warmup_steps", "schedule.decay_steps")
@@ -93,8 +93,8 @@ def read_plan(
 ) -> Comparison:
     """Return the comparison of the `compare:` section of one recipe, or of several recipes with the baseline first.
 
-    seeds, match, adjust: replace those keys of the section. only: the variant that is used, so that no other one is
-    adjusted or checked. rates_from: folder of a sweep with the values of each variant. Raises UserError.
+    seeds, match, adjust: replace those keys of the section. only: the one variant to adjust; then none is checked.
+    rates_from: folder of a sweep with the values of each variant. Raises UserError.
     """
     files = listed(paths)
     data = dict[str, Any]()
@@ -118,9 +118,9 @@ def read_plan(
         options = {"seeds": list(seeds), "match": match_with_options(section.get("match"), match, adjust)}
         section = section | {key: value for key, value in options.items() if value}
     config = parse(CompareConfig, section, where)
-    recipes = recipes or {
-        name: parse(Recipe, merge(data, change), f"{where}.variants.{name}") for name, change in config.variants.items()
-    }
+    if not recipes:
+        for name, change in config.variants.items():
+            recipes[name] = parse(Recipe, merge(data, change), f"{where}.variants.{name}")
     points = {name: Point(name, recipe) for name, recipe in recipes.items()}
     baseline = next(iter(points.values()))
     for name, point in points.items():
@@ -231,10 +231,10 @@ def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
     for point in sweep.of_group(name):
         if isinstance(point, OpenPoint):
             runs = (RunDir(folder / run_path(point.name, seed)) for seed in sweep.seeds)
-            if not any(map(stop_message, runs)):
+            if not any(map(stop_message, runs)):  # only diverged runs have one
                 raise UserError(f"{where}: {point.name} failed: {point.reason}; repeat the sweep")
-    finished = (point for point in sweep.variants if point.group == name and point.has_loss)
-    best = next(finished, None)
+    # sweep.variants is sorted by loss.
+    best = next((point for point in sweep.variants if point.group == name and point.has_loss), None)
     if best is None:
         raise UserError(f"{where}: all runs of {name} diverged; sweep other values")
     return best
@@ -243,7 +243,7 @@ def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
 def _check_recipe(name: str, recipe: Recipe, tried: Recipe, where: str) -> None:
     """Raise UserError unless a run of the sweep trained the variant, and was judged on different held-out text.
 
-    recipe: the variant with its values.
+    recipe: the variant with its values; tried: that run's recipe.
     """
     for key, swept, compared in differences(to_data(tried), to_data(recipe.resolved())):
         if key.startswith(SHARED) and key not in SHORTENED:

@@ -1,4 +1,4 @@
-"""RMSNorm whose backward pass needs only its output, which the next matrix product keeps anyway, so no extra memory.
+"""RMSNorm that keeps its output, not its input, for the backward pass: the next matrix product needs it anyway.
 
 Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """
@@ -18,7 +18,6 @@ def reference_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_
     """Return gain * x / sqrt(sum(x^2) / norm_dim + eps) over the last axis, computed in fp32 or wider.
 
     stat_width: number of leading coordinates in the sum of squares; None: all.
-
     x: (..., n), gain: (n,), or (groups, n) for x (..., groups, n) -> the shape of x, in the autocast dtype if autocast
     is on, otherwise in the dtype of x.
     """
@@ -52,9 +51,8 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
         output, normalised, inverse_rms, gain = ctx.saved_tensors
-        wide = inverse_rms.dtype
         # With y = gain * x / r, r = rms: dx = (grad * gain - (x / r) * sum(grad * y) / norm_dim) / r.
-        grad, output = (x.to(wide) for x in (grad, output))
+        grad, output = (x.to(inverse_rms.dtype) for x in (grad, output))
         product = grad * output
         projection = product.sum(dim=-1, keepdim=True).mul_(inverse_rms).div_(ctx.norm_dim)
         if normalised is None:
@@ -62,6 +60,7 @@ class _RMSNorm(torch.autograd.Function):
             normalised = output / gain
         else:
             grad_gain = (grad * normalised).reshape(-1, *gain.shape).sum(dim=0)
+        # Reuses the memory of product.
         grad_x = torch.mul(grad, gain, out=product).mul_(inverse_rms).addcmul_(normalised, projection, value=-1)
         return grad_x.to(ctx.input_dtype), grad_gain.to(gain.dtype), None, None, None
 

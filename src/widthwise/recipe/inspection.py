@@ -41,7 +41,7 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
 
 
 def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
-    """Return the compared costs of a model over the baseline's."""
+    """Return each compared cost of a model divided by the baseline's."""
     return {
         name: quantity.of_cost(cost) / quantity.of_cost(baseline)
         for name, quantity in OF_MODELS.items()
@@ -52,9 +52,9 @@ def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
     """Return the output of `inspect --json`: costs, a row per layer, and the costs of a baseline with ratios to it.
 
-    The baseline is the model of `against`, by default `ModelTemplate.baseline`. The costs of a model that grows are of
-    the last one, and `growth` has the first step, the size, and the tokens and compute of each. Raises UserError for a
-    recipe that `train` refuses.
+    The baseline is the model of `against`, by default `ModelTemplate.baseline`. If the model grows, costs are the last
+    model's, and `growth` has the first step, tokens, size and compute of each phase. Raises UserError for a recipe that
+    `train` refuses.
     """
     recipe.check()
     section = recipe.phases[-1].section
@@ -80,13 +80,13 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     if dynamic_layers(recipe.final_model):
         summary["chosen_flops"] = _chosen_flops(recipe)
     if recipe.growth:
-        until = recipe.training_flops_until
+        flops_until = recipe.training_flops_until
         summary["growth"] = [
             {
                 "step": phase.start,
                 "n_tokens": (phase.end - phase.start) * recipe.tokens_per_step,
                 "params": phase.model.cost().params,
-                "pflops_days": pflops_days(until(phase.end) - until(phase.start), 1),
+                "pflops_days": pflops_days(flops_until(phase.end) - flops_until(phase.start), 1),
             }
             for phase in recipe.phases
         ]
@@ -96,7 +96,7 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
 def _chosen_flops(recipe: Recipe) -> dict[str, float]:
     """Return the forward FLOPs per token of the final model, including the head, at different hidden widths.
 
-    Keys: `narrowest`, `target` if there is a width budget, and `full`. Fractions of a unit count as fractions.
+    Keys: `narrowest`, `target` if there is a width budget, and `full`. Widths are not rounded to whole units.
     """
     model = recipe.final_model
     budget = recipe.train.width_budget

@@ -1,7 +1,4 @@
-"""Statistics of the activations of trained models over one text: the content of analysis.json.
-
-All models read the same text, each with its tokenizer.
-"""
+"""Statistics of the activations of trained models over one text: the content of analysis.json."""
 
 import json
 import math
@@ -41,8 +38,8 @@ TOKENS_AT_ONCE = 4096
 N_IN_TITLE = 3
 """Largest number of models that the title names."""
 SPARE_TOKENS = 16
-TORN = "\N{REPLACEMENT CHARACTER}"
-"""The replacement character, to which a tokenizer decodes part of a character."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""Decoded text of a part of a character."""
 
 
 def analyse(
@@ -58,8 +55,8 @@ def analyse(
     """Return statistics of every model over the same text, each with its tokenizer.
 
     sources: run directories or Hugging Face folders. text: a file or folder as `data prepare` reads it; default: the
-    held-out documents of the first run's data. n_tokens: targets of the first model, in whole windows of seq_len
-    (default: of its recipe); the other models read the same amount of text. batch_size: windows of a forward pass.
+    held-out documents of the first run's data. n_tokens: targets of the first model, cut to whole windows; the other
+    models read the same amount of text. seq_len: default: the first model's. batch_size: windows of a forward pass.
     step: of the checkpoint of every run; default: its newest undamaged one. every_checkpoint: analyse all
     checkpoints of every run, each as a separate model. Models are loaded one at a time, and memory does not grow with
     the text. Raises UserError for a model or text that cannot be read.
@@ -69,12 +66,12 @@ def analyse(
     paths = _named([Path(path) for path in listed(sources)])
     for path in paths.values():
         check_model(path, step)
-    checkpoints = {name: (path, step, None) for name, path in paths.items()}
+    checkpoints = {name: (path, step, None) for name, path in paths.items()}  # path, step, run
     if every_checkpoint:
         checkpoints = {
-            f"{name}, step {saved}": (path, saved, name)
+            f"{name}, step {saved_step}": (path, saved_step, name)
             for name, path in paths.items()
-            for saved in kept_steps(path, observer.message)
+            for saved_step in kept_steps(path, observer.message)
         }
     first = next(iter(paths.values()))
     if text is not None:
@@ -87,15 +84,14 @@ def analyse(
     tokens_of: dict[str, TokenFile] = {}  # by tokenizer
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / "text.jsonl"
-        for name, (path, saved, run) in checkpoints.items():
-            model = open_model(path, step=saved)
+        for name, (path, saved_step, run) in checkpoints.items():
+            model = open_model(path, step=saved_step)
             tokenizer = model.tokenizer
+            seq_len = seq_len or model.seq_len
             if not models:
-                seq_len = seq_len or model.seq_len
                 if n_tokens < seq_len:
                     raise UserError(f"tokens: got {n_tokens}; must be at least one window, seq_len = {seq_len}")
                 cut_text(corpus, tokenizer, n_tokens, beginning)
-            assert seq_len is not None
             if model.n_positions is not None and seq_len > model.n_positions:
                 raise UserError(f"seq_len: got {seq_len}; {name} was made for at most {model.n_positions} tokens")
             if tokenizer.id not in tokens_of:
@@ -108,15 +104,16 @@ def analyse(
                 )
             # Models with the tokenizer of the first read exactly the same windows.
             max_tokens = n_tokens if tokenizer.id == next(iter(tokens_of)) else None
-            text_windows = TokenisedText(tokens, tokenizer)
             n_rows = batch_size or max(1, TOKENS_AT_ONCE // seq_len)
-            held_out = HeldOut(text_windows, seq_len, n_rows, max_tokens, "fp32")
+            held_out = HeldOut(TokenisedText(tokens, tokenizer), seq_len, n_rows, max_tokens, "fp32")
             models.append(_analysed(name, run, model, held_out, options, observer))
             del model  # before the next is loaded
     assert seq_len is not None
     names = list(paths)
+    if len(names) > N_IN_TITLE:
+        names = [names[0], f"{len(names) - 1}-others"]
     return Analysis(
-        title="-vs-".join(names if len(names) <= N_IN_TITLE else [names[0], f"{len(names) - 1}-others"]),
+        title="-vs-".join(names),
         command=command_line(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         text=AnalysedText(source=corpus.name, seq_len=seq_len, n_tokens=models[0].n_tokens),
@@ -171,14 +168,13 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     n_parts = 1
     while len({path.parts[-n_parts:] for path in resolved}) < len(resolved):
         n_parts += 1
-    return {"/".join(whole.parts[-n_parts:]): path for whole, path in zip(resolved, paths)}
+    return {"/".join(absolute.parts[-n_parts:]): path for absolute, path in zip(resolved, paths)}
 
 
 def held_out_text(data: OpenedData) -> Corpus:
     """Return the held-out documents of prepared data, decoded from their tokens.
 
-    Documents of a mixture come in the proportions of its tokens, as closely as whole documents can, and end when the
-    next source has no document left.
+    Documents of a mixture are interleaved so that tokens follow the weights, and end when the next source has none.
     """
     if isinstance(data, MixedData):
         names = ", ".join(source.manifest.corpus.name for source in data.sources.values())
@@ -194,7 +190,7 @@ def _held_out_documents(data: PreparedData) -> Iterator[Document]:
 
 
 def _mixed_documents(data: MixedData) -> Iterator[Document]:
-    """Yield the next document of the source with the fewest tokens over its weight."""
+    """Yield documents, the next always from the source with the fewest tokens relative to its weight."""
     documents = {name: _held_out_documents(source) for name, source in data.sources.items()}
     n_read = dict.fromkeys(data.sources, 0)
     tokens_over_weight = dict.fromkeys(data.sources, Fraction(0))
@@ -212,20 +208,20 @@ def _mixed_documents(data: MixedData) -> Iterator[Document]:
 def cut_text(text: Corpus, tokenizer: Tokenizer, n_tokens: int, path: Path) -> None:
     """Write the beginning of a text to a file, so that it is cut once and not held in memory.
 
-    It has n_tokens tokens and SPARE_TOKENS, which allow for a last document that is cut within a word, or is the whole
-    text. Raises UserError for an empty text.
+    It has n_tokens and SPARE_TOKENS more, because a document that is cut within a word can become fewer tokens.
+    Raises UserError for an empty text.
     """
-    n_left = n_tokens = n_tokens + SPARE_TOKENS
+    n_left = n_tokens + SPARE_TOKENS
     with writing(path), open(path, "x", encoding="utf-8") as file:
         for document in text:
             ids = tokenizer.encode(document.text)
             is_whole = len(ids) < n_left
-            shown = document.text if is_whole else tokenizer.decode(ids[:n_left]).rstrip(TORN)
+            shown = document.text if is_whole else tokenizer.decode(ids[:n_left]).rstrip(REPLACEMENT)
             file.write(json.dumps({"text": shown, "is_whole": is_whole}) + "\n")
             n_left -= len(ids) + 1
             if n_left <= 0:
                 break
-    if n_left == n_tokens:
+    if n_left == n_tokens + SPARE_TOKENS:
         raise UserError(f"{text.name}: holds no text")
 
 

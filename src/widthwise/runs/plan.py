@@ -24,7 +24,7 @@ BYTES_PER_TOKEN = 4.0
 """Bytes of text per token of byte-level BPE with 32,000 to 100,000 tokens on English text, approximately."""
 TEXT_BYTES_PER_CORE_SECOND = 1e6
 """Speed of `data prepare`, which reads, splits, tokenizes and writes text, on one core."""
-SHARDING = "fp32 gathered and reduced in rings"
+SHARDING_ASSUMPTION = "fp32 gathered and reduced in rings"
 CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
 """Kinds of activation checkpointing by their cost in computation."""
 LAW_TOKENS_PER_PARAM = 20.0
@@ -35,7 +35,7 @@ class Planner:
     """A recipe on a number of devices; for a recipe that grows, its last model."""
 
     def __init__(self, recipe: Recipe, n_devices: int = 1, sharded: ShardedModel | None = None):
-        """sharded: the model, if it was counted before. Raises UserError for numbers that do not divide."""
+        """sharded: the model, if it exists already. Raises UserError for numbers that do not divide."""
         self.recipe = recipe
         self.layout = Layout.of(recipe.train, n_devices)
         self._sharded = sharded or ShardedModel(recipe)
@@ -47,10 +47,10 @@ class Planner:
         layout = self.layout
         memory = self.memory(train)
         n_tokens = layout.batch_size * self.recipe.seq_len
-        n_held = layout.n_shards * self._sharded.block_entries(layout.n_shards)
+        n_padded = layout.n_shards * self._sharded.block_entries(layout.n_shards)
         deployment = Deployment(
             **vars(layout),
-            padding=n_held / self._sharded.n_params - 1,
+            padding=n_padded / self._sharded.n_params - 1,
             memory=memory,
             traffic=self._sharded.traffic(train, layout.n_devices),
             training_flops=train.flops_per_token(self.recipe.final_model, self.recipe.seq_len) * n_tokens,
@@ -60,7 +60,7 @@ class Planner:
         fits = memory.total_bytes <= device.memory_bytes
         times = {"communication_seconds": self._communication_seconds(device, deployment.traffic)}
         if device.peak_flops_per_second:
-            flops = self._work(train.activation_checkpointing) * deployment.training_flops
+            flops = self._recompute_factor(train.activation_checkpointing) * deployment.training_flops
             times["compute_seconds"] = flops / device.flops_per_second
         return deployment.with_changes(
             fits=fits,
@@ -75,22 +75,21 @@ class Planner:
         return self._sharded.memory(train, self.layout.n_devices)
 
     def setup(self, device: Device, kind: ActivationCheckpointing) -> Setup:
-        """Return the largest pass that fits with a kind of activation checkpointing, or the needs of one sequence."""
-        n_rows = self.layout.batch_size
-        fits = False
-        train = self.recipe.train.model_copy(update={"activation_checkpointing": kind})
-        for n in (n for n in range(n_rows, 0, -1) if n_rows % n == 0):
-            train = train.model_copy(update={"micro_batch_size": n})
+        """Return the largest pass that fits with a kind of activation checkpointing, or else a pass of one sequence."""
+        n_rows = n = self.layout.batch_size
+        while True:
+            train = self.recipe.train.model_copy(update={"activation_checkpointing": kind, "micro_batch_size": n})
             if (kind, n) not in self._memory_of_pass:
                 self._memory_of_pass[kind, n] = self.memory(train)
-            fits = self._memory_of_pass[kind, n].total_bytes <= device.memory_bytes
-            if fits:
+            memory = self._memory_of_pass[kind, n]
+            fits = memory.total_bytes <= device.memory_bytes
+            if fits or n == 1:
                 break
-        n = train.sequences_per_pass
+            n = max(size for size in range(1, n) if n_rows % size == 0)
         return Setup(
             activation_checkpointing=kind,
             micro_batch_size=n if fits else None,
-            memory=self._memory_of_pass[kind, n],
+            memory=memory,
             run_hours=self.run_hours(device, train),
         )
 
@@ -98,7 +97,7 @@ class Planner:
         """Return the hours to compute the whole run, or to move its weights through the device's memory if longer."""
         if not device.peak_flops_per_second:
             return None
-        work = self._work(train.activation_checkpointing)
+        work = self._recompute_factor(train.activation_checkpointing)
         seconds = work * self.recipe.training_flops / self.layout.n_devices / device.flops_per_second
         if device.memory_bytes_per_second:
             n_bytes = self._sharded.weight_traffic_bytes(train, self.layout.n_devices)
@@ -106,21 +105,21 @@ class Planner:
         return seconds / 3600
 
     def _communication_seconds(self, device: Device, traffic: StepTraffic) -> float | None:
-        """Return the time of a step's rings; None for a device of unknown bandwidths."""
+        """Return the time of a step's collectives; None for a device of unknown bandwidths."""
         layout = self.layout
         n_shards_in_node = layout.n_shards
         n_replicas_in_node = layout.n_replicas
         if layout.n_devices > DEVICES_PER_NODE:
             n_shards_in_node = math.gcd(layout.n_shards, DEVICES_PER_NODE)
             n_replicas_in_node = DEVICES_PER_NODE // n_shards_in_node
-        within_copy = device.ring_bytes_per_second(layout.n_shards, n_shards_in_node)
-        over_copies = device.ring_bytes_per_second(layout.n_replicas, n_replicas_in_node)
-        if not (within_copy and over_copies):
+        shard_bandwidth = device.ring_bytes_per_second(layout.n_shards, n_shards_in_node)
+        replica_bandwidth = device.ring_bytes_per_second(layout.n_replicas, n_replicas_in_node)
+        if not (shard_bandwidth and replica_bandwidth):
             return None
-        shared = traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.broadcast_bytes
-        return shared / within_copy + traffic.all_reduce_bytes / over_copies
+        shard_bytes = traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.broadcast_bytes
+        return shard_bytes / shard_bandwidth + traffic.all_reduce_bytes / replica_bandwidth
 
-    def _work(self, kind: ActivationCheckpointing) -> float:
+    def _recompute_factor(self, kind: ActivationCheckpointing) -> float:
         """Return the FLOPs that a device computes over the training FLOPs; above 1 with recomputed layers."""
         model = self.recipe.final_model
         seq_len = self.recipe.seq_len
@@ -140,8 +139,8 @@ class Planner:
             [{"activation_checkpointing": kind} for kind in kinds],
         ]
         for n_changes in (1, 2, 3):
-            for changed in combinations(options, n_changes):
-                for changes in product(*changed):
+            for lists in combinations(options, n_changes):
+                for changes in product(*lists):
                     update = {key: value for change in changes for key, value in change.items()}
                     if self.memory(train.model_copy(update=update)).total_bytes <= device.memory_bytes:
                         return " ".join(f"train.{key}={value}" for key, value in update.items())
@@ -156,13 +155,13 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
     """
     recipe.check()
     for n in n_devices:
-        Layout.of(recipe.train, n)
+        Layout.of(recipe.train, n)  # raises UserError
     model = ShardedModel(recipe)
     return Plan(
         device=None if device is None else device.name,
         device_memory_bytes=None if device is None else device.memory_bytes,
         mfu=device.mfu if device is not None and device.peak_flops_per_second else None,
-        assumptions=SHARDING if device is None else f"{device.assumptions}; {SHARDING}",
+        assumptions=SHARDING_ASSUMPTION if device is None else f"{device.assumptions}; {SHARDING_ASSUMPTION}",
         params=model.n_params,
         steps=recipe.train.steps,
         tokens=recipe.n_tokens,
@@ -175,7 +174,7 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
 
 
 def device_at_hand() -> Device | None:
-    """Return the GPU of this machine; None on a CPU. Of the memories of driver and data sheet it has the smaller."""
+    """Return the GPU of this machine; None on a CPU. Its memory is the smaller number of driver and data sheet."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
@@ -187,13 +186,14 @@ def device_at_hand() -> Device | None:
 def _data_cost(recipe: Recipe) -> DataCost:
     """Return the disk space of a recipe's tokens, and the work of preparing them.
 
-    The size of a token on disk depends on the tokenizer, or on the model if the name of the tokenizer has no number.
+    The size of a token on disk depends on the vocabulary: the model's, unless the tokenizer is `bytes` or `bpe-N`.
     """
     spec = recipe.data.tokenizer if isinstance(recipe.data, DataConfig) else None
-    match = re.fullmatch(r"bpe-(\d+)", spec or "")
-    vocab_size = int(match[1]) if match else recipe.final_model.vocab_size
+    vocab_size = recipe.final_model.vocab_size
     if spec == "bytes":
         vocab_size = N_BYTES + 1
+    elif match := re.fullmatch(r"bpe-(\d+)", spec or ""):
+        vocab_size = int(match[1])
     text_bytes = round(BYTES_PER_TOKEN * recipe.n_tokens)
     return DataCost(
         disk_bytes=recipe.n_tokens * token_dtype(vocab_size).itemsize,

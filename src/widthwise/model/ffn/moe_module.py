@@ -26,12 +26,12 @@ class MoE(FeedForward):
         self.w_gate = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_up = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_down = Experts({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
-        inside = NormSite("none", norm.config)
-        self.shared = SwiGLU(SwiGLUConfig(d_ff=config.d_shared), d_model, d_out, inside) if config.d_shared else None
+        no_norm = NormSite("none", norm.config)
+        self.shared = SwiGLU(SwiGLUConfig(d_ff=config.d_shared), d_model, d_out, no_norm) if config.d_shared else None
         self.w_shared_gate = Control({"d_model": d_model}, {"gate": 1}) if config.gated_shared else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and the router's load and losses."""
+        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and expert load and losses."""
         x = self.norm.before(x)
         logits = widened(self.w_router(x).flatten(0, 1))
         weights, chosen = self.choose(logits)
@@ -43,8 +43,8 @@ class MoE(FeedForward):
             if self.w_shared_gate is not None:
                 shared = torch.sigmoid(self.w_shared_gate(x)) * shared
             update = update + shared
-        # Unlike bincount, this operator has a static shape.
-        counts = chosen.new_zeros(n_experts).scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+        # The shape is static, unlike bincount's.
+        counts = chosen.new_zeros(n_experts).scatter_add_(0, chosen.flatten(), chosen.new_ones(chosen.numel()))
         expert_load = counts.to(logits.dtype) / chosen.numel()
         choices = {"expert_load": expert_load}
         if self.training:
@@ -60,8 +60,8 @@ class MoE(FeedForward):
         return self.norm.after(update), choices
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits: (..., n_experts) of the router -> the weights and the indices of the chosen experts, (..., top_k)."""
-        best, chosen = logits.topk(self.config.top_k, dim=-1)
+        """logits: the router's, (..., n_experts) -> weights and indices of the chosen experts, (..., top_k)."""
+        top_logits, chosen = logits.topk(self.config.top_k, dim=-1)
         if self.config.normalised:
-            return best.softmax(dim=-1), chosen
+            return top_logits.softmax(dim=-1), chosen
         return logits.softmax(dim=-1).gather(-1, chosen), chosen
