@@ -8,7 +8,6 @@ from tiny_runs import tiny_recipe
 from widthwise.model.decoder import Decoder, build
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0}"
-AS_WRITTEN = "model.ffn={kind: dynamic, score: {kind: const}, mask: {kind: hard}, min_fraction: 0.0, start: 0.5}"
 
 
 def model_of(*overrides: str) -> Decoder:

@@ -25,6 +25,8 @@ def test_grow_to_a_recipe_and_resume(small: str, succeeds) -> None:
     ):
         assert line in out.splitlines()
     assert "layer 4: added, width 48, 4 heads of 12, swiglu feed-forward of 192 hidden units, silent at first (" in out
+    kept = {"config.yaml", "environment.json", "metrics.jsonl", "certificate.json", "checkpoints", "tokenizer"}
+    assert {path.name for path in Path("large").iterdir()} == kept
     environment = json.loads(Path("large/environment.json").read_text())
     assert environment["command"] == "widthwise grow small --to wide.yaml --out large"
     out, err = succeeds("resume", "large", "--json")

@@ -73,10 +73,14 @@ def test_a_run_is_refused_where_its_plugin_is_missing(run: str, refused, monkeyp
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_feed_forward_that_says_nothing_of_growth_is_refused_by_name(run: str, refused, monkeypatch) -> None:
-    monkeypatch.setattr(importlib.import_module(MODULE).LeakyConfig, "constant_fields", None)
-    message = "layers.0.ffn: growth does not know `leaky`"
-    assert message in refused("grow", run, "--add-layers", 1, "--out", "large")
+def test_a_component_that_says_nothing_of_growth_is_refused_by_name(run: str, refused, monkeypatch) -> None:
+    for component, message, arguments in (
+        ("LeakyConfig", "layers.0.ffn: growth does not know `leaky`", ("grow", run, "--add-layers", 1)),
+        ("GatedResidualConfig", "residual: growth does not know `gated`", ("grow", run, "--d-model", 64)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(getattr(importlib.import_module(MODULE), component), "constant_fields", None)
+            assert message in refused(*arguments, "--out", "large")
     assert not Path("large").exists()
 
 

@@ -82,8 +82,13 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=named):
             read_plan([comparison(tmp_path, variants={"uniform": {}, "other": other})])
-    with pytest.raises(UserError, match=r"'\.\./escape'"):
-        read_plan([comparison(tmp_path, variants={"uniform": {}, "../escape": X})])
+    for compare, named in (
+        ({"variants": {"uniform": {}, "../escape": X}}, r"'\.\./escape'"),
+        ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]; each seed may be given once"),
+        ({"seeds": []}, "seeds"),
+    ):
+        with pytest.raises(UserError, match=named):
+            read_plan([comparison(tmp_path, **compare)])
 
 
 def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp_path: Path) -> None:
@@ -99,12 +104,6 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     assert plan.adjustment_lines[0].startswith(f"wide: model.ffn.ratio {change['before']:.7g} -> ")
     unmatched = read_plan([comparison(tmp_path, variants=variants)], match="none").workload()
     assert (unmatched["match"], [row["miss"] for row in unmatched["points"]]) == (None, [None, None])
-
-
-def growing(steps: int) -> dict:
-    """Half of the layers for two steps, then all."""
-    growth = [{"at_step": 2, "model": {"n_layers": 6}}]
-    return {"model": {"n_layers": 3}, "train": {"steps": steps}, "growth": growth}
 
 
 def test_equal_compute_allows_other_steps_and_unequal_is_refused_with_the_steps_that_would_match(tmp_path) -> None:

@@ -267,3 +267,36 @@ def test_a_run_that_fails_stops_a_comparison_until_the_next_start_and_one_on_oth
     message = r"slow-seed3: was trained on other data .*plain-seed3.*compare in a new folder"
     with pytest.raises(UserError, match=message):
         run_experiment(plan, tmp_path, COMMAND)
+    shutil.rmtree(environment.parent)
+    assert len(run_experiment(plan, tmp_path, COMMAND).variants) == 2
+
+
+def test_a_comparison_is_written_when_all_its_runs_have_finished(tmp_path: Path) -> None:
+    """And not by a worker that ends while others hold what is left."""
+    variants = {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}
+    plan = read_plan([recipe_file(tmp_path, train={"steps": 2}, compare={"seeds": [3], "variants": variants})])
+    held = RunDir(tmp_path / run_path("plain", 3))
+    with held.locked(), pytest.raises(HeldElsewhere, match=r"^other workers hold 1 run of the comparison"):
+        run_experiment(plan, tmp_path, COMMAND, waits=False)
+    assert RunDir(tmp_path / run_path("slow", 3)).has_result
+    assert not (tmp_path / Outcome.file_name).exists()
+    assert len(run_experiment(plan, tmp_path, COMMAND).variants) == 2
+
+
+def test_variants_of_a_seed_see_the_same_data_whether_they_grow_or_not_and_flops_are_of_all_phases(tmp_path) -> None:
+    """The first loss after an exact growth is that of the model that did not grow, on the same batch."""
+    variants: dict[str, Any] = {"small": {}}
+    for name, is_exact in (("exact", True), ("naive", False)):
+        variants[name] = {"growth": [{"at_step": 3, "model": {"d_model": 32}, "preserve": is_exact}]}
+    model, train = {"attention": {"n_heads": 2, "head_dim": None}}, {"steps": 6}
+    compare = {"seeds": [3], "match": "none", "variants": variants}
+    outcome = run_experiment(read_plan([recipe_file(tmp_path, model=model, train=train, compare=compare)]), tmp_path)
+    records = (RunDir(tmp_path / run_path(name, 3)).metrics() for name in variants)
+    small, exact, naive = ([each["loss"] for each in run if each["event"] == "train"] for run in records)
+    assert exact[:3] == naive[:3] == small[:3]
+    assert exact[3] == pytest.approx(small[3], abs=1e-6)
+    assert abs(naive[3] - small[3]) > 1e-4
+    assert exact[4] != small[4]
+    before, after = (point.cost.flops_per_token["training"] for point in outcome.variants[:2])
+    ratio = outcome.variants[1].ratio
+    assert (ratio["flops"], ratio["training_flops"]) == pytest.approx((after / before, (before + after) / (2 * before)))

@@ -50,7 +50,10 @@ def test_shards_no_tied_head_and_old_buffers_make_no_difference(tmp_path: Path, 
         assert all(torch.equal(weights[key], whole[key]) for key in whole)
 
 
-def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:
+def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path, "qwen3")
+    _change_config(folder, lambda data: data.pop("rms_norm_eps"))
+    assert import_hf(folder).config.final_norm.eps == AutoConfig.from_pretrained(folder).rms_norm_eps
     for name, family in FAMILIES.items():
         theirs = AutoConfig.for_model(name)
         assert family.n_positions(Fields({}, "config.json")) == theirs.max_position_embeddings
@@ -154,6 +157,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_local_experts": 6}, r"block_sparse_moe.gate.weight has shape \(5, 32\); must be \(6, 32\)"),
     ("gemma3", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping: got 30.0; allowed: null"),
     ("gemma2", {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping: got -50.0; allowed: a number above 0"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0; allowed: a number above 0"),
     ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: got True; allowed: False"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu'; allowed: 'silu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias: got True; allowed: False"),

@@ -60,6 +60,7 @@ def test_page_answers_and_tables_hold_means_and_layers(page: str) -> None:
     # The mean of 1/n over the queries n = 1 to 256, by its asymptotic series.
     assert f"would give {(math.log(256) + 0.5772156649 + 1 / 512) / 256:.4f} in windows of 256 tokens" in page
     assert "x: runs/x (widthwise, step 900)" in page
+    assert "<code>widthwise analyze</code>" in page
     means = rows_of(page.partition('scope="row">2<')[0])
     assert means["Activations beyond 0.1"] == ["0.2250", "0.3600"]
     assert means["Change to the next layer"] == ["0.2500", "0.4000"]

@@ -84,6 +84,7 @@ def test_what_training_cost_and_further_texts_have_columns(data: dict[str, Any])
 
 def test_columns_are_those_asked_for_in_that_order(data: dict[str, Any]) -> None:
     latex = latex_text(with_columns(Outcome.model_validate(data), ["layer_params", "difference", "virtual_width"]))
+    assert r" & Parameters, layers without norms & Difference & Verdict & Virtual width, times d\_model \\" in latex
     params = data["points"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
     assert f"x & {layer_params} & $-$0.0123 & better & 1.88" in latex
@@ -125,6 +126,7 @@ def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]
     data["points"] = [{**variant, "name": name} for variant, name in zip(data["points"], names)]
     text = latex_text(Outcome.model_validate({**data, "baseline": names[0]}))
     assert r"x\_\{\textbackslash{}input\{/etc/passwd\}\}" in text
+    assert r"\input" not in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 1 + 2 * 3
     assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {6}

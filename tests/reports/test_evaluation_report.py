@@ -46,6 +46,7 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
     assert text.index(">uniform<") < text.index(">x<") < text.index(">=&lt;b&gt;<")
     assert rows_of(text, "The models")["x"] == ["70", "uniform", "runs/x"]
     assert "Not tested: WikiText (no pairs of answers)." in text
+    assert "<td>1,172</td>" in text  # items
 
 
 def test_csv_and_latex_have_the_numbers_and_run_nothing() -> None:

@@ -207,6 +207,7 @@ def test_the_table_of_the_data_says_how_much_there_was_and_how_much_was_read() -
     table = data_table({"a": read, "b": read})
     assert table.header == ["Item", "Value"]
     rows: dict[str, str] = dict(table.rows)
+    assert rows["training text"] == "385,542 tokens, 1,300,311 bytes"
     assert rows["read in training"] == "96,386 tokens, 0.25 times the training text"
     assert rows["read for the held-out loss"] == f"{13 * 129:,} tokens: 13 windows of 129, from the start"
 

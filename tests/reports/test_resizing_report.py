@@ -73,7 +73,9 @@ def test_a_run_that_a_verb_made_larger_asks_answers_and_shows_its_certificate(tm
     assert preserved.startswith("The function is preserved: logits differ by at most 4.4e-15 (bound 8e-12)")
     assert re.match(r"Growth after step 3,000, 79.0k to 124k parameters: held-out loss [\d.]+ before\.", losses)
     assert end == "At the end, after step 6,000, the held-out loss is 3.0400."
-    assert "940 new entries: 730 learn, 10 do not" in page.partition("Certificate of")[2].partition("</code>")[0]
+    certificate = page.partition("Certificate of")[2].partition("</code>")[0]
+    assert "940 new entries: 730 learn, 10 do not" in certificate
+    assert "parameters 78,984 -&gt; 124,112 (1.571)" in certificate
     (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "logit_difference": 0.5}))
     assert "The function CHANGED" in page_of(run)
 
@@ -110,6 +112,7 @@ def test_the_certificate_comes_first_with_one_number_a_sentence(run: Path) -> No
     assert rows["held-out loss"] == ["3.5000", "3.7500", "+0.2500"]
     assert rows["held-out loss after 6,000 steps of healing"][1] == f"{last_loss:.4f}"
     assert rows["parameters"] == ["200", "150", f"0.750{TIMES}"]
+    assert rows["forward FLOPs per token"][2] == f"0.600{TIMES}"
     assert rows["KV bytes per token"] == ["64", "32", f"0.500{TIMES}"]
 
 

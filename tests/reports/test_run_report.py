@@ -50,6 +50,7 @@ def test_what_only_some_runs_record_has_figures_and_rows(tmp_path: Path) -> None
     assert "loss on wiki_1 over step. Last mean value of each line: two 2.50." in text
     assert "accuracy on piqa over step. Last mean value of each line: two 0.25." in text
     rows = rows_of(text, "Texts and tasks at the end of training")
+    assert "4 items, chance 50.0%" in map(str.strip, rows)
     assert rows["wiki_1"] == ["loss", MISSING, MISSING, "2.5000"]
     assert rows["piqa"] == ["acc", MISSING, MISSING, '25.00%<small class="whole">± 12.50%</small>']
     shown = section(text, "dynamic-width")

@@ -18,6 +18,7 @@ def test_the_page_asks_answers_and_shows_what_is_saved_in_table_and_figure(tmp_p
     page = page_of(write_scaling(tmp_path))
     assert "How much of the training FLOPs of uniform does x need for the same loss?" in page
     assert "<p>x needs 80.0% of the training FLOPs of uniform for the same loss (95% CI 75.0% to 85.0%).</p>" in page
+    assert "widthwise fit runs/ladder" in page
     savings = page[page.index("training FLOPs for the loss of uniform") :].partition("</table>")[0]
     rows = re.findall(r'<tr><th scope="row">x</th>(.*?)</tr>', savings)
     loss = f"{law(SIZES[-1], 1.0):.4f}"

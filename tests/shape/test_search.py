@@ -230,6 +230,10 @@ def test_the_one_nearest_to_each_ratio_is_kept() -> None:
         aim = min(asked["ratio"], key=lambda aim: abs(ratio - aim))
         rivals = (hidden / width for *other, width, hidden in sizes_of(every) if other == depth)
         assert abs(ratio - aim) == min(abs(rival - aim) for rival in rivals)
+    first: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for sizes in sizes_of(every):
+        first.setdefault(sizes[:2], sizes)
+    assert sizes_of(found_at("113M", **asked, per=["n_blocks", "n_layers"])) == [*first.values()]
 
 
 @settings(deadline=None)
