@@ -34,6 +34,8 @@ MISTAKES = {
     "plan": [
         ("plan", "--device: is required; give a name, as rtx4090, or a memory, as 24GB"),
         ("plan --device rtx409", "--device: got 'rtx409'; allowed: RTX 4090; for any other"),
+        ("plan --device a100 --days 0", "--days: got 0; input should be greater than 0"),
+        ("plan --device 24", "--device: got '24'; expected a size above 0"),
         ("plan base.yaml --devices a", "--devices: got 'a'; expected whole numbers"),
         ("plan base.yaml --devices 3", "train.batch_size: got 4; must be a multiple of"),
         ("plan base.yaml --mfu 0.3", "--mfu: got 0.3; needs --device"),
@@ -75,11 +77,13 @@ MISTAKES = {
         ("grow small model.d_model=48 --out large", "or use --d-model"),
         ("grow small --to wide.yaml --out small", "small: exists already"),
         (f"grow small {TO} --d-ff 192", "--to: conflicts with --d-ff"),
+        ("grow small --d-ff 1000000000000 --out large", "d_ff: got 1000000000000; input should be less than or equal"),
         ("shrink small", "--out: is required, unless --plan-only is given"),
         ("shrink small --plan-only --flops 1.5", "1.5"),
     ],
     "generate": [
         ("generate run --seed 100000000000000000000", "--seed: got 100000000000000000000; input should be less"),
+        ("generate run --max-new-tokens 0", "--max-new-tokens: got 0"),
         ("generate small --prompt \udcff", "--prompt: '\\udcff' is not UTF-8 text"),
         ("generate small --speculative --temperature 0.7", "--temperature 0.7"),
         ("generate small --speculative --temperature 0", "model.mtp"),

@@ -90,6 +90,7 @@ def test_a_screen_reader_finds_its_way_and_the_main_table_has_room_on_a_laptop(b
     assert title.text
     landmarks = ("header", "nav", "main", "footer")
     assert tuple(element.tag for element in page.iter() if element.tag in landmarks) == landmarks
+    assert all(element.get("aria-label") for element in page.iter("nav"))
     levels = [int(element.tag[1]) for element in page.iter() if element.tag in ("h1", "h2", "h3")]
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     assert all(table.find("caption") is not None for table in page.iter("table"))
