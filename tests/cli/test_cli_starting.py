@@ -70,6 +70,10 @@ def test_the_schema_refuses_unknown_keys_anywhere_and_other_types_and_explains_k
         children = node.values() if isinstance(node, dict) else node
         nodes += [child for child in children if isinstance(child, dict | list)]
         assert "properties" not in node or node["additionalProperties"] is False, node
+    mappings = [node for node in nodes if isinstance(node, dict) and node.get("type") == "object"]
+    any_keys = [node for node in mappings if not node.keys() & {"properties", "patternProperties"}]
+    # Only the changes of a layer and of a growth have keys that the schema does not know.
+    assert sum(node.get("additionalProperties", True) is True for node in any_keys) == 2
     for text in (
         *("seq_len: long", "model: {ffn: {kind: swiglo}}", "model: {n_layers: 0}", "train: {steps: 1.5}", "witdh: 1"),
         *("compare: {variants: {x: {modle: {}}}}", "sweep: {rungs: {x: {train: {step: 1}}}}"),
