@@ -17,7 +17,7 @@ from torch import Tensor
 from widthwise.analysis.hooks import watched_reads
 from widthwise.analysis.meters import Moments
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
-from widthwise.kernels.dispatch import autocast
+from widthwise.kernels.dispatch import autocast, without_autocast
 from widthwise.model.context import Stream
 from widthwise.model.decoder import Decoder
 from widthwise.model.execution import evaluating
@@ -26,7 +26,6 @@ from widthwise.model.residual.manifold_module import ManifoldConnection
 from widthwise.model.residual.slots import SlotsConfig
 from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 
-SUBLAYERS = ("attention", "ffn")
 N_DECIMALS = 6
 SITES_PER_LAYER = 2
 N_SPECTRA = 32
@@ -36,34 +35,34 @@ SAMPLE_TOKENS = 4096
 
 
 class DepthWeights:
-    """The weights of all sources in the stream of each token, updated site by site."""
+    """The weights (N or 1, n_slots, blocks) of all sources in the stream of each token, updated site by site."""
 
     def __init__(self, identity: Tensor):
         """Start with the embedding alone. identity: (n_slots, n_slots), in the dtype of the coefficients."""
         self.weights = identity[None]
-        self._widths = [len(identity)]
+        self._n_blocks = [len(identity)]
 
     def of_read(self, read: Tensor) -> list[Tensor]:
         """Return the weights (N, n_read, n_blocks) of each source, the embedding first. read: (N, n_slots, n_read)."""
-        return list((read.mT @ self.weights).split(self._widths, dim=-1))
+        return list((read.mT @ self.weights).split(self._n_blocks, dim=-1))
 
     def pass_site(self, deviation: Tensor, write: Tensor) -> None:
         """Update by one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
         self.weights = torch.cat((self.weights + deviation.mT @ self.weights, write), dim=-1)
-        self._widths.append(write.shape[-1])
+        self._n_blocks.append(write.shape[-1])
 
 
 def nearness(reaches: Sequence[float], n_slots: int) -> tuple[float | None, float | None]:
     """Return the mean distance of a site from its sources in layers, weighted by reach, and the share of the last
     n_slots sources in its input; None if it reads nothing.
 
-    reaches: of all sources, the embedding first and the nearest, half a layer away, last.
+    reaches: sizes of the weights of all sources, the embedding first and the nearest, half a layer away, last.
     """
     total = sum(reaches)
     if not total:
         return None, None
     distances = ((len(reaches) - i) / SITES_PER_LAYER for i in range(len(reaches)))
-    mean_distance = sum(weight * distance for weight, distance in zip(reaches, distances)) / total
+    mean_distance = sum(reach * distance for reach, distance in zip(reaches, distances)) / total
     return mean_distance, sum(reaches[-n_slots:]) / total
 
 
@@ -89,7 +88,7 @@ def virtual_width(model: Decoder, windows: Iterable[Tensor], boundaries: Boundar
         depth = DepthWeights(identity)
 
         def see(index: int, coefficients: Tensor, depth: DepthWeights = depth) -> None:
-            with torch.autocast(coefficients.device.type, enabled=False):
+            with without_autocast(coefficients):
                 meters[index].add(coefficients, depth, residual.multiplier)
 
         with watched_sites(model, see):
@@ -117,7 +116,7 @@ class _SiteMeter:
         """Add coefficients (..., n_slots, n_coefficients), and update `depth` by this site."""
         coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
         read, deviation, write = self._parts(coefficients)
-        # The root mean square of the singular values: 1 for a plain residual.
+        # Root mean squares of singular values: 1 for a plain residual.
         reaches = [
             torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:])) for weights in depth.of_read(read)
         ]
@@ -125,8 +124,9 @@ class _SiteMeter:
         carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
         gates = torch.cat((carry, write), dim=-1).abs()
         shares = carry.abs() / carry.abs().sum(dim=-1, keepdim=True)
+        product = depth.weights[..., : self._n_slots]  # of the carries so far, transposed
         spectra = []
-        for matrices in (sampled(carry), sampled(depth.weights[..., : self._n_slots])):  # of the carry, and the product
+        for matrices in (sampled(carry), sampled(product)):
             spectra.append(torch.linalg.eigvals(matrices).abs().amax(dim=-1))
             spectra.append(torch.linalg.matrix_norm(matrices, ord=2))
         statistics = {
@@ -145,11 +145,7 @@ class _SiteMeter:
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
     def summary(self) -> SiteSlots:
-        """Return the record of the site.
-
-        gate_distance: mean distance of the absolute carries and writes from the nearer of 0 and 1; carry_entropy: mean
-        entropy in nats of the rows of absolute carries, scaled to sum to 1; sd: over tokens, one number per slot.
-        """
+        """Return the record of the site. sd: over tokens, one number per slot."""
         means = {name: moments.mean for name, moments in self._moments.items()}
         mean = means["coefficients"].cpu()
         read, deviation, write = self._parts(mean)
@@ -181,22 +177,22 @@ def _rounded(values: Tensor) -> Any:
 
 def hyper_connections(model: Decoder) -> dict[str, HyperConnection | ManifoldConnection]:
     """Return the sites by name, such as `layers.3.attention`, in the order of the stream."""
-    places = [(i, part, layer) for i, layer in enumerate(model.layers) for part in SUBLAYERS]
-    named = {f"layers.{i}.{part}": getattr(layer, f"{part}_residual") for i, part, layer in places}
-    return {name: site for name, site in named.items() if isinstance(site, HyperConnection | ManifoldConnection)}
+    sites = {}
+    for i, layer in enumerate(model.layers):
+        sites |= {f"layers.{i}.attention": layer.attention_residual, f"layers.{i}.ffn": layer.ffn_residual}
+    return {name: site for name, site in sites.items() if isinstance(site, HyperConnection | ManifoldConnection)}
 
 
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call see(index, coefficients) for each site in every forward pass; layers run uncompiled."""
 
-    def show(index: int, site: HyperConnection | ManifoldConnection, stream: Stream) -> None:
+    def on_read(index: int, site: HyperConnection | ManifoldConnection, stream: Stream) -> None:
         see(index, site.coefficients(stream))
 
-    with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+    with torch.compiler.set_stance("force_eager"), ExitStack() as stack:
         for index, site in enumerate(hyper_connections(model).values()):
-            stack.enter_context(watched_reads(site, partial(show, index, site)))
+            stack.enter_context(watched_reads(site, partial(on_read, index, site)))
         yield
 
 
@@ -206,5 +202,6 @@ def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> VirtualWidth | N
         return None
     with evaluating(model) as device, autocast(device, held_out.precision):
         batches = held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len))
-        windows = (window.to(device) for batch in batches for window in batch[:, :-1].split(1))  # saves memory
+        # One window at a time saves memory.
+        windows = (window.to(device) for batch in batches for window in batch[:, :-1].split(1))
         return virtual_width(model, windows, held_out.boundaries)

@@ -1,7 +1,7 @@
 """One law fitted to one group of models, the uncertainty of its parameters, and the savings over a baseline.
 
-**Resampling.** If every point has at least two seeds, resamples draw the noise of runs: the deviations of all runs of
-the group from the means of their points, because the seeds of one point are too few to estimate a spread. Otherwise
+**Resampling.** If every point has at least two seeds, resamples draw the noise of runs: the deviations of runs from
+the means of their points, pooled over the group, because one point has too few seeds to estimate a spread. Otherwise
 they draw residuals of the fit and add them to its curve. Whole points are not resampled, because most resamples of four
 sizes would contain only two or three of them.
 
@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from scipy import stats
@@ -46,21 +46,21 @@ SMALLEST_P = 0.05
 
 @dataclass(frozen=True)
 class Fit:
-    """A law on the points of a group. The arrays of draws have one row each."""
+    """A law fitted to the points of a group."""
 
     law: Law
     group: CurveGroup
     parameters: np.ndarray
     """(n_symbols,) the fitted values, in the order of the law's symbols."""
     drawn_parameters: np.ndarray
-    """(n_draws, n_symbols) the values fitted to each resample."""
+    """(N_RESAMPLES, n_symbols) the values fitted to each resample."""
     noise: np.ndarray
-    """(n_draws, n_points) the shift of each point in a resample, on the law's residual scale."""
+    """(N_RESAMPLES, n_points) the shift of each point in a resample, on the law's residual scale."""
     degrees_of_freedom: int
     has_lack_of_fit: bool
     """True if means over seeds miss the curve by more than the noise of runs, which the intervals do not include."""
     resampled: str
-    """The unit that resamples draw, as part of a sentence."""
+    """`the noise of runs`, or `residuals`."""
 
     def record(self) -> FittedLaw:
         """Return the parameters with their intervals, the quality of the fit, and the confidence band of the curve at
@@ -69,72 +69,57 @@ class Fit:
         x = self.group.x
         y = self.group.y
         mean_square = np.square(y - law.y(self.parameters, x)).mean()
-        values = zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
-        across = np.geomspace(x.min(), x.max(), N_BAND)
-        centre = law.residual_scale(law.y(self.parameters, across))
-        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], across)).std(axis=0)
+        band_x = np.geomspace(x.min(), x.max(), N_BAND)
+        centre = law.residual_scale(law.y(self.parameters, band_x))
+        spread = law.residual_scale(law.y(self.drawn_parameters[:, None, :], band_x)).std(axis=0)
         half_width = students_t(self.degrees_of_freedom) * spread
         low, high = (law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
         return FittedLaw(
             form=law.form,
             parameters={
                 symbol: _t_interval(value, drawn, self.degrees_of_freedom, symbol in law.factors)
-                for symbol, value, drawn in values
+                for symbol, value, drawn in zip(law.symbols, self.parameters.tolist(), self.drawn_parameters.T)
             },
             rms=float(np.sqrt(mean_square)),
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
-            leave_one_out_rms=_left_out_rms(law, [self.group]),
-            band=Band(x=across.tolist(), low=low, high=high),
+            leave_one_out_rms=_leave_one_out_rms(law, [self.group]),
+            band=Band(x=band_x.tolist(), low=low, high=high),
             reason=law.warning(self.parameters),
         )
 
 
-def _u_shape(group: CurveGroup) -> str | None:
-    """Return a warning if both ends of the points exceed the lowest by more than the noise around a parabola."""
-    x = group.x
-    y = group.y
-    n_free = len(set(x)) - 3
-    if n_free < 1:
-        return None
-    log_x = np.log(x)
-    parabola = np.polynomial.Polynomial.fit(log_x, y, deg=2)
-    noise = np.sqrt(np.square(y - parabola(log_x)).sum() / n_free)
-    lowest = y.argmin()
-    if min(y[0], y[-1]) - y[lowest] <= students_t(n_free) * np.sqrt(2) * noise:
-        return None
-    return f"the points fall and rise again, lowest at {x[lowest]:.4g}: a monotone law cannot fit"
-
-
 def fit_law(law: Law, group: CurveGroup) -> Fit:
-    """Fit a law that has no objection to the group."""
+    """Fit a law without an `objection` to the group."""
     x = group.x
     y = group.y
     n_runs = np.array(group.layout)
     scale = law.residual_scale
     parameters = law.fit(x, y)
-    random = np.random.default_rng([0, *group.layout])
+    curve = scale(law.y(parameters, x))
+    residuals = scale(y) - curve
     n_free = len(y) - len(law.symbols)
-    centre = scale(law.y(parameters, x))
-    residuals = scale(y) - centre
-    has_lack_of_fit = False
     # Runs of the same point that differ show the noise between runs.
-    has_seeds = min(group.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in group.points)
-    if has_seeds:
-        lack_of_fit = (n_runs * residuals**2).sum() / n_free
-        residuals = np.concatenate([scale(np.array(p.per_seed)) - scale(np.array(p.y)) for p in group.points])
-        n_free_runs = int(n_runs.sum() - len(x))
-        ratio = lack_of_fit / (np.square(residuals).sum() / n_free_runs)
-        has_lack_of_fit = bool(stats.f.sf(ratio, n_free, n_free_runs) < SMALLEST_P)
-        n_free = n_free_runs
+    if min(group.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in group.points):
+        resampled = "the noise of runs"
         centre = scale(y)
+        lack_of_fit = (n_runs * residuals**2).sum() / n_free
+        errors = np.concatenate([scale(np.array(p.per_seed)) - scale(np.array(p.y)) for p in group.points])
+        n_free_errors = int(n_runs.sum() - len(x))
+        ratio = lack_of_fit / (np.square(errors).sum() / n_free_errors)
+        has_lack_of_fit = bool(stats.f.sf(ratio, n_free, n_free_errors) < SMALLEST_P)
     else:
+        resampled = "residuals"
+        centre = curve
         n_runs = np.ones_like(n_runs)
-    widened = (residuals - residuals.mean()) * np.sqrt(len(residuals) / n_free)
-    runs = widened[random.integers(len(residuals), size=(N_RESAMPLES, n_runs.sum()))]
+        errors = residuals
+        n_free_errors = n_free
+        has_lack_of_fit = False
+    widened = (errors - errors.mean()) * np.sqrt(len(errors) / n_free_errors)
+    random = np.random.default_rng([0, *group.layout])
+    runs = widened[random.integers(len(errors), size=(N_RESAMPLES, n_runs.sum()))]
     noise = np.add.reduceat(runs, np.cumsum([0, *n_runs[:-1]]), axis=1) / n_runs
     drawn = law.fit(x, law.from_residual_scale(centre + noise))
-    resampled = "the noise of runs" if has_seeds else "residuals"
-    return Fit(law, group, parameters, drawn, noise, n_free, has_lack_of_fit, resampled)
+    return Fit(law, group, parameters, drawn, noise, n_free_errors, has_lack_of_fit, resampled)
 
 
 def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
@@ -145,7 +130,7 @@ def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
     """
     law = baseline.law
     points = baseline.group.points
-    largest = min(range(len(points)), key=lambda i: (-points[i].x, points[i].y))
+    largest = max(range(len(points)), key=lambda i: (points[i].x, -points[i].y))
     point = points[largest]
     at_point = np.array(point.x)
     y_point = np.array(point.y)
@@ -158,8 +143,8 @@ def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
         x = float(law.x(group.parameters, y))
         n_free = float(group.degrees_of_freedom)
         if group.group.layout != baseline.group.layout:
-            errors = law.x(group.drawn_parameters, y), law.x(group.parameters, y_drawn)
-            variances = np.array([np.log(drawn_x / x).var() for drawn_x in errors])
+            one_resampled = law.x(group.drawn_parameters, y), law.x(group.parameters, y_drawn)
+            variances = np.array([np.log(drawn_x / x).var() for drawn_x in one_resampled])
             free = np.array([group.degrees_of_freedom, baseline.degrees_of_freedom])
             weighted = (variances**2 / free).sum()
             n_free = float(variances.sum() ** 2 / weighted if weighted > 0 else free.sum())
@@ -211,28 +196,28 @@ def fit_groups(
     for group in data.groups:
         if len(group.points) > MOST_POINTS:
             raise UserError(f"fit: {group.name} has {len(group.points):,} points; a law takes at most {MOST_POINTS:,}")
-        reasons = [form.objection(group) or "" for form in LAWS.values()]
-        if all(reasons):
-            too_small[group.name] = reasons[0]
+        reasons = [candidate.objection(group) for candidate in LAWS.values()]
+        if None not in reasons:
+            too_small[group.name] = str(reasons[0])
     groups = [group for group in data.groups if group.name not in too_small]
     if not groups or baseline in too_small:
         reason = too_small[data.groups[0].name if baseline is None else baseline]
         raise UserError(f"fit: over {axes.x} a law {reason}; --group decides which models share a curve")
-    possible = [(form, group) for form in LAWS.values() for group in groups if form.objection(group) is None]
+    possible = [(fitted, group) for fitted in LAWS.values() for group in groups if fitted.objection(group) is None]
     fits: Fits = {kind: {} for kind in LAWS}
-    for n_done, (form, group) in enumerate(possible):
+    for n_done, (fitted, group) in enumerate(possible):
         (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
-        fits[form.kind][group.name] = fit_law(form, group)
+        fits[fitted.kind][group.name] = fit_law(fitted, group)
     chosen, why = _choice(groups, fits, law)
     recorded = [_recorded(group, fits, chosen) for group in groups]
-    saved = list[Saving]()
+    all_savings = list[Saving]()
     for by_group in fits.values():
         for name, fit in by_group.items():
             if baseline in by_group and name != baseline:
-                saved += savings(fit, by_group[baseline])
-    drawn = sorted({fit.resampled for fit in fits[chosen].values()})
+                all_savings += savings(fit, by_group[baseline])
+    resampled = sorted({fit.resampled for fit in fits[chosen].values()})
     sentences = [_law_sentence(fits[chosen][group.name], group, axes) for group in recorded]
-    sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(drawn)} drawn {N_RESAMPLES:,} times.")
+    sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(resampled)} drawn {N_RESAMPLES:,} times.")
     sentences += [f"Left out: {points}." for points in data.left_out]
     sentences += [f"Left out: {name}, because a law {reason}." for name, reason in too_small.items()]
     return ScalingLaws(
@@ -245,20 +230,22 @@ def fit_groups(
         baseline=baseline,
         sentence="\n".join(sentences),
         groups=recorded,
-        savings=saved,
+        savings=all_savings,
     )
 
 
 def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
     """Return one law for all groups, which makes their curves comparable, and the reason for the choice."""
     if wanted is not None:
-        law = next(law for law in LAWS.values() if law.kind == wanted)
-        if reasons := [reason for group in groups if (reason := law.objection(group))]:
-            raise UserError(f"--law: got {wanted}, which {reasons[0]}")
+        law = LAWS[cast(LawName, wanted)]
+        for group in groups:
+            reason = law.objection(group)
+            if reason is not None:
+                raise UserError(f"--law: got {wanted}, which {reason}")
         return law.kind, "as requested"
     errors = dict[LawName, float]()
     for kind, law in LAWS.items():
-        error = _left_out_rms(law, groups)
+        error = _leave_one_out_rms(law, groups)
         has_warning = any(law.warning(fit.parameters) for fit in fits[kind].values())
         if math.isfinite(error) and not has_warning:
             errors[kind] = error
@@ -268,7 +255,7 @@ def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tup
     return min(errors, key=lambda kind: errors[kind]), f"with the smallest error at left-out points ({shown})"
 
 
-def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
+def _leave_one_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
     """Return the root mean square of the leave-one-out errors over all groups; nan if one has too few points."""
     errors = np.concatenate([law.leave_one_out_errors(group.x, group.y) for group in groups])
     return float(np.sqrt(np.square(errors).mean()))
@@ -279,18 +266,33 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
     unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
     laws = dict[LawName, FittedLaw]()
     for kind, by_group in fits.items():
-        law = LAWS[kind]
         if group.name in by_group:
             laws[kind] = by_group[group.name].record()
         else:
-            laws[kind] = FittedLaw(form=law.form, parameters={}, reason=law.objection(group), **unknown)
+            laws[kind] = FittedLaw(form=LAWS[kind].form, parameters={}, reason=LAWS[kind].objection(group), **unknown)
     if laws[chosen].reason is None:
         laws[chosen] = laws[chosen].model_copy(update={"reason": _u_shape(group)})
     return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
 
+def _u_shape(group: CurveGroup) -> str | None:
+    """Return a warning if both ends of the points exceed the lowest by more than the noise around a parabola."""
+    x = group.x
+    y = group.y
+    n_free = len(set(x)) - 3
+    if n_free < 1:
+        return None
+    log_x = np.log(x)
+    parabola = np.polynomial.Polynomial.fit(log_x, y, deg=2)
+    noise = np.sqrt(np.square(y - parabola(log_x)).sum() / n_free)
+    lowest = y.argmin()
+    if min(y[0], y[-1]) - y[lowest] <= students_t(n_free) * np.sqrt(2) * noise:
+        return None
+    return f"the points fall and rise again, lowest at {x[lowest]:.4g}: a monotone law cannot fit"
+
+
 def _law_sentence(fit: Fit, group: ScalingGroup, axes: Axes) -> str:
-    """Return a law with its numbers, its quality, and doubts about it."""
+    """Return a sentence with the law, its numbers, its quality and warnings."""
     law = fit.law
     record = group.chosen_fit
     numbers = dict(zip(law.symbols, fit.parameters))

@@ -1,4 +1,4 @@
-"""The results of each kind of experiment, read from its folder as runs finish, and what a failed run stops."""
+"""The results of each kind of experiment, read from its folder as runs finish, and the effect of a failed run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ class Results(RunPolicy, ABC, Generic[P]):
         return runs
 
     def close(self) -> None:
-        """Release what a search holds, after `begin`."""
+        """Release the locks of a search, after `begin`."""
 
     @cached_property
     def precision(self) -> Precision:
@@ -113,8 +113,8 @@ class Results(RunPolicy, ABC, Generic[P]):
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
         plan = self.plan
         curves = [curve for runs in self._trained.values() for curve in runs.curves]
-        # A record omits fields that it was not given, even if their defaults are meant.
-        unset = {"baseline_group": None, "axes": {}, "study": None, "judged": [], "tuning": None}
+        # A file omits fields that are not set, even if they have defaults.
+        defaults = {"baseline_group": None, "axes": {}, "study": None, "judged": [], "tuning": None}
         return Outcome(
             title=self.title,
             command=self.command,
@@ -126,7 +126,7 @@ class Results(RunPolicy, ABC, Generic[P]):
             environment=environment() if self._first_read is None else self._first_read.environment(),
             validations=validations_of(curves) if curves else None,
             points=points,
-            **unset | fields,
+            **defaults | fields,
         )
 
     def _runs_of(self, name: str) -> list[RunDir]:
@@ -150,8 +150,8 @@ class Results(RunPolicy, ABC, Generic[P]):
         if key not in self._variants:
             variant = variant_of(name, self._trained[name], baseline)
             axes = tuple(f"{axis}." for axis in values)
-            unequal = {path: pair for path, pair in variant.differs_in.items() if not f"{path}.".startswith(axes)}
-            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=unequal)
+            off_axes = {path: pair for path, pair in variant.differs_in.items() if not f"{path}.".startswith(axes)}
+            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=off_axes)
         return self._variants[key]
 
 
@@ -192,9 +192,9 @@ class SweepResults(Results[S]):
             self.write()
 
     def failed(self, run: Run, error: BaseException) -> None:
-        is_of_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, RankLocalError)
+        fails_point = isinstance(error, (UserError, RunFailed)) and not isinstance(error, RankLocalError)
         # A refused finished run has another recipe; its result must not count for this point.
-        if not is_of_point or RunDir(run.path).has_result:
+        if not fails_point or RunDir(run.path).has_result:
             raise error
         if run.point not in self.failures:
             self._fail(run.point, str(error), is_final=isinstance(error, RunFailed))
@@ -208,7 +208,7 @@ class SweepResults(Results[S]):
     def _outcome(self, drawn: Sequence[PointStatus] = ()) -> Outcome:
         """Return the record of all points, finished or not.
 
-        drawn: points that a study has drawn. "#" begins the name of a point without a name.
+        drawn: points that a study has drawn. A name of "#" and a number means that it is not set.
         """
         listed = [self._status(point) for point in self.plan.points.values()]
         n_ended = sum(point.state in ENDED for point in (*listed, *drawn))
@@ -255,19 +255,19 @@ class SweepResults(Results[S]):
         return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
 
     def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
-        """Return the points with verdicts from intervals widened for their number, as for the best point."""
+        """Return the points with verdicts on intervals widened for the number of points, as in `_judged`."""
         baseline = self.plan.baseline
         if baseline is None:
             return list(points)
         compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
         wide = 1 - (1 - CONFIDENCE) / max(len(compared), 1)
-        judged = list[Variant | OpenPoint]()
+        with_verdicts = list[Variant | OpenPoint]()
         for point in points:
             if point.name in compared:
                 difference = self._difference(point.name, [point.name], baseline, len(compared), wide)
                 point = point.with_changes(verdict=difference.verdict)
-            judged.append(point)
-        return judged
+            with_verdicts.append(point)
+        return with_verdicts
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
         """Yield the best point, compared with the baseline, or else with the next best; then the means of groups.
@@ -279,15 +279,17 @@ class SweepResults(Results[S]):
             point for point in points if isinstance(point, Variant) and point.name != baseline and point.has_loss
         ]
         ranked = sorted(finished, key=lambda point: finite(point.val_loss.mean))
-        rival = ranked[1].name if baseline is None and ranked[1:] else baseline
+        rival = baseline or (ranked[1].name if len(ranked) > 1 else None)
         if not ranked or rival not in self._trained:
             return
         best = ranked[0].name
         wide = 1 - (1 - CONFIDENCE) / len(ranked)
         if baseline is None:
-            yield self._difference(best, [best], rival, 2, CONFIDENCE)
+            yield self._difference(best, [best], rival, 2, CONFIDENCE)  # also not widened
         yield self._difference(best, [best], rival, len(ranked), wide)
-        for group in self.plan.axes if self.averages_groups and baseline else ():
+        if baseline is None or not self.averages_groups:
+            return
+        for group in self.plan.axes:
             names = [point.name for point in ranked if point.group == group]
             if group and len(names) > 1:
                 yield self._difference(group, names, rival, len(names), CONFIDENCE)

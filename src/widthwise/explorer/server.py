@@ -49,8 +49,8 @@ class Answers:
         self._where = str(recipe)
         self._base = read_recipe(recipe, overrides)
         self.controls = {"name": recipe_name(recipe), **controls(parse_recipe(self._base, self._where), self._where)}
-        self.costs_json = _remembered(self.costs)
-        self.memory_json = _remembered(self.memory)
+        self.costs_json = _as_cached_json(self.costs)
+        self.memory_json = _as_cached_json(self.memory)
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
 
     def recipe_yaml(self, setting: Setting) -> str:
@@ -84,22 +84,23 @@ class Answers:
         rows = []
         for device in sorted(WITH_MEMORY, key=lambda device: device.memory_bytes):
             setup = planner.setup(device, kind)
-            row = [device.name, f"{si(device.memory_bytes)}B", MISSING, f"{si(setup.memory.total_bytes)}B", MISSING]
+            largest_pass = run_time = MISSING
             if setup.micro_batch_size is not None:
-                row[2] = str(setup.micro_batch_size)
-                row[4] = duration(setup.run_hours)
-            rows.append(row)
+                largest_pass = str(setup.micro_batch_size)
+                run_time = duration(setup.run_hours)
+            memory = setup.memory.total_bytes
+            rows.append([device.name, f"{si(device.memory_bytes)}B", largest_pass, f"{si(memory)}B", run_time])
         header = ["one device", "has", "largest pass", "needs", "time of the run"]
         caption = f"training memory, activation checkpointing {kind}; a pass in sequences of {recipe.seq_len:,} tokens"
         return _cells(Table(caption, header, rows))
 
 
-def _remembered(count: Callable[[Setting], Any]) -> Callable[..., str]:
-    """Return a function that gives the counted numbers as JSON, with a cache for the last `N_KEPT` settings.
+def _as_cached_json(compute: Callable[[Setting], Any]) -> Callable[..., str]:
+    """Return a function that gives the result as JSON, with a cache for the last `N_KEPT` settings.
 
     Requests do not wait for each other.
     """
-    return lru_cache(N_KEPT)(lambda setting: json.dumps(count(setting)))
+    return lru_cache(N_KEPT)(lambda setting: json.dumps(compute(setting)))
 
 
 def _cells(table: Table) -> dict[str, Any]:
@@ -160,12 +161,11 @@ class _Handler(BaseHTTPRequestHandler):
             address = urlsplit(self.path)
         except ValueError:
             return HTTPStatus.BAD_REQUEST, "text/plain", "invalid address\n"
-        # Other sites may link to the page only: they could not read other answers, but keep this machine busy.
-        # Browsers send the origin.
+        # Other sites may only link to the page: their requests could not read answers, but keep this machine busy.
         site = self.headers.get("Sec-Fetch-Site", "none")
         is_link = address.path == "/" and self.headers.get("Sec-Fetch-Dest") == "document"
-        has_origin = self.headers.get("Origin", self.server.url.rstrip("/")) in self.server.origins
-        if not has_origin or not (is_link or site in ("none", "same-origin")):
+        is_local_origin = self.headers.get("Origin", self.server.url.rstrip("/")) in self.server.origins
+        if not is_local_origin or not (is_link or site in ("none", "same-origin")):
             return HTTPStatus.FORBIDDEN, "text/plain", "other sites may only link to the page\n"
         if address.path in FILES:
             name, kind = FILES[address.path]

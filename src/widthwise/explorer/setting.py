@@ -1,4 +1,4 @@
-"""The settings of the page, and the changes they make to a recipe."""
+"""The settings of the explorer's page, and their changes to a recipe."""
 
 import math
 from typing import Annotated, Any, Literal, get_args
@@ -17,12 +17,16 @@ from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import merge
 
+SOLVED: dict[str, type[SolvedShape]] = {
+    kind_of(shape): shape for shape in get_args(get_args(Shape)[0]) if issubclass(shape, SolvedShape)
+}
+DEFAULT_FFN = kind_of(type(ModelTemplate.model_fields["ffn"].default))
 MOST_LAYERS = 512
-"""Largest number of layers on the slider, counted in about a second. A recipe may have more."""
+"""Largest number of layers on the slider; its costs take about a second. A recipe may have more."""
 
 
 class Setting(Config):
-    """A position of all controls; None: the value of the recipe, or the default of a kind that it does not have.
+    """A position of all controls; None: the value of the recipe, or the default of a kind that the recipe lacks.
 
     Values may be text, as in an address.
     """
@@ -70,13 +74,13 @@ class Setting(Config):
                 attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
             sized["attention"] = attention | heads | groups
         if self._given("ffn", "ratio"):
-            ffn = model.get("ffn") or {}
-            old_kind = ffn.get("kind", DEFAULT_FFN)
-            kind = old_kind if self.ffn is None else self.ffn
-            ffn = {**(ffn if kind == old_kind else {}), "kind": kind}
+            ffn = dict(model.get("ffn") or {})
+            ffn.setdefault("kind", DEFAULT_FFN)
+            if self.ffn not in (None, ffn["kind"]):
+                ffn = {"kind": self.ffn}
             if self.ratio is not None:
-                sizes = {template.hidden_key for template in _with_ratio()}
-                ffn = {key: value for key, value in ffn.items() if key not in sizes} | {"ratio": self.ratio}
+                hidden_keys = {template.hidden_key for template in _templates_with_ratio()}
+                ffn = {key: value for key, value in ffn.items() if key not in hidden_keys} | {"ratio": self.ratio}
             sized["ffn"] = ffn
         data = {**base, "model": sized}
         recipe = parse_recipe(data, where)
@@ -92,12 +96,6 @@ class Setting(Config):
     def _given(self, *names: str) -> dict[str, Any]:
         """Return the values that were set among the named fields."""
         return self.model_dump(include={*names}, exclude_none=True)
-
-
-SOLVED: dict[str, type[SolvedShape]] = {
-    kind_of(shape): shape for shape in get_args(get_args(Shape)[0]) if issubclass(shape, SolvedShape)
-}
-DEFAULT_FFN = kind_of(type(ModelTemplate.model_fields["ffn"].default))
 
 
 def template_of(recipe: Recipe, where: str) -> ModelTemplate:
@@ -134,8 +132,8 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
         "ffn": ffn.kind,
     }
     if isinstance(ffn, HiddenWidthTemplate):
-        is_given = getattr(ffn, ffn.hidden_key) is not None
-        start["ratio"] = None if is_given else ffn.ratio or ffn.usual_ratio
+        has_hidden_width = getattr(ffn, ffn.hidden_key) is not None
+        start["ratio"] = None if has_hidden_width else ffn.ratio or ffn.usual_ratio
     if isinstance(shape, SolvedShape) and schedule is not None:
         start |= {
             "quantum": shape.quantum,
@@ -143,22 +141,22 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
             "turn_width": getattr(shape, schedule.ratio_key),
             "turn_layer": getattr(shape, schedule.layer_key) if schedule.layer_key else None,
         }
-    # Without kinds of feed-forward that need options, except the recipe's.
+    # Feed-forwards that need options are left out, except the recipe's.
     ratios = {
-        kind_of(template): template.usual_ratio
-        for template in _with_ratio()
-        if kind_of(template) == ffn.kind or not any(field.is_required() for field in template.model_fields.values())
+        kind_of(choice): choice.usual_ratio
+        for choice in _templates_with_ratio()
+        if kind_of(choice) == ffn.kind or not any(field.is_required() for field in choice.model_fields.values())
     }
     # Default turn of every kind of shape, and limits of the width of the turn.
     shapes: dict[str, dict[str, Any]] = {"uniform": {}}
     for kind, rule in SCHEDULES.items():
-        usual = {name: field.default for name, field in SOLVED[kind].model_fields.items()}
+        defaults = {name: field.default for name, field in SOLVED[kind].model_fields.items()}
         low, high = rule.ratios
         shapes[kind] = {
-            "turn_layer": usual[rule.layer_key] if rule.layer_key else None,
-            "turn_width": usual[rule.ratio_key],
+            "turn_layer": defaults[rule.layer_key] if rule.layer_key else None,
+            "turn_width": defaults[rule.ratio_key],
             "low": low,
-            "high": high if math.isfinite(high) else 2 * usual[rule.ratio_key],
+            "high": high if math.isfinite(high) else 2 * defaults[rule.ratio_key],
         }
     return {
         "start": start,
@@ -170,5 +168,5 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
     }
 
 
-def _with_ratio() -> list[type[HiddenWidthTemplate]]:
+def _templates_with_ratio() -> list[type[HiddenWidthTemplate]]:
     return [template for template in FEED_FORWARDS.templates if issubclass(template, HiddenWidthTemplate)]

@@ -248,7 +248,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, draw: Draw) -> Tenso
         columns += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
         offset += n_old
     coefficients = AxisMap.of(offset, columns)
-    if isinstance(owner.new, Vector) and owner.new.out_axes == new.table:  # the static table or its scale, flattened
+    if isinstance(owner.new, Vector) and owner.new.out_axes == new.table_axes:  # static table or its scale, flattened
         slots = AxisMap.appended(old.config.n_slots, new.config.n_slots, zero=False)
         # A new slot must not contribute to reads and old slots.
         n_read, n_slots, n_write = _columns(new)
@@ -288,4 +288,4 @@ def _copied_slots_plan(source: str, owner: Owner, old: Mixing, new: Mixing, stre
 def _columns(site: HyperConnection) -> tuple[int, int, int]:
     """Return the numbers of columns of read, carry and write in the table."""
     n_slots = site.config.n_slots
-    return site.n_read, n_slots, site.table["n_coefficients"] - site.n_read - n_slots
+    return site.n_read, n_slots, site.table_axes["n_coefficients"] - site.n_read - n_slots

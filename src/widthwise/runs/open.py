@@ -75,8 +75,8 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
     Raises UserError if the folder is not a run directory or has no good checkpoint.
     """
     run = RunDir(path)
-    run.config_yaml()
-    chosen_checkpoint(run)
+    run.config_yaml()  # raises UserError for another folder
+    chosen_checkpoint(run)  # and without a good checkpoint
     steps = []
     for saved in checkpoint_folder.checkpoint_paths(run.checkpoints):
         reason = checkpoint_folder.find_damage(saved)
@@ -124,17 +124,17 @@ def check_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, is_free: bool)
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raise UserError for a tokenizer of a run's data with more tokens than its model."""
+    """Raise UserError if the tokenizer of a run's data has more tokens than the model; else cap its `vocab_size`."""
     if tokenizer.n_used > vocab_size:
         raise UserError(
             f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.n_used}, "
             f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
         )
-    tokenizer.vocab_size = min(tokenizer.vocab_size, vocab_size)  # so adopted data with larger tokens are refused
+    tokenizer.vocab_size = min(tokenizer.vocab_size, vocab_size)  # refuses adopted data with larger tokens
 
 
 def check_known(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raise UserError for a tokenizer of a model with more tokens than the model."""
+    """Raise UserError if the tokenizer of a model has more tokens than the model."""
     if tokenizer.n_used > vocab_size:
         raise UserError(f"{tokenizer.spec}: has {tokenizer.n_used} tokens; the model has {vocab_size}")
 
@@ -226,7 +226,7 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
     path, _ = import_source(path)
     device = usual_device(device)
     if not is_run(path, step):
-        _check_tokenizer(path)
+        _check_has_tokenizer(path)
         imported = import_hf(path)
         tokenizer_path = path / TOKENIZER
         tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
@@ -234,8 +234,8 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
         model = build(imported.config, seed=0, device=device)
         model.set_weights(imported.take_weights())
         tokenizer = tokenizer.as_pretrained(imported.token_ids)
-        n_positions = imported.n_positions
-        return Model(path, model.eval(), tokenizer, device, n_positions, usual_seq_len(n_positions))
+        seq_len = usual_seq_len(imported.n_positions)
+        return Model(path, model.eval(), tokenizer, device, imported.n_positions, seq_len)
     source = RunCheckpoint.of(path, step)
     model = build(source.model, seed=0, device=device)
     checkpoint.load_weights(source.saved, model)
@@ -244,19 +244,19 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
         model.eval(),
         tokenizer_of(source.run),
         device,
-        None if source.model.positions is None else source.model.positions.n_positions,
-        source.recipe.seq_len,
-        source.recipe,
-        source.step,
-        source.spent.tokens,
-        source.damages,
+        n_positions=None if source.model.positions is None else source.model.positions.n_positions,
+        seq_len=source.recipe.seq_len,
+        recipe=source.recipe,
+        step=source.step,
+        tokens=source.spent.tokens,
+        damages=source.damages,
     )
 
 
 def check_model(path: Path, step: int | None = None) -> None:
     """Raise UserError for a path that holds no model or no tokenizer, before any weights are read."""
     if not is_run(path, step):
-        _check_tokenizer(path)
+        _check_has_tokenizer(path)
         return
     run = RunDir(path)
     if not run.exists:
@@ -268,7 +268,7 @@ def check_model(path: Path, step: int | None = None) -> None:
 
 
 def is_run(path: Path, step: int | None) -> bool:
-    """Tell a run from a Hugging Face folder. Raises UserError for the step of a folder."""
+    """Return False for a Hugging Face folder, for which a step raises UserError; otherwise True."""
     if RunDir(path).exists or not (path / CONFIG).is_file():
         return True
     if step is not None:
@@ -281,7 +281,7 @@ def usual_device(device: torch.device | str | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _check_tokenizer(path: Path) -> None:
+def _check_has_tokenizer(path: Path) -> None:
     """Raise UserError for a Hugging Face folder without a tokenizer."""
     if not (path / TOKENIZER).is_file():
         raise UserError(f"{path}: has no {TOKENIZER}, which is needed for text")

@@ -68,7 +68,7 @@ class ForwardingObserver(Observer):
 
 
 for _name in [name for name in vars(Observer) if not name.startswith("_")]:
-    setattr(ForwardingObserver, _name, lambda self, *values, _name=_name: getattr(self._observer, _name)(*values))
+    setattr(ForwardingObserver, _name, lambda self, *values, name=_name: getattr(self._observer, name)(*values))
 
 
 class SilentObserver(Observer):
@@ -130,7 +130,7 @@ class TensorBoardTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """One row of the history for each record, offline in the folder of the run unless WANDB_MODE differs.
+    """One row of the history for each record, offline in the folder of the run unless WANDB_MODE is set.
 
     `tracking.json` of the run has the ID and the last logged step of each event, as of the last start or close.
     """
@@ -171,7 +171,7 @@ class WandbTracker(Tracker):
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
-"""Module and extra that installs it -> tracker."""
+"""Name of a module, and of the extra that installs it -> tracker."""
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
@@ -256,7 +256,7 @@ class _TrackingObserver(ForwardingObserver):
 
     @contextmanager
     def _harmless(self, name: str) -> Iterator[None]:
-        """Disable a tracker at its first error. It prints on stderr, because stdout is for the result of the verb."""
+        """Disable a tracker at its first error. It prints on stderr, because stdout is for the command's result."""
         try:
             with redirect_stdout(sys.stderr):
                 yield

@@ -22,15 +22,15 @@ class Pattern(NamedTuple):
     n_read: int
     n_write: int
     n_owned_slots: int
-    takes_own: bool = False
-    """True if a slot takes one block only, so that all writes are one column."""
+    has_one_write: bool = False
+    """True if a slot takes one block only: the write part has one column."""
     first_read: int = 0
     """The first slot that is read."""
 
     @property
     def n_coefficients(self) -> int:
         """Columns: weights of a slot in read blocks and carried slots, and of written blocks in the slot."""
-        return self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
+        return self.n_read + self.n_slots + (1 if self.has_one_write else self.n_write)
 
     def __call__(self, table: Tensor, generator: torch.Generator) -> None:
         """Fill the table: read and write single blocks, and carry every slot unchanged, as a deviation of 0.
@@ -42,15 +42,13 @@ class Pattern(NamedTuple):
             rows[(self.first_read + block) % self.n_slots, block] = 1
         for slot in range(self.n_slots):
             if slot < self.n_write or slot >= self.n_owned_slots:
-                block = 0 if self.takes_own else slot % self.n_write
+                block = 0 if self.has_one_write else slot % self.n_write
                 rows[slot, self.n_read + self.n_slots + block] = 1
 
 
 class SlotNorm(RMSNorm):
-    """The norm of a slot for dynamic coefficients, whose output is divided by the root of norm_dim again.
-
-    That factor cancels a change of divisor, so that `bake` does not change the gain.
-    """
+    """The norm of a slot for dynamic coefficients. Its output is also divided by sqrt(norm_dim), which cancels a change
+    of norm_dim, so `bake` keeps the gain."""
 
     def gain_factor(self, target: Norm) -> float:
         return 1.0
@@ -63,31 +61,30 @@ class HyperConnection(SlotSite):
         norm_dim = config.slot_norm_dim or config.slot_width
         super().__init__(config, FreeForm(n_read, config.eps * (norm_dim / config.slot_width)))
         self.n_write = n_write
-        takes_own = config.writes == "own"
-        self._pattern = Pattern(config.n_slots, n_read, n_write, config.n_owned_slots, takes_own)
-        self.table = {"n_slots": config.n_slots, "n_coefficients": self._pattern.n_coefficients}
-        self.static = Vector(self.table, start=self._pattern)
+        has_one_write = config.writes == "own"
+        self._pattern = Pattern(config.n_slots, n_read, n_write, config.n_owned_slots, has_one_write)
+        self.table_axes = {"n_slots": config.n_slots, "n_coefficients": self._pattern.n_coefficients}
+        self.static = Vector(self.table_axes, start=self._pattern)
         if config.dynamic:
             slot = {"slot_width": config.slot_width}
             has_entries = config.scale == "entries"
-            norm = SlotNorm if has_entries else RMSNorm
-            self.norm = norm(slot, config.eps, norm_dim)
+            self.norm = (SlotNorm if has_entries else RMSNorm)(slot, config.eps, norm_dim)
             self.dynamic = Control(slot, {"n_coefficients": self._pattern.n_coefficients}, start=0.0)
-            self.scale = Scale(self.table, start=1.0) if has_entries else Scale({"n_scales": N_SCALES}, start=0.01)
+            self.scale = Scale(self.table_axes, start=1.0) if has_entries else Scale({"n_scales": N_SCALES}, start=0.01)
 
     def set_index(self, index: int) -> None:
         if self.config.read_init == "in_turn":
             self.static.start = self._pattern._replace(first_read=index * self.n_read)
 
     def tables(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        n_slots, n_coefficients = self.table.values()
+        n_slots, n_coefficients = self.table_axes.values()
         static = self._of_all_blocks(self.static().view(n_slots, n_coefficients))
         if not self.config.dynamic:
             return static, None, None
         # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
         # kernels divide by the slot width b instead of norm_dim = n, with an eps that compensates:
         # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
-        # With scale `numbers` the projection is not divided by sqrt(n), so multiply it here.
+        # With scale `numbers` the projection is not divided by sqrt(n), which `root` cancels.
         root = 1.0 if self.config.scale == "entries" else math.sqrt(self.norm.norm_dim)
         projection = (self.norm.weight * (root / math.sqrt(self.config.slot_width)))[:, None] * self.dynamic.weight.T
         if self.config.writes == "own":
@@ -102,11 +99,12 @@ class HyperConnection(SlotSite):
         return static, projection, self._of_all_blocks(scale)
 
     def _of_all_blocks(self, table: Tensor) -> Tensor:
-        """Return the table with a column per written block, which is 0 for slots that do not take that block."""
+        """Return the table with a column per written block, 0 for slots that do not take the block."""
         if self.config.writes == "all":
             return table
-        slots, blocks = (torch.arange(n, device=table.device) for n in (self.config.n_slots, self.n_write))
-        return torch.cat((table[:, :-1], table[:, -1:] * (slots[:, None] % self.n_write == blocks)), dim=1)
+        slots = torch.arange(self.config.n_slots, device=table.device)[:, None]
+        takes_block = slots % self.n_write == torch.arange(self.n_write, device=table.device)
+        return torch.cat((table[:, :-1], table[:, -1:] * takes_block), dim=1)
 
 
 build_site = HyperConnection

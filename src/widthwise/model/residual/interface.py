@@ -42,7 +42,7 @@ class PrefixLayout:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Every layer owns the first slots of n_slots equal ones, as many as fill its width."""
+    """Every layer owns the first of n_slots equal slots, as many as fill its width."""
 
     slot_width: int
     n_slots: int
@@ -63,8 +63,8 @@ class ResidualConfig(Config, ABC):
         multiplier: float
 
     module: ClassVar[str]
-    """The file "package.file" with `build_site`, `build_entry` and `build_exit`. Each takes the config and the
-    arguments of the similar method. It is imported, together with torch, when a module is built. A config in the same
+    """The file "package.file" with `build_site`, `build_entry` and `build_exit`, which take the config and the
+    arguments of `build`, `build_entry` and `build_exit`. A build imports it, together with torch. A config in the same
     file as its modules overrides these methods instead."""
     constant_fields: ClassVar[tuple[str, ...] | None] = None
     """Fields that growth must not change, because that would change the function; `multiplier` never changes. None:
@@ -85,7 +85,7 @@ class ResidualConfig(Config, ABC):
         """Return the cost of one site. See `build` for the arguments."""
 
     def within_layers(self) -> Self:
-        """Return the residual for the cost of a model in which no backward pass of a layer needs another layer."""
+        """Return the residual for costs if the backward pass of a layer needs no other layer."""
         return self
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "Site":
@@ -155,7 +155,7 @@ class ResidualConfig(Config, ABC):
         yield from ()
 
     def baked(self) -> "ResidualConfig":
-        """Return the config with the divisors of a model that never grew, and other constants that compensate."""
+        """Return the config with the norm divisors of a model that never grew, and constants that compensate."""
         return self
 
 

@@ -1,8 +1,8 @@
 """The parts of an over-width stream: entries from a token to n slots, sites, and exits from n slots to the head.
 
 Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training, the first d_model coordinates of
-the stream are the embedding of a model without virtual width. Unless a reduction starts as a mean, the head reads only
-these coordinates, so that the whole model initially equals that model.
+the stream are the embedding of a model without virtual width. Unless a reduction is a sum or starts as a mean, the head
+reads only these coordinates, so that the whole model initially equals that model.
 """
 
 import math
@@ -48,6 +48,13 @@ class SlotSite(Site):
         return write_slots(skip, update, self.config.multiplier)
 
 
+def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
+    """Fill (n_out >= n_in, n_in) with the identity above normal rows of std 1 / sqrt(n_in), which keep the scale."""
+    n_in = weight.shape[1]
+    nn.init.eye_(weight[:n_in])
+    weight[n_in:].normal_(0.0, 1 / math.sqrt(n_in), generator=generator)
+
+
 class DirectEntry(nn.Module):
     """The embedding table is as wide as the stream."""
 
@@ -68,7 +75,7 @@ class PadEntry(DirectEntry):
         return nn.functional.pad(embedding, (0, missing)).unflatten(-1, self.slots)
 
 
-class ExpandEntry(PadEntry):
+class ExpandEntry(DirectEntry):
     """A matrix maps a token's d_model embedding to the whole stream. Eq. (3)."""
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
@@ -79,7 +86,7 @@ class ExpandEntry(PadEntry):
         return self.w_expand(embedding).to(embedding.dtype).unflatten(-1, self.slots)
 
 
-class SlotEntry(PadEntry):
+class SlotEntry(DirectEntry):
     """Every slot is a learned mixture of the blocks of a token's d_model embedding.
 
     Before training the first slots equal the blocks. Other slots are random mixtures, because equal slots would stay
@@ -173,8 +180,8 @@ class GroupNorm(nn.Module):
     """Normalises every group of d_model consecutive coordinates of a token, with one gain for each coordinate.
 
     Unlike torch's GroupNorm of (B, C, T), it never mixes tokens. Kind `layer` subtracts the mean and has a bias, `rms`
-    does neither. norm_dim: divisor of the sums of squares. Source: Wu and He 2018, arXiv:1803.08494; section 3.2 of the
-    paper.
+    does neither. norm_dim: divisor of the sums of squares. Source: Wu and He 2018, arXiv:1803.08494, as in the paper's
+    section 3.2.
     """
 
     def __init__(self, kind: str, d_model: int, width: int, eps: float, norm_dim: int):
@@ -209,13 +216,6 @@ class OverWidthExit(Exit):
 
     def forward(self, stream: Tensor) -> Tensor:
         return self.norm(self.reduce(stream if self.group_norm is None else self.group_norm(stream)))
-
-
-def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
-    """Fill (n_out >= n_in, n_in) with the identity above normal rows of std 1 / sqrt(n_in), which keep the scale."""
-    n_in = weight.shape[1]
-    nn.init.eye_(weight[:n_in])
-    weight[n_in:].normal_(0.0, 1 / math.sqrt(n_in), generator=generator)
 
 
 def _mix(weight: Tensor, blocks: Tensor) -> Tensor:
