@@ -107,9 +107,13 @@ def test_pairs_turn_as_before_at_long_positions(head_dim):
 
 def test_new_weights_are_as_large_as_old_ones():
     """Old weights have a standard deviation of 0.3; an untrained model one of 0.01."""
-    plan = growth({"d_model": 40, "init": {"std": 0.02, "width_multiplier": 4.0}}, expansions.widen_ffn, [0], 60)
-    rows = dict(plan.weights(with_random_weights(plan.old, 0)))["layers.0.ffn.w_up.weight"][10:]
+    base = {"d_model": 40, "init": {"std": 0.02, "width_multiplier": 4.0}}
+    units, stream = growth(base, expansions.widen_ffn, [0], 60), growth(base, expansions.widen_stream, 4)
+    weights = with_random_weights(units.old, 0)
+    rows = dict(units.weights(weights))["layers.0.ffn.w_up.weight"][10:]
     assert rows.std().item() == pytest.approx(0.3, rel=0.08)  # of 2000 numbers
+    gain = dict(stream.weights(weights))["layers.1.ffn.norm.weight"]
+    assert torch.equal(gain[40:], gain[:40].mean().expand(4))
 
 
 INSERTED = TensorPlan("w", (AxisMap.of(2, [0, -1, 1]), AxisMap.of(3, [0, 1, 2, -1], zero=True)))

@@ -84,6 +84,8 @@ GEMMA: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
+    "granite": {"residual": {"kind": "plain", "multiplier": 0.22}},
+    "mixtral": {"ffn": {"kind": "moe", "n_experts": 3, "top_k": 2}},
     "smollm3": {"attention": {"n_heads": 2, "rope_base": None}},
     "qwen2": {"attention": {"n_heads": 2, "bias": True}},
     "qwen3": {"attention": {"head_dim": 6, "kv_group_size": 2, "qk_norm": {"over": "head"}}},

@@ -60,12 +60,13 @@ def forced(fraction):
 
 @in_turn(
     ("mask", [*MASKS, "none"]),
-    ("n_units", [1, 13, D_FF]),
+    ("n_units", [1, 13, D_FF, 12.5]),
 )
 def test_a_forced_width_is_the_swiglu_of_the_first_units_whatever_the_mask(mask, n_units):
+    """Half a unit is none: a unit is used where the width is beyond its middle."""
     module, x = layer(mask=mask), random_input(D)
     update, choices = module(x, forced(n_units / D_FF))
-    torch.testing.assert_close(update, plain(module, n_units)(x, CONTEXT)[0])
+    torch.testing.assert_close(update, plain(module, int(n_units))(x, CONTEXT)[0])
     torch.testing.assert_close(choices["width_fraction"], torch.full((2, 5), n_units / D_FF, dtype=torch.float64))
 
 

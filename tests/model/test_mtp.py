@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from literal_decoder import capped, normalised
+from literal_decoder import capped, normalised, sublayers
 from measured import counted_flops, kept_in_training
 from model_cases import STREAMS, decoder, mtp_config, mtp_decoder, random_tokens
 from torch.nn.functional import cross_entropy
@@ -32,7 +32,12 @@ def without_heads(model: Decoder) -> Decoder:
 
 def literal_layer(model: Decoder, depth, slots: torch.Tensor) -> torch.Tensor:
     """The slots after the layer of a depth over whole rows, with positions from 0 and a written-out mask."""
-    residual, rope, n = model.config.residual, model.config.mtp.layer.attention.rope, slots.shape[1]
+    residual, sizes, n = model.config.residual, model.config.mtp.layer, slots.shape[1]
+    if residual.kind == "plain":
+        h, (attend, feed) = slots.flatten(2), sublayers(depth.layer, sizes)
+        h = h + residual.multiplier * attend(h)
+        return (h + residual.multiplier * feed(h)).view_as(slots)
+    rope = sizes.attention.rope
     tables = {} if rope is None else {rope: rope_table(torch.arange(n)[None], rope)}
     context = PassContext(tables, {None: torch.ones(n, n, dtype=torch.bool).tril()})
     return residual.to_slots(depth.layer(residual.from_slots(slots), context)[0], model.config.d_model)

@@ -5,13 +5,14 @@ from itertools import cycle
 
 import pytest
 import torch
-from model_cases import OVER_WIDTH, decoder, random_tokens, variant
+from model_cases import OVER_WIDTH, VARIANTS, config, decoder, random_tokens, variant
 from torch import Tensor
 from torch.testing import assert_close
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
 from widthwise.model.decoder import Decoder
 from widthwise.model.recompute import RECOMPUTE
+from widthwise.yaml_io import merge
 
 pytestmark = pytest.mark.usefixtures("float64")
 EOS, N_TOKENS = 60, 13
@@ -90,3 +91,13 @@ def test_where_a_document_begins_matters_to_learned_positions_and_without_a_mask
     assert_close(unmasked[1], plain[1])  # one document
     assert_close(unmasked[0, :4], plain[0, :4])
     assert ((unmasked[0, 4:] - plain[0, 4:]).abs().max() > 1e-6) == (name != "unrotated")
+
+
+@pytest.mark.parametrize(("uncapped", "windows"), [([], set()), ([2], {3}), ([1], {None})])
+def test_masks_of_all_pairs_are_made_for_windows_of_layers_without_a_cap_alone(uncapped, windows):
+    """Layers 1 and 3 have no window, the others one of 3 tokens."""
+    caps = {"layers": {i: {"attention": {"score_cap": None}} for i in uncapped}}
+    model, seen = decoder(config("x", **merge(VARIANTS["gemma2"], caps))), []
+    model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[1].masks.keys()))
+    scores(model, packed_rows(), TOLD)
+    assert seen == [windows]

@@ -64,6 +64,12 @@ def test_and_with_products_in_bf16_where_widths_are_drawn_and_of_what_layers_cho
     assert_the_same(resolved, **how)
 
 
+@pytest.mark.parametrize("name", ["moe_reordered", "slots_further_heads"])
+def test_and_in_plain_torch_as_on_a_gpu_but_for_the_order_of_sums(name, monkeypatch):
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+    assert_the_same(variant("x", name), atol=1e-13)
+
+
 @in_turn(
     ("state_every", [1, 3, 99]),
     ("options", [{}, {"dynamic": False}, {"embedding": "expand", "group_norm": "none", "multiplier": 0.22}]),
@@ -102,6 +108,7 @@ COUNTED = [
     *((variant(shape, name), "layer") for shape, name in KINDS if name in SOON and "heads" not in name),
     *((variant("zigzag", name), "selective") for name in SECOND),
     *((variant("x", name), "none") for name in ("plain", "moe", "slots")),
+    (config("uniform", layers={2: {"ffn_norm": {"stat_width": 9}}}), "none"),  # as in a grown model
     *((config("zigzag", "full", residual=residual), kind) for residual in RESIDUALS for kind in ("layer", "selective")),
     *((config(shape, residual=RESIDUALS[i]), "layer") for i, shape in enumerate(("x", "growing", "x"))),
 ]

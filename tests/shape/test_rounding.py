@@ -7,7 +7,7 @@ import pytest
 from boxes import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quadratic_cost import params_cost
+from quadratic_cost import ORACLE, params_cost
 
 from widthwise.shape.rounding import FAR, TOLERANCE, round_balanced, round_nearest, round_whole
 from widthwise.shape.schedule import SCHEDULES, solve_widths
@@ -39,6 +39,15 @@ def test_the_remedy_is_a_quantum_that_may_be_given():
         ([0.5, 63.0], 1, 1, "no quantum works"),
     ]:
         assert f"to no channels; {message}" in refusal(round_nearest, np.array(widths), quantum, least_quantum=least)
+
+
+@pytest.mark.parametrize("name", ["200M", "2B"])
+def test_balanced_rounding_meets_the_papers_budgets(name):
+    """Of 16 and 40 layers, too many for the enumeration below."""
+    where = [ORACLE["configs"][name][key] for key in ("d_model", "n_layers", "turn_layer", "turn_ratio")]
+    cost, budget, widths = solved_x(*where)
+    nearest, balanced = round_nearest(widths, 32), round_balanced(widths, 32, cost, budget)
+    assert abs(cost.total(nearest) / budget - 1) > TOLERANCE > abs(cost.total(balanced) / budget - 1)
 
 
 def best_of_every_choice(widths, quantum, cost, budget):

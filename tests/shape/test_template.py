@@ -264,7 +264,8 @@ def test_the_mixtures_are_the_papers():
         assert counted[0] == of_uniform
         assert 0 < counted[1] / of_x - 1 < 0.0002
         assert TABLES + TemplateCost(X_MOE, match, SEQ_LEN).total(np.array(x.widths)) == pytest.approx(of_x, rel=1e-12)
-    n_flops = TABLES + TemplateCost(X_MOE, "flops", SEQ_LEN).total(np.array(x.widths))
+    head_flops = 2 * 100263 * 1600
+    n_flops = head_flops + TemplateCost(X_MOE, "flops", SEQ_LEN).total(np.array(x.widths))
     assert n_flops == pytest.approx(MIXTURE["flops_per_token"], rel=1e-12)
     training = [cost_summary(model, SEQ_LEN)["flops_per_token"]["training"] for model in models]
     assert [round(pflops_days(flops, TOKENS), 2) for flops in training] == [10.13, 9.66]
