@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from widthwise.growth.correspondence import AxisMap, align
-from widthwise.growth.stream import FOREIGN, PrefixMap
+from widthwise.growth.stream import FOREIGN, FRESH, PrefixMap, SlotMap
 from widthwise.mistakes import UserError
 
 
@@ -54,6 +54,11 @@ def test_layers_find_all_that_they_had_and_agree_about_the_rest(pairs):
         measured = index[: stream.stat_width(old, new, None)]
         assert measured[measured >= 0].tolist() == list(range(old))
         assert (measured != FOREIGN).all()
+
+
+def test_slots_grow_alike_and_those_that_a_layer_did_not_see_come_last():
+    stream = SlotMap(slot_width=2, new_slot_width=3, n_read_slots=3)
+    assert stream.prefix(4, 9).tolist() == [0, 1, FRESH, 2, 3, FRESH, FOREIGN, FOREIGN, FRESH]
 
 
 WIDTHS = st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=5)

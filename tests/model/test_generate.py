@@ -139,6 +139,13 @@ class TestDrafts:
             assert found == generate(model, PROMPTS, max_new_tokens, GREEDY)
             assert counts.n_passes + counts.n_accepted == 3 * max_new_tokens
 
+    def test_each_continuation_ends_before_its_first_eos(self):
+        model = mtp_decoder("virtual_x", 3)
+        whole = generate(model, PROMPTS, 9, GREEDY)
+        for eos in {row[4] for row in whole}:
+            expected = [row[: row.index(eos)] if eos in row else row for row in whole]
+            assert generate_drafted(model, PROMPTS, 9, eos_id=eos)[0] == expected
+
     @pytest.mark.parametrize(("n_depths", "max_new_tokens"), [(1, 1), (1, 12), (3, 13), (3, 14), (5, 4)])
     def test_with_drafts_that_are_always_right_a_pass_adds_one_token_and_all_drafts(self, n_depths, max_new_tokens):
         found, counts = generate_drafted(successor(n_depths), [[7, 2]], max_new_tokens)

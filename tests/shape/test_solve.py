@@ -123,9 +123,10 @@ def test_the_turn_is_at_the_rounded_fraction_or_the_only_layer_allowed():
     places = [("x", 16, 0.75, 12), ("x", 63, 0.75, 47), ("diamond", 5, 0.5, 2), ("growing", 9, None, 1)]
     for kind, n_layers, depth, layer in [*places, ("narrowing", 9, None, 9)]:
         assert SCHEDULES[kind].turn_layer(n_layers, depth) == layer
+    allowed = "turns at layers 2 to 15, a fraction 0.125 to 0.9375 of the depth"
     for kind, n_layers, depth, message in [
-        ("x", 16, 0.02, "shape.bottleneck_layer: turns at layer 0 of 16; kind 'x' turns at layers 2 to 15, a fraction"),
-        ("diamond", 16, 1.0, "shape.peak_layer: turns at layer 16 of 16; kind 'diamond' turns at layers 2 to 15"),
+        ("x", 16, 0.02, f"shape.bottleneck_layer: turns at layer 0 of 16; kind 'x' {allowed}"),
+        ("diamond", 16, 1.0, f"shape.peak_layer: turns at layer 16 of 16; kind 'diamond' {allowed}"),
         ("x", 2, 0.5, "n_layers: 2 is too few for shape kind 'x'"),
         ("narrowing", 1, None, "n_layers: 1 is too few"),
         ("growing", 16, 0.75, "shape.kind: turns at layer 12 of 16; kind 'growing' turns at layers 1 to 1"),
