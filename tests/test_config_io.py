@@ -95,6 +95,8 @@ VALID: dict[str, Any] = {
     "init": {"std": 0.1, "width_multiplier": 8},
     "layers": {3: {"ffn": {"d_ff": 7}}, 0: {"d_model": 12}},
 }
+EXPLICIT = {**VALID, "shape": {"kind": "explicit", "widths": [12, 8, 20, 16]}, "ffn": {"d_ff": 9}, "layers": {}}
+DIAMOND = {**VALID, "shape": {"kind": "diamond", "peak_layer": 0.5, "peak_width": 1.5, "quantum": 8, "match": "flops"}}
 RECIPE = {**to_data(tiny_recipe()), "model": {key: value for key, value in VALID.items() if key != "layers"}}
 WEIRD: list[Any] = [
     *(None, True, -1, 0, 1, 3, 7, 2.5, 1e308, 1e-320, float("nan"), float("inf"), 10**18, -(10**18), 2**24 + 1),
@@ -136,7 +138,9 @@ def mutated(data: Any, random_: random.Random) -> Any:
 
 
 CASES = {
-    "template": (ModelTemplate, VALID),
+    "x": (ModelTemplate, VALID),
+    "explicit": (ModelTemplate, EXPLICIT),
+    "diamond": (ModelTemplate, DIAMOND),
     "resolved model": (ModelConfig, to_data(parse(ModelTemplate, VALID).resolve(13))),
     "recipe": (Recipe, RECIPE),
 }

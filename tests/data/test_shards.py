@@ -116,6 +116,12 @@ def test_files_of_another_size_or_missing_are_refused_by_name(tmp_path):
         (tmp_path / name).write_bytes(content)
 
 
+def test_an_exception_while_writing_leaves_no_index(tmp_path):
+    with pytest.raises(OverflowError):
+        write(tmp_path / "x", [[1], [2**16]])
+    assert os.listdir(tmp_path) == ["x.bin"]
+
+
 @pytest.mark.parametrize("n_documents", [2000, 700], ids=["bin", "idx"])
 def test_a_file_that_cannot_grow_is_refused_by_name_and_never_opened(tmp_path, request, n_documents):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import pytest
 import torch
 from boxes import refusal
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_runs import tiny_recipe
 
@@ -68,6 +68,8 @@ def cost(model: ModelConfig, sizes: list[LayerSizes], budget: str) -> float:
     st.floats(0.7, 1),
     st.integers(0, 9),
 )
+@example(mixture(), "params", "found", 0.3, 1)
+@example(mixture(), "params", "uniform", 0.3, 1)
 def test_the_budget_is_met_and_no_size_grows(
     model: ModelConfig, budget: str, shape: str, share: float, seed: int
 ) -> None:

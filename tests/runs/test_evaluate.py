@@ -86,13 +86,15 @@ def test_raw_text_is_read_document_by_document(runs: list[Path], tmp_path: Path)
 
 
 def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path], questions: Path) -> None:
-    asked = _asked(task_files=[str(questions)])
+    asked = _asked(task_files=[str(questions)], texts=[__file__], max_tokens=300)
     one, other = (evaluate_run(run, asked) for run in runs)
     entries = {(each.on, each.metric): each for each in evaluation_differences(one, other)}
     items = [np.array(record.tasks["questions"].items["bits_per_byte"]) for record in (one, other)]
     found = entries["questions", "bits_per_byte"]
     assert found.value == pytest.approx((items[1] - items[0]).mean())
     assert found.stderr == pytest.approx((items[1] - items[0]).std(ddof=1) / math.sqrt(len(QUESTIONS)))
+    bits = [record.texts[__file__].metrics["bits_per_byte"].value for record in (one, other)]
+    assert entries[__file__, "bits_per_byte"].value == pytest.approx(bits[1] - bits[0])
     fewer = evaluate_run(runs[1], _asked(task_files=[str(questions)], limit=2))
     (refused,) = evaluation_differences(one, fewer)
     assert (refused.on, refused.metric, refused.value, refused.stderr) == ("questions", None, None, None)

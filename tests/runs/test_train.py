@@ -14,6 +14,7 @@ from widthwise.mistakes import RunFailed
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train, train_or_resume
 from widthwise.training.objective import Objective
+from widthwise.yaml_io import dump_yaml, parse_yaml
 
 NO_DATA = "data={path: nowhere}"
 
@@ -49,8 +50,10 @@ def test_finished_run_is_returned_and_not_trained_again(finished):
 
 
 def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
-    run = RunDir(tmp_path / "run")
-    run.begin(RunDir(finished).config_yaml(), RunDir(finished).environment())
+    """Also one of a version without options that were added later, which count as their defaults."""
+    run, data = RunDir(tmp_path / "run"), parse_yaml(RunDir(finished).config_yaml(), "config.yaml")
+    del data["optimizer"]["decays_scales"], data["model"]["layers"][0]["attention"]["score_cap"]
+    run.begin(dump_yaml(data), RunDir(finished).environment())
     assert f"unfinished run; `widthwise resume {run.path}` continues it" in refusal(train, tiny_recipe(), run.path)
     another = "holds a run of another recipe (train.seed from 3 to 4)"
     assert another in refusal(train, tiny_recipe("train.seed=4"), run.path)

@@ -145,6 +145,7 @@ WRONG = (
     (RNG, with_tensors(lambda tensors: tensors.update(cpu=torch.zeros(3)))),
     (MODEL, with_content(lambda _: b"")),
     (OPTIMIZER, with_content(lambda _: b"\xff" * 100)),
+    (RNG, with_content(lambda _: b"[]")),
     (STATE, with_content(lambda _: b"[]")),
     (STATE, with_content(lambda _: b'{"step": "x"}')),
     (STATE, with_content(lambda _: b'{"window_steps": 1, "steps": 7}')),

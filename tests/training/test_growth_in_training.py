@@ -54,6 +54,14 @@ def stepped(recipe: Recipe, config: ModelConfig) -> ModelAndOptimizer:
     return model, optimizer
 
 
+def grow(recipe: Recipe, smaller: ModelAndOptimizer, seed: int = 3) -> ModelAndOptimizer:
+    """The larger model and its optimizer."""
+    larger = assembled(recipe.final_model, step_config(), ALONE)
+    grown = larger, recipe.optimizer_of(recipe.phases[1]).build(larger)
+    growth_step.grow(smaller, grown, recipe.phases[1].growth, seed)
+    return grown
+
+
 @pytest.mark.parametrize("kind", hard_but(FEW, GROWING))
 def test_growth_keeps_the_held_out_loss_and_is_resumed_bitwise(kind: str, tmp_path: Path) -> None:
     train(tiny_recipe(*GROWING[kind]), tmp_path / "whole")
@@ -89,16 +97,21 @@ def test_the_result_holds_the_last_model_and_the_compute_of_all(grown_twice: Pat
     assert first["params_after"] == second["params_before"]
 
 
+def test_seeds_draw_other_entries_and_one_seed_the_same() -> None:
+    recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {ffn: {kind: swiglu, ratio: 5}}}]")
+    smaller = stepped(recipe, recipe.explicit_model)
+    first, again, other = (grow(recipe, smaller, seed)[0].layers[0].ffn.w_gate.weight for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert torch.equal(first != other, recipe.phases[1].growth.plan.is_new()["layers.0.ffn.w_gate.weight"])
+
+
 @pytest.mark.parametrize("optimizer", [ADAMW, MUON])
 def test_the_larger_optimizer_has_a_copy_of_the_grown_state(optimizer: str) -> None:
     growth = "growth=[{at_step: 4, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}, layers: [0, null, 1, null, 2]}]"
     recipe = tiny_recipe(UNIFORM, optimizer, growth)
     model, before = stepped(recipe, recipe.explicit_model)
-    event = recipe.phases[1].growth
-    expected = dict(grown_states(event.plan, state_by_name(model, before)))
-    grown = assembled(recipe.final_model, step_config(), ALONE)
-    after = recipe.optimizer_of(recipe.phases[1]).build(grown)
-    growth_step.grow((model, before), (grown, after), event, 3)
+    expected = dict(grown_states(recipe.phases[1].growth.plan, state_by_name(model, before)))
+    grown, after = grow(recipe, (model, before))
     found = state_by_name(grown, after)
     assert found.keys() == expected.keys()
     assert all(torch.equal(value, expected[name][part]) for name in found for part, value in found[name].items())
