@@ -31,6 +31,7 @@ def test_rows_add_up_to_the_model_without_tables_and_final_norm_and_ratios_are_o
     assert sum(row["forward_flops"] for row in rows) + costs["head"].flops == total.forward_flops(33)
     assert sum(row["kv_bytes"] for row in rows) == total.kv_bytes(64)
     found = ratios(cost_summary(MODEL, 33), cost_summary(UNIFORM, 33))
+    assert found["params"] == total.params / UNIFORM.cost().params
     assert found["flops"] == total.forward_flops(33) / UNIFORM.cost().forward_flops(33)
     assert found["kv_bytes"] == pytest.approx(total.kv_bytes(64) / UNIFORM.cost().kv_bytes(64))
     assert found["activation_bytes"] == total.activation_bytes() / UNIFORM.cost().activation_bytes()
