@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from boxes import refusal
 from ranks import SOURCES
-from tiny_runs import Listener, outcome, tiny_recipe
+from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
@@ -74,6 +74,44 @@ def test_names_and_missing_extras_are_refused_before_anything_begins():
 def test_numbers_are_named_by_their_path_and_nulls_left_out():
     record = {"step": 3, "event": "norms", "grad_norms": [0.5, None], "val": {"a": {"loss": 2}}, "reason": "why"}
     assert values_of(record) == {"norms/grad_norms/1": 0.5, "norms/val/a/loss": 2, "norms/reason": "why"}
+
+
+class FakeWandb(ModuleType):
+    """Loses the rows of a run that does not finish."""
+
+    Settings = dict
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.rows, self.ids = [], set()
+
+    def init(self, id: str, **options):
+        self.ids.add(id)
+        buffer: list = []
+        return SimpleNamespace(
+            define_metric=lambda *names, **options: None,
+            log=buffer.append,
+            finish=lambda exit_code: self.rows.extend(buffer),
+        )
+
+
+def test_after_kills_wandb_has_every_record_once_in_one_run(finished, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", wandb := FakeWandb())
+    run = RunDir(unfinished_copy(finished, tmp_path / "run", 3))
+    records = run.metrics()
+    run.metrics_file.path.unlink()
+    for i in range(0, len(records), 2):  # killed after two more records, and after two more stopped
+        observer = tracked(None, ["wandb"]).__enter__()
+        observer.opened(run.path)
+        for record in records[i : i + 2]:
+            run.metrics_file.append([record])
+            observer.record(record)
+        if i % 4:
+            observer._close()
+    with tracked(None, ["wandb"]) as observer:
+        observer.opened(run.path)
+    assert wandb.rows == [{**values_of(record), "step": record["step"]} for record in records]
+    assert len(wandb.ids) == 1
 
 
 Points = list[tuple[int, str, Any]]
