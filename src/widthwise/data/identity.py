@@ -215,10 +215,10 @@ def describe_difference(first: DataIdentity, second: DataIdentity) -> tuple[str,
         and first.tokenizer == second.tokenizer
     ):
         for name in sorted(first.sources.keys() | second.sources.keys()):
-            source = first.sources.get(name)
-            other = second.sources.get(name)
-            if source != other:
-                return f"source {name}: {source or 'none'}", f"source {name}: {other or 'none'}"
+            first_source = first.sources.get(name)
+            second_source = second.sources.get(name)
+            if first_source != second_source:
+                return f"source {name}: {first_source or 'none'}", f"source {name}: {second_source or 'none'}"
     return str(first), str(second)
 
 
