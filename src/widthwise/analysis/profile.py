@@ -59,9 +59,9 @@ class Profile:
         self._exits = BlockExits()
         self._sinks = [SinkMeter() for _ in model.config.widths]
         self._hidden: list[Tensor] = []
-        """Of one batch: (n, d_model) at each depth, normalised for the head."""
+        """States of one batch, (n, d_model), that the head would read at each depth."""
         self._hidden_in_layers: dict[tuple[int, int], Tensor] = {}
-        """The same after each (layer, block) that `BlockExits` reads."""
+        """The same after each block, by (layer, block), for `BlockExits`."""
 
     @torch.no_grad()
     def add(self, windows: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -22,8 +22,6 @@ from widthwise.training.observer import Observer, tracked
 SECONDS_BETWEEN_LINES = 5.0
 WIDE = 100
 """Smallest number of columns for long bars and names."""
-NO_TEXTS: dict[str, Any] = {"done": "", "rate": "", "loss": ""}
-"""The fields of a task that has just begun."""
 
 
 class TrackerName(StrEnum):
@@ -174,20 +172,24 @@ class LineObserver(Observer):
 class Bars(Progress):
     """A line for each task: name, bar, progress, rate, time left and loss.
 
-    `footer` is a line below all tasks. `name_width`: longest name of a task, which leaves room for the rest.
+    `footer` is a line below all tasks.
     """
 
     footer = ""
 
     def __init__(self, console: Console):
-        is_wide = console.width >= WIDE
-        self.name_width = 40 if is_wide else 26
+        self._is_wide = console.width >= WIDE
         columns = (
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=30 if is_wide else 8),
+            BarColumn(bar_width=30 if self._is_wide else 8),
             _Rest(table_column=Column(no_wrap=True, overflow="ellipsis")),
         )
         super().__init__(*columns, console=console)
+
+    def begin(self, name: str, n_total: int | None = None, is_shown: bool = True) -> TaskID:
+        """Add a line. name: shortened to leave room for the rest."""
+        short = shorten(name, 40 if self._is_wide else 26)
+        return self.add_task(short, total=n_total, visible=is_shown, done="", rate="", loss="")
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
@@ -211,7 +213,7 @@ class BarObserver(LineObserver):
         super().__init__(bars.console)
         self._bars = bars
         self._is_run = False
-        self._task = bars.add_task("", visible=False, **NO_TEXTS)
+        self._task = bars.begin("", is_shown=False)
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         if stage != self._pace.stage or self._is_run:
@@ -252,7 +254,7 @@ class BarObserver(LineObserver):
 
     def _begin(self, description: str, total: int | None) -> None:
         self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(shorten(description, self._bars.name_width), total=total, **NO_TEXTS)
+        self._task = self._bars.begin(description, total)
 
 
 def _loss(record: dict[str, Any]) -> str:

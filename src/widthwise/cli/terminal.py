@@ -39,12 +39,11 @@ _STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
 """Text of a cell -> its style, in columns of words."""
 
 
-PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
-"""Options of a console: square brackets are no markup, numbers have no colour."""
-
-
 class _PrintableConsole(Console):
-    """A console without control characters in the text that it prints."""
+    """A console that prints plain text: square brackets are no markup, numbers have no colour."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, highlight=False, emoji=False, quiet=is_silent(), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render without control characters, except those with which Rich moves the cursor."""
@@ -54,12 +53,12 @@ class _PrintableConsole(Console):
 
 def table_console() -> Console:
     """Return a console on standard output."""
-    return _PrintableConsole(**PLAIN, quiet=is_silent(), width=None if sys.stdout.isatty() else USUAL_WIDTH)
+    return _PrintableConsole(width=None if sys.stdout.isatty() else USUAL_WIDTH)
 
 
 def progress_console() -> Console:
     """Return a console on standard error, for progress, so that standard output has only the result."""
-    return _PrintableConsole(**PLAIN, quiet=is_silent(), stderr=True)
+    return _PrintableConsole(stderr=True)
 
 
 def say(*lines: str) -> None:

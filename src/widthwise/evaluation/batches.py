@@ -115,9 +115,10 @@ def _groups(rows: Sequence[Row], most_rows: int, most_tokens: int) -> list[Group
         last = groups[-1] if groups and len(groups[-1].rows) < n_rows else None
         n_shared = 0
         if last is not None:
-            n = min(last.n_shared, row.n_before)
             first = rows[last.rows[0]].tokens
-            n_shared = n if first[:n] == row.tokens[:n] else next(i for i in range(n) if first[i] != row.tokens[i])
+            n_shared = min(last.n_shared, row.n_before)
+            if first[:n_shared] != row.tokens[:n_shared]:
+                n_shared = next(i for i in range(n_shared) if first[i] != row.tokens[i])
         if last is not None and n_shared >= LEAST_SHARE * max(last.n_shared, row.n_before):
             last.rows.append(i)
             last.n_shared = n_shared

@@ -108,7 +108,7 @@ class Results(RunPolicy, ABC, Generic[P]):
 
     @abstractmethod
     def _outcome(self) -> Outcome:
-        """Return the record."""
+        """Return the record of the results so far."""
 
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
         plan = self.plan

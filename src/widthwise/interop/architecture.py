@@ -201,11 +201,10 @@ class Yarn(Scaling):
     def query_factor(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        scales = (1.0, 0.0)
+        log_factor = math.log(max(1.0, self.factor))
         if self.mscale is not None and self.mscale_all_dim is not None:
-            scales = (self.mscale, self.mscale_all_dim)
-        above, below = (0.1 * scale * math.log(max(1.0, self.factor)) + 1.0 for scale in scales)
-        return above / below
+            return (0.1 * self.mscale * log_factor + 1.0) / (0.1 * self.mscale_all_dim * log_factor + 1.0)
+        return 0.1 * log_factor + 1.0
 
 
 DEFAULT_BASE = 10000.0

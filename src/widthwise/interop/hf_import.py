@@ -160,7 +160,7 @@ def read_fields(folder: Path) -> Fields:
             check_plain_file(path, MAX_JSON_BYTES if path.suffix == ".json" else None)
     data = read_json_mapping(where)
     mappings = [data]
-    for mapping in mappings:
+    for mapping in mappings:  # grows within the loop, to mappings at any depth
         mappings += [value for value in mapping.values() if isinstance(value, dict)]
         for key, value in mapping.items():
             is_count = re.fullmatch(r"\w*(layers?|blocks|experts|labels)", key) is not None

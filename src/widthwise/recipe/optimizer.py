@@ -109,7 +109,7 @@ class MuonConfig(Config):
         return import_module(MODULE).muon(self, model)
 
     def hidden_matrices(self, model: "Decoder") -> "set[torch.nn.Parameter]":
-        """See `AdamWConfig.hidden_matrices`."""
+        """Return the parameters that Muon trains."""
         return import_module(MODULE).hidden_matrices(self, model)
 
 

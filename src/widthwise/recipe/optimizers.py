@@ -132,13 +132,8 @@ class ShardedMuon(torch.optim.Muon):
         steps = []
         for owner, (parameter, group) in enumerate(matrices):
             update = whole(with_rows(parameter, self._update(parameter, group)))
-            steps.append(update)  # the broadcast overwrites the update of a matrix that another process owns
-            if owner == rank:  # torch's Muon without momentum and decay adds the step to a matrix of zeros
-                matrix = nn.Parameter(torch.zeros_like(update))
-                matrix.grad = update
-                options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
-                torch.optim.Muon([matrix], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
-                steps[owner] = matrix.detach()
+            # The broadcast overwrites the update of a matrix that another process owns.
+            steps.append(_step_along(update, group) if owner == rank else update)
         for owner, ((parameter, group), step) in enumerate(zip(matrices, steps)):
             dist.broadcast(step, group=shards, group_src=owner)
             rows = held(parameter)
@@ -155,3 +150,12 @@ class ShardedMuon(torch.optim.Muon):
         momentum = held(state["momentum_buffer"])
         momentum.lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+
+
+def _step_along(update: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return the step of a whole matrix. It is what torch's Muon without momentum and decay adds to zeros."""
+    matrix = nn.Parameter(torch.zeros_like(update))
+    matrix.grad = update
+    options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+    torch.optim.Muon([matrix], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
+    return matrix.detach()

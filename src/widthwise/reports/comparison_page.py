@@ -7,7 +7,7 @@ from widthwise.records.outcome import Outcome, Tuning, Variant
 from widthwise.records.record import finite
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import styles
-from widthwise.reports.experiment_figures import difference_figure, shape_figures
+from widthwise.reports.experiment_figures import difference_figure
 from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
 from widthwise.reports.main_table import shown_verdict
 from widthwise.reports.page import Page, note, section
@@ -27,7 +27,6 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     of_one_budget = [variant.name for variant in outcome.variants] if is_search else []
     curves = experiment_sections.loss_figures(runs, looks)
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
-    level = percentage(outcome.confidence)
     caption = f"Variants, mean over {counted(len(outcome.seeds), 'seed')}"
     curve_notes = ["seeds-and-means", "loss-curves"] if len(outcome.seeds) > 1 else ["loss-curves"]
     return experiment_sections.common_page(
@@ -40,7 +39,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
             experiment_sections.results_section(outcome, caption, looks),
             experiment_sections.open_points_section(outcome),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
-            section("Shapes at one budget", note("shapes", level=level), *shape_figures(outcome, of_one_budget)),
+            experiment_sections.shape_section(outcome, of_one_budget),
             experiment_sections.equal_loss_section(outcome, looks),
             section("Tuning", tuning_table(outcome.tuning), note("tuning")),
             growth_section(runs, looks),

@@ -1,6 +1,6 @@
 """Sections, sentences and curves that pages of experiments share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.experiments.matching import LARGEST_MISMATCH
@@ -12,7 +12,7 @@ from widthwise.records.run import Run
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
-from widthwise.reports.experiment_figures import gap_figures
+from widthwise.reports.experiment_figures import gap_figures, shape_figures
 from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, si
 from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, validated_table
 from widthwise.reports.page import Code, Page, Section, Text, note, resolved, section
@@ -208,6 +208,12 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
         *(figure for loss in OF_HELD_OUT for figure in gap_figures(loss, drawn, looks, baseline)),
         Text(explained.lines, is_quiet=bool(loss_tables)),
     )
+
+
+def shape_section(outcome: Outcome, names: Collection[str]) -> Section | None:
+    """Return the losses over shapes of the variants `names`, which have one budget."""
+    level = percentage(outcome.confidence)
+    return section("Shapes at one budget", note("shapes", level=level), *shape_figures(outcome, names))
 
 
 def loss_figures(runs: Runs, looks: Looks) -> list[Figure]:

@@ -7,7 +7,7 @@ from widthwise.records.outcome import Outcome
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
-from widthwise.reports.experiment_figures import difference_figure, shape_figures
+from widthwise.reports.experiment_figures import difference_figure
 from widthwise.reports.formats import capital, clean, counted, fixed, percentage, sequence, with_interval
 from widthwise.reports.main_table import has_intervals, shown_verdict
 from widthwise.reports.page import Page, Text, note, section
@@ -45,7 +45,6 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
     }
     axes = axis_figures(outcome, group_styles)
     curves = _curves(outcome, runs, group_styles)
-    level = percentage(outcome.confidence)
     caption = f"Finished points by loss, mean over {counted(len(outcome.seeds), 'seed')}"
     shapes = []
     if outcome.matched not in (None, "none"):
@@ -62,7 +61,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
             experiment_sections.open_points_section(outcome),
             section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
             section("Along the axes", *axes, _axis_note(outcome)),
-            section("Shapes at one budget", note("shapes", level=level), *shape_figures(outcome, shapes)),
+            experiment_sections.shape_section(outcome, shapes),
             section("Loss and compute", note("loss-and-compute"), compute_figure(outcome, group_styles)),
             experiment_sections.equal_loss_section(outcome, drawn),
             growth_section(runs, looks),
