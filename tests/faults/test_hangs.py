@@ -25,7 +25,7 @@ def test_one_of_two_is_named(recipe_file, tmp_path, victim, fault):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("moment", ["_join", "Group", "_messages"])
+@pytest.mark.parametrize("moment", ["_join", "Group", "_cpu_group"])
 @pytest.mark.parametrize("fault", [hang, die])
 def test_a_process_that_is_lost_while_all_join_costs_one_line(recipe_file, tmp_path, victim, moment, fault):
     command = ("train", str(recipe_file), "train.hang_seconds=4", "--out", str(tmp_path / "run"))

@@ -17,7 +17,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 from widthwise.recipe.optimizers import set_lr
-from widthwise.training.growth_step import adopt, state_by_name
+from widthwise.training.growth_step import set_optimizer_state, state_by_name
 from widthwise.yaml_io import merge
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -205,5 +205,5 @@ def test_a_baked_model_trains_as_it_would_have(optimizer, head_dim, more, one_ep
     plan = bake_plan(model.config, one_eps)
     baked = applied(plan, model)
     continued = built(optimizer.with_scaled(grown_factors(plan, {})), baked)
-    adopt(continued, baked, grown_states(plan, state_by_name(model, running)))
+    set_optimizer_state(continued, baked, grown_states(plan, state_by_name(model, running)))
     assert trained(baked, continued, 8) == pytest.approx(trained(model, running, 8), rel=1e-12)

@@ -12,7 +12,7 @@ from thinned import in_turn
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.plan import grown_factors, grown_states, plan_growth
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
-from widthwise.training.growth_step import adopt, state_by_name
+from widthwise.training.growth_step import set_optimizer_state, state_by_name
 
 GROWTHS = (
     *("units", "groups", "keys_behind_norms", "values", "stream_tied", "stream_of_layer_norms", "narrow_layer"),
@@ -98,7 +98,7 @@ def test_a_grown_state_is_one_that_its_optimizer_goes_on_with(name, kind):
     new = applied(plan, model)
     continued = OPTIMIZERS[kind].build(new)
     given = dict(grown_states(plan, state_by_name(model, optimizer)))
-    adopt(continued, new, given.items())
+    set_optimizer_state(continued, new, given.items())
     step(new, continued, tokens_for(1))
     for name, parts in state_by_name(new, continued).items():
         if "step" in parts:

@@ -25,7 +25,7 @@ from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.state import RunState
 
-FILES = (*checkpoint_folder.files(), checkpoint_folder.MANIFEST)
+FILES = (*checkpoint_folder.file_names(), checkpoint_folder.MANIFEST)
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
@@ -155,13 +155,13 @@ WRONG = (
 the last is the state of another step."""
 
 
-@pytest.mark.parametrize("name", checkpoint_folder.files())
+@pytest.mark.parametrize("name", checkpoint_folder.file_names())
 def test_a_right_manifest_of_wrong_content_is_refused(tmp_path, name):
     for edit in (edit for of, edit in WRONG if of == name):
         state = RunState(window_steps=1, step=7).as_data()
         path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(*trained(1)), state)
         edit(path / name)
-        files = {file: FileRecord.of(path / file).model_dump() for file in checkpoint_folder.files()}
+        files = {file: FileRecord.of(path / file).model_dump() for file in checkpoint_folder.file_names()}
         forge(path / checkpoint_folder.MANIFEST, lambda manifest, files=files: manifest.update(files=files))
         assert checkpoint_folder.latest_valid(tmp_path) == (path, [])
         assert name in refusal(checkpoint.load, path, *trained(2))

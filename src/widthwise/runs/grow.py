@@ -31,7 +31,7 @@ from widthwise.runs.environment import environment
 from widthwise.runs.open import RunCheckpoint, check_finite, check_tokenizer
 from widthwise.shape.template import ModelTemplate
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.growth_step import adopt
+from widthwise.training.growth_step import set_optimizer_state
 from widthwise.training.objective import carried_state
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.state import RunState
@@ -223,7 +223,7 @@ def _carry_out(source: RunCheckpoint, intention: Intention, out: Path, observer:
         old_kind = source.recipe.optimizer.kind
         kind_notes = []
         if recipe.optimizer.kind == old_kind:
-            adopt(optimizer, model, grown_states(plan, optimizer_state))
+            set_optimizer_state(optimizer, model, grown_states(plan, optimizer_state))
         else:
             kind_notes = [f"optimizer state reset: kind changed from {old_kind} to {recipe.optimizer.kind}"]
         name = old_run.path.resolve().name

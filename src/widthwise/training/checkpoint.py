@@ -2,8 +2,9 @@
 
 checkpoints/step_00000100/
     model.safetensors       weights by parameter name, fp32; at step 0 of a cut model in bf16 if it was stored so
-    optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon PARAMETER.momentum_buffer
-                            of n processes that share a model, n files each instead (training/checkpoint_folder.py)
+    optimizer.safetensors   of AdamW PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon
+                            PARAMETER.momentum_buffer. With n shards, model and optimizer have n files each instead
+                            (training/checkpoint_folder.py).
     rng.safetensors         states of torch's generators
     state.json              the state of the run (training/state.py)
     manifest.json           size and sha256 of the files above, and the seal of the run, written last
@@ -12,9 +13,9 @@ checkpoints/step_00000100/
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,9 @@ from widthwise.training.checkpoint_folder import (
     SavedTensors,
     checkpoint_paths,
     file_name,
+    folder_name,
     manifest_of,
-    name_of,
-    partial_of,
+    partial_folder,
     step_of,
     write_tensors,
 )
@@ -54,24 +55,25 @@ from widthwise.training.state import RunState
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The tensors that one rank contributes to a checkpoint."""
+    """The tensors that one rank writes into a checkpoint."""
 
     tensors: dict[str, dict[str, Tensor]]
-    """File -> tensors; empty on a process whose shard another process writes."""
+    """File name -> tensors by name; empty on a rank whose shard another rank writes."""
 
     @classmethod
     def of(cls, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes = ALONE) -> "Snapshot":
         """Return the current tensors, which share the memory of the model; see `copied`."""
-        if processes.rank >= processes.n_shards:  # the first replica writes
+        if processes.rank >= processes.n_shards:  # the first replica of the model writes
             return cls({})
-        shard = (processes.shard, processes.n_shards)
+        moments: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            for part, value in optimizer.state[parameter].items():
+                moments[f"{name}.{part}"] = held(value)
         tensors = {
-            file_name(MODEL, *shard): {name: held(weight.detach()) for name, weight in _weights(model).items()},
-            file_name(OPTIMIZER, *shard): {
-                f"{name}.{part}": held(value)
-                for name, parameter in model.named_parameters()
-                for part, value in optimizer.state[parameter].items()
+            file_name(MODEL, processes.shard, processes.n_shards): {
+                name: held(weight) for name, weight in _weights(model).items()
             },
+            file_name(OPTIMIZER, processes.shard, processes.n_shards): moments,
         }
         if processes.is_rank_zero:
             tensors[RNG] = {"cpu": torch.get_rng_state()}
@@ -108,15 +110,15 @@ def write(
     A checkpoint of the same step, which can only be a damaged one, is replaced. Earlier checkpoints are not touched.
     Raises UserError in all processes if one of them cannot write, as on a full disk.
     """
-    path = folder / name_of(step)
-    partial = partial_of(folder, step)
+    path = folder / folder_name(step)
+    partial = partial_folder(folder, step)
 
-    @_refusing()
+    records: dict[str, FileRecord] = {}
+
     def begin() -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
 
-    @_refusing()
     def finish() -> None:
         (partial / STATE).write_text(json.dumps(state) + "\n")
         fsync_file(partial / STATE)
@@ -134,41 +136,35 @@ def write(
 
     try:
         processes.on_rank_zero(begin)
-        records: dict[str, FileRecord] = {}
-        for shard_records in processes.all_gather(_refusing()(lambda: snapshot.write(partial))):
-            records |= shard_records
+        for shard_records in processes.all_gather(lambda: snapshot.write(partial)):
+            records.update(shard_records)
         processes.on_rank_zero(finish)
-    except UserError as error:
+    except (OSError, UserError) as error:
         processes.on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
+        reason = getattr(error, "strerror", None) or error
         intact = "; the checkpoints before it are intact" if checkpoint_paths(folder) else ""
-        raise processes.on_every_rank(UserError(f"{path}: cannot be written ({error}){intact}")) from None
+        raise processes.on_every_rank(UserError(f"{path}: cannot be written ({reason}){intact}")) from None
     return path
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turn an OSError of writing into a UserError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(str(getattr(error, "strerror", None) or error)) from None
-
-
 def load_weights(path: Path, model: Decoder) -> None:
-    """Fill the model from a valid checkpoint, each process its rows. Raises UserError where they do not fit."""
+    """Fill the rows of the model that this process holds. Raises UserError for other names or shapes.
+
+    path: a valid checkpoint.
+    """
     targets = _weights(model)
-    with opened(path, MODEL) as saved:
+    with open_tensors(path, MODEL) as saved:
         saved.check({name: tensor.shape for name, tensor in targets.items()})
         for name, target in targets.items():
             held(target).copy_(saved.rows(name, held_rows(target)))
 
 
 def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
-    """Return the weights of a valid checkpoint in fp32. Raises UserError where they do not fit the model.
+    """Return the weights of a valid checkpoint in fp32. Raises UserError for other names or shapes than the model's.
 
     model: may be on the meta device.
     """
-    with opened(path, MODEL) as saved:
+    with open_tensors(path, MODEL) as saved:
         saved.check({name: tensor.shape for name, tensor in _weights(model).items()})
         return {name: saved.whole(name).float() for name in saved.names}
 
@@ -180,7 +176,7 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunSta
     """
     load_weights(path, model)
     _load_optimizer(path, model, optimizer)
-    errors = KeyError, TypeError, RuntimeError, OSError, SafetensorError
+    errors = (KeyError, TypeError, RuntimeError, OSError, SafetensorError)
     with refusing(f"{path / RNG}: holds no state of torch's generators", *errors):
         rng_states = load_file(path / RNG)
         torch.set_rng_state(rng_states["cpu"].clone())
@@ -193,10 +189,13 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunSta
 
 
 def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
-    """Fill the optimizer. Each parameter must have its whole state in the file, or none of it, as a new one has."""
+    """Fill the optimizer. A parameter has its whole state in the file, or none if it was never updated.
+
+    Raises UserError for other names or shapes.
+    """
     parameters = dict(model.named_parameters())
     shapes = state_shapes(optimizer)
-    with opened(path, OPTIMIZER) as saved:
+    with open_tensors(path, OPTIMIZER) as saved:
         updated = {key.rpartition(".")[0] for key in saved.names} & parameters.keys()
         saved.check({f"{name}.{part}": shape for name in updated for part, shape in shapes[parameters[name]].items()})
         for key in sorted(saved.names):
@@ -209,21 +208,21 @@ def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer
             optimizer.state[parameter][part] = with_rows(parameter, value) if has_rows else value
 
 
-def opened(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
+def open_tensors(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
     """Open the tensors of a valid checkpoint for a `with` block. stem: MODEL or OPTIMIZER."""
     return SavedTensors.opened(path, stem, manifest_of(path).n_shards)
 
 
 def _weights(model: Decoder) -> dict[str, Tensor]:
-    """Return every tensor of the model once, tied ones under the first of their names."""
-    tensors: dict[int, tuple[str, Tensor]] = {}
+    """Return every tensor of the model once. A tied tensor has the first of its names."""
+    names: dict[Tensor, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        tensors.setdefault(id(tensor), (name, tensor))
-    return {name: tensor.detach() for name, tensor in tensors.values()}
+        names.setdefault(tensor, name)
+    return {name: tensor.detach() for tensor, name in names.items()}
 
 
 class Saver(AbstractContextManager["Saver"]):
-    """Writes snapshots one after the other. At the end of its `with` block all are on the disk."""
+    """Writes snapshots one after the other. At the end of its `with` block all of them are on disk."""
 
     def __init__(self, processes: Processes, in_background: bool):
         """in_background: copy each snapshot and write it in a thread."""
@@ -232,7 +231,7 @@ class Saver(AbstractContextManager["Saver"]):
         self._pending: Future[None] | None = None
 
     def save(self, snapshot: Snapshot, write: Callable[[Snapshot, Processes], None]) -> None:
-        """Write a snapshot after the previous one, at the same time on all processes.
+        """Call `write` on a snapshot after the previous one is written. Called by all processes for the same step.
 
         Raises the error of `write`; in the background, the error of the previous snapshot.
         """

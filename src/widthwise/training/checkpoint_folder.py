@@ -3,9 +3,9 @@
 Named tensors are in one safetensors file, or in one file per shard with some rows of every tensor:
 
 model.safetensors                       the whole model
-model-00001-of-00002.safetensors, ...   the rows of the first shard (see `shards.rows_of_shard`), of the second, ...
+model-00001-of-00002.safetensors, ...   the rows of the first of two shards (see `model.shards.rows_of_shard`), ...
 
-Scalars (0-d tensors) are in all files.
+Scalars (0-d tensors) are in the files of all shards.
 """
 
 import shutil
@@ -41,12 +41,12 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def file_name(stem: str, shard: int = 0, n_shards: int = 1) -> str:
-    """Return the file name of a shard, counted from 0."""
+    """Return the name of the tensor file of a shard. stem: MODEL or OPTIMIZER; shard: counted from 0."""
     return f"{stem}.safetensors" if n_shards == 1 else f"{stem}-{shard + 1:05d}-of-{n_shards:05d}.safetensors"
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file that survives a power cut once this returns. Raises OSError, also on a full disk."""
+    """Write a file that survives a power cut once this returns. Raises OSError, as on a full disk."""
     with as_readable_as_others(path):
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
@@ -56,10 +56,11 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 class SavedTensors:
-    """Tensors read a few rows at a time. Opened with `opened`."""
+    """Tensors of a checkpoint by name, whole or some of their rows, from the files of all shards. See `opened`."""
 
-    def __init__(self, paths: Iterable[Path], files: list[Any]):
-        self.path, *_ = paths
+    def __init__(self, paths: Sequence[Path], files: list[Any]):
+        """files: opened by safetensors, one for each path. Raises UserError if files have different names."""
+        self.path = paths[0]
         self._files = files
         self.names = set(files[0].keys())
         for path, file in zip(paths, files):
@@ -90,12 +91,14 @@ class SavedTensors:
         for dtype in types:
             if dtype not in FLOATS or dtype != types[0]:
                 raise UserError(f"{self.path}: {name} is of type {dtype}; must be a float, the same in every shard")
+        is_scalar = not shapes[0]
+        row_shape = shapes[0][1:]
         n_rows = sum(shape[0] for shape in shapes if shape)
         for shard, shape in enumerate(shapes):
             rows = rows_of_shard(n_rows, shard, len(shapes))
-            if shape != [rows.stop - rows.start, *shapes[0][1:]][: len(shapes[0])]:
+            if shape != ([] if is_scalar else [rows.stop - rows.start, *row_shape]):
                 raise UserError(f"{self.path}: {name} has shape {tuple(shape)} in shard {shard + 1} of {len(shapes)}")
-        return torch.Size([n_rows, *shapes[0][1:]][: len(shapes[0])])
+        return torch.Size([] if is_scalar else [n_rows, *row_shape])
 
     def check(self, expected: Mapping[str, torch.Size]) -> None:
         """Raise UserError if names or shapes differ from the expected ones."""
@@ -107,8 +110,8 @@ class SavedTensors:
 
     def whole(self, name: str) -> Tensor:
         """Return a copy of a whole tensor."""
-        n_rows = self.shape(name)[:1]
-        return self.rows(name, slice(0, *n_rows)) if n_rows else self._files[0].get_tensor(name)
+        shape = self.shape(name)
+        return self.rows(name, slice(0, shape[0])) if shape else self._files[0].get_tensor(name)
 
     def rows(self, name: str, rows: slice) -> Tensor:
         """Return rows of a tensor, read from the files that hold them."""
@@ -123,8 +126,8 @@ class SavedTensors:
         return torch.cat(parts) if parts else self._files[0].get_slice(name)[0:0]
 
 
-def files(n_shards: int = 1) -> list[str]:
-    """Return the files of a checkpoint except its manifest. n_shards: the number of processes that share the model."""
+def file_names(n_shards: int = 1) -> list[str]:
+    """Return the names of the files of a checkpoint except its manifest. n_shards: shards of the model."""
     tensors = [file_name(stem, shard, n_shards) for stem in (MODEL, OPTIMIZER) for shard in range(n_shards)]
     return [*tensors, RNG, STATE]
 
@@ -160,7 +163,7 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
     Folders with other names, such as a user's copies, are neither used nor deleted.
     """
-    paths = [path for path in folder.glob("step_*") if path.is_dir() and name_of(step_of(path)) == path.name]
+    paths = [path for path in folder.glob("step_*") if path.is_dir() and folder_name(step_of(path)) == path.name]
     return sorted(paths, key=step_of, reverse=True)
 
 
@@ -173,14 +176,15 @@ def step_of(path: Path) -> int:
 def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | None, list[Damage]]:
     """Return the newest checkpoint whose files match its manifest, or None, and the damage of the newer ones.
 
-    Every process reads its part of the files.
+    Called by all processes; each of them checks some of the files.
     """
     damages: list[Damage] = []
     for path in processes.on_rank_zero(lambda: checkpoint_paths(folder)):
-        reasons = processes.all_gather(lambda path=path: find_damage(path, processes.rank, processes.world_size))
-        if not any(reasons):
+        gathered = processes.all_gather(lambda path=path: find_damage(path, processes.rank, processes.world_size))
+        reasons = [reason for reason in gathered if reason is not None]
+        if not reasons:
             return path, damages
-        damages.append(Damage(path, next(filter(None, reasons))))
+        damages.append(Damage(path, reasons[0]))
     return None, damages
 
 
@@ -190,11 +194,14 @@ def manifest_of(path: Path) -> CheckpointManifest:
 
 
 def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
-    """Return the reason why a checkpoint is damaged, or None. Reads every n_parts-th file, from number `part` on."""
+    """Return the reason why a checkpoint is damaged, or None.
+
+    Reads the manifest and one of n_parts of the files: those with the indices part, part + n_parts, ...
+    """
     try:
         manifest = manifest_of(path)
-        identity = (manifest.format_version, name_of(manifest.step), set(manifest.files))
-        if identity != (FORMAT_VERSION, path.name, set(files(manifest.n_shards))):
+        identity = (manifest.format_version, folder_name(manifest.step), set(manifest.files))
+        if identity != (FORMAT_VERSION, path.name, set(file_names(manifest.n_shards))):
             return f"{MANIFEST} is not of this checkpoint, or of another version"
         for name, record in list(manifest.files.items())[part::n_parts]:
             actual = FileRecord.of(path / name)
@@ -210,18 +217,19 @@ def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
 def remove_partial(folder: Path) -> None:
     """Delete the partial checkpoints of killed processes. Only for the holder of the run's lock."""
     for path in folder.glob(".step_*.partial"):
-        if path == partial_of(folder, step_of(Path(path.stem[1:]))):
+        step = step_of(Path(path.stem.removeprefix(".")))
+        if path == partial_folder(folder, step):  # otherwise it is a user's folder
             shutil.rmtree(path, ignore_errors=True)
 
 
-def name_of(step: int) -> str:
+def folder_name(step: int) -> str:
     """Return the folder name of a step's checkpoint."""
     return f"step_{step:08d}"
 
 
-def partial_of(folder: Path, step: int) -> Path:
+def partial_folder(folder: Path, step: int) -> Path:
     """Return the folder in which a checkpoint is written before it is renamed."""
-    return folder / f".{name_of(step)}.partial"
+    return folder / f".{folder_name(step)}.partial"
 
 
 def kept_steps(steps: Sequence[int], config: TrainConfig) -> set[int]:
@@ -233,8 +241,8 @@ def kept_steps(steps: Sequence[int], config: TrainConfig) -> set[int]:
 def prune(folder: Path, config: TrainConfig, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
     """Delete the good checkpoints that no rule keeps. Call when the newest is complete.
 
-    damages: the result of `latest_valid`; deleted too, except checkpoints rewritten since. recipe: recorded in the
-    seals of this run; checkpoints whose seal has a different recipe stay.
+    damages: from `latest_valid`; these checkpoints are deleted too, unless they were rewritten since. recipe: sha256
+    of the run's recipe; checkpoints whose seal has another one stay. None: any recipe.
     """
     candidates = []
     for path in checkpoint_paths(folder):
@@ -245,7 +253,7 @@ def prune(folder: Path, config: TrainConfig, damages: Iterable[Damage] = (), rec
         if recipe is None or seal is None or seal.recipe == recipe:
             candidates.append(path)
     damaged = {damage.path for damage in damages if damage.path in candidates and find_damage(damage.path)}
-    good = [path for path in candidates if path not in damaged]
-    steps_to_keep = kept_steps([step_of(path) for path in good], config)
-    for path in (*(path for path in good if step_of(path) not in steps_to_keep), *damaged):
-        shutil.rmtree(path, ignore_errors=True)
+    steps_to_keep = kept_steps([step_of(path) for path in candidates if path not in damaged], config)
+    for path in candidates:
+        if path in damaged or step_of(path) not in steps_to_keep:
+            shutil.rmtree(path, ignore_errors=True)

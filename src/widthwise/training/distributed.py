@@ -1,7 +1,7 @@
 """Several processes started by torchrun: data parallel, FSDP2 or both (HSDP), through PyTorch's `fully_shard`.
 
-The mesh has two dimensions, (world / shards, shards). A group of `shards` processes holds the model once; every process
-has its rows of the batch. One shard per group is data parallelism; a single group is FSDP2.
+The device mesh has the shape (world_size / n_shards, n_shards). Each row of n_shards processes holds one copy of the
+model, and every process has its own rows of the batch. n_shards = 1 is data parallelism, n_shards = world_size is FSDP2.
 Layers are compiled first; then layers and the layers of MTP heads are sharded, then the rest. The decoder does its
 activation checkpointing. Products run under autocast and weights are gathered in fp32: FSDP's bf16 policy would
 round gains, and sum the gradient of the head in bf16.
@@ -37,11 +37,12 @@ from widthwise.training.processes import Processes
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
-PATIENCE = timedelta(hours=12)
+LONG_TIMEOUT = timedelta(hours=12)
 """Longest wait for work that rank 0 does alone, such as reading a corpus."""
 LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
 """Matches the RuntimeError of a message that did not arrive."""
 SECONDS_TO_ANSWER = 5.0
+"""Longest wait for the list of ranks that are still running."""
 IS_ON_EVERY_RANK = "is_on_every_rank"
 """Attribute of an error that every rank raises."""
 _group_numbers = count()
@@ -52,14 +53,14 @@ _groups: dict[tuple[int, float], "Group"] = {}
 
 @contextmanager
 def group(config: TrainConfig) -> Iterator["Group"]:
-    """Join the processes of this launch, or use the existing group.
+    """Join the processes of this launch for the block, or use the group that an outer block joined.
 
     An error of this process alone is raised as RankLocalError.
     """
-    is_ours = not dist.is_initialized()
+    is_outermost = not dist.is_initialized()
     key = (config.shards, config.hang_seconds)
     try:
-        if is_ours:
+        if is_outermost:
             _join(config)
         processes = _groups[key] = _groups.get(key) or Group(*key)
     except RuntimeError as error:
@@ -81,7 +82,7 @@ def group(config: TrainConfig) -> Iterator["Group"]:
         if not LOST.search(str(error)):
             raise
         raise RankLocalError(f"process {processes.rank}: {processes.who_is_missing(error)}") from None
-    if is_ours:
+    if is_outermost:
         _groups.clear()
         leave()
 
@@ -90,7 +91,7 @@ def leave() -> None:
     """Wait for all processes, then close the connections: closing one may lose its last message."""
     store = _get_default_store()
     store.set(f"leaving-{dist.get_rank()}", "")
-    with suppress(RuntimeError):  # the process that holds the store leaves while others ask
+    with suppress(RuntimeError):  # the process with the store may end while others wait
         store.wait([f"leaving-{rank}" for rank in range(dist.get_world_size())])
     dist.destroy_process_group()
 
@@ -99,13 +100,15 @@ def _join(config: TrainConfig) -> None:
     """Initialise torch.distributed.
 
     The store of torchrun's agent outlives a restart of the workers and still has the addresses of dead workers, so
-    every start needs new keys. A store in the first worker is new each time; its keys have no restart count, because
-    the counts of several agents may differ.
+    its keys contain the restart count. A store in the first worker is new after each restart; its keys have no count,
+    because the counts of several agents may differ.
     """
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")  # nothing is in place
+    # The warning is about in-place operations on such a view, of which there are none.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     store, rank, world_size = next(iter(rendezvous("env://", timeout=timedelta(seconds=config.hang_seconds))))
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
+    n_restarts = "0"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        n_restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if torch.cuda.is_available():
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         n_gpus = torch.cuda.device_count()
@@ -114,20 +117,23 @@ def _join(config: TrainConfig) -> None:
         torch.cuda.set_device(local_rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=PrefixStore(f"widthwise-{start}-{next(_group_numbers)}", store),
+        store=PrefixStore(f"widthwise-{n_restarts}-{next(_group_numbers)}", store),
         rank=rank,
         world_size=world_size,
-        timeout=_patience_of_device(config.hang_seconds),
+        timeout=_device_timeout(config.hang_seconds),
     )
 
 
-def _patience_of_device(hang_seconds: float) -> timedelta:
-    """Return the timeout of device messages: longer on a GPU, because CPU messages can name the missing rank."""
+def _device_timeout(hang_seconds: float) -> timedelta:
+    """Return the timeout of collectives on the device.
+
+    On a GPU it is longer than hang_seconds, so that a collective on the CPU fails first, which names the missing rank.
+    """
     return timedelta(seconds=hang_seconds + (60 if torch.cuda.is_available() else 0))
 
 
 class Group(Processes):
-    """Several processes."""
+    """The processes of a launch."""
 
     def __init__(self, n_shards: int, hang_seconds: float):
         self.rank = dist.get_rank()
@@ -135,11 +141,13 @@ class Group(Processes):
         self.n_shards = n_shards
         self._mesh = _mesh(self.device.type, torch.arange(self.world_size).view(-1, n_shards), hang_seconds)
         self.shard = self._mesh.get_local_rank(1)
-        self._seconds = hang_seconds
+        self._hang_seconds = hang_seconds
         self._store = _get_default_store()
-        self._messages = _messages(hang_seconds)  # results of work that may take one process long
-        self._messages._get_backend(torch.device("cpu"))._set_default_timeout(PATIENCE)
-        self._pulse = _messages(hang_seconds)  # values that all processes send at about the same time
+        self._long_timeout_group = _cpu_group(hang_seconds)
+        """For results of work that may take one process long."""
+        self._long_timeout_group._get_backend(torch.device("cpu"))._set_default_timeout(LONG_TIMEOUT)
+        self._short_timeout_group = _cpu_group(hang_seconds)
+        """For values that all processes send at about the same time."""
         self._background: Group | None = None
 
     @property
@@ -147,7 +155,7 @@ class Group(Processes):
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def shard_model(self, model: Decoder) -> None:
-        # Only the layer of an MTP head: the head shares the reduction of the slots and the output head of the model.
+        # Of an MTP head only the layer: it shares the output head, and the reduction of the slots, with the model.
         for _, layer in model.named_layers():
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
@@ -168,14 +176,15 @@ class Group(Processes):
             raise self.on_every_rank(error) from None
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
-        outcome = [_attempt(work) if self.is_rank_zero else b""]
-        dist.broadcast_object_list(outcome, src=0, group=self._messages)
-        return self._delivered(outcome)[0]
+        packed = [_attempt(work) if self.is_rank_zero else b""]
+        dist.broadcast_object_list(packed, src=0, group=self._long_timeout_group)
+        return self._unpack(packed)[0]
 
     def all_gather(self, work: Callable[[], T]) -> list[T]:
-        return self._delivered(self._exchanged(_attempt(work), self._messages))
+        return self._unpack(self._all_gather_object(_attempt(work), self._long_timeout_group))
 
-    def _delivered(self, packed: list[bytes]) -> list[Any]:
+    def _unpack(self, packed: list[bytes]) -> list[Any]:
+        """Return the values of several `_attempt`s. Raises the first error."""
         outcomes = [pickle.loads(content) for content in packed]  # from processes of this launch
         for outcome in outcomes:
             if isinstance(outcome, _Failure):
@@ -184,17 +193,17 @@ class Group(Processes):
 
     def all_gather_tensors(self, value: T) -> list[T]:
         # Sent from the CPU; otherwise they would arrive on the device of the sender.
-        values = self._exchanged(tree_map_only(Tensor, Tensor.cpu, value), self._pulse)
+        values = self._all_gather_object(tree_map_only(Tensor, Tensor.cpu, value), self._short_timeout_group)
         return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), values)
 
-    def _exchanged(self, value: Any, group: dist.ProcessGroup) -> list[Any]:
+    def _all_gather_object(self, value: Any, group: dist.ProcessGroup) -> list[Any]:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=group)
         return values
 
     def all_reduce_max(self, *numbers: float) -> list[float]:
         largest = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._pulse)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._short_timeout_group)
         return largest.tolist()
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -204,7 +213,10 @@ class Group(Processes):
         return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors)]
 
     def who_is_missing(self, error: RuntimeError) -> str:
-        """Describe why a message did not arrive. Every waiting rank reports itself within a few seconds."""
+        """Describe why a message did not arrive. error: of the message.
+
+        Names the ranks that do not announce within SECONDS_TO_ANSWER that they wait, too.
+        """
         waiting = {self.rank}
         # In a thread, because a store on a lost machine never answers.
         thread = threading.Thread(target=self._collect_waiting, args=(waiting,), daemon=True)
@@ -215,11 +227,11 @@ class Group(Processes):
             return f"the connection to the other processes failed ({str(error).splitlines()[0]})"
         return (
             f"waits for process {', '.join(map(str, missing))}, which has ended or hangs (train.hang_seconds = "
-            f"{self._seconds:g}); `torchrun --max-restarts` continues from the last checkpoint"
+            f"{self._hang_seconds:g}); `torchrun --max-restarts` continues from the last checkpoint"
         )
 
     def _collect_waiting(self, waiting: set[int]) -> None:
-        """Announce that this process waits, and add the other waiting ranks to `waiting`."""
+        """Announce in the store that this process waits, and add the other waiting ranks to `waiting`."""
         try:
             self._store.set(f"waited-{self.rank}", "")
             while len(waiting) < self.world_size:
@@ -231,44 +243,42 @@ class Group(Processes):
     def for_background_thread(self) -> "Group":
         if self._background is None:
             self._background = copy(self)
-            # With the short timeout: a thread that waits longer would keep its process from ending.
-            self._background._messages = _messages(self._seconds)
+            # With hang_seconds: a thread that waits longer would keep its process from ending.
+            self._background._long_timeout_group = _cpu_group(self._hang_seconds)
         return self._background
 
 
-def _messages(hang_seconds: float) -> dist.ProcessGroup:
+def _cpu_group(hang_seconds: float) -> dist.ProcessGroup:
     """Return a group of all processes for messages on the CPU."""
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=hang_seconds)))
 
 
 def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
-    """Return the mesh of a matrix of ranks. `init_device_mesh` cannot set the timeout of its groups.
+    """Return the mesh of a matrix of ranks, (n_replicas, n_shards). `init_device_mesh` cannot set a timeout.
 
     Names are unique: torch caches by mesh, and would use an equal mesh of an earlier run, whose groups are closed.
     """
-    groups = [
-        cast(
-            dist.ProcessGroup,
-            dist.new_subgroups_by_enumeration(
-                rows.tolist(), timeout=_patience_of_device(hang_seconds), backend="nccl" if device == "cuda" else "gloo"
-            )[0],
-        )
-        for rows in (ranks.T, ranks)
-    ]
+    timeout = _device_timeout(hang_seconds)
+    backend = "nccl" if device == "cuda" else "gloo"
+    replicas, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout, backend=backend)
+    shards, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout, backend=backend)
+    groups = [cast(dist.ProcessGroup, replicas), cast(dist.ProcessGroup, shards)]
     number = next(_mesh_numbers)
     names = (f"replicate_{number}", f"shard_{number}")
     return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 
 
 class _Failure(NamedTuple):
-    """An error on its way to other processes."""
+    """An error of `_attempt`."""
 
     error: Exception
 
 
 def _attempt(work: Callable[[], Any]) -> bytes:
-    """Return the pickled value of some work, or its error. An error that cannot be pickled becomes a RuntimeError,
-    or the other processes would wait for hours."""
+    """Return the pickled value of some work, or its error as a pickled _Failure.
+
+    An error that cannot be pickled becomes a RuntimeError; otherwise the other processes would wait for hours.
+    """
     try:
         return pickle.dumps(work())
     except Exception as error:

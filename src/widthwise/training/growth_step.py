@@ -1,6 +1,6 @@
 """Growth of a model in training with its optimizer state, and the steps in which its old entries are frozen.
 
-Tensors are carried over one at a time: no process that shares a model holds more than one of them whole.
+Tensors are gathered one at a time, so that no process of a sharded model holds more than one whole tensor.
 """
 
 from collections import UserDict
@@ -16,7 +16,7 @@ from torch import Tensor
 from widthwise.growth.correspondence import align
 from widthwise.growth.plan import GrowthPlan, grown_states, plan_growth
 from widthwise.model.decoder import Decoder
-from widthwise.model.shards import held, held_rows, is_shared, whole, with_rows
+from widthwise.model.shards import held, held_rows, whole, with_rows
 from widthwise.recipe.growth_events import Growth, Phase, Rewarmup
 from widthwise.recipe.recipe import Recipe
 
@@ -24,18 +24,19 @@ ModelAndOptimizer = tuple[Decoder, torch.optim.Optimizer]
 
 
 def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_seed: int) -> None:
-    """Fill a larger model without weights, and an optimizer that has made no step.
+    """Fill a larger model without weights and its new optimizer from a smaller model and its optimizer.
 
-    New weights are drawn on the CPU from the run's seed and the number of the event, so a seed defines the weights.
+    New weights are drawn on the CPU from the run's seed and the index of the growth event, on any number of processes.
     """
+    old_model, old_optimizer = old
     model, optimizer = new
-    weights = _Gathered(dict(old[0].named_parameters()), lambda parameter: whole(parameter.detach()).cpu())
+    weights = _LazyDict(dict(old_model.named_parameters()), lambda parameter: whole(parameter.detach()).cpu())
     model.set_weights(growth.plan.weights(weights, growth.seed(run_seed)))
-    adopt(optimizer, model, grown_states(growth.plan, state_by_name(*old)))
+    set_optimizer_state(optimizer, model, grown_states(growth.plan, state_by_name(old_model, old_optimizer)))
 
 
-class _Gathered(UserDict[str, Any]):
-    """Entries by name, which `[]` gathers whole onto the CPU."""
+class _LazyDict(UserDict[str, Any]):
+    """A dict whose `[]` gathers the stored tensors of a name whole onto the CPU."""
 
     def __init__(self, entries: Mapping[str, Any], gather: Callable[[Any], Any]):
         super().__init__(entries)
@@ -49,33 +50,33 @@ def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> Mapping[s
     """Return the optimizer state by parameter name, gathered onto the CPU when it is read."""
     named = dict(model.named_parameters())
     states = {name: optimizer.state[weight] for name, weight in named.items() if weight in optimizer.state}
-    # Sorted, because processes gather together, and their orders may differ after a checkpoint was read.
-    return _Gathered(states, lambda state: {part: whole(value).cpu() for part, value in sorted(state.items())})
+    # Sorted, because all processes must gather in one order, and their orders may differ after a checkpoint was read.
+    return _LazyDict(states, lambda state: {part: whole(value).cpu() for part, value in sorted(state.items())})
 
 
-def adopt(optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-    """Give an optimizer that has made no step the state of its parameters, whole tensors by name and part.
+def set_optimizer_state(
+    optimizer: torch.optim.Optimizer, model: Decoder, states: Iterable[tuple[str, Mapping[str, Tensor]]]
+) -> None:
+    """Set the state of an optimizer that has made no step.
 
-    A process that shares the model takes its rows. All parts are copied, because alignment may change how kernels
-    round, and a part may belong to the old optimizer.
+    states: parameter name, and its whole tensors by part. Each process takes the rows that it holds. All tensors are
+    copied, because alignment may change how kernels round, and a tensor may belong to the old optimizer.
     """
     parameters = dict(model.named_parameters())
     for name, parts in states:
         parameter = parameters[name]
         for part, value in parts.items():
-            if value.shape and is_shared(parameter):
-                rows = value[held_rows(parameter)].to(parameter.device, copy=True)
-                optimizer.state[parameter][part] = with_rows(parameter, rows)
-            else:
-                optimizer.state[parameter][part] = value.to(parameter.device, copy=True)
+            rows = value[held_rows(parameter)] if value.shape else value
+            rows = rows.to(parameter.device, copy=True)
+            optimizer.state[parameter][part] = with_rows(parameter, rows) if value.shape else rows
 
 
 @dataclass(frozen=True)
 class FrozenEntries:
     """The old entries of a grown model, which the optimizer does not change in some steps.
 
-    Their moments are updated as if they moved. The frozen steps depend on the step alone, so a run can be resumed
-    anywhere; every process restores the rows that it holds.
+    Their moments are updated as if they were not frozen. Whether they are frozen depends on the step alone, so a run
+    can be resumed at any step. Every process restores the rows that it holds.
     """
 
     model: Decoder
@@ -84,7 +85,10 @@ class FrozenEntries:
 
     @classmethod
     def of(cls, recipe: Recipe, phase: Phase, model: Decoder) -> "FrozenEntries | None":
-        """Return the old entries of the growth before a phase, in this run or by `widthwise grow`; None without one."""
+        """Return the old entries of the growth at the start of a phase.
+
+        None in the first phase, unless `widthwise grow` made its model with frozen entries.
+        """
         if phase.growth is not None:
             return cls(model, phase.growth.rewarmup, phase.growth.plan)
         if recipe.rewarmup is None or recipe.rewarmup.grown_from is None:
@@ -103,8 +107,8 @@ class FrozenEntries:
         before = {name: held(parameter.detach()).clone() for name, parameter in parameters.items()}
         yield
         for name, parameter in parameters.items():
-            moved = held(parameter.detach())
-            moved.copy_(torch.lerp(before[name], moved, self._is_new[name].to(moved.dtype)))
+            rows = held(parameter.detach())
+            rows.copy_(torch.lerp(before[name], rows, self._is_new[name].to(rows.dtype)))  # weight 1 keeps the update
 
     @cached_property
     def _is_new(self) -> Mapping[str, Tensor]:

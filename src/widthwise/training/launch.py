@@ -26,7 +26,7 @@ def n_launched() -> int:
 
 
 def is_silent(error: Exception | None = None) -> bool:
-    """Return True if another rank reports instead of this one. error: the error that ended this rank."""
+    """Return True if rank 0 reports instead of this rank. error: the error that ended this rank, if any."""
     return n_launched() > 1 and os.environ.get("RANK", "0") != "0" and not isinstance(error, RankLocalError)
 
 
@@ -48,7 +48,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def interruption_adds(advice: str) -> Iterator[None]:
-    """Add advice to an Interrupted of the block: how to continue the experiment that the block is part of."""
+    """Append advice to the message of an Interrupted of the block, such as how to continue an experiment."""
     try:
         yield
     except Interrupted as stopped:
@@ -57,10 +57,10 @@ def interruption_adds(advice: str) -> Iterator[None]:
 
 @dataclass
 class SignalWatch:
-    """The first signal that requested a stop."""
+    """The signal that requested a stop."""
 
     received: int | None = None
-    """Its number; None before it arrives."""
+    """Number of the first signal; None before it arrives."""
 
 
 @contextmanager
@@ -71,8 +71,8 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
     forwards signals that the workers may have received already. SLURM sends SIGUSR1 shortly before the time limit.
     Outside the main thread, where Python allows no handlers, nothing is watched.
 
-    say: prints a message for the user. It runs in a thread, because its lock may be in use when the signal arrives,
-    and only in the main process, so that several processes print one message.
+    say: prints a message for the user. It is called in a thread, because the main thread may hold its lock when the
+    signal arrives, and not in child processes, so that the message is printed once.
     """
     watch = SignalWatch()
     if threading.current_thread() is not threading.main_thread():
@@ -80,7 +80,7 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
         return
     from multiprocessing import parent_process  # slow to import, and most verbs do not watch signals
 
-    speakers: list[threading.Thread] = []
+    message_threads: list[threading.Thread] = []
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def restore() -> None:
@@ -95,16 +95,17 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
             text = "stopping after this step"
             if number == signal.SIGINT and not is_launched():
                 text += "; again to stop now"
-            speakers.append(threading.Thread(target=say, args=(text,)))
-            speakers[-1].start()
+            thread = threading.Thread(target=say, args=(text,))
+            message_threads.append(thread)
+            thread.start()
 
     for number in previous:
         signal.signal(number, on_signal)
     try:
         yield watch
     finally:
-        for speaker in speakers:
-            speaker.join()
+        for thread in message_threads:
+            thread.join()
         if watch.received and is_launched():
             for number in previous:
                 signal.signal(number, signal.SIG_IGN)

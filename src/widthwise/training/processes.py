@@ -14,7 +14,7 @@ E = TypeVar("E", bound=Exception)
 
 
 class Processes:
-    """A single process, and the interface of several. Every rank calls the methods in the same order."""
+    """A single process, and the interface of several. Every rank must call the methods in the same order."""
 
     rank = 0
     world_size = 1
@@ -38,11 +38,11 @@ class Processes:
         """Call before a forward pass. is_last: its backward pass averages the gradients over ranks."""
 
     def on_every_rank(self, error: E) -> E:
-        """Mark an error that every rank raises, so that one of them reports it."""
+        """Mark and return an error that every rank raises, so that only rank 0 reports it."""
         return error
 
     def same_on_every_rank(self, work: Callable[[], T]) -> T:
-        """Do work with the same outcome on every rank; an error is reported once."""
+        """Do work that has the same outcome on every rank, so that only rank 0 reports an error."""
         return work()
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
