@@ -46,7 +46,7 @@ def records(folder: Path) -> dict[str, list[dict[str, object]]]:
 def listener() -> Mock:
     """An observer that remembers its calls, also those that processes make."""
     observer = Mock(spec=Observer)
-    observer.beside.return_value = observer
+    observer.for_parallel_run.return_value = observer
     return observer
 
 
@@ -175,7 +175,7 @@ def test_workers_whose_first_process_is_killed_end_and_say_nothing() -> None:
         "from test_jobs import *\n"
         "class Last(SilentObserver):\n"
         "    def message(self, text): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    def beside(self): return self\n"
+        "    def for_parallel_run(self): return self\n"
         "if __name__ == '__main__': do_all(talk, talk, observer=Last())\n"
     )
     process = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=300)

@@ -65,7 +65,7 @@ def test_a_tracker_that_fails_is_named_once_and_changes_nothing(logged, finished
 
 def test_names_and_missing_extras_are_refused_before_anything_begins():
     for name, message in (
-        ("nothing", "track: got 'nothing'; allowed: tensorboard, wandb"),
+        ("nothing", "track: got 'nothing'; allowed: failing, listing, no_such_module, tensorboard, wandb"),
         ("no_such_module", "no_such_module is not installed; run: pip install 'widthwise[no_such_module]'"),
     ):
         assert message in refusal(tracked(None, [name]).__enter__)

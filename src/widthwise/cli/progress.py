@@ -159,7 +159,7 @@ class LineObserver(Observer):
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def beside(self) -> "LineObserver":
+    def for_parallel_run(self) -> "LineObserver":
         return LineObserver(self._console)
 
     def _trained(self, record: dict[str, Any]) -> None:
@@ -240,7 +240,7 @@ class BarObserver(LineObserver):
         super().remaining(seconds)
         self._bars.footer = self._remaining
 
-    def beside(self) -> "BarObserver":
+    def for_parallel_run(self) -> "BarObserver":
         return BarObserver(self._bars)
 
     def _trained(self, record: dict[str, Any]) -> None:

@@ -252,5 +252,5 @@ class _Sender:
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.connection.send((name, arguments))
 
-    def beside(self) -> "_Sender":
+    def for_parallel_run(self) -> "_Sender":
         return self

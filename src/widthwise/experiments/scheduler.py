@@ -227,7 +227,7 @@ def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: b
 def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: bool) -> None:
     errors = list[Exception]()
     with watch_signals(schedule.observer.message) as watch, ExitStack() as ending:
-        processes = [JobProcess(index, jobs, schedule.observer.beside()) for index in range(jobs.n)]
+        processes = [JobProcess(index, jobs, schedule.observer.for_parallel_run()) for index in range(jobs.n)]
         for process in processes:
             ending.callback(process.end)
         at_work: dict[JobProcess, Run] = {}

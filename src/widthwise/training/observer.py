@@ -1,6 +1,6 @@
-"""Observers, which receive the progress of a run, and trackers, programs that plot its records.
+"""Observers, which receive the progress of a run, and trackers, which send its records to programs that plot them.
 
-A tracker never disturbs a run.
+An error of a tracker does not stop the run.
 """
 
 import json
@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from widthwise.config_io import require
+from widthwise.config_io import check_one_of, require
 from widthwise.files import read_text
-from widthwise.mistakes import UserError
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.training.launch import is_silent
@@ -29,10 +28,10 @@ class Observer(Protocol):
         """The data is being prepared; see `data.corpus.ProgressCallback`."""
 
     def opened(self, run: Path) -> None:
-        """The run in this folder starts or resumes; following records belong to it."""
+        """The run in this folder starts or resumes; the following records belong to it."""
 
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
-        """Progress of other work: units done in its current stage, and their total if known.
+        """Other work progresses: n_done units of its current stage are done. n_total: None if unknown.
 
         unit: in the plural, such as `tokens`.
         """
@@ -41,7 +40,7 @@ class Observer(Protocol):
         """A slow phase began before the next step: `step 1 running (compiling)`."""
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        """The run of this name continues after `step` of `n_steps`; a new run after step 0."""
+        """The run of this name continues after `step` of `n_steps`; for a new run, `step` is 0."""
 
     def step_done(self, step: int) -> None:
         """A step is done."""
@@ -55,13 +54,13 @@ class Observer(Protocol):
     def message(self, text: str) -> None:
         """One line for the user."""
 
-    def beside(self) -> "Observer":
-        """Return an observer of another run, which is trained at the same time."""
+    def for_parallel_run(self) -> "Observer":
+        """Return an observer of another run that is trained at the same time."""
         return self
 
 
 class ForwardingObserver(Observer):
-    """A base class that forwards everything to another observer."""
+    """A base class whose methods, added below, call the same method of another observer."""
 
     def __init__(self, observer: Observer):
         self._observer = observer
@@ -80,7 +79,7 @@ Values = Mapping[str, float | str]
 
 
 class Tracker(ABC):
-    """One run in one program. Errors propagate; the caller disables the tracker."""
+    """Sends the records of one run to one program. Errors propagate; the caller disables the tracker."""
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
         """recipe: resolved, as plain data, without `model`, which lists every layer."""
@@ -95,7 +94,8 @@ class Tracker(ABC):
             self.sent[record["event"]] = record["step"]
 
     @abstractmethod
-    def log(self, step: int, values: Values) -> None: ...
+    def log(self, step: int, values: Values) -> None:
+        """Log the values of one record."""
 
     @abstractmethod
     def close(self) -> None:
@@ -110,11 +110,12 @@ class TensorBoardTracker(Tracker):
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
         super().__init__(run, recipe)
-        writing = require("torch.utils.tensorboard", "tensorboard")
+        tensorboard = require("torch.utils.tensorboard", "tensorboard")
         folder = run.path / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        self._writer = writing.SummaryWriter(str(folder), purge_step=0)  # clears earlier records in an open browser
+        # purge_step clears earlier records in an open browser.
+        self._writer = tensorboard.SummaryWriter(str(folder), purge_step=0)
         self._writer.add_text("recipe", f"```\n{json.dumps(recipe, indent=2)}\n```", 0)
 
     def log(self, step: int, values: Values) -> None:
@@ -130,9 +131,10 @@ class TensorBoardTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """One row of the history for each record, offline in the folder of the run unless WANDB_MODE is set.
+    """One row of the W&B history for each record, offline in the folder of the run unless WANDB_MODE is set.
 
-    `tracking.json` of the run has the ID and the last logged step of each event, as of the last start or close.
+    `tracking.json` in that folder has the ID of the W&B run and the last logged step of each event, as of the last
+    start or close.
     """
 
     def __init__(self, run: RunDir, recipe: Mapping[str, Any]):
@@ -159,7 +161,7 @@ class WandbTracker(Tracker):
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
         self._history.define_metric("*", step_metric="step")
-        self._file.write({"id": self._id, "sent": self.sent})  # a run that stops before its first record keeps its ID
+        self._save_state()  # a run that stops before its first record keeps its ID
 
     def log(self, step: int, values: Values) -> None:
         self._history.log({**values, "step": step})
@@ -167,11 +169,14 @@ class WandbTracker(Tracker):
     def close(self) -> None:
         self._history.finish(exit_code=0 if self.run.has_result else 1)
         if self.run.exists:  # otherwise it was moved or deleted
-            self._file.write({"id": self._id, "sent": self.sent})
+            self._save_state()
+
+    def _save_state(self) -> None:
+        self._file.write({"id": self._id, "sent": self.sent})
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
-"""Name of a module, and of the extra that installs it -> tracker."""
+"""Name of an option, which is also the module and the extra that installs it -> tracker."""
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
@@ -180,17 +185,17 @@ def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
     Entries of lists are numbered from 1, like layers. Nulls are omitted, because trackers cannot plot them.
     """
 
-    def flat(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
+    def flatten(path: str, value: Any) -> Iterator[tuple[str, float | str]]:
         if isinstance(value, list):
             value = dict(enumerate(value, start=1))
         if isinstance(value, Mapping):
             for key, entry in value.items():
-                yield from flat(f"{path}/{key}", entry)
+                yield from flatten(f"{path}/{key}", entry)
         elif value is not None:
             yield path, value
 
     entries = {key: value for key, value in record.items() if key not in ("step", "event")}
-    return dict(flat(record["event"], entries))
+    return dict(flatten(record["event"], entries))
 
 
 @contextmanager
@@ -201,8 +206,7 @@ def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observe
     """
     observer = observer or SilentObserver()
     for name in names:
-        if name not in TRACKERS:
-            raise UserError(f"track: got {name!r}; allowed: {', '.join(TRACKERS)}")
+        check_one_of("track", name, TRACKERS)
         if not is_silent():
             require(name, name)
     if not names or is_silent():
@@ -219,6 +223,7 @@ class _TrackingObserver(ForwardingObserver):
     """
 
     def __init__(self, observer: Observer, names: Sequence[str], stack: ExitStack):
+        """names: keys of TRACKERS. stack: closes the trackers of the last run."""
         super().__init__(observer)
         self._names = names
         self._stack = stack
@@ -232,7 +237,7 @@ class _TrackingObserver(ForwardingObserver):
         self._folder = run
         config = run / "config.yaml"
         for name in self._names:
-            with self._harmless(name):
+            with self._disable_on_error(name):
                 recipe = parse_yaml(read_text(config), str(config))
                 recipe = {key: value for key, value in recipe.items() if key != "model"}
                 self._trackers[name] = TRACKERS[name](RunDir(run), recipe)
@@ -242,21 +247,21 @@ class _TrackingObserver(ForwardingObserver):
     def record(self, record: dict[str, Any]) -> None:
         super().record(record)
         for name, tracker in list(self._trackers.items()):
-            with self._harmless(name):
+            with self._disable_on_error(name):
                 tracker.send(record)
 
-    def beside(self) -> "_TrackingObserver":
-        return _TrackingObserver(self._observer.beside(), self._names, self._stack)
+    def for_parallel_run(self) -> "_TrackingObserver":
+        return _TrackingObserver(self._observer.for_parallel_run(), self._names, self._stack)
 
     def _close(self) -> None:
         for name, tracker in list(self._trackers.items()):
-            with self._harmless(name):
+            with self._disable_on_error(name):
                 tracker.close()
         self._trackers.clear()
 
     @contextmanager
-    def _harmless(self, name: str) -> Iterator[None]:
-        """Disable a tracker at its first error. It prints on stderr, because stdout is for the command's result."""
+    def _disable_on_error(self, name: str) -> Iterator[None]:
+        """Disable a tracker if the block fails. Print its output on stderr: stdout is for the command's result."""
         try:
             with redirect_stdout(sys.stderr):
                 yield
