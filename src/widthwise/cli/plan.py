@@ -15,7 +15,7 @@ from widthwise.mistakes import UserError
 from widthwise.records.cost import Deployment, Plan, StepTraffic
 from widthwise.reports.formats import TIMES, amount, counted, duration, si
 from widthwise.reports.table import Table
-from widthwise.training.devices import OPTIONS, Device, needs_speed
+from widthwise.training.devices import NEEDS_SPEED, OPTIONS, Device
 from widthwise.yaml_io import dump_yaml
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def plan(
     if devices.device is not None or devices.memory is not None:
         device = _device(devices)
         if devices.days is not None and not device.peak_flops_per_second:
-            raise needs_speed()
+            raise UserError(NEEDS_SPEED)
     else:
         for name in ("days", "mfu", *OPTIONS):
             if getattr(devices, name) is not None:

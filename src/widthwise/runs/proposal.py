@@ -19,7 +19,7 @@ from widthwise.mistakes import UserError
 from widthwise.recipe.design import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.plan import BYTES_PER_TOKEN, CHEAPEST_FIRST, LAW_TOKENS_PER_PARAM, Planner
-from widthwise.training.devices import Device, needs_speed
+from widthwise.training.devices import NEEDS_SPEED, Device
 
 TOKENS_PER_PASS = 8192
 """Least number of tokens in a pass, for efficient matrix products; a model that leaves room for fewer is too large."""
@@ -57,7 +57,7 @@ def propose(
     """
     rate = device.flops_per_second
     if not rate and days is not None and n_params is None:
-        raise needs_speed()
+        raise UserError(NEEDS_SPEED)
     flops = rate * n_devices * days * 86400 if rate and days is not None else math.inf
 
     def fits(recipe: Recipe, kind: ActivationCheckpointing) -> bool:
