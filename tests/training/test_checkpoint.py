@@ -43,14 +43,16 @@ def trained(seed: int, *overrides: str):
 
 def saved(folder: Path, *steps: int) -> list[Path]:
     model, optimizer = trained(1)
-    return [checkpoint.write(folder, step, checkpoint.Snapshot.of(model, optimizer), {"step": step}) for step in steps]
+    return [
+        checkpoint.write(folder, step, checkpoint.take_snapshot(model, optimizer), {"step": step}) for step in steps
+    ]
 
 
 @pytest.mark.parametrize(("tie", "optimizers"), [("false", ()), ("true", (MUON,))])
 def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, tie, optimizers):
     model, optimizer = trained(1, f"model.tie_embeddings={tie}", *optimizers)
     state = RunState(window_steps=3, step=7, unlogged_losses=[0.1, 1 / 3], recent_losses=deque([2 / 3]))
-    path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(model, optimizer), state.as_data())
+    path = checkpoint.write(tmp_path, 7, checkpoint.take_snapshot(model, optimizer), state.as_data())
     drawn = torch.rand(3)
     other, other_optimizer = trained(2, f"model.tie_embeddings={tie}", *optimizers)
     assert checkpoint.load(path, other, other_optimizer) == state
@@ -159,7 +161,7 @@ the last is the state of another step."""
 def test_a_right_manifest_of_wrong_content_is_refused(tmp_path, name):
     for edit in (edit for of, edit in WRONG if of == name):
         state = RunState(window_steps=1, step=7).as_data()
-        path = checkpoint.write(tmp_path, 7, checkpoint.Snapshot.of(*trained(1)), state)
+        path = checkpoint.write(tmp_path, 7, checkpoint.take_snapshot(*trained(1)), state)
         edit(path / name)
         files = {file: FileRecord.of(path / file).model_dump() for file in checkpoint_folder.file_names()}
         forge(path / checkpoint_folder.MANIFEST, lambda manifest, files=files: manifest.update(files=files))

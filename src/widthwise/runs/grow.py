@@ -265,7 +265,7 @@ def _carry_out(source: RunCheckpoint, intention: Intention, out: Path, observer:
             run.metrics_file.append([*records, growth_record])
             run.metrics_file.fsync()
             run.begin(to_yaml(recipe), {**environment(), **identity})
-            snapshot = checkpoint.Snapshot.of(model, optimizer)
+            snapshot = checkpoint.take_snapshot(model, optimizer)
             checkpoint.write(run.checkpoints, state.step, snapshot, state.as_data(), run.seal())
             certificate.write(folder)
     return {

@@ -122,7 +122,7 @@ def write_first(
         state = RunState(recipe.train.loss_window_steps)
         with torch.random.fork_rng():
             torch.manual_seed(recipe.train.seed)  # the random state is part of the checkpoint
-            snapshot = checkpoint.Snapshot.of(model, optimizer)
+            snapshot = checkpoint.take_snapshot(model, optimizer)
             checkpoint.write(partial.checkpoints, 0, snapshot, state.as_data(), partial.seal())
 
 

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from widthwise.config_io import refusing
 from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json_mapping
@@ -52,49 +52,26 @@ from widthwise.training.checkpoint_folder import (
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
 
+Snapshot = dict[str, dict[str, Tensor]]
+"""File name -> tensors by name: all tensors that one rank writes into a checkpoint."""
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The tensors that one rank writes into a checkpoint."""
 
-    tensors: dict[str, dict[str, Tensor]]
-    """File name -> tensors by name; empty on a rank whose shard another rank writes."""
-
-    @classmethod
-    def of(cls, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes = ALONE) -> "Snapshot":
-        """Return the current tensors, which share the memory of the model; see `copied`."""
-        if processes.rank >= processes.n_shards:  # the first replica of the model writes
-            return cls({})
-        moments: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
-            for part, value in optimizer.state[parameter].items():
-                moments[f"{name}.{part}"] = held(value)
-        tensors = {
-            file_name(MODEL, processes.shard, processes.n_shards): {
-                name: held(weight) for name, weight in _weights(model).items()
-            },
-            file_name(OPTIMIZER, processes.shard, processes.n_shards): moments,
-        }
-        if processes.is_rank_zero:
-            tensors[RNG] = {"cpu": torch.get_rng_state()}
-            if torch.cuda.is_initialized():
-                tensors[RNG]["cuda"] = torch.cuda.get_rng_state()
-        return cls(tensors)
-
-    def copied(self) -> "Snapshot":
-        """Return a copy on the CPU that training no longer changes."""
-        return Snapshot(
-            {
-                file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-                for file, tensors in self.tensors.items()
-            }
-        )
-
-    def write(self, folder: Path) -> dict[str, FileRecord]:
-        """Write the files and return their sizes and checksums. Raises OSError and UserError."""
-        for name, tensors in self.tensors.items():
-            write_tensors(tensors, folder / name)
-        return {name: FileRecord.of(folder / name) for name in self.tensors}
+def take_snapshot(model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes = ALONE) -> Snapshot:
+    """Return the current tensors, which share the memory of the model; empty if another rank writes this shard."""
+    if processes.rank >= processes.n_shards:  # the first replica of the model writes
+        return {}
+    shard = (processes.shard, processes.n_shards)
+    snapshot: Snapshot = {file_name(MODEL, *shard): {name: held(weight) for name, weight in _weights(model).items()}}
+    snapshot[file_name(OPTIMIZER, *shard)] = {
+        f"{name}.{part}": held(value)
+        for name, parameter in model.named_parameters()
+        for part, value in optimizer.state[parameter].items()
+    }
+    if processes.is_rank_zero:
+        snapshot[RNG] = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            snapshot[RNG]["cuda"] = torch.cuda.get_rng_state()
+    return snapshot
 
 
 def write(
@@ -119,6 +96,11 @@ def write(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
 
+    def write_snapshot() -> dict[str, FileRecord]:
+        for name, tensors in snapshot.items():
+            write_tensors(tensors, partial / name)
+        return {name: FileRecord.of(partial / name) for name in snapshot}
+
     def finish() -> None:
         (partial / STATE).write_text(json.dumps(state) + "\n")
         fsync_file(partial / STATE)
@@ -136,7 +118,7 @@ def write(
 
     try:
         processes.on_rank_zero(begin)
-        for shard_records in processes.all_gather(lambda: snapshot.write(partial)):
+        for shard_records in processes.all_gather(write_snapshot):
             records.update(shard_records)
         processes.on_rank_zero(finish)
     except (OSError, UserError) as error:
@@ -201,11 +183,9 @@ def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer
         for key in sorted(saved.names):
             name, _, part = key.rpartition(".")
             parameter = parameters[name]
-            has_rows = len(saved.shape(key)) > 0
-            value = saved.rows(key, held_rows(parameter)) if has_rows else saved.whole(key)
             # Copied, because the alignment of a tensor in a mapped file may change how kernels round.
-            value = value.to(parameter.device, copy=True)
-            optimizer.state[parameter][part] = with_rows(parameter, value) if has_rows else value
+            value = saved.rows(key, held_rows(parameter)).to(parameter.device, copy=True)
+            optimizer.state[parameter][part] = with_rows(parameter, value) if value.shape else value
 
 
 def open_tensors(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
@@ -239,14 +219,13 @@ class Saver(AbstractContextManager["Saver"]):
             write(snapshot, self._processes)
             return
         self.wait()
-        self._pending = self._thread.submit(write, snapshot.copied(), self._processes)
+        copied = tree_map_only(Tensor, lambda tensor: tensor.to("cpu", copy=True), snapshot)  # training changes it
+        self._pending = self._thread.submit(write, copied, self._processes)
 
     def wait(self) -> None:
         """Wait until the last snapshot is written. Raises its error."""
-        pending = self._pending
-        self._pending = None
-        if pending is not None:
-            pending.result()
+        if self._pending is not None:
+            self._pending.result()
 
     def __exit__(self, *error: object) -> None:
         if self._thread is not None:

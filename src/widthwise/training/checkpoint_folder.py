@@ -110,17 +110,19 @@ class SavedTensors:
 
     def whole(self, name: str) -> Tensor:
         """Return a copy of a whole tensor."""
-        shape = self.shape(name)
-        return self.rows(name, slice(0, shape[0])) if shape else self._files[0].get_tensor(name)
+        return self.rows(name, slice(None))
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """Return rows of a tensor, read from the files that hold them."""
-        n_rows = self.shape(name)[0]
+        """Return a copy of some rows of a tensor, read from the files that hold them; a scalar is returned whole."""
+        shape = self.shape(name)
+        if not shape:
+            return self._files[0].get_tensor(name)
+        first, end, _ = rows.indices(shape[0])
         parts = []
         for shard, file in enumerate(self._files):
-            shard_rows = rows_of_shard(n_rows, shard, len(self._files))
-            start = max(rows.start, shard_rows.start)
-            stop = min(rows.stop, shard_rows.stop)
+            shard_rows = rows_of_shard(shape[0], shard, len(self._files))
+            start = max(first, shard_rows.start)
+            stop = min(end, shard_rows.stop)
             if start < stop:
                 parts.append(file.get_slice(name)[start - shard_rows.start : stop - shard_rows.start])
         return torch.cat(parts) if parts else self._files[0].get_slice(name)[0:0]

@@ -71,10 +71,8 @@ class TrainingLoop:
             states = processes.all_gather(lambda: checkpoint.load(path, train_state.model, train_state.optimizer))
             self.state = states[processes.rank]
             self._saved_step = self.state.step
-            if self.state.loader:
+            if self.state.loader:  # empty in a run that begins with a checkpoint, and has read no data yet
                 self.loader.load_state_dict(self.state.loader)
-            else:  # a run that begins with a checkpoint has read no data yet
-                self.loader.step = 0
             train_state.load(self.state)
         for damage in self._damaged:
             self.note(f"{damage}; resumed from step {self.state.step} instead")
@@ -82,7 +80,7 @@ class TrainingLoop:
         self._started -= self.state.wall_seconds
 
     def note(self, text: str) -> None:
-        """Show a text to the user, once per run, and keep it for the result."""
+        """Show a text to the user, and store it for the result. A stored text is not shown again."""
         if text not in self.state.notes:
             self.observer.message(text)
             self.state.notes.append(text)
@@ -90,12 +88,13 @@ class TrainingLoop:
     def train(self, watch: SignalWatch) -> Validation:
         """Train to the last step and return its validation.
 
-        Raises RunFailed (diverging loss) and Interrupted (signal).
+        watch: the signal that stops the run after a step, with a checkpoint. Raises Interrupted after a signal, and
+        RunDiverged for a diverging loss.
         """
         with self._saver:
             self.observer.opened(self.run.path)
             self.observer.starting(self.name, self.state.step, self.config.steps)
-            self._validate_if_due()  # the run may have ended between the checkpoint and the validation of a step
+            self._validate_if_due()  # a killed process may have saved this step without validating it
             self._announce_first_step()
             while self.state.step < self.config.steps:
                 try:
@@ -114,18 +113,19 @@ class TrainingLoop:
                 self._validate_if_due()
         validation = self._validate()
         # An earlier process may have been killed after its last checkpoint, before it deleted older ones.
-        self._prune(*self.processes.on_rank_zero(self._sealed), self.processes)
+        _, seal = self.processes.on_rank_zero(self._folder_and_seal)
+        self._prune(seal, self.processes)
         return validation
 
     def _announce_first_step(self) -> None:
-        """Announce the first step with a model, which takes longer than later ones."""
+        """Announce the first step of a model, which takes longer than later ones."""
         if self.state.step < self.config.steps:
             suffix = " (compiling)" if self.config.compile else ""
             self.observer.busy(f"step {self.state.step + 1:,} running{suffix}")
 
     @property
     def wall_seconds(self) -> float:
-        """Wall time so far, of all processes that worked on the run."""
+        """Wall time of the run so far, including earlier processes before a restart."""
         return time.perf_counter() - self._started
 
     def _step(self) -> None:
@@ -137,9 +137,9 @@ class TrainingLoop:
         logger.outcomes.append(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
-            logger.collect(self.state)  # within the measured time, because it waits for the device
+            logger.collect(self.state)  # waits for the device, so it is part of the measured time
         logger.step_seconds.append(time.perf_counter() - started)
-        if must_log and not outcome.n_skipped:  # the next record includes the time of a skipped step
+        if must_log and outcome.n_skipped == 0:  # the record after a skipped step includes its time
             logger.log(self.state, self.train_state)
         self.observer.step_done(self.state.step)
 
@@ -179,7 +179,10 @@ class TrainingLoop:
         raise self.processes.on_every_rank(failure) from None
 
     def _save_if_due(self, must_save: bool) -> None:
-        """Save a checkpoint if it is due. Raises Diverged if the loss shows that the run has failed."""
+        """Save a checkpoint of this step once, if it is due. Raises Diverged for a diverging loss.
+
+        must_save: save even between the steps of `train.checkpoint_every`.
+        """
         if self.state.step == self._saved_step or not (must_save or self._is_due(self.config.checkpoint_every)):
             return
         self.metrics_logger.collect(self.state)
@@ -188,36 +191,36 @@ class TrainingLoop:
         self.state.loader = self.loader.state_dict()
         self.train_state.save_to(self.state)
         self.state.wall_seconds = self.wall_seconds
-        folder, seal = self.processes.on_rank_zero(self._sealed)
+        folder, seal = self.processes.on_rank_zero(self._folder_and_seal)
         step = self.state.step
         state = self.state.as_data()
 
         def write(snapshot: checkpoint.Snapshot, processes: Processes) -> None:
             checkpoint.write(folder, step, snapshot, state, seal, processes)
-            self._prune(folder, seal, processes)
+            self._prune(seal, processes)
 
-        snapshot = checkpoint.Snapshot.of(self.train_state.model, self.train_state.optimizer, self.processes)
+        snapshot = checkpoint.take_snapshot(self.train_state.model, self.train_state.optimizer, self.processes)
         self._saver.save(snapshot, write)
         self._saved_step = step
 
-    def _sealed(self) -> tuple[Path, Seal]:
-        """Return the folder and the seal for a new checkpoint."""
+    def _folder_and_seal(self) -> tuple[Path, Seal]:
+        """Return the folder and the seal of a new checkpoint, once the records are safe on disk. For rank 0."""
         self.run.metrics_file.fsync()  # a resumed run does not rewrite records older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self, folder: Path, seal: Seal, processes: Processes) -> None:
+    def _prune(self, seal: Seal, processes: Processes) -> None:
         damaged = self._damaged
         self._damaged = []
-        processes.on_rank_zero(lambda: prune(folder, self.config, damaged, seal.recipe))
+        processes.on_rank_zero(lambda: prune(self.run.checkpoints, self.config, damaged, seal.recipe))
 
     def _validate_if_due(self) -> None:
-        at_end = self.state.step in (0, self.config.steps)  # `train` validates the last step
-        if self._is_due(self.config.validate_every) and not at_end and not self._has_validated:
+        is_first_or_last = self.state.step in (0, self.config.steps)  # `train` validates the last step
+        if self._is_due(self.config.validate_every) and not is_first_or_last and not self._has_validated:
             self._validate()
 
     @property
     def _has_validated(self) -> bool:
-        """True if the validation of this step is recorded, perhaps by a killed process; step 0 records none."""
+        """True if the validation of this step is recorded, perhaps by a killed process; always True at step 0."""
         return self.metrics_logger.last_steps["validation"] >= self.state.step
 
     def _validate(self) -> Validation:
