@@ -18,8 +18,10 @@ from widthwise.data.loader import Loader
 from widthwise.mistakes import RunFailed
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
+from widthwise.run_dir import RunDir
 from widthwise.runs.train import launched_processes, train
 from widthwise.training import metrics
+from widthwise.training.observer import SilentObserver
 
 SKIP = "train.on_spike={kind: skip, factor: 1000, window_steps: 3, max_skipped: 2}"
 CASES: dict[str, tuple[Recipe, tuple[int, ...]]] = {
@@ -65,8 +67,12 @@ def speed(rank: int) -> dict[str, float | int | None]:
     makes 1 FLOP/s at most."""
     patch = pytest.MonkeyPatch()
     patch.setattr(metrics, "model_flops_utilization", lambda tokens, flops, device: tokens * flops)
-    with launched_processes(tiny_recipe().train) as processes:
-        return metrics.speed_record(1.0 + rank, 1000 * rank or None, processes, tokens_per_step=60, flops_per_token=5)
+    patch.setattr(metrics.PeakMemory, "n_bytes", lambda self: 1000 * rank or None)
+    recipe = tiny_recipe("seq_len=15", "train.batch_size=4")
+    with launched_processes(recipe.train) as processes:
+        logger = metrics.MetricsLogger(RunDir("unused"), recipe, SilentObserver(), processes, print)
+        logger.step_seconds.append(1.0 + rank)
+        return logger.speed(flops_per_token=5)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from widthwise.training import train_state as train_state_module
 from widthwise.training.growth_step import FrozenEntries, state_by_name
 from widthwise.training.objective import carried_state
 from widthwise.training.processes import ALONE
-from widthwise.training.train_state import assembled
+from widthwise.training.train_state import build_uninitialised
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def stepped(recipe: Recipe, config: ModelConfig) -> ModelAndOptimizer:
 
 def grow(recipe: Recipe, smaller: ModelAndOptimizer, seed: int = 3) -> ModelAndOptimizer:
     """The larger model and its optimizer."""
-    larger = assembled(recipe.final_model, step_config(), ALONE)
+    larger = build_uninitialised(recipe.final_model, step_config(), ALONE)
     grown = larger, recipe.optimizer_of(recipe.phases[1]).build(larger)
     growth_step.grow(smaller, grown, recipe.phases[1].growth, seed)
     return grown
@@ -124,9 +124,9 @@ def test_the_larger_optimizer_has_a_copy_of_the_grown_state(optimizer: str) -> N
 def test_a_budget_keeps_its_price_and_a_new_one_starts_at_0() -> None:
     plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, f"growth=[{{at_step: 4, model: {DEEPER}}}]").phases[1].growth.plan
     priced, free = (step_config(width_budget=each) for each in (WidthBudgetConfig(target=0.5), None))
-    assert carried_state([2.0], priced, priced, plan) == [2.0]
-    assert carried_state([], free, priced, plan) == [0.0]
-    assert carried_state([2.0], priced, free, plan) == []
+    assert carried_state([2.0], priced, plan) == [2.0]
+    assert carried_state([], priced, plan) == [0.0]
+    assert carried_state([2.0], free, plan) == []
 
 
 @pytest.mark.hard

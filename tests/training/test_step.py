@@ -104,8 +104,8 @@ def test_the_budget_joins_the_passes_in_which_tokens_choose_their_widths():
     objective = objective_of(model, step_config(width_budget=WidthBudgetConfig(target=0.1), nested=NestedConfig()))
     assert objective.draw_passes()[:2] == [None, 1.0]
     free, forced = model.loss(INPUTS, TARGETS), model.loss(INPUTS, TARGETS, width_fraction=0.5)
-    assert objective.term(free, None) > free.objective
-    assert objective.term(forced, 0.5) is forced.objective
+    assert objective.of_pass(free, None) > free.objective
+    assert objective.of_pass(forced, 0.5) is forced.objective
 
 
 def width_budget(**settings):

@@ -244,7 +244,7 @@ def _carry_out(source: RunCheckpoint, intention: Intention, out: Path, observer:
                 **state.as_data(),
                 "window_steps": recipe.train.loss_window_steps,
                 "loader": loader,
-                "width_prices": carried_state(state.width_prices, source.recipe.train, recipe.train, plan),
+                "width_prices": carried_state(state.width_prices, recipe.train, plan),
                 "grad_norms": [],
                 "n_skipped": 0,
             }

@@ -1,7 +1,7 @@
 """Several processes started by torchrun: data parallel, FSDP2 or both (HSDP), through PyTorch's `fully_shard`.
 
 The device mesh has the shape (world_size / n_shards, n_shards). Each row of n_shards processes holds one copy of the
-model, and every process has its own rows of the batch. n_shards = 1 is data parallelism, n_shards = world_size is FSDP2.
+model, and every process reads other rows of the batch. n_shards = 1 is data parallelism, n_shards = world_size FSDP2.
 Layers are compiled first; then layers and the layers of MTP heads are sharded, then the rest. The decoder does its
 activation checkpointing. Products run under autocast and weights are gathered in fp32: FSDP's bf16 policy would
 round gains, and sum the gradient of the head in bf16.
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from itertools import count
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -33,10 +33,8 @@ from widthwise.mistakes import RunFailed, UserError
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.launch import RankLocalError
-from widthwise.training.processes import Processes
+from widthwise.training.processes import E, Processes, T
 
-T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
 LONG_TIMEOUT = timedelta(hours=12)
 """Longest wait for work that rank 0 does alone, such as reading a corpus."""
 LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
@@ -45,8 +43,7 @@ SECONDS_TO_ANSWER = 5.0
 """Longest wait for the list of ranks that are still running."""
 IS_ON_EVERY_RANK = "is_on_every_rank"
 """Attribute of an error that every rank raises."""
-_group_numbers = count()
-_mesh_numbers = count()
+_numbers = count()  # for names of stores and meshes, which all ranks create in the same order
 _groups: dict[tuple[int, float], "Group"] = {}
 """Groups by shards and timeout, reused because torch keeps every mesh and its connections until the process ends."""
 
@@ -117,7 +114,7 @@ def _join(config: TrainConfig) -> None:
         torch.cuda.set_device(local_rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=PrefixStore(f"widthwise-{n_restarts}-{next(_group_numbers)}", store),
+        store=PrefixStore(f"widthwise-{n_restarts}-{next(_numbers)}", store),
         rank=rank,
         world_size=world_size,
         timeout=_device_timeout(config.hang_seconds),
@@ -143,11 +140,9 @@ class Group(Processes):
         self.shard = self._mesh.get_local_rank(1)
         self._hang_seconds = hang_seconds
         self._store = _get_default_store()
-        self._long_timeout_group = _cpu_group(hang_seconds)
-        """For results of work that may take one process long."""
+        self._long_timeout_group = _cpu_group(hang_seconds)  # for results of work that may take one process long
         self._long_timeout_group._get_backend(torch.device("cpu"))._set_default_timeout(LONG_TIMEOUT)
-        self._short_timeout_group = _cpu_group(hang_seconds)
-        """For values that all processes send at about the same time."""
+        self._short_timeout_group = _cpu_group(hang_seconds)  # for values that all send at about the same time
         self._background: Group | None = None
 
     @property
@@ -263,7 +258,7 @@ def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
     replicas, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout, backend=backend)
     shards, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout, backend=backend)
     groups = [cast(dist.ProcessGroup, replicas), cast(dist.ProcessGroup, shards)]
-    number = next(_mesh_numbers)
+    number = next(_numbers)
     names = (f"replicate_{number}", f"shard_{number}")
     return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 

@@ -1,11 +1,9 @@
 """Records of a run: losses, costs, speed and memory."""
 
-import math
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from widthwise.training.devices import known_gpu
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
 from widthwise.training.state import RunState, Spent, check_step, checked_loss, inherited
-from widthwise.training.step_statistics import norms_record
+from widthwise.training.step_statistics import finite_or_none, norms_record
 from widthwise.training.train_state import StepOutcome, TrainState
 
 MEASURED_KEYS = (
@@ -45,9 +43,9 @@ def model_flops_utilization(
 
 
 class PeakMemory:
-    """Peak memory since this object was created: of tensors on a GPU, elsewhere of the whole process.
+    """Peak memory since this object was created: on a GPU of its tensors, on a CPU of the whole process.
 
-    Only the newest object of a device is valid, because creating it resets the count.
+    Only the newest object of a device is valid, because creating one resets the peak.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,28 +61,11 @@ class PeakMemory:
             self._is_reset = False
 
     def n_bytes(self) -> int | None:
-        """Return the peak in bytes; None if the system cannot reset its count, which would include earlier memory."""
+        """Return the peak in bytes; None if the system cannot reset it, because it would include earlier memory."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()) if self._is_reset else None
         return None if peak is None else 1024 * int(peak[1])
-
-
-def speed_record(
-    step_seconds: float, memory_bytes: int | None, processes: Processes, tokens_per_step: int, flops_per_token: float
-) -> dict[str, float | int | None]:
-    """Return the entries of a training record that measure the machine, with the slowest rank and the largest memory.
-
-    tokens_per_step: of all processes. flops_per_token: training FLOPs.
-    """
-    slowest, largest = processes.all_reduce_max(step_seconds, memory_bytes or 0)
-    tokens_per_second = tokens_per_step / slowest
-    return {
-        "tokens_per_second": tokens_per_second,
-        "step_seconds": slowest,
-        "mfu": model_flops_utilization(tokens_per_second / processes.world_size, flops_per_token, processes.device),
-        "memory_bytes": int(largest) or None,
-    }
 
 
 class MetricsLogger:
@@ -110,42 +91,44 @@ class MetricsLogger:
         self.outcomes: list[StepOutcome] = []
         """Outcomes of the steps since the last `collect`, on the device."""
         self._newest: tuple[StepOutcome, float] | None = None
-        """The newest collected step, and its gradient norm."""
+        """Outcome and gradient norm of the newest collected step."""
 
     def rewind(self, step: int) -> None:
-        """Drop the records of later steps."""
+        """Drop the records of steps after this one."""
 
-        def rewound() -> list[dict[str, Any]]:
+        def rewind_files() -> list[dict[str, Any]]:
             self._run.metrics_file.rewind(step)
             if self._run.samples_file.path.is_file():
                 self._run.samples_file.rewind(step)
             return self._run.metrics()
 
-        records = self._processes.on_rank_zero(rewound)
+        records = self._processes.on_rank_zero(rewind_files)
         self.last_steps = Counter({record["event"]: record["step"] for record in records})
         self._inherited = inherited(records)
 
     def collect(self, state: RunState) -> None:
         """Wait for the device, and add the losses of the steps since the last call to the state.
 
-        Records the norms of steps and skipped updates. Raises Diverged.
+        Writes records of layer norms and of skipped updates. Raises Diverged.
         """
         outcomes = self.outcomes
         self.outcomes = []
         if not outcomes:
             return
-        pairs = torch.stack([torch.stack((step.loss, step.grad_norm.double())) for step in outcomes]).tolist()
-        for step, outcome, (loss, grad_norm) in zip(count(state.step - len(outcomes) + 1), outcomes, pairs):
+        losses = torch.stack([outcome.loss for outcome in outcomes])
+        grad_norms = torch.stack([outcome.grad_norm for outcome in outcomes])
+        values = torch.stack((losses, grad_norms.double()), dim=1).tolist()  # one copy from the device
+        first_step = state.step - len(outcomes) + 1
+        for step, (outcome, (loss, grad_norm)) in enumerate(zip(outcomes, values), start=first_step):
             if outcome.norms is not None:
                 self.write(step, "norms", **norms_record(outcome.norms))
             if outcome.n_skipped:
-                values = {"loss": loss, "grad_norm": grad_norm}
-                self.write(step, "skipped", **{k: v if math.isfinite(v) else None for k, v in values.items()})
+                self.write(step, "skipped", loss=finite_or_none(loss), grad_norm=finite_or_none(grad_norm))
             check_step(self._recipe.train, step, loss, grad_norm, outcome.n_skipped)
-            if not outcome.n_skipped:
+            if outcome.n_skipped == 0:
                 state.recent_losses.append(loss)
                 state.unlogged_losses.append(loss)
-            self._newest = outcome, grad_norm
+            self._newest = (outcome, grad_norm)
 
     def log(self, state: RunState, train_state: TrainState) -> None:
         """Write a training record of the steps since the previous one. Call after `collect`. Raises Diverged."""
@@ -160,13 +143,7 @@ class MetricsLogger:
                 self._note(
                     f"layer {number}: the gradient of its width score is 0, so training does not move its widths"
                 )
-        speed = speed_record(
-            statistics.fmean(self.step_seconds),
-            self._memory.n_bytes(),
-            self._processes,
-            self._recipe.tokens_per_step,
-            train_state.flops_per_token,
-        )
+        speed = self.speed(train_state.flops_per_token)
         self.step_seconds.clear()
         self.write(
             state.step,
@@ -179,6 +156,21 @@ class MetricsLogger:
             **record,
         )
 
+    def speed(self, flops_per_token: float) -> dict[str, float | int | None]:
+        """Return the entries of a training record that measure the machine, of the slowest rank and the largest memory.
+
+        flops_per_token: training FLOPs.
+        """
+        processes = self._processes
+        seconds, n_bytes = processes.all_reduce_max(statistics.fmean(self.step_seconds), self._memory.n_bytes() or 0)
+        tokens_per_second = self._recipe.tokens_per_step / seconds
+        return {
+            "tokens_per_second": tokens_per_second,
+            "step_seconds": seconds,
+            "mfu": model_flops_utilization(tokens_per_second / processes.world_size, flops_per_token, processes.device),
+            "memory_bytes": int(n_bytes) or None,
+        }
+
     def write(self, step: int, event: str, **values: Any) -> None:
         """Add a record."""
         record = {"step": step, "event": event, **values}
@@ -187,13 +179,9 @@ class MetricsLogger:
         self._observer.record(record)
 
     def write_samples(self, step: int, records: list[dict[str, Any]]) -> None:
-        """Replace the samples of a step. Call before recording its validation, so that a resumed run rewrites them."""
-
-        def replace() -> None:
-            self._run.samples_file.rewind(step - 1)
-            self._run.samples_file.append(records)
-
-        self._processes.on_rank_zero(replace)
+        """Replace the samples of a step. Call before recording its validation: a resumed run then writes both again."""
+        self._processes.on_rank_zero(lambda: self._run.samples_file.rewind(step - 1))
+        self._processes.on_rank_zero(lambda: self._run.samples_file.append(records))
 
     def write_with_costs(self, step: int, event: str, **values: Any) -> None:
         """Add a record with the tokens and the compute spent so far."""

@@ -33,23 +33,24 @@ class LoadedTeacher:
     """The teacher of a run, with the precision and the sharding of its student."""
 
     def __init__(self, recipe: Recipe, processes: Processes = ALONE):
-        """Load the teacher that a recipe names. Called by all processes.
+        """Load the newest good checkpoint of the teacher that the student's recipe names. Called by all processes.
 
-        Raises UserError if the teacher has no good checkpoint.
+        Raises UserError if there is none.
         """
         assert recipe.train.distill is not None
         self._config = recipe.train.distill
-        source = RunDir(self._config.teacher)
-        path, damages = latest_valid(source.checkpoints, processes)
+        run = RunDir(self._config.teacher)
+        path, damages = latest_valid(run.checkpoints, processes)
         if path is None:
             reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
-            error = UserError(f"train.distill.teacher: {source.checkpoints}: no checkpoint to load ({reasons})")
+            error = UserError(f"train.distill.teacher: {run.checkpoints}: no checkpoint to load ({reasons})")
             raise processes.on_every_rank(error)
         self.step = step_of(path)
-        processes.all_gather(lambda: self._load(recipe, source, path, processes))
+        processes.all_gather(lambda: self._load(recipe, run, path, processes))
 
-    def _load(self, recipe: Recipe, source: RunDir, path: Path, processes: Processes) -> None:
-        self._model = blueprint(saved_recipe(source).model_at(self.step)).requires_grad_(False)
+    def _load(self, recipe: Recipe, run: RunDir, path: Path, processes: Processes) -> None:
+        """Build the model and load its weights. recipe: of the student."""
+        self._model = blueprint(saved_recipe(run).model_at(self.step)).requires_grad_(False)
         if recipe.train.settled_precision == "bf16":
             self._model.to(torch.bfloat16)
         if processes.n_shards > 1:
@@ -58,7 +59,10 @@ class LoadedTeacher:
         checkpoint.load_weights(path, self._model)
 
     def read(self, tokens: Tensor, documents: Tensor | None, positions: Tensor | None) -> Teacher:
-        """Return the teacher's predictions for tokens, integers (B, T). documents, positions: see `Decoder.stream`."""
+        """Return the teacher's hidden states and output head for tokens, integers (B, T).
+
+        documents, positions: see `Decoder.stream`.
+        """
         model = self._model
         with evaluating(model):
             hidden = model.exit(model.stream(tokens, documents=documents, positions=positions))
@@ -69,12 +73,13 @@ class Objective:
     """The objective of one model: the sum over the passes of a step.
 
     Most models have one pass and no further terms; a width budget and nested training need dynamic-width layers. A
-    budget has no effect until growth adds layers whose tokens choose. teacher: required if the config has `distill`.
+    budget has no effect on a model in which no token chooses its width, as before growth adds such layers.
     """
 
     def __init__(
         self, config: TrainConfig, model: ModelConfig, device: torch.device, teacher: LoadedTeacher | None = None
     ):
+        """teacher: required if the config has `distill`."""
         assert (teacher is None) == (config.distill is None)
         self._config = config
         self._budget: WidthBudget | None = None
@@ -95,21 +100,22 @@ class Objective:
         width budget.
 
         batch: the rows of this process, integers (B, seq_len + 1).
-        Returns, of the first pass on this process, the sum of the language-model losses in float64, the choices, and
-        for the MTP heads the sums of their losses and their numbers of positions, float64 (2, n_depths).
+        Returns results of the first pass on this process: the sum of the language-model losses, float64; the choices;
+        and for each MTP head the sum of its losses and the number of its positions, float64 (2, n_depths).
         """
         loss = torch.zeros((), dtype=torch.float64, device=batch.device)
         choices = ChoiceMeans()
         mtp_sums = loss.new_zeros(2, len(model.depths))
-        parts = batch.split(self._config.sequences_per_pass)
+        micro_batches = batch.split(self._config.sequences_per_pass)
         passes = self.draw_passes()
-        for part, rows in enumerate(parts, start=1):
+        for number, rows in enumerate(micro_batches, start=1):
             tokens = rows[:, :-1]
             targets = rows[:, 1:]
             documents = boundaries.documents(tokens)
             positions = boundaries.positions(tokens)
             for index, width_fraction in enumerate(passes):
-                processes.set_gradient_sync(model, is_last=(part, index) == (len(parts), len(passes) - 1))
+                is_last = number == len(micro_batches) and index == len(passes) - 1
+                processes.set_gradient_sync(model, is_last)
                 with autocast(batch.device, self._config.settled_precision):
                     # Passed inline, so that the output of the teacher is freed before the backward pass.
                     forward = model.loss(
@@ -121,7 +127,8 @@ class Objective:
                         positions,
                         self.teacher and self.teacher.read(tokens, documents, positions),
                     )
-                (self.term(forward, width_fraction) * (len(rows) / len(batch))).backward()
+                objective = self.of_pass(forward, width_fraction)
+                (objective * (len(rows) / len(batch))).backward()
                 if index == 0:
                     loss += forward.losses.sum(dtype=torch.float64)
                     choices.add(forward.choices, len(rows))
@@ -131,20 +138,24 @@ class Objective:
         return loss, choices, mtp_sums
 
     def draw_passes(self) -> Sequence[float | None]:
-        """Draw the width fraction of each pass of the next step from torch's generator; None lets tokens choose."""
+        """Draw the width fraction of each pass of the next step from torch's generator.
+
+        None: each token chooses its width.
+        """
         if self._config.nested is None:
             return (None,)
-        drawn = self._fractions[int(torch.randint(len(self._fractions) - 1, ()))]
-        return [None, 1.0, drawn] if self._config.nested.chosen else [1.0, drawn]
+        # The largest fraction, 1.0, is always one of the passes.
+        fraction = self._fractions[int(torch.randint(len(self._fractions) - 1, ()))]
+        return [None, 1.0, fraction] if self._config.nested.chosen else [1.0, fraction]
 
-    def term(self, loss: Loss, width_fraction: float | None) -> Tensor:
-        """Return the scalar of one pass to differentiate. The budget is added only where tokens choose their widths."""
+    def of_pass(self, loss: Loss, width_fraction: float | None) -> Tensor:
+        """Return the scalar of one pass to differentiate: with the term of the budget if tokens choose their widths."""
         if self._budget is None or width_fraction is not None:
             return loss.objective
         return loss.objective + self._budget.term(loss.choices)
 
     def end_step(self, choices: ChoiceMeans) -> None:
-        """Move the price of a width budget by the choices of the layers over the whole batch."""
+        """Update the price of a width budget. choices: of the whole batch."""
         if self._budget is not None:
             self._budget.end_step(choices.means())
 
@@ -160,11 +171,14 @@ class Objective:
             self._budget.price = self._budget.price.new_tensor(state)
 
 
-def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfig, plan: GrowthPlan) -> list[float]:
-    """Return the state of an objective after growth; the initial state if there was no budget before."""
-    if after.width_budget is None:
+def carried_state(state: Sequence[float], config: TrainConfig, plan: GrowthPlan) -> list[float]:
+    """Return `Objective.state` after growth; the initial state if there was no budget before.
+
+    state: before growth. config: the train section after growth.
+    """
+    if config.width_budget is None:
         return []
-    if not state or before.width_budget is None:
+    if not state:
         return [0.0] if chooses_width(plan.new) else []
     return list(state)
 
@@ -176,11 +190,14 @@ class WidthBudget:
         self.config = config
         self._layers = dynamic_layers(model)
         self._shares = torch.tensor([flops_shares(self._layers)], dtype=torch.float64, device=device)
-        """(1, n_layers)"""
+        """Share of each dynamic-width layer in their FLOPs, (1, n_dynamic_layers)."""
         self.price = self._shares.new_zeros(1)
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
-        """Return the budget's term of a forward pass: a scalar, differentiable with respect to width fractions."""
+        """Return the term of the objective of a forward pass, a scalar differentiable by the width fractions.
+
+        choices: of every layer.
+        """
         excess = self._mean(choices) - self.config.target
         price = (self.price + self.config.damping * excess.detach()).clamp(min=0)
         return (price * excess).sum()
@@ -191,6 +208,6 @@ class WidthBudget:
         self.price = (self.price + self.config.rate * excess).clamp(min=0)
 
     def _mean(self, choices: Sequence[Choices]) -> Tensor:
-        """Return the mean fraction, (1,). choices: of all layers, or their means."""
+        """Return the mean width fraction of the dynamic-width layers, weighted by FLOPs, (1,)."""
         fractions = [choices[layer.index]["width_fraction"].mean() for layer in self._layers]
         return self._shares @ torch.stack(fractions).double()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import pydantic
 
-from widthwise.mistakes import UserError
+from widthwise.mistakes import UserError, describe
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 
@@ -26,6 +26,7 @@ class RunState:
     step: int = 0
     """Number of optimizer steps so far."""
     loader: dict[str, int] = field(default_factory=dict)
+    """State of `Loader.state_dict`; empty if no data was read."""
     recent_losses: deque[float] = field(default_factory=deque)
     """Training losses of the last `window_steps` steps."""
     unlogged_losses: list[float] = field(default_factory=list)
@@ -39,7 +40,7 @@ class RunState:
     n_skipped: int = 0
     """Number of consecutive steps without an update."""
     wall_seconds: float = 0.0
-    """Wall time of all processes that worked on the run."""
+    """Wall time of the run, including earlier processes before a restart."""
     notes: list[str] = field(default_factory=list)
     """Remarks for the user on the result, such as a damaged checkpoint."""
 
@@ -52,8 +53,7 @@ class RunState:
         try:
             return pydantic.TypeAdapter(cls).validate_python(data)
         except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise UserError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise UserError(f"{where}: {describe(error)}") from None
 
     def as_data(self) -> dict[str, Any]:
         """Return a copy of the state as plain data; `read` reads it back."""
@@ -66,23 +66,23 @@ class Spent(NamedTuple):
     step: int = 0
     tokens: int = 0
     training_flops: float = 0.0
-    """Training FLOPs; every step is counted with its model."""
+    """Each step is counted with its model."""
 
     def until(self, recipe: Recipe, step: int) -> "Spent":
-        """Return the costs by a later step under a recipe."""
+        """Return the costs up to a later step that is reached with a recipe."""
         flops = recipe.training_flops_until(step) - recipe.training_flops_until(self.step)
         tokens = (step - self.step) * recipe.tokens_per_step
         return Spent(step, self.tokens + tokens, self.training_flops + flops)
 
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
-    """Return the costs inherited from a parent run, zero without one. records: of `metrics.jsonl`."""
+    """Return the costs of the parent run up to the growth into this run; 0 without one. records: of `metrics.jsonl`."""
     growths = [record for record in records if record["event"] == "grown"]
     return Spent(**{key: growths[-1][key] for key in Spent._fields}) if growths else Spent()
 
 
 class Diverged(Exception):
-    """A step after which the run must stop."""
+    """Training has diverged: the run must stop after this step."""
 
     def __init__(self, step: int, reason: str):
         super().__init__(reason)
@@ -91,7 +91,10 @@ class Diverged(Exception):
 
 
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
-    """Raise Diverged if a run must stop after a step. n_skipped: see `train_state.StepOutcome`."""
+    """Raise Diverged for a loss or gradient norm that is not finite, and for too many skipped steps.
+
+    n_skipped: number of consecutive steps without an update, see `train_state.StepOutcome`.
+    """
     values = f"loss {loss:.4g}, gradient norm {grad_norm:.4g}"
     if n_skipped > config.on_spike.max_skipped:
         reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with {values}"
@@ -101,7 +104,7 @@ def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_
 
 
 def checked_loss(config: TrainConfig, state: RunState) -> float:
-    """Return the mean loss since the last record. Raises Diverged if it is far above the lowest one."""
+    """Return the mean loss since the last record. Raises Diverged if it is far above the lowest loss of all records."""
     loss = statistics.fmean(state.unlogged_losses)
     lowest = state.lowest_loss
     if lowest is not None and loss > lowest + config.max_loss_rise:

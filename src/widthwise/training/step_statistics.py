@@ -20,36 +20,39 @@ REPORTED = {
     "balance_loss": "balance_loss",
     "router_z_loss": "router_z_loss",
 }
-"""Choice -> its key in a record. Of several numbers of a layer, a record has the largest."""
+"""Choice -> its key in a record. Of a choice with several numbers, such as expert loads, a record has the largest."""
+NORM_KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
+"""Keys of a record of norms. Each has one number per layer."""
 
 
 class ChoiceMeans:
     """Means of the choices over forward passes, for each layer. They stay on the device until read."""
 
     def __init__(self) -> None:
-        self._sums: list[dict[str, Tensor]] = []
+        self._sums: list[dict[str, Tensor]] = []  # for each layer, choice -> sum over sequences
         self._n_sequences = 0
 
     @property
     def sums(self) -> list[Tensor]:
-        """The sums of all layers, one after the other."""
+        """The sums of all layers, in a flat list."""
         return [value for sums in self._sums for value in sums.values()]
 
-    def reduced(self, n_processes: int, sums: Iterable[Tensor]) -> None:
-        """Replace the sums. sums: `sums` of several processes, added up."""
+    def set_reduced(self, n_processes: int, sums: Iterable[Tensor]) -> None:
+        """Replace the sums by those over all processes, in the order of `sums`."""
         remaining = iter(sums)
         self._sums = [{name: next(remaining) for name in layer} for layer in self._sums]
         self._n_sequences *= n_processes
 
     def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
-        """Add a pass over n_sequences."""
+        """Add a pass over n_sequences. choices: of each layer."""
         self._n_sequences += n_sequences
         self._sums = self._sums or [{} for _ in choices]
         for sums, chosen in zip(self._sums, choices):
             names = [name for name in REPORTED if name in chosen]  # in the same order on all processes
             for name in names:
-                choice = chosen[name].detach()
-                mean = choice.mean() if name == "width_fraction" else choice  # over the tokens of the pass
+                mean = chosen[name].detach()
+                if name == "width_fraction":  # of every token, whereas other choices are of the whole pass
+                    mean = mean.mean()
                 value = n_sequences * mean
                 sums[name] = sums[name] + value if name in sums else value
 
@@ -81,32 +84,29 @@ def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, list[float 
     return record
 
 
-NORM_KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
-"""Keys of a record of norms. Each has one number per layer."""
-
-
 class LayerWatch(Recompute):
     """Measures the outputs, gradients and updates of layers within its `with` block.
 
-    It replaces the model's `recompute`, which calls the layers. So a compiled layer stays compiled, and a layer that
-    the backward pass recomputes is measured once. Measuring records no gradients and draws no random numbers.
+    It replaces the model's `recompute`, which calls the layers, so that a compiled layer stays compiled, and a layer
+    that the backward pass recomputes is measured once. Measuring records no gradients and draws no random numbers.
     """
 
     def __init__(self, model: Decoder):
         super().__init__(model.recompute.every)
         self._model = model
-        self._squares = torch.zeros(len(model.layers), dtype=torch.float64, device=model.embedding.weight.device)
-        self._n_numbers = [0] * len(model.layers)
-        self._before: list[list[Tensor]] = []
-        self._sums: list[Tensor] = []
+        # Sums of squares, of the outputs of each layer, and of all gradients of each layer, then of all its weights.
+        self._output_squares = torch.zeros(len(model.layers), dtype=torch.float64, device=model.embedding.weight.device)
+        self._weight_squares: list[Tensor] = []
+        self._n_outputs = [0] * len(model.layers)
+        self._weights_before: list[list[Tensor]] = []
 
     def __enter__(self) -> Self:
-        self._usual = self._model.recompute
+        self._replaced = self._model.recompute
         self._model.recompute = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._model.recompute = self._usual
+        self._model.recompute = self._replaced
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
         """See `Recompute.run`. MTP heads are not measured."""
@@ -115,8 +115,8 @@ class LayerWatch(Recompute):
             config = self._model.config
             with torch.no_grad():
                 stream = config.residual.to_slots(outputs[0], config.widths[index])
-                self._squares[index] += _sum_of_squares([stream], self._squares)
-            self._n_numbers[index] += stream.numel()
+                self._output_squares[index] += self._sum_of_squares([stream])
+            self._n_outputs[index] += stream.numel()
         return outputs
 
     @torch.no_grad()
@@ -124,31 +124,37 @@ class LayerWatch(Recompute):
         """Sum the squares of gradients and weights, and copy the weights. Called between backward pass and update."""
         weights = [list(layer.parameters()) for layer in self._model.layers]
         gradients = [[weight.grad for weight in layer if weight.grad is not None] for layer in weights]
-        self._sums = [_sum_of_squares(layer, self._squares) for layer in (*gradients, *weights)]
-        self._before = [[held(weight).clone() for weight in layer] for layer in weights]
+        self._weight_squares = [self._sum_of_squares(layer) for layer in (*gradients, *weights)]
+        self._weights_before = [[held(weight).clone() for weight in layer] for layer in weights]
 
     @torch.no_grad()
-    def measured(self, processes: Processes) -> Tensor:
-        """Return the norms, (4, n_layers) float64, in the order of NORM_KEYS.
+    def norms(self, processes: Processes) -> Tensor:
+        """Return the norms of each layer, (4, n_layers) float64, in the order of NORM_KEYS.
 
         Called by all processes after the update, if any. Every process sums over its shard, so no tensor is gathered.
         """
-        layers = zip(self._model.layers, self._before, strict=True)
-        changes = [[held(new) - old for new, old in zip(layer.parameters(), weights)] for layer, weights in layers]
-        local = [*self._sums, *(_sum_of_squares(change, self._squares) for change in changes)]
-        of_weights, of_outputs = processes.all_reduce_sum([torch.stack(local), self._squares])
+        update_squares = []
+        for layer, weights in zip(self._model.layers, self._weights_before, strict=True):
+            updates = [held(new) - old for new, old in zip(layer.parameters(), weights)]
+            update_squares.append(self._sum_of_squares(updates))
+        local = [torch.stack([*self._weight_squares, *update_squares]), self._output_squares]
+        weight_squares, output_squares = processes.all_reduce_sum(local)
         n_copies = processes.world_size // processes.n_shards  # each copy of the model adds the same sums of weights
-        n_numbers = torch.tensor(self._n_numbers, device=of_outputs.device) * processes.world_size
-        return torch.stack((*(of_weights / n_copies).view(3, -1), of_outputs / n_numbers)).sqrt()
+        n_outputs = torch.tensor(self._n_outputs, device=output_squares.device) * processes.world_size
+        return torch.stack((*(weight_squares / n_copies).view(3, -1), output_squares / n_outputs)).sqrt()
 
-
-def _sum_of_squares(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
-    """Return the sum of the squares of all held entries, with the device of `like`, in float64 without wider copies."""
-    norms = (torch.linalg.vector_norm(held(tensor), dtype=torch.float64) for tensor in tensors)
-    return sum((norm.square() for norm in norms), start=like.new_zeros(()))
+    def _sum_of_squares(self, tensors: Iterable[Tensor]) -> Tensor:
+        """Return the sum of the squares of all entries that this process holds, in float64 without a float64 copy."""
+        norms = (torch.linalg.vector_norm(held(tensor), dtype=torch.float64) for tensor in tensors)
+        return sum((norm.square() for norm in norms), start=self._output_squares.new_zeros(()))
 
 
 def norms_record(norms: Tensor) -> dict[str, list[float | None]]:
-    """Return the norms of `LayerWatch.measured` for a record, None where not finite. Waits for the device."""
-    values = [[value if math.isfinite(value) else None for value in row] for row in norms.tolist()]
+    """Return `LayerWatch.norms` for a record. Waits for the device."""
+    values = [[finite_or_none(value) for value in layers] for layers in norms.tolist()]
     return dict(zip(NORM_KEYS, values))
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return the value, or None for NaN and infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None

@@ -1,6 +1,6 @@
 """The train state: the model of a phase with its optimizer and objective, and the step that trains it.
 
-Call chain of a step: `loop.TrainingLoop._step`, `TrainState.train_step`, `objective.Objective.backward`.
+Call chain of a step: `TrainingLoop._step` in loop.py, `TrainState.train_step`, `Objective.backward` in objective.py.
 """
 
 import math
@@ -32,24 +32,27 @@ from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, choice_r
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Tensors on the device; reading one waits for the step to finish."""
+    """The results of a step, on the device; reading one waits for the step to finish.
+
+    If the step has several passes, loss, choices and mtp_losses are of the first: in it tokens choose their widths, or
+    have the full width.
+    """
 
     loss: Tensor
-    """Mean language-model loss of the batch in nats per token, float64, without auxiliary terms. With several passes,
-    of the first one, in which tokens choose their widths, or which has full width."""
+    """Mean language-model loss of the batch in nats per token, float64, without auxiliary terms."""
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
-    """Choices of the layers in the same pass, averaged over the batch."""
+    """Choices of the layers, averaged over the batch."""
     mtp_losses: Tensor
-    """Mean losses of the MTP heads in the same pass, over the positions of each, float64 (n_depths,)."""
+    """Mean loss of each MTP head over the positions that it predicts, float64 (n_depths,)."""
     n_skipped: int = 0
     """0 if the step updated the weights, otherwise the number of consecutive steps without an update."""
     norms: Tensor | None = None
-    """Norms of each layer, if due; see `LayerWatch.measured`."""
+    """See `LayerWatch.norms`; None unless due."""
 
 
-def assembled(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:
+def build_uninitialised(config: ModelConfig, train: TrainConfig, processes: Processes) -> Decoder:
     """Return a compiled and sharded model with uninitialised weights. Called by all processes.
 
     The order matters: a compiled layer is sharded as one, and memory is allocated after sharding. Raises UserError if
@@ -97,7 +100,7 @@ class TrainState:
         cls, recipe: Recipe, phase: Phase, processes: Processes = ALONE, teacher: LoadedTeacher | None = None
     ) -> "TrainState":
         """Return the state of a phase with initial weights. Raises UserError if it does not fit into memory."""
-        model = assembled(phase.model, recipe.train, processes)
+        model = build_uninitialised(phase.model, recipe.train, processes)
         model.init_weights(recipe.train.seed)
         return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes, teacher)
 
@@ -107,11 +110,11 @@ class TrainState:
         recipe = self._recipe
         growth = phase.growth
         with allocating(f"growth.{growth.index}: the larger model does not fit into the memory of the device"):
-            model = assembled(growth.plan.new, self._config, self._processes)
+            model = build_uninitialised(growth.plan.new, self._config, self._processes)
             optimizer = recipe.optimizer_of(phase).build(model)
             grow((self.model, self.optimizer), (model, optimizer), growth, self._config.seed)
             train_state = TrainState(recipe, phase, model, optimizer, self._processes, self.objective.teacher)
-        train_state.objective.load_state(carried_state(self.objective.state(), self._config, self._config, growth.plan))
+        train_state.objective.load_state(carried_state(self.objective.state(), self._config, growth.plan))
         return train_state
 
     def record(self, outcome: StepOutcome) -> dict[str, Any]:
@@ -128,13 +131,13 @@ class TrainState:
         return record
 
     def save_to(self, state: RunState) -> None:
-        """Save the state that later steps depend on, beyond model and optimizer."""
+        """Store what later steps depend on besides model and optimizer in the state of the run."""
         state.width_prices = self.objective.state()
         state.grad_norms = list(self._norms)
         state.n_skipped = self._n_skipped
 
     def load(self, state: RunState) -> None:
-        """Restore the state of `save_to`. Raises UserError for a state of another objective."""
+        """Restore what `save_to` stored. Raises UserError for a state of another objective."""
         self.objective.load_state(state.width_prices)
         self._norms.extend(state.grad_norms)
         self._n_skipped = state.n_skipped
@@ -146,7 +149,7 @@ class TrainState:
     def gathered_model(self) -> Decoder | None:
         """Return the unsharded model on rank 0, None on other ranks; with one process the model itself.
 
-        Raises UserError on all ranks if it does not fit into the memory of rank 0.
+        Called by all processes. Raises UserError on all of them if the model does not fit into the memory of rank 0.
         """
         if self._processes.world_size == 1:
             return self.model
@@ -160,7 +163,7 @@ class TrainState:
         return model if self._processes.is_rank_zero else None
 
     def train_step(self, step: int, batch: Tensor, boundaries: Boundaries = NO_BOUNDARIES) -> StepOutcome:
-        """Update the weights by the gradient of the mean objective over a batch, unless the policy on spikes skips it.
+        """Update the weights by the gradient of the mean objective over a batch, unless `train.on_spike` skips it.
 
         batch: the rows of this process, integers (B, seq_len + 1); B is the same on all processes. Raises UserError if
         the forward passes do not fit into memory.
@@ -190,17 +193,17 @@ class TrainState:
                     self.optimizer.step()
             loss, *choice_sums, mtp_sums = processes.all_reduce_sum([loss, *choices.sums, mtp_sums])
             mean_loss = loss / (batch[:, 1:].numel() * processes.world_size)
-            choices.reduced(processes.world_size, choice_sums)
+            choices.set_reduced(processes.world_size, choice_sums)
             if n_skipped == 0:
                 self.objective.end_step(choices)
-            norms = None if watch is None else watch.measured(processes)
+            norms = None if watch is None else watch.norms(processes)
             return StepOutcome(mean_loss, grad_norm, choices, mtp_sums[0] / mtp_sums[1], n_skipped, norms)
 
     def _count_skipped(self, grad_norm: Tensor) -> int:
         """Return 0 if the step updates the weights, and k for the k-th consecutive step without an update.
 
-        All ranks decide alike. Waits for the device unless the policy is `stop`. grad_norm: of all processes, before
-        clipping.
+        The result is the same on all ranks. Waits for the device unless the policy is `stop`. grad_norm: of all
+        processes, before clipping.
         """
         policy = self._config.on_spike
         if isinstance(policy, StopAtSpike):
