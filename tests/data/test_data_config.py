@@ -150,10 +150,10 @@ def test_mixed_data_hold_every_source_with_its_share_and_its_epochs(original, tm
         mixture = getattr(data, split)
         assert list(mixture.weights.items()) == [("code", 3), ("web", 1)]  # in the order of their names
         assert [file.prefix for file in mixture.files.values()] == [tmp_path / "code" / split, original / split]
-    use = data.use(30, 4000)
+    usage = data.shares_and_epochs(30, 4000)
     for name, share in (("code", 0.75), ("web", 0.25)):
         n_windows = (data.sources[name].train.n_tokens - 1) // 30
-        assert use[name] == (share, share * 4000 / n_windows)
+        assert usage[name] == (share, share * 4000 / n_windows)
     other = prepare(corpus, tmp_path / "other", tokenizer="bpe-270", held_out=0.2)
     with pytest.raises(UserError, match=r"code was tokenised by bytes \(.* and math by bpe-270 \("):
         MixedData({**data.sources, "math": other}, {"web": 1, "code": 1, "math": 1})

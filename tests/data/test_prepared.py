@@ -179,7 +179,7 @@ def test_a_token_outside_the_vocabulary_is_refused_with_file_place_and_value(
     theirs, tmp_path, monkeypatch, name, letter, token
 ):
     """In any of the parts that are looked at at once."""
-    monkeypatch.setattr("widthwise.data.prepared.CHECKED_TOKENS_AT_ONCE", 5)
+    monkeypatch.setattr("widthwise.data.prepared.TOKENS_AT_ONCE", 5)
     write_megatron(theirs / name, [[5, 6, EOS], [0] * 10 + [token, 500, EOS]], letter)
     with pytest.raises(UserError) as refused:
         adopted(theirs)

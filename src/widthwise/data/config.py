@@ -1,4 +1,4 @@
-"""The `data:` part of a recipe: opened and checked, in one process or once for several runs."""
+"""The `data:` section of a recipe, and a cache of its opened and checked data for several runs."""
 
 import hashlib
 import math
@@ -27,10 +27,10 @@ DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05
 
 
 class OneSource(Config):
-    """Exactly one of `corpus` and `path`. Default: `corpus: python-stdlib`, which needs no download.
+    """One source of text: a `corpus` or a `path`. Default: `corpus: python-stdlib`, which needs no download.
 
     With a corpus, `tokenizer` defaults to `bpe-4096` and `held_out` to 0.05; with a path, both come from the folder,
-    and a given value must agree.
+    and a given value must equal the folder's.
     """
 
     corpus: Annotated[str, AfterValidator(lambda name: named_corpus(name).name)] | None = None
@@ -42,17 +42,17 @@ class OneSource(Config):
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
     """The fraction of documents held out for validation."""
     verify: Literal["full", "sizes"] = "full"
-    """Check at every start of a run: `full` reads every byte; `sizes` trusts files of the right size."""
+    """Check of the data at every start of a run: `full` reads every byte; `sizes` trusts files of the right size."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _fill_in_defaults(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        data = {key: value for key, value in data.items() if (key, value) != ("mixture", None)}
-        if data.get("path") is not None:
-            return data
-        return {**data, **{key: default for key, default in DEFAULTS.items() if data.get(key) is None}}
+        data = {key: value for key, value in data.items() if key != "mixture" or value is not None}
+        if data.get("path") is None:
+            data |= {key: default for key, default in DEFAULTS.items() if data.get(key) is None}
+        return data
 
     @pydantic.model_validator(mode="after")
     def _check_one_source(self) -> "OneSource":
@@ -64,8 +64,8 @@ class OneSource(Config):
         """Open or prepare the data, see `open_data`. where: the path of this section, for errors."""
         if self.path is not None:
             data = PreparedData.open(self.path, progress)
-            settings = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
-            for key, value in settings.items():
+            prepared_with = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
+            for key, value in prepared_with.items():
                 given = getattr(self, key)
                 if given not in (None, value):
                     origin = "made without one" if value is None else f"prepared with {value!r}"
@@ -88,7 +88,7 @@ class OneSource(Config):
         return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
-        """Check opened data as `verify` requires; their sizes, manifest and index were checked before.
+        """Check opened data as `verify` requires; file sizes, manifest and index were checked when they were opened.
 
         Raises UserError as `PreparedData.verify`; `sizes` does not detect damage that keeps the size of a file.
         """
@@ -96,7 +96,7 @@ class OneSource(Config):
         if self.verify == "full":
             data.verify(progress)
         else:
-            _ = data.tokenizer  # opening it checks it
+            _ = data.tokenizer  # reading the tokenizer checks it
 
 
 class DataConfig(PackingConfig, OneSource):
@@ -107,7 +107,7 @@ class SourceConfig(OneSource):
     """A source of a mixture."""
 
     weight: pydantic.PositiveFloat
-    """Its share of the training windows, relative to the other weights."""
+    """Share of the source in the training windows, relative to the other weights."""
 
 
 SourceName = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
@@ -132,11 +132,12 @@ class MixtureConfig(PackingConfig):
 
     @property
     def weights(self) -> dict[str, int]:
-        """The decimal weights as whole numbers without a common divisor."""
+        """The weights of the sources, scaled to whole numbers without a common divisor: 0.5 and 1.25 -> 2 and 5."""
         exact = {name: Fraction(repr(source.weight)) for name, source in self.mixture.items()}
-        common = math.lcm(*(weight.denominator for weight in exact.values()))
-        whole = {name: int(weight * common) for name, weight in exact.items()}
-        return {name: weight // math.gcd(*whole.values()) for name, weight in whole.items()}
+        denominator = math.lcm(*(weight.denominator for weight in exact.values()))
+        whole = {name: int(weight * denominator) for name, weight in exact.items()}
+        divisor = math.gcd(*whole.values())
+        return {name: weight // divisor for name, weight in whole.items()}
 
     def open(self, where: str, progress: ProgressCallback = ignore_progress) -> MixedData:
         """Open or prepare every source, see `open_data`. where: the path of this section, for errors."""
@@ -151,6 +152,7 @@ class MixtureConfig(PackingConfig):
 
 
 def _form(data: Any) -> str:
+    """Return the tag of a data section: plain data, or a config already."""
     mixture = data.get("mixture") if isinstance(data, Mapping) else getattr(data, "mixture", None)
     return "one" if mixture is None else "several"
 
@@ -163,9 +165,9 @@ DataSection = Annotated[
 def open_data(config: DataSection, progress: ProgressCallback = ignore_progress) -> OpenedData:
     """Return the prepared data of a recipe; a named corpus is prepared once and kept in the cache folder.
 
-    Of several processes that open the same data, one prepares them and the others wait. Raises UserError as `prepare`
-    and `PreparedData.open` do, if the tokenizer or held-out fraction of `path` differs from the recipe, and if the
-    sources of a mixture have different tokenizers.
+    If several processes open the same data, one prepares them and the others wait. Raises UserError as `prepare` and
+    `PreparedData.open` do, if the tokenizer or held-out fraction of `path` differs from the recipe, and if the sources
+    of a mixture have different tokenizers.
     """
     return config.open("data", progress)
 
@@ -175,10 +177,10 @@ Stamps = dict[Path, tuple[int, int, int]]
 
 
 class DataCache:
-    """Keeps the opened and checked data of a data section until one of its files changes.
+    """A cache of the opened and checked data of data sections. An entry is valid until one of its files changes.
 
-    All runs of a comparison share one; a single run begins with an empty one. A process that receives it by pickle
-    opens the data again, but does not check them again.
+    All runs of a comparison share one. A process that receives it by pickle opens the data again, but does not check
+    them again.
     """
 
     def __init__(self, checked: Mapping[str, Stamps] = MappingProxyType({})):
@@ -210,7 +212,7 @@ class DataCache:
 
 
 def _stamps(data: OpenedData) -> Stamps:
-    """Return the stamps of existing files, so that a missing file causes a difference."""
+    """Return the stamps of the files of some data. A missing file has none, so that it causes a difference."""
     paths = [folder.path / name for folder in data.folders for name in (MANIFEST, *folder.manifest.files)]
     stats = {path: path.stat() for path in paths if path.exists()}
     return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}

@@ -23,7 +23,7 @@ def ignore_progress(stage: str, n_bytes: int, n_bytes_total: int | None) -> None
 
 
 @dataclass
-class Counter:
+class ByteCounter:
     """Adds up the bytes of one stage for a progress callback."""
 
     progress: ProgressCallback
@@ -60,8 +60,8 @@ Split = Literal["train", "held_out"]
 
 
 @dataclass(frozen=True)
-class Scan:
-    """Totals of documents. `fingerprint` is the sha256 (hex) of all names and contents in order."""
+class Totals:
+    """Totals of documents in both splits. `fingerprint` is the sha256 (hex) of their names and contents in order."""
 
     fingerprint: str
     n_documents: int
@@ -79,11 +79,11 @@ class SplitDocument(Document):
     """sha256 of the content."""
     n_bytes: int
     split: Split | None
-    """None: left out."""
+    """None: left out of both."""
 
     @property
     def key(self) -> bytes:
-        """Name and digest, as a fingerprint reads them."""
+        """The bytes from which the fingerprint of a corpus is computed: name and digest."""
         name = self.name.encode("utf-8", "surrogateescape")
         return len(name).to_bytes(8, "little") + name + self.digest
 
@@ -100,7 +100,7 @@ ENDINGS = ("at dawn", "in the rain", "near the river", "by night")
 
 @cache
 def synthetic_documents() -> tuple[Document, ...]:
-    """Return N_DOCUMENTS documents, about 200 KB, each about one animal, its hero.
+    """Return N_DOCUMENTS documents, about 200 KB in total. Each is about one animal, its hero.
 
     A model can learn the order of words, the agreement of verb and subject, and to copy the hero of the document.
     """
@@ -182,10 +182,10 @@ CORPORA: dict[str, Callable[[], Iterator[Document]]] = {
     "installed-python": _installed_python,
     "synthetic": lambda: iter(synthetic_documents()),
 }
-"""Name -> the documents. python-stdlib: the source of the library without its tests, with relative paths as names."""
+"""Name -> function that yields the documents. python-stdlib: the standard library without its tests."""
 
 
 def named_corpus(name: str) -> Corpus:
-    """Return a corpus by name. Contents vary with the Python installation. Raises UserError with the valid names."""
+    """Return the corpus of a name. The contents vary with the Python installation. Raises UserError for other names."""
     check_one_of("corpus", name, CORPORA)
     return Corpus(name, CORPORA[name])

@@ -5,7 +5,7 @@
 tokenizer.json or tokenizer_spec.json
 manifest.json                            written last: a folder without it is not finished
 
-`environment.json` records the identity, with which a resumed run checks its data.
+A run records the identity of its data in `environment.json`, and checks the data when it is resumed.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from widthwise.run_dir import RunDir
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 DATA_KEY = "data"
-"""Key of the identity in `environment.json`; null while the run has no data, as after an import."""
+"""Key of the identity in `environment.json`; null while the run has no data, such as after an import."""
 IMPORTED = "imported"
 """Key in `environment.json` of the origin of an imported run."""
 TOKENIZER_KEY = "tokenizer"
@@ -56,7 +56,7 @@ class CorpusIdentity(Config):
 
 
 class DataIdentity(Config):
-    """Base class. Two identities are equal if and only if all bytes of the data sets are."""
+    """Base class of the identity of data. Two identities are equal if and only if all bytes of the data are."""
 
     tokenizer: TokenizerIdentity
 
@@ -134,7 +134,7 @@ class SplitRecord(Config):
     n_tokens: int
     n_bytes: int
     n_token_bytes: int
-    """Bytes of the decoded tokens: n_bytes unless the tokenizer changes text (adds spaces, normalises, drops text)."""
+    """Size of the decoded tokens. Differs from n_bytes if the tokenizer changes text (adds spaces, normalises)."""
 
     @property
     def bytes_per_token_byte(self) -> float:
@@ -158,11 +158,11 @@ class Splits(Config):
 
 
 class HeldOutRecord(Config):
-    """Source of a held-out split that is not a fraction of the corpus."""
+    """The sources of a held-out split that is not a fraction of the corpus."""
 
     sources: tuple[str, ...]
     n_left_out: int
-    """Documents of the corpus that are equal to a held-out one, and therefore in no split."""
+    """Documents of the corpus that are equal to a held-out one, and therefore in neither split."""
 
 
 class Manifest(Config):
@@ -180,7 +180,7 @@ class Manifest(Config):
 
     @pydantic.model_validator(mode="after")
     def _check_files(self) -> Self:
-        """Require shards and tokenizer to be listed, because an unlisted file would be read without a check."""
+        """Require that shards and tokenizer are in `files`. Otherwise they would be read without a check."""
         shards = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
         missing = [name for name in (*shards, self.tokenizer.file) if name not in self.files]
         if missing:
@@ -208,7 +208,10 @@ def parse_manifest(data: Any, where: str) -> Manifest:
 
 
 def describe_difference(first: DataIdentity, second: DataIdentity) -> tuple[str, str]:
-    """Describe two data sets that differ; for mixtures with the same tokenizer only the first source that differs."""
+    """Return descriptions of two identities that differ.
+
+    For mixtures with the same tokenizer, they are of the first source that differs.
+    """
     if (
         isinstance(first, MixtureIdentity)
         and isinstance(second, MixtureIdentity)
@@ -229,7 +232,10 @@ def without_data(tokenizer: Tokenizer | None) -> dict[str, Any]:
 
 
 def read_identity(environment: Mapping[str, Any], where: str) -> DataIdentity:
-    """Return the identity in the content of `environment.json`. Raises UserError, which begins with `where`."""
+    """Return the identity of the data in the content of `environment.json`.
+
+    where: the path of the file, for errors. Raises UserError for a damaged identity.
+    """
     record = environment.get(DATA_KEY)
     kind = MixtureIdentity if isinstance(record, Mapping) and "sources" in record else FolderIdentity
     return parse(kind, record, f"{where}: {DATA_KEY}")
@@ -240,16 +246,16 @@ def recorded_identity(run: RunDir) -> DataIdentity:
     return read_identity(run.environment(), f"{run.path}/environment.json")
 
 
-def check_data_of_run(run: RunDir, data: DataIdentity, than: str, advice: str = "") -> None:
-    """Raise UserError if a run was trained on other data. The message names `data` by `than` and ends in `advice`."""
+def check_data_of_run(run: RunDir, data: DataIdentity, name: str, advice: str = "") -> None:
+    """Raise UserError if a run was trained on other data. name: of `data` in the message; advice: its end."""
     recorded = recorded_identity(run)
     if recorded != data:
         before, now = describe_difference(recorded, data)
-        raise UserError(f"{run.path}: was trained on other data ({before}) than {than} ({now}){advice}")
+        raise UserError(f"{run.path}: was trained on other data ({before}) than {name} ({now}){advice}")
 
 
 def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
-    """Return the tokenizer of a run; None without data and tokenizer. Raises as `recorded_identity`."""
+    """Return the identity of a run's tokenizer; None without data and tokenizer. Raises as `recorded_identity`."""
     if has_seen_data(run):
         return recorded_identity(run).tokenizer
     record = run.environment().get(TOKENIZER_KEY)
@@ -257,6 +263,6 @@ def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
 
 
 def has_seen_data(run: RunDir) -> bool:
-    """Return True for a run bound to its data. An imported run accepts any data of its tokenizer until trained."""
+    """Return True if a run is bound to its data. An imported run is bound when it is first trained."""
     environment = run.environment()
     return DATA_KEY not in environment or environment[DATA_KEY] is not None

@@ -2,7 +2,7 @@
 
 bytes                          the 256 bytes and an end-of-text token
 bpe-4096                       byte-level BPE of that size, trained on the corpus
-path/to/tokenizer.json[#EOS]   a file of the `tokenizers` library whose tokens have known bytes; EOS ends a text
+path/to/tokenizer.json[#EOS]   a file of the `tokenizers` library whose tokens have known bytes; EOS: end-of-text token
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,10 +26,10 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]")
 MAX_VOCAB_SIZE = 2**24
 """A generous limit: every id up to the largest takes memory, even if unused."""
-MOST_GROWTH = 1000
-"""Largest growth of a text by an untrusted tokenizer; Llama's, GPT-2's and Qwen's stay below 200."""
+MAX_GROWTH = 1000
+"""Largest factor by which an untrusted tokenizer may lengthen a text; Llama's, GPT-2's and Qwen's stay below 200."""
 GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 4}
-"""Part of a tokenizer.json -> largest number of bytes that replace one. Unicode forms: from standard annex 15;
+"""Type of a part of tokenizer.json -> largest number of bytes that replace one. Unicode forms: from standard annex 15;
 ByteLevel writes a byte as up to two, with a space before it."""
 MAX_TRAINING_BYTES = 64 * 2**20
 """Largest text for training a BPE tokenizer, approximately: more changes little and takes minutes."""
@@ -42,9 +41,9 @@ class JsonTokenizer(Tokenizer):
     file_name = "tokenizer.json"
 
     def __init__(self, spec: str, definition: str, where: str, eos: str | None = None):
-        """`where` names the file in errors.
+        """where: the file, for errors. eos: the end-of-text token; None: the first of END_OF_TEXT_NAMES in the file.
 
-        Raises UserError as `read_definition`, and for a missing end-of-text token and pieces of unknown bytes.
+        Raises UserError as `read_definition`, for a missing end-of-text token, and for a decoder without known bytes.
         """
         self._where = where
         self._tokenizer, data = read_definition(definition, where)
@@ -54,25 +53,25 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise UserError(f"{where}: has a token of id {self.vocab_size - 1}; allowed: below {MAX_VOCAB_SIZE}")
-        eos_name = next((name for name in ((eos,) if eos else END_OF_TEXT_NAMES) if name in self._vocab), None)
-        if eos_name is None:
+        eos_names = [name for name in ((eos,) if eos else END_OF_TEXT_NAMES) if name in self._vocab]
+        if not eos_names:
             hint = f"has no token {eos!r}" if eos else f"has none of {' '.join(END_OF_TEXT_NAMES)}"
             raise UserError(f"{where}: {hint}; name its end-of-text token as in tokenizer.json#<token>")
-        self.eos_id = self._vocab[eos_name]
-        self._tokenizer.add_special_tokens([eos_name])  # even if it is a plain token in the file
+        self.eos_id = self._vocab[eos_names[0]]
+        self._tokenizer.add_special_tokens([eos_names[0]])  # even if it is a plain token in the file
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # text that spells a special token is plain text
-        # A template can repeat or drop the text.
+        # Its template could repeat or drop the text.
         self._tokenizer.post_processor = None  # pyright: ignore[reportAttributeAccessIssue]
         with refusing_panics(f"{where}: post_processor"):
             self._first_id = _first_id(data.get("post_processor"))
         if self._first_id is not None and self._tokenizer.id_to_token(self._first_id) is None:
             raise UserError(f"{where}: post_processor: adds token {self._first_id}; must be one of the vocabulary")
-        count = _piece_counter(data.get("decoder"), where)
+        count_bytes = _byte_counter(data.get("decoder"), where)
         self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for piece, index in self._vocab.items():
-            self._byte_lengths[index] = count(piece)
+            self._byte_lengths[index] = count_bytes(piece)
         for index, token in self._tokenizer.get_added_tokens_decoder().items():
             self._byte_lengths[index] = 0 if token.special else len(token.content.encode())
         self._byte_lengths[self.eos_id] = 0
@@ -81,7 +80,7 @@ class JsonTokenizer(Tokenizer):
         with refusing_panics(f"{self._where}: cannot encode a text"):
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             encoded = [encoding.ids for encoding in encodings]
-        if any(self.eos_id in ids for ids in encoded):  # a vocabulary can contain it as a plain piece
+        if any(self.eos_id in ids for ids in encoded):  # possible if merges produce it as a plain piece
             raise UserError(f"{self._where}: cannot encode a text that spells the end-of-text token {self.eos!r}")
         return encoded
 
@@ -96,7 +95,7 @@ class JsonTokenizer(Tokenizer):
         return self._definition
 
     def plain_definition(self) -> str:
-        """Return the definition without the tokens that it adds to texts, for a model trained without them."""
+        """Return the definition without a post-processor that adds tokens, for a model trained without them."""
         data = json.loads(self._definition)
         if any("special_tokens" in part or "cls" in part for part in _mappings(data.get("post_processor"))):
             return json.dumps({**data, "post_processor": None}, ensure_ascii=False)
@@ -118,7 +117,7 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def vocabulary_id(self) -> str:
-        merges = json.loads(self._tokenizer.to_str())["model"]["merges"]  # in the normal form of the library
+        merges = json.loads(self._tokenizer.to_str())["model"]["merges"]  # as the library writes them
         content = json.dumps([sorted(self._vocab.items()), merges, self.eos_id])
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -126,8 +125,8 @@ class JsonTokenizer(Tokenizer):
 def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dict[str, Any]]":
     """Parse an untrusted tokenizer.json; return the tokenizer and its content.
 
-    Raises UserError, which begins with `where`, for a damaged file, for a tokenizer that may make a text more than
-    MOST_GROWTH times as long, so that encoding may never end, for one that randomly splits text, and for any but BPE.
+    where: the file, for errors. Raises UserError for a damaged file, for a tokenizer that may make a text more than
+    MAX_GROWTH times as long, so that encoding may never end, for one that randomly splits text, and for any but BPE.
     """
     from tokenizers import Tokenizer as LibraryTokenizer  # takes 45 ms, and a recipe only names its tokenizer
     from tokenizers.models import BPE
@@ -135,13 +134,13 @@ def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dic
     with refusing_panics(f"{where}: is not a tokenizer of the tokenizers library"):
         data = json.loads(definition)
         if any("precompiled_charsmap" in part for part in _mappings(data.get("normalizer"))):
-            # A binary table, in which the library looks up without checking bounds.
+            # A binary table, which the library reads without checking bounds.
             raise UserError(f"{where}: normalizer: SentencePiece's precompiled_charsmap is not supported")
         for parts in (("normalizer", "pre_tokenizer"), ("decoder",)):
             growth = math.prod((_growth(part) for name in parts for part in _mappings(data.get(name))), start=1.0)
-            if growth > MOST_GROWTH:
+            if growth > MAX_GROWTH:
                 mistake = f"{' and '.join(parts)} may make a text {growth:,.0f} times as long"
-                raise UserError(f"{where}: {mistake}; allowed: up to {MOST_GROWTH:,} times")
+                raise UserError(f"{where}: {mistake}; allowed: up to {MAX_GROWTH:,} times")
         tokenizer = LibraryTokenizer.from_str(definition)
         if not isinstance(tokenizer.model, BPE):
             raise UserError(f"{where}: model: got {type(tokenizer.model).__name__}; must be BPE")
@@ -151,11 +150,13 @@ def read_definition(definition: str, where: str) -> "tuple[LibraryTokenizer, dic
 
 
 def _first_id(post_processor: Any) -> int | None:
-    """Return the token that a post-processor puts before a text; None unless it is exactly one."""
+    """Return the id of the token that a post-processor puts before a text; None unless it is exactly one."""
     for part in _mappings(post_processor):
-        pieces = [next(iter(piece.items())) for piece in part.get("single", ())]
-        leading = [*takewhile(lambda piece: piece[0] == "SpecialToken", pieces)]
-        ids = [index for _, piece in leading for index in part["special_tokens"][piece["id"]]["ids"]]
+        ids: list[int] = []
+        for piece in part.get("single", ()):
+            if "SpecialToken" not in piece:  # the text
+                break
+            ids += part["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
         if len(ids) == 1:
             return ids[0]
     return None
@@ -172,7 +173,10 @@ def _mappings(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """Return the largest number of bytes that replace one, from the keys of a part, which may have no type."""
+    """Return the largest number of bytes with which a part of tokenizer.json replaces one byte of text.
+
+    Recognises a part by its keys, because it may have no type.
+    """
     match part:
         case {"pattern": {"String": str(pattern)}, "content": content} if pattern:
             return max(1, len(content.encode()) / len(pattern.encode()))
@@ -181,12 +185,12 @@ def _growth(part: dict[str, Any]) -> float:
     return GROWTH.get(part.get("type", ""), 1)
 
 
-def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str], int]:
-    """Return a function from a vocabulary piece to its number of text bytes, for a decoder."""
+def _byte_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str], int]:
+    """Return a function from a vocabulary piece to its number of text bytes. Raises UserError for other decoders."""
     parts = [decoder, *decoder.get("decoders", [])] if decoder else []
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:
-        return len  # one character for each byte
+        return len  # a piece has one character for each byte
     if kinds & {"ByteFallback", "Metaspace"}:
         return lambda piece: 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", piece) else len(piece.replace("▁", " ").encode())
     raise UserError(
@@ -222,6 +226,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int) -> JsonTokenizer:
 
 
 def _at_most(texts: Iterator[str], n_bytes: int) -> Iterator[str]:
+    """Yield texts until they have about n_bytes."""
     for text in texts:
         yield text[:n_bytes]
         n_bytes -= len(text.encode())
@@ -267,7 +272,10 @@ def _bpe_size(spec: str) -> int | None:
 
 
 def token_named(definition: str, index: int | list[int] | None, where: str) -> str | None:
-    """Return the text of a token in a tokenizer.json; of several, the first. Raises UserError for an invalid file."""
+    """Return the text of a token in a tokenizer.json; None without an index, or for one that is not in the vocabulary.
+
+    index: one id, or a list, whose first id is used. Raises UserError for an invalid file or index.
+    """
     first = index[0] if isinstance(index, list) and index else index
     if first is None or first == []:
         return None

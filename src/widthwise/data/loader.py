@@ -1,7 +1,7 @@
 """Batches of tokens: for training as a pure function of the step, for validation from the start of the held-out text.
 
-A row may hold several documents. A document ends in its end-of-text token, which `prepare` adds. A row begins anywhere
-in the text, so its first and last documents may be incomplete.
+A row of a batch may contain several documents. A document ends in its end-of-text token, which `prepare` adds. A row
+begins anywhere in the text, so its first and last documents may be incomplete.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-N_CHECKED_DOCUMENTS = 1000
+N_CHECKED_DOCUMENTS = 1000  # of a file, for an end-of-text token
 
 
 def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
@@ -37,14 +37,17 @@ def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
 
 @dataclass(frozen=True)
 class Boundaries:
-    """Document masks and positions for rows of tokens; see `PackingConfig`."""
+    """Document masks and positions for rows of tokens.
+
+    masks, resets: the options `mask_documents` and `reset_positions` of `PackingConfig`.
+    """
 
     eos_id: int
     masks: bool
     resets: bool
 
     def documents(self, tokens: "Tensor") -> "Tensor | None":
-        """Return the documents that attention stays within, integers (B, T); None without masks."""
+        """Return the index of each token's document, integers (B, T); None without masks."""
         return document_ids(tokens, self.eos_id) if self.masks else None
 
     def positions(self, tokens: "Tensor") -> "Tensor | None":
@@ -52,13 +55,14 @@ class Boundaries:
         if not self.resets:
             return None
         documents = document_ids(tokens, self.eos_id)
-        positions = documents.new_ones(documents.shape).cumsum(dim=1) - 1
-        begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
-        return positions - (positions * begins).cummax(dim=1).values
+        positions = documents.new_ones(documents.shape).cumsum(dim=1) - 1  # within the row
+        is_first = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+        starts = (positions * is_first).cummax(dim=1).values  # position within the row at which the document begins
+        return positions - starts
 
 
 NO_BOUNDARIES = Boundaries(eos_id=-1, masks=False, resets=False)
-"""No boundaries: a row is read as one document."""
+"""A row is read as one document."""
 
 
 class PackingConfig(Config):
@@ -79,8 +83,8 @@ class PackingConfig(Config):
         if not options:
             return NO_BOUNDARIES
         eos_id = data.tokenizer.eos_id
-        for tokens in (tokens for source in data.folders for tokens in (source.train, source.held_out)):
-            index = unended(tokens, eos_id)
+        for tokens in (tokens for folder in data.folders for tokens in (folder.train, folder.held_out)):
+            index = document_without_end(tokens, eos_id)
             if index is not None:
                 raise UserError(
                     f"data.{options[0]}: got true, but document {index} of {bin_path(tokens.prefix)} does not end in "
@@ -90,13 +94,17 @@ class PackingConfig(Config):
         return Boundaries(eos_id, self.mask_documents, self.reset_positions)
 
 
-def unended(tokens: TokenFile, eos_id: int) -> int | None:
-    """Return the index of a document that does not end in the end-of-text token; None if there is none.
+def document_without_end(tokens: TokenFile, eos_id: int) -> int | None:
+    """Return the index of a non-empty document that does not end in the end-of-text token; None if there is none.
 
     Checks up to N_CHECKED_DOCUMENTS, spread over the file.
     """
-    indices = np.linspace(0, tokens.n_documents - 1, min(tokens.n_documents, N_CHECKED_DOCUMENTS), dtype=np.int64)
-    return next((int(index) for index in indices if tokens.document(index)[-1:].tolist() not in ([], [eos_id])), None)
+    n_checked = min(tokens.n_documents, N_CHECKED_DOCUMENTS)
+    for index in np.linspace(0, tokens.n_documents - 1, n_checked, dtype=np.int64).tolist():
+        document = tokens.document(index)
+        if len(document) and document[-1] != eos_id:
+            return index
+    return None
 
 
 def _tensor(rows: np.ndarray) -> "Tensor":
@@ -105,13 +113,13 @@ def _tensor(rows: np.ndarray) -> "Tensor":
     return torch.from_numpy(rows)
 
 
-def begun(rows: "Tensor", bos_id: int | None) -> "Tensor":
-    """Put `bos_id`, unless None, before each row, whose last token makes room: integers (B, T) -> (B, T)."""
+def with_bos(rows: "Tensor", bos_id: int | None) -> "Tensor":
+    """Put `bos_id` before each row and drop its last token, integers (B, T) -> (B, T). None: return the rows."""
     return rows if bos_id is None else rows.roll(1, dims=1).index_fill(1, rows.new_zeros(1), bos_id)
 
 
 class Loader:
-    """Training batches; `batch(step)` depends only on its argument, and iteration counts the steps.
+    """Training batches. `batch(step)` depends only on the step; iteration returns the batches of steps 0, 1, ...
 
     With several processes, rank r of n gets rows r * B/n to (r + 1) * B/n of the same global batch.
     """
@@ -126,7 +134,8 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
     ):
-        """batch_size: of all processes, in sequences. Raises UserError for sizes that do not fit data or processes."""
+        """batch_size: sequences per step, over all processes. Raises UserError for sizes that do not fit the data, a
+        batch size that the processes cannot share equally, and an invalid seed."""
         if batch_size < 1 or batch_size % world_size != 0:
             raise UserError(f"batch_size: got {batch_size}; expected a positive multiple of the {world_size} processes")
         if not 0 <= seed < 2**63:
@@ -158,7 +167,7 @@ class Loader:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the step, and the settings that give it its meaning.
+        """Return the step, and the settings that determine the batches.
 
         `data` identifies a file; for a mixture there are `NAME.data`, `NAME.n_windows` and `NAME.weight` of every
         source.
@@ -171,14 +180,14 @@ class Loader:
             **self._windows.state(),
         }
 
-    def differing(self, state: Mapping[str, int]) -> list[str]:
-        """Return the keys of a saved state, except the step, that differ from this loader."""
+    def changed_keys(self, state: Mapping[str, int]) -> list[str]:
+        """Return the keys, except the step, whose values differ between a saved state and this loader."""
         current = self.state_dict()
         return [key for key in current | dict(state) if key != "step" and current.get(key) != state.get(key)]
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue at the saved step, on any number of processes. Raises UserError for other data, sizes or seed."""
-        for key in self.differing(state):
+        for key in self.changed_keys(state):
             current = self.state_dict().get(key)
             raise UserError(f"resume: the saved {key} is {state.get(key)}, this run's is {current}; must be equal")
         if state.get("step", -1) < 0:
@@ -200,7 +209,7 @@ class TokenisedText:
 class HeldOut:
     """Batches of windows from the start of the held-out text.
 
-    Windows of a mixture come in its proportions, from the start of each source, until the next source has none left.
+    Windows of a mixture come in its proportions, from the start of each source, until one source has too few.
     """
 
     data: OpenedData | TokenisedText
@@ -215,11 +224,11 @@ class HeldOut:
     skip_tokens: int = 0
     """Number of target tokens skipped at the start."""
     bos_id: int | None = None
-    """Token before each window, for models that need one."""
+    """Token at the beginning of each window, see `with_bos`; None for models that need none."""
 
     def check(self) -> None:
-        """Raise UserError if the text has no window. Call before training."""
-        assert self.n_windows > 0
+        """Raise UserError if the text has too few windows. Call before training."""
+        assert self.n_windows > 0  # raises the error
 
     @property
     def n_windows(self) -> int:
@@ -271,7 +280,7 @@ class HeldOut:
         rows = self._rows if max_tokens is None else self._rows[: max_tokens // self.seq_len]
         for first in range(0, len(rows), self.batch_size):
             index = np.array(rows[first : first + self.batch_size], dtype=np.uint64)
-            yield begun(_tensor(self._windows.read(index)), self.bos_id)
+            yield with_bos(_tensor(self._windows.read(index)), self.bos_id)
 
     @property
     def _rows(self) -> range:

@@ -7,18 +7,18 @@ a file visits all windows in a different random order, which is computed and not
 A row is the position of a window in the order of reading. The source of a row of a mixture depends only on its number.
 Rows are divided between two parts, and each part again, down to single sources: a first part with the share p gets
 round(m p) of the first m rows of its division. The parts are paired by Huffman's algorithm (1952), lightest first, so
-that the number of rows of a source among the first n differs from its share of n by less than `MOST_OFF`, for any
-number of rows and sources. Proof: a division adds an error of at most 1/2, multiplied by the source's share of its
-part. From the source upwards these parts grow at least as fast as the Fibonacci numbers, so the sum of the errors is
-less than half the sum of the Fibonacci numbers' reciprocals. With two sources it is at most 1/2.
+that the number of rows of a source among the first n differs from its share of n by less than 1.68, for any
+number of rows and sources. Proof: each division on the path to a source adds an error of at most 1/2, multiplied by the
+source's share of the part. The weights of these parts grow at least as fast as the Fibonacci numbers, so the sum of the
+errors is less than half the sum of their reciprocals, 3.3598... With two sources it is at most 1/2.
 """
 
 import heapq
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.mistakes import UserError
 
-N_ROUNDS = 8
+N_ROUNDS = 8  # of the Feistel network of `permute`
 
 
 class FileWindows:
@@ -44,12 +44,12 @@ class FileWindows:
         self._tokens = tokens
         self._seq_len = seq_len
         self.n_windows = (tokens.n_tokens - 1) // seq_len
-        """Number of rows, from row 0 on, before any window repeats."""
+        """Number of rows before a window repeats."""
 
     def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
-        """Return the windows of rows, uint64 (n,): int64 (n, seq_len + 1).
+        """Return the windows of rows, uint64 (n,) -> int64 (n, seq_len + 1).
 
-        seed: seed of the training order, which is a new one in every epoch; None: the order of the file, only for rows
+        seed: of the training order, which is new in every epoch; None: read in the order of the file, only for rows
         below n_windows.
         """
         if seed is not None:
@@ -62,15 +62,16 @@ class FileWindows:
         """Return None: there is only one source."""
 
     def state(self) -> dict[str, int]:
-        """Return the numbers that identify the order of rows."""
+        """Return the numbers that identify the windows; see `Loader.state_dict`."""
         return {"n_windows": self.n_windows, "data": self._tokens.fingerprint}
 
 
 def permute(positions: np.ndarray, n: int, seed: int, epochs: np.ndarray) -> np.ndarray:
-    """Permute positions by the random order of their epoch: uint64, a permutation of 0..n-1 per (seed, epoch).
+    """Permute positions from 0 to n - 1 by the random order of their epoch. positions, epochs, result: uint64.
 
-    A Feistel network over pairs modulo ceil(sqrt(n)), repeated while the result is outside 0..n-1 ("cycle walking",
-    Black and Rogaway 2002); the square is hardly larger than n, so few repeat. Needs no memory and no start-up time.
+    A Feistel network over pairs of numbers modulo side = ceil(sqrt(n)), repeated while the result is not below n
+    ("cycle walking", Black and Rogaway 2002). side^2 is hardly larger than n, so few repeat. The order needs no memory
+    and no start-up time.
     """
     side = np.uint64(math.isqrt(n - 1) + 1)
     keys = _mix(_mix(np.full_like(positions, seed)) ^ epochs.astype(np.uint64))
@@ -94,16 +95,11 @@ def _mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-MOST_OFF = 1.68
-"""Bound on the difference between the rows of a source and its share: half of the sum of the reciprocals of the
-Fibonacci numbers, 3.3598..."""
-
-
 @dataclass(frozen=True)
 class RowDivision:
-    """Division of rows 0, 1, 2, ... between a first part, with the share weight / total, and the rest; or one source.
+    """A division of rows 0, 1, 2, ... between two parts, the first with the share weight / total.
 
-    Exact for any integers.
+    Exact for any integers. A single source has no parts and gets all rows.
     """
 
     name: str
@@ -117,8 +113,9 @@ class RowDivision:
         if self.parts is None:
             return self.name, row
         before = self._n_first(row)
-        is_first = self._n_first(row + 1) > before
-        return self.parts[0].place(before) if is_first else self.parts[1].place(row - before)
+        if self._n_first(row + 1) > before:
+            return self.parts[0].place(before)
+        return self.parts[1].place(row - before)
 
     def counts(self, n_rows: int) -> dict[str, int]:
         """Count the rows of each source among the first n_rows."""
@@ -128,10 +125,11 @@ class RowDivision:
         return self.parts[0].counts(n_first) | self.parts[1].counts(n_rows - n_first)
 
     def _n_first(self, n_rows: int) -> int:
+        """Return the number of the first n_rows rows that the first part gets: their share, rounded half up."""
         return (2 * n_rows * self.weight + self.total) // (2 * self.total)
 
     def n_rows_within(self, limits: Mapping[str, int]) -> int:
-        """Return the largest number of first rows in which no source exceeds its limit."""
+        """Return the largest n for which no source has more of the first n rows than its limit."""
 
         def exceeds(n_rows: int) -> bool:
             return any(count > limits[name] for name, count in self.counts(n_rows).items())
@@ -139,7 +137,7 @@ class RowDivision:
         return bisect_left(range(sum(limits.values()) + 1), True, lo=1, key=exceeds) - 1
 
 
-def divided(weights: Mapping[str, int]) -> RowDivision:
+def divide_rows(weights: Mapping[str, int]) -> RowDivision:
     """Return the division of rows in proportion to positive weights. The order of the sources does not matter."""
     heap = [(weights[name], index, RowDivision(name)) for index, name in enumerate(sorted(weights))]
     heapq.heapify(heap)
@@ -147,8 +145,9 @@ def divided(weights: Mapping[str, int]) -> RowDivision:
         weight, index, first = heapq.heappop(heap)
         second_weight, _, second = heapq.heappop(heap)
         pair = RowDivision(f"{first.name}, {second.name}", weight, weight + second_weight, (first, second))
-        heapq.heappush(heap, (pair.total, index, pair))
-    return heap[0][2]
+        heapq.heappush(heap, (pair.total, index, pair))  # the index decides between equal weights
+    _, _, division = heap[0]
+    return division
 
 
 @dataclass(frozen=True)
@@ -170,20 +169,22 @@ class MixedWindows:
     def __init__(self, mixture: TokenMixture, seq_len: int):
         """Raises UserError for a file without windows."""
         self.sources = {name: FileWindows(tokens, seq_len) for name, tokens in mixture.files.items()}
+        self._seq_len = seq_len
         self._weights = mixture.weights
-        self._division = divided(mixture.weights)
+        self._division = divide_rows(mixture.weights)
         self.n_windows = self._division.n_rows_within({name: file.n_windows for name, file in self.sources.items()})
 
     def read(self, rows: np.ndarray, seed: int | None = None) -> np.ndarray:
-        indices: dict[str, list[int]] = {}
-        source_rows: dict[str, list[int]] = {}
+        indices: dict[str, list[int]] = defaultdict(list)
+        source_rows: dict[str, list[int]] = defaultdict(list)
         for index, row in enumerate(rows.tolist()):
             name, source_row = self._division.place(row)
-            indices.setdefault(name, []).append(index)
-            source_rows.setdefault(name, []).append(source_row)
-        parts = [self.sources[name].read(np.array(part, dtype=np.uint64), seed) for name, part in source_rows.items()]
-        order = [index for of_source in indices.values() for index in of_source]
-        return np.concatenate(parts)[np.argsort(order)]
+            indices[name].append(index)
+            source_rows[name].append(source_row)
+        windows = np.empty((len(rows), self._seq_len + 1), dtype=np.int64)
+        for name in indices:
+            windows[indices[name]] = self.sources[name].read(np.array(source_rows[name], dtype=np.uint64), seed)
+        return windows
 
     def source_of(self, row: int) -> str:
         return self._division.place(row)[0]
@@ -208,7 +209,7 @@ class MixedData:
     """The prepared data of several sources. `train` and `held_out` are mixtures of their token files."""
 
     def __init__(self, sources: Mapping[str, PreparedData], weights: Mapping[str, int]):
-        """weights: whole numbers without a common divisor. Raises UserError if tokenizers of sources differ."""
+        """weights: whole numbers without a common divisor. Raises UserError if sources have different tokenizers."""
         self.sources = {name: sources[name] for name in sorted(sources)}
         self.weights = {name: weights[name] for name in self.sources}
         tokenizers = {name: data.manifest.tokenizer for name, data in self.sources.items()}
@@ -223,33 +224,32 @@ class MixedData:
         self.train = TokenMixture({name: data.train for name, data in self.sources.items()}, self.weights)
         self.held_out = TokenMixture({name: data.held_out for name, data in self.sources.items()}, self.weights)
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the data. Raises UserError if it is not the one of the preparation."""
-        return next(iter(self.sources.values())).tokenizer
+        """The tokenizer of all sources. Raises UserError if its file has changed since the data was prepared."""
+        return self.folders[0].tokenizer
 
     @property
     def identity(self) -> MixtureIdentity:
         """Identity of the data, from the manifests of the sources."""
-        folders = {name: data.identity for name, data in self.sources.items()}
         sources = {
-            name: SourceIdentity(weight=self.weights[name], corpus=folder.corpus, files=folder.files)
-            for name, folder in folders.items()
+            name: SourceIdentity(weight=self.weights[name], corpus=data.identity.corpus, files=data.identity.files)
+            for name, data in self.sources.items()
         }
-        return MixtureIdentity(tokenizer=next(iter(folders.values())).tokenizer, sources=sources)
+        return MixtureIdentity(tokenizer=self.folders[0].identity.tokenizer, sources=sources)
 
     @property
     def folders(self) -> list[PreparedData]:
         """All prepared folders of the data."""
         return list(self.sources.values())
 
-    def use(self, seq_len: int, n_windows: int) -> dict[str, tuple[float, float]]:
-        """Return the share of windows, from 0 to 1, and the number of epochs of each source.
+    def shares_and_epochs(self, seq_len: int, n_windows: int) -> dict[str, tuple[float, float]]:
+        """Return the share of windows, from 0 to 1, and the number of epochs of each source in training.
 
         n_windows: windows of seq_len tokens that the training reads.
         """
         files = MixedWindows(self.train, seq_len).sources
-        counts = divided(self.weights).counts(n_windows)
+        counts = divide_rows(self.weights).counts(n_windows)
         return {name: (counts[name] / n_windows, counts[name] / files[name].n_windows) for name in files}
 
 

@@ -1,4 +1,4 @@
-"""Preparation of a corpus: divide it into splits, and tokenize it into a folder that is written atomically."""
+"""Preparation of a corpus: documents are divided into splits and tokenized into a folder that is written atomically."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from widthwise.config_io import mistakes_of
-from widthwise.data.corpus import Corpus, Document, ProgressCallback, Scan, Split, SplitDocument, ignore_progress
-from widthwise.data.identity import CorpusRecord, HeldOutRecord, SplitRecord, Splits
+from widthwise.data.corpus import Corpus, Document, ProgressCallback, Split, SplitDocument, Totals, ignore_progress
+from widthwise.data.identity import HeldOutRecord, SplitRecord, Splits
 from widthwise.data.json_tokenizer import check_spec, open_tokenizer
 from widthwise.data.prepared import PreparedData, assemble, record_files, write_manifest
 from widthwise.data.readers import open_source
@@ -23,7 +23,7 @@ from widthwise.files import writing
 from widthwise.mistakes import UserError
 
 
-def scan(documents: Iterable[SplitDocument], progress: ProgressCallback = ignore_progress) -> Scan:
+def scan(documents: Iterable[SplitDocument], progress: ProgressCallback = ignore_progress) -> Totals:
     """Read all documents once and return their totals."""
     fingerprint = hashlib.sha256()
     n_bytes = 0
@@ -35,16 +35,16 @@ def scan(documents: Iterable[SplitDocument], progress: ProgressCallback = ignore
             n_bytes += document.n_bytes
         progress("reading", n_bytes, None)
     n_held_out = counts["held_out"]
-    return Scan(fingerprint.hexdigest(), counts["train"] + n_held_out, n_bytes, n_held_out, counts[None])
+    return Totals(fingerprint.hexdigest(), counts["train"] + n_held_out, n_bytes, n_held_out, counts[None])
 
 
-class Division(ABC):
+class SplitRule(ABC):
     """Assigns documents to splits by their content alone, independently of order and other documents."""
 
     fraction: float | None = None
     """The share of held-out documents; None for another rule."""
 
-    def assigned(self, document: Document) -> SplitDocument:
+    def assign(self, document: Document) -> SplitDocument:
         """Return a document of the corpus with its split."""
         content = document.text.encode()
         digest = hashlib.sha256(content).digest()
@@ -52,26 +52,26 @@ class Division(ABC):
 
     @abstractmethod
     def split(self, digest: bytes) -> Split | None:
-        """Return the split of a document with this sha256; None: left out."""
+        """Return the split of a document of the corpus with this sha256; None leaves it out of both."""
 
     def documents(self, corpus: Corpus) -> Iterator[SplitDocument]:
-        """Yield all documents of a preparation, in order: those that are held out from other sources come first."""
-        yield from map(self.assigned, corpus)
+        """Yield all documents of a preparation, in order: held-out documents of other sources, then the corpus."""
+        yield from map(self.assign, corpus)
 
-    def record(self, totals: Scan) -> HeldOutRecord | None:
-        """Return the source of the held-out split; None for a fraction."""
+    def record(self, totals: Totals) -> HeldOutRecord | None:
+        """Return the manifest's record of other sources of the held-out split; None without them."""
         return None
 
     @abstractmethod
-    def describe_empty_split(self, totals: Scan) -> str:
-        """Return the end of the error for documents that leave a split empty."""
+    def describe_empty_split(self, totals: Totals) -> str:
+        """Return the error message for totals that leave a split empty, without the name of the corpus."""
 
 
 N_SUGGESTED = 100
 """Number of documents that the error for an empty split suggests."""
 
 
-class HeldOutFraction(Division):
+class HeldOutFraction(SplitRule):
     """Holds out about this fraction of the documents, by a hash of their content."""
 
     def __init__(self, held_out: float):
@@ -84,7 +84,7 @@ class HeldOutFraction(Division):
     def split(self, digest: bytes) -> Split | None:
         return "held_out" if int.from_bytes(digest[:8], "big") < self._threshold else "train"
 
-    def describe_empty_split(self, totals: Scan) -> str:
+    def describe_empty_split(self, totals: Totals) -> str:
         n_train = totals.n_documents - totals.n_held_out
         change = "lower" if n_train == 0 else "raise"
         return (
@@ -95,7 +95,7 @@ class HeldOutFraction(Division):
         )
 
 
-class HeldOutSources(Division):
+class HeldOutSources(SplitRule):
     """Holds out other sources. Documents of the corpus that are equal to a held-out one are left out."""
 
     def __init__(self, sources: Sequence[Corpus]):
@@ -112,13 +112,13 @@ class HeldOutSources(Division):
     def documents(self, corpus: Corpus) -> Iterator[SplitDocument]:
         for source in self._sources:
             for document in source:
-                yield replace(self.assigned(document), split="held_out")
+                yield replace(self.assign(document), split="held_out")
         yield from super().documents(corpus)
 
-    def record(self, totals: Scan) -> HeldOutRecord | None:
+    def record(self, totals: Totals) -> HeldOutRecord | None:
         return HeldOutRecord(sources=self._names, n_left_out=totals.n_left_out)
 
-    def describe_empty_split(self, totals: Scan) -> str:
+    def describe_empty_split(self, totals: Totals) -> str:
         if totals.n_held_out == 0:
             return f"held_out_from {', '.join(self._names)} holds no documents"
         return f"leaves nothing to train on: {totals.n_left_out} documents, each equal to one held out"
@@ -129,15 +129,16 @@ BATCH_BYTES = 2**20
 
 
 def encode_batch(batch: list[SplitDocument], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of documents end to end, and the length of each, int64; a left-out document has no text.
+    """Return the tokens of documents end to end, and the length of each, int64.
 
-    Every document ends in an end-of-text token. Raises UserError for a document that cannot be encoded, with its name.
+    Every document ends in an end-of-text token, which is the only token of a left-out document. Raises UserError for a
+    document that cannot be encoded, with its name.
     """
     texts = ["" if document.split is None else document.text for document in batch]
     try:
         encoded = tokenizer.encode_batch(texts)
     except UserError:
-        for document, text in zip(batch, texts):  # one by one, to name the document
+        for document, text in zip(batch, texts):  # one by one, to find the document
             with mistakes_of(document.name):
                 tokenizer.encode(text)
         raise
@@ -173,19 +174,20 @@ class SplitShards:
         dtype = token_dtype(tokenizer.vocab_size)
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
+        self.is_full = False  # True once a document was ignored because of max_tokens
+        self.n_left_out = 0
         self._byte_lengths = tokenizer.token_byte_lengths()
         self._fingerprint = hashlib.sha256()
-        self.n_left_out = 0
-        self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
-        self._names: list[BinaryIO] = []
+        self._writers = tuple(ShardWriter(folder / split, dtype) for split in Splits.model_fields)
+        self._name_files: list[BinaryIO] = []
+        # A row for each split, a column for each field of SplitRecord.
         self._counts = np.zeros((len(self._writers), len(SplitRecord.model_fields)), dtype=np.int64)
         self._stack = ExitStack()
-        self.is_full = False
 
     def __enter__(self) -> Self:
         for writer in self._writers:
             self._stack.enter_context(writer)
-            self._names.append(self._stack.enter_context(durable(names_path(writer.prefix))))
+            self._name_files.append(self._stack.enter_context(durable(names_path(writer.prefix))))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -196,28 +198,29 @@ class SplitShards:
         tokens, lengths = encode_batch(batch, self.tokenizer)
         documents = batch
         if self.max_tokens is not None:
-            is_trained_on = np.array([document.split == "train" for document in batch], dtype=bool)
-            n_after = self.splits().train.n_tokens + np.cumsum(np.where(is_trained_on, lengths, 0))
-            n_kept = int(np.searchsorted(n_after, self.max_tokens, side="right"))
-            self.is_full = n_kept < len(batch)
-            documents = batch[:n_kept]
+            is_train = np.array([document.split == "train" for document in batch], dtype=bool)
+            n_train_tokens = self.splits().train.n_tokens + np.cumsum(np.where(is_train, lengths, 0))
+            n_fitting = int(np.searchsorted(n_train_tokens, self.max_tokens, side="right"))
+            self.is_full = n_fitting < len(batch)
+            documents = batch[:n_fitting]
         lengths = lengths[: len(documents)]
         tokens = tokens[: lengths.sum()]
         n_bytes = np.array([document.n_bytes for document in documents], dtype=np.int64)
-        for split, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
-            chosen = np.array([document.split == split for document in documents], dtype=bool)
-            split_tokens = tokens[np.repeat(chosen, lengths)]
-            writer.add(split_tokens, lengths[chosen])
+        for split, writer, names, counts in zip(Splits.model_fields, self._writers, self._name_files, self._counts):
+            in_split = np.array([document.split == split for document in documents], dtype=bool)
+            split_tokens = tokens[np.repeat(in_split, lengths)]
+            writer.add(split_tokens, lengths[in_split])
             with writing(names_path(writer.prefix)):
                 names.write(name_lines(document.name for document in documents if document.split == split))
-            count += (chosen.sum(), len(split_tokens), n_bytes[chosen].sum(), self._byte_lengths[split_tokens].sum())
+            n_token_bytes = self._byte_lengths[split_tokens].sum()
+            counts += (in_split.sum(), len(split_tokens), n_bytes[in_split].sum(), n_token_bytes)
         self._fingerprint.update(b"".join(document.key for document in documents if document.split is not None))
         self.n_left_out += sum(document.split is None for document in documents)
 
-    def totals(self) -> Scan:
+    def totals(self) -> Totals:
         """Return the totals of the documents written."""
         splits = self.splits()
-        return Scan(
+        return Totals(
             self._fingerprint.hexdigest(),
             splits.n_documents,
             splits.n_bytes,
@@ -227,8 +230,8 @@ class SplitShards:
 
     def splits(self) -> Splits:
         """Return the counts of both splits."""
-        records = (SplitRecord(**dict(zip(SplitRecord.model_fields, count))) for count in self._counts.tolist())
-        return Splits(**dict(zip(Splits.model_fields, records)))
+        train, held_out = (SplitRecord(**dict(zip(SplitRecord.model_fields, row))) for row in self._counts.tolist())
+        return Splits(train=train, held_out=held_out)
 
 
 def prepare(
@@ -257,33 +260,33 @@ def prepare(
         raise UserError(f"max_tokens: got {max_tokens}; expected at least 1")
     opened = _opened(corpus)
     if isinstance(held_out, float | int):
-        division = HeldOutFraction(held_out)
+        rule = HeldOutFraction(held_out)
     else:
         sources = [held_out] if isinstance(held_out, str) else held_out
-        division = HeldOutSources([_opened(source) for source in sources])
+        rule = HeldOutSources([_opened(source) for source in sources])
 
     def training_texts() -> Iterator[str]:
         progress("training the tokenizer", 0, None)
-        return (document.text for document in division.documents(opened) if document.split == "train")
+        return (document.text for document in rule.documents(opened) if document.split == "train")
 
     def fill(folder: Path) -> None:
         expected = None
         if max_tokens is None:
-            expected = scan(division.documents(opened), progress)
+            expected = scan(rule.documents(opened), progress)
             if expected.n_documents == 0:
                 raise UserError(f"{opened.name}: holds no documents")
             if expected.n_held_out in (0, expected.n_documents):
-                raise UserError(f"{opened.name}: {division.describe_empty_split(expected)}")
+                raise UserError(f"{opened.name}: {rule.describe_empty_split(expected)}")
         trained = open_tokenizer(tokenizer, training_texts)
         trained.save(folder)
         with SplitShards(folder, trained, max_tokens) as shards:
-            for batch in batches_of(division.documents(opened)):
+            for batch in batches_of(rule.documents(opened)):
                 shards.add(batch)
                 splits = shards.splits()
                 n_bytes_total = None
                 if expected is not None:
                     n_bytes_total = expected.n_bytes
-                elif max_tokens is not None and splits.train.n_tokens:  # an estimate from the tokens so far
+                elif max_tokens is not None and splits.train.n_tokens:  # estimated from the tokens so far
                     n_bytes_total = round(splits.n_bytes * max_tokens / splits.train.n_tokens)
                 progress("tokenizing", splits.n_bytes, n_bytes_total)
                 if shards.is_full:
@@ -299,17 +302,13 @@ def prepare(
             )
         write_manifest(
             folder,
+            name=opened.name,
+            fingerprint=totals.fingerprint,
             tokenizer=trained,
-            corpus=CorpusRecord(
-                name=opened.name,
-                fingerprint=totals.fingerprint,
-                n_documents=totals.n_documents,
-                n_bytes=totals.n_bytes,
-            ),
             splits=shards.splits(),
             files=record_files(folder, progress),
-            held_out_fraction=division.fraction,
-            held_out_from=division.record(totals),
+            held_out_fraction=rule.fraction,
+            held_out_from=rule.record(totals),
         )
 
     return assemble(out, fill, reuse)

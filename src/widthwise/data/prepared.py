@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import refusing, to_data
-from widthwise.data.corpus import Counter, ProgressCallback, Split, ignore_progress
+from widthwise.data.corpus import ByteCounter, ProgressCallback, Split, ignore_progress
 from widthwise.data.identity import (
     FORMAT_VERSION,
     MANIFEST,
@@ -41,13 +41,14 @@ from widthwise.files import FileRecord, file_sha256, fsync_file, new_folder, rea
 from widthwise.mistakes import UserError
 from widthwise.records.record import SealedFile
 
-CHECKED_TOKENS_AT_ONCE = 2**24
+TOKENS_AT_ONCE = 2**24  # checked or copied
 
 
 class PreparedData:
     """A prepared folder, opened. `train` and `held_out` are token files."""
 
     def __init__(self, path: Path, manifest: Manifest):
+        """Raises UserError if sizes of files or numbers of documents or tokens differ from the manifest."""
         self.path = path
         self.manifest = manifest
         for name, record in manifest.files.items():
@@ -84,14 +85,14 @@ class PreparedData:
         if tokens.n_tokens == 0:
             raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens; prepare the text again")
         counts = (tokens.n_documents, tokens.n_tokens)
-        promised = (record.n_documents, record.n_tokens)
-        if counts != promised:
-            raise UserError(f"{self.path / name}: holds (documents, tokens) {counts}; its manifest promises {promised}")
+        expected = (record.n_documents, record.n_tokens)
+        if counts != expected:
+            raise UserError(f"{self.path / name}: holds (documents, tokens) {counts}; its manifest promises {expected}")
         return tokens
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the data. Raises UserError if it has changed since."""
+        """The tokenizer of the data. Raises UserError if its file has changed since the data was prepared."""
         record = self.manifest.tokenizer
         tokenizer = restore_tokenizer(record.spec, self.path / record.file)
         if tokenizer.id != record.id:
@@ -129,18 +130,18 @@ class PreparedData:
 
     def verify(self, progress: ProgressCallback = ignore_progress) -> None:
         """Check all checksums, the tokenizer, and the range of every token. Raises UserError with the file."""
-        done = Counter(progress, "checking the data", sum(record.n_bytes for record in self.manifest.files.values()))
+        n_bytes = sum(record.n_bytes for record in self.manifest.files.values())
+        counter = ByteCounter(progress, "checking the data", n_bytes)
         for name, record in self.manifest.files.items():
-            if file_sha256(self.path / name, done.add) != record.sha256:
+            if file_sha256(self.path / name, counter.add) != record.sha256:
                 raise UserError(
                     f"{self.path / name}: its checksum differs from the manifest's; it is damaged: "
                     "delete the folder and prepare it again"
                 )
-        splits = (self.train, self.held_out)
-        done = Counter(progress, "checking the tokens", sum(split.n_bytes for split in splits))
-        for split in splits:
-            for part in checked_parts(split, self.tokenizer.vocab_size):
-                done.add(part.nbytes)
+        counter = ByteCounter(progress, "checking the tokens", self.train.n_bytes + self.held_out.n_bytes)
+        for tokens in (self.train, self.held_out):
+            for part in checked_parts(tokens, self.tokenizer.vocab_size):
+                counter.add(part.nbytes)
 
 
 def is_prepared(path: Path) -> bool:
@@ -150,8 +151,8 @@ def is_prepared(path: Path) -> bool:
 
 def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
     """Yield all tokens of a file in parts. Raises UserError for a token outside 0..vocab_size - 1."""
-    for start in range(0, tokens.n_tokens, CHECKED_TOKENS_AT_ONCE):
-        part = tokens.tokens(start, min(start + CHECKED_TOKENS_AT_ONCE, tokens.n_tokens))
+    for start in range(0, tokens.n_tokens, TOKENS_AT_ONCE):
+        part = tokens.tokens(start, min(start + TOKENS_AT_ONCE, tokens.n_tokens))
         if part.min() < 0 or part.max() >= vocab_size:
             first = int(np.argmax((part < 0) | (part >= vocab_size)))
             raise UserError(
@@ -162,7 +163,7 @@ def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
 
 
 def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
-    """Call `fill` on a temporary folder, rename it to `out` and open it.
+    """Call `fill` on a temporary folder, rename the folder to `out` and open it.
 
     fill: writes all files, the manifest last. Processes that assemble the same folder wait for each other. reuse: open
     a finished `out`; otherwise a non-empty `out` is refused. Raises UserError if the folder cannot be written.
@@ -180,28 +181,29 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
                 elif not reuse:
                     raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
             finally:
-                lock.unlink(missing_ok=True)  # a waiting process notices, and creates another
+                lock.unlink(missing_ok=True)  # a waiting process notices this and creates a new lock file
     return PreparedData.open(out)
 
 
 def record_files(folder: Path, progress: ProgressCallback = ignore_progress) -> dict[str, FileRecord]:
     """Return the size and checksum of every file in a folder, by name."""
     paths = sorted(folder.iterdir())
-    done = Counter(progress, "computing checksums", sum(path.stat().st_size for path in paths))
-    return {path.name: FileRecord.of(path, done.add) for path in paths}
+    counter = ByteCounter(progress, "computing checksums", sum(path.stat().st_size for path in paths))
+    return {path.name: FileRecord.of(path, counter.add) for path in paths}
 
 
 def write_manifest(
     folder: Path,
     *,
+    name: str,
+    fingerprint: str,
     tokenizer: Tokenizer,
-    corpus: CorpusRecord,
     splits: Splits,
     files: dict[str, FileRecord],
     held_out_fraction: float | None = None,
     held_out_from: HeldOutRecord | None = None,
 ) -> None:
-    """Write the manifest of a folder: the last step of a `fill`."""
+    """Write the manifest of a folder, as the last step of a `fill`. name, fingerprint: of the corpus."""
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         tokenizer=TokenizerRecord(
@@ -211,7 +213,7 @@ def write_manifest(
             eos_id=tokenizer.eos_id,
             file=tokenizer.file_name,
         ),
-        corpus=corpus,
+        corpus=CorpusRecord(name=name, fingerprint=fingerprint, n_documents=splits.n_documents, n_bytes=splits.n_bytes),
         held_out_fraction=held_out_fraction,
         held_out_from=held_out_from,
         splits=splits,
@@ -232,48 +234,54 @@ def adopt(
 
     train, held_out: a PREFIX, or a folder whose token files are joined in the order of their names. tokenizer: the spec
     of their tokenizer. Hard links survive the deletion of the originals; where they are impossible, as across file
-    systems, the files are copied. Raises UserError for a file that is damaged, empty or holds a token outside the
+    systems, the files are copied. Raises UserError for a file that is damaged, empty or has a token outside the
     vocabulary, the same file in both splits, `bpe-N`, and an existing `out`.
     """
     paths = {"train": Path(train), "held_out": Path(held_out)}
-    files = {name: _token_files(path) for name, path in paths.items()}
+    files = {split: _token_files(path) for split, path in paths.items()}
     opened_tokenizer = open_tokenizer(tokenizer)
-    stats = {name: [bin_path(shard.prefix).stat() for shard in shards] for name, shards in files.items()}
-    inodes = {name: {(stat.st_dev, stat.st_ino) for stat in stats[name]} for name in files}
+    stats = {split: [bin_path(shard.prefix).stat() for shard in shards] for split, shards in files.items()}
+    inodes = {split: {(stat.st_dev, stat.st_ino) for stat in stats[split]} for split in stats}
     if inodes["train"] & inodes["held_out"]:
         raise UserError(f"{held_out}: is both train and held-out; held-out text must not be in the training text")
 
     def fill(folder: Path) -> None:
-        splits = Splits(**{name: counted(shards, opened_tokenizer, progress) for name, shards in files.items()})
-        for name, shards in files.items():
+        splits = Splits(
+            **{split: check_and_count(shards, opened_tokenizer, progress) for split, shards in files.items()}
+        )
+        for split, shards in files.items():
             if len(shards) == 1:
                 for path_of in (bin_path, idx_path):
-                    source = path_of(shards[0].prefix)
-                    target = path_of(folder / name)
-                    try:
-                        os.link(source.resolve(), target)  # a link to a relative symbolic link would dangle
-                    except OSError:
-                        progress(f"copying {source}", 0, None)
-                        with refusing(f"{target}: cannot be copied from {source}", OSError):
-                            shutil.copyfile(source, target)
-                            fsync_file(target)
+                    _link_or_copy(path_of(shards[0].prefix), path_of(folder / split), progress)
             else:
-                with ShardWriter(folder / name, token_dtype(opened_tokenizer.vocab_size)) as writer:
+                with ShardWriter(folder / split, token_dtype(opened_tokenizer.vocab_size)) as writer:
                     for shard in shards:
-                        for tokens, lengths in shard.parts(CHECKED_TOKENS_AT_ONCE):
+                        for tokens, lengths in shard.parts(TOKENS_AT_ONCE):
                             writer.add(tokens.astype(writer.dtype), lengths)
         opened_tokenizer.save(folder)
         records = record_files(folder, progress)
         checksums = "".join(f"{name} {record.sha256}\n" for name, record in records.items())
-        corpus = CorpusRecord(
+        write_manifest(
+            folder,
             name=" + ".join(map(str, paths.values())),
             fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
-            n_documents=splits.n_documents,
-            n_bytes=splits.n_bytes,
+            tokenizer=opened_tokenizer,
+            splits=splits,
+            files=records,
         )
-        write_manifest(folder, tokenizer=opened_tokenizer, corpus=corpus, splits=splits, files=records)
 
     return assemble(out, fill)
+
+
+def _link_or_copy(source: Path, target: Path, progress: ProgressCallback) -> None:
+    """Create a hard link, or a copy if that fails. Raises UserError if the file cannot be copied."""
+    try:
+        os.link(source.resolve(), target)  # resolved, because a link to a relative symbolic link would dangle
+    except OSError:
+        progress(f"copying {source}", 0, None)
+        with refusing(f"{target}: cannot be copied from {source}", OSError):
+            shutil.copyfile(source, target)
+            fsync_file(target)
 
 
 def _token_files(path: Path) -> list[TokenFile]:
@@ -286,17 +294,17 @@ def _token_files(path: Path) -> list[TokenFile]:
     return files
 
 
-def counted(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
-    """Check all tokens of some files and return their counts. Raises UserError for an empty file or a wrong token."""
+def check_and_count(files: list[TokenFile], tokenizer: Tokenizer, progress: ProgressCallback) -> SplitRecord:
+    """Check all tokens of a split and return its counts. Raises UserError for an empty file or an invalid token."""
     byte_lengths = tokenizer.token_byte_lengths()
     n_bytes = 0
     for tokens in files:
         if tokens.n_tokens == 0:
             raise UserError(f"{bin_path(tokens.prefix)}: holds no tokens")
-        done = Counter(progress, f"checking {tokens.prefix}", tokens.n_bytes)
+        counter = ByteCounter(progress, f"checking {tokens.prefix}", tokens.n_bytes)
         for part in checked_parts(tokens, tokenizer.vocab_size):
             n_bytes += int(byte_lengths[part].sum())
-            done.add(part.nbytes)
+            counter.add(part.nbytes)
     return SplitRecord(
         n_documents=sum(tokens.n_documents for tokens in files),
         n_tokens=sum(tokens.n_tokens for tokens in files),

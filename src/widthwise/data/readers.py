@@ -18,17 +18,20 @@ from widthwise.files import parse_json, reading
 from widthwise.mistakes import UserError
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
-"""(file, name for its documents, field that holds the text) -> documents."""
+"""(file, name for its documents, field with the text) -> documents."""
 
 MAX_LINE_BYTES = 2**26
 """Longest JSON line."""
 MAX_TEXT_BYTES = 2**30
-"""Longest compressed text, because a few kilobytes can expand to any length."""
-PACKED = (".gz", ".zst")
+"""Longest text after decompression, because a few kilobytes can expand to any length."""
+COMPRESSED = (".gz", ".zst")
 
 
 def open_source(source: str, field: str = "text", document_bytes: int | None = None) -> Corpus:
-    """Return a corpus from its name, a path, or `hf:NAME[@CONFIG][:SPLIT]`; an existing path precedes a name."""
+    """Return a corpus from its name, a path, or `hf:NAME[@CONFIG][:SPLIT]`.
+
+    A source that is both a name and an existing path is read as a path. field, document_bytes: see `read_documents`.
+    """
     if source in CORPORA and not Path(source).exists():
         return named_corpus(source)
     return Corpus(source, lambda: read_documents(source, field, document_bytes))
@@ -37,10 +40,11 @@ def open_source(source: str, field: str = "text", document_bytes: int | None = N
 def read_documents(source: str | Path, field: str = "text", document_bytes: int | None = None) -> Iterator[Document]:
     """Yield the documents of a file, a folder (recursive, sorted by path) or a Hugging Face dataset.
 
-    `.txt .md .py`: a file is a document. `.jsonl .json .parquet` and datasets: a row is a document, its text in
-    `field`. Text and JSON lines may be compressed (`.gz .zst`). In a folder, plain `.json`, which often describes the
-    data, and other endings are not read; a warning names them. Byte order marks are removed. `document_bytes` cuts
-    longer texts at line ends into documents of about that size.
+    `.txt .md .py`: a file is a document. `.jsonl .json .parquet` and datasets: a row is a document, with its text in
+    `field`. Text and JSON lines may be compressed (`.gz .zst`). In a folder, uncompressed `.json`, which often
+    describes the data, and other endings are not read; a warning names them. Byte order marks are removed.
+
+    document_bytes: cut longer texts at line ends into documents of about this size.
     Raises UserError with file and line for a file that is missing, unreadable, not UTF-8 or not text, and for a source
     without documents.
     """
@@ -61,9 +65,9 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
 
 
 def _source_files(source: str) -> dict[Path, str]:
-    """Return a dict from each file of a source to the name of its documents, in order.
+    """Return a dict from each file of a source to the name of its documents, in the order of reading.
 
-    Warns of files in a folder that are not read. Raises UserError for a source without files, and for an empty name.
+    Warns of files in a folder that are not read. Raises UserError for a source without readable files.
     """
     if not source:
         raise UserError("source: got ''; expected a path or the name of a corpus; `.` is the working folder")
@@ -90,15 +94,17 @@ def _source_files(source: str) -> dict[Path, str]:
 def _ending(path: Path) -> str:
     """Return the ending of a name in lower case, including compression: `.jsonl.gz`."""
     name = Path(path.name.lower())
-    return Path(name.stem).suffix + name.suffix if name.suffix in PACKED else name.suffix
+    return Path(name.stem).suffix + name.suffix if name.suffix in COMPRESSED else name.suffix
 
 
 def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
+    """Yield a document, or its parts of at least document_bytes (the last may be shorter), cut at line ends."""
     if document_bytes is None or len(document.text.encode()) <= document_bytes:
         yield document
         return
     lines: list[str] = []
-    n_bytes = n_parts = 0
+    n_bytes = 0
+    n_parts = 0
     for line in document.text.splitlines(keepends=True):
         lines.append(line)
         n_bytes += len(line.encode())
@@ -113,7 +119,7 @@ def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
 
 def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
     with _opened(path) as file:
-        max_bytes = MAX_TEXT_BYTES if path.suffix.lower() in PACKED else path.stat().st_size
+        max_bytes = MAX_TEXT_BYTES if path.suffix.lower() in COMPRESSED else path.stat().st_size
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise UserError(f"{path}: holds more than {max_bytes:,} bytes of text; cut it into several")
@@ -121,6 +127,7 @@ def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
 
 
 def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
+    """Decode UTF-8, without a byte order mark. first_line: number of the first line of the content, for errors."""
     try:
         return content.removeprefix(BOM_UTF8).decode()
     except UnicodeDecodeError as error:
@@ -151,12 +158,14 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
             # Arrow's reader accepts several frames, which parallel compressors write, and refuses a truncated one.
             file = io.BufferedReader(require("pyarrow", "prep").input_stream(str(path), compression="zstd"))
         else:
-            file = (gzip.open if ending == ".gz" else open)(path, "rb")
+            open_file = gzip.open if ending == ".gz" else open
+            file = open_file(path, "rb")
         with file:
             yield file
 
 
 def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
+    """Return the text in a field of a row. Raises UserError without the field, and for anything but valid text."""
     if field not in row:
         raise UserError(f"{where}: has no field {field!r}; it has: {', '.join(row) or 'none'}")
     text = row[field]
@@ -170,7 +179,7 @@ def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
 
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
-    """Yield the documents of a column, which Arrow reads without validation."""
+    """Yield the documents of a column. Arrow reads text without validation, so it is validated here."""
     pyarrow = require("pyarrow", "prep")
     parquet = require("pyarrow.parquet", "prep")
     with (
@@ -182,11 +191,11 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
             raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(file.schema_arrow.names)}")
         number = 0
         for column in (batch.column(0) for batch in file.iter_batches(batch_size=1024, columns=[field])):
-            is_valid = _is_valid(column)
+            is_batch_valid = _is_valid(column)
             for index in range(len(column)):
                 number += 1
                 where = f"{path}: row {number}"
-                if not is_valid and not _is_valid(column.slice(index, 1)):
+                if not is_batch_valid and not _is_valid(column.slice(index, 1)):
                     raise UserError(f"{where}: field {field!r} is not UTF-8 text")
                 yield Document(f"{name}:{number}", _text_of_row({field: column[index].as_py()}, field, where))
 
@@ -200,16 +209,20 @@ def _is_valid(column: Any) -> bool:
 
 
 def _read_dataset(source: str, field: str) -> Iterator[Document]:
+    """Yield the documents of a Hugging Face dataset. source: `hf:NAME[@CONFIG][:SPLIT]`."""
     datasets = require("datasets", "hf")
     fsspec = require("fsspec", "hf")
 
-    class Refused(fsspec.AbstractFileSystem):
-        """Replaces a protocol that reads the environment, which a dataset may name and `data.remote` refuses."""
+    class RefusedFileSystem(fsspec.AbstractFileSystem):
+        """Replaces the protocol `reference`, which a dataset may name and which reads the environment.
+
+        See PROTOCOLS in data/remote.py.
+        """
 
         def __init__(self, *arguments: Any, **options: Any):
             raise ValueError("it names files by reference://, which is not read")
 
-    fsspec.register_implementation("reference", Refused, clobber=True)
+    fsspec.register_implementation("reference", RefusedFileSystem, clobber=True)
     name, _, split = source.removeprefix("hf:").partition(":")
     name, _, config = name.partition("@")
     with refusing(f"{source}: cannot be read", Exception):  # the library raises any error of its readers
@@ -218,9 +231,8 @@ def _read_dataset(source: str, field: str) -> Iterator[Document]:
             yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))
 
 
-_TEXTS = {".txt": _read_text, ".md": _read_text, ".py": _read_text, ".jsonl": _read_jsonl, ".json": _read_jsonl}
-READERS: dict[str, Reader] = {
-    **{ending + packed: reader for ending, reader in _TEXTS.items() for packed in ("", *PACKED)},
-    ".parquet": _read_parquet,
-}
+_COMPRESSIBLE = {".txt": _read_text, ".md": _read_text, ".py": _read_text, ".jsonl": _read_jsonl, ".json": _read_jsonl}
+READERS: dict[str, Reader] = {".parquet": _read_parquet}
+for _compression in ("", *COMPRESSED):
+    READERS |= {ending + _compression: reader for ending, reader in _COMPRESSIBLE.items()}
 EXPECTED = "expected names ending in .txt .md .py .jsonl .json (.gz and .zst of each) or .parquet"

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from widthwise.config_io import refusing, require
-from widthwise.data.corpus import Counter, ProgressCallback
+from widthwise.data.corpus import ByteCounter, ProgressCallback
 from widthwise.data.identity import MANIFEST, Manifest, parse_manifest
 from widthwise.data.shards import durable
 from widthwise.files import MAX_JSON_BYTES, FileRecord, new_folder, parse_json, write_atomic, writing
@@ -17,8 +17,8 @@ from widthwise.mistakes import UserError, shortened
 
 FETCHED_BYTES_AT_ONCE = 2**22
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")
-"""Allowed protocols. Other protocols of fsspec, and chains of several, do more than read a file: `reference` fills in
-templates, through which an untrusted file reaches the environment variables of this process."""
+"""Allowed protocols. Other protocols of fsspec, and chains of several, do more than read a file: the templates of
+`reference` give an untrusted file access to the environment variables of this process."""
 
 
 def cache_folder() -> Path:
@@ -36,8 +36,8 @@ def is_url(path: str) -> bool:
 def check_url(url: str) -> str:
     """Validate a URL and return it.
 
-    Raises UserError for a protocol that is not in PROTOCOLS, for `::`, which chains several, and for a secret, which
-    is not shown, because URLs are stored and printed.
+    Raises UserError for a protocol that is not in PROTOCOLS, for `::`, which chains several, and for a password, query
+    or fragment, because URLs are stored and printed. The error does not show them.
     """
     protocol = url.partition("://")[0]
     shown = f"{protocol[:60]}://..."
@@ -55,10 +55,10 @@ def check_url(url: str) -> str:
 def fetched(url: str, progress: ProgressCallback) -> Path:
     """Fetch a prepared folder and return its copy in the cache.
 
-    The copy is checked against its manifest, and complete or absent. Of several processes, one fetches and the others
-    wait. If the manifest is unreachable, the newest copy is used, with a warning. A changed manifest gets a new folder.
-    Raises UserError as `check_url`, and for a URL that cannot be read, a damaged manifest, and a file that does not
-    match the manifest.
+    The files are checked against the manifest, and the copy is complete or absent. If several processes fetch the same
+    URL, one fetches and the others wait. If the manifest cannot be fetched, the newest copy is used, with a warning. A
+    changed manifest gets a new folder. Raises UserError as `check_url`, for a URL that cannot be read, a damaged
+    manifest, and a file that does not match the manifest.
     """
     url = check_url(url).rstrip("/")
     where = f"{url}/{MANIFEST}"
@@ -88,16 +88,16 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
 
 def _fetch_files(url: str, manifest: Manifest, folder: Path, progress: ProgressCallback) -> None:
     """Fetch the files of a manifest. Raises UserError for a file that differs from it."""
-    done = Counter(progress, f"fetching {url}", sum(record.n_bytes for record in manifest.files.values()))
+    counter = ByteCounter(progress, f"fetching {url}", sum(record.n_bytes for record in manifest.files.values()))
     for name, record in manifest.files.items():
         digest = hashlib.sha256()
         n_bytes = 0
         with durable(folder / name) as file:
-            for part in _parts(url, name, record.n_bytes + 1):  # one more, to notice a longer file
+            for part in _parts(url, name, record.n_bytes + 1):  # one more byte, to notice a longer file
                 file.write(part)
                 digest.update(part)
                 n_bytes += len(part)
-                done.add(len(part))
+                counter.add(len(part))
         if FileRecord(n_bytes=n_bytes, sha256=digest.hexdigest()) != record:
             raise UserError(f"{url}/{name}: differs from its manifest; it is damaged or changed")
 
@@ -107,7 +107,7 @@ def _parts(url: str, name: str, n_bytes: int) -> Iterator[bytes]:
     fsspec = require("fsspec", "remote")
     with refusing(f"{url}/{name}: cannot be fetched", Exception):  # any error of the protocol's library
         files, root = fsspec.core.url_to_fs(url)
-        with files.open(f"{root}/{name}", "rb") as file:  # not fsspec.open, which would read a chain in the name
+        with files.open(f"{root}/{name}", "rb") as file:  # fsspec.open would interpret a chain of protocols in the name
             while part := file.read(min(FETCHED_BYTES_AT_ONCE, n_bytes)):
                 n_bytes -= len(part)
                 yield part

@@ -57,7 +57,7 @@ def names_path(prefix: Path) -> Path:
 
 @contextmanager
 def durable(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file for the block to write, and put it on disk at the end. Raises UserError on a full disk."""
+    """Open a new file for the block to write, and flush it to disk at the end. Raises UserError on a full disk."""
     with writing(path), open(path, "xb") as file:
         yield file
         file.flush()
@@ -65,9 +65,9 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 
 
 class ShardWriter:
-    """Writes `prefix.bin` document by document, and `prefix.idx` at the end; used in a `with` block.
+    """Writes `prefix.bin` document by document, and `prefix.idx` at the end of its `with` block.
 
-    An exception leaves no index. Raises UserError on a full disk.
+    After an exception there is no index. Raises UserError on a full disk.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype):
@@ -105,15 +105,15 @@ class ShardWriter:
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Return int64 (n + 1,): the start of each of n sequences, and the total."""
+    """Return the start of each of n sequences, and the sum of the lengths, int64 (n + 1,)."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 class TokenFile:
     """A memory-mapped token file.
 
-    `document_starts` is int64 (n_documents + 1,), with n_tokens as the last entry; `fingerprint` is the CRC-32 of the
-    index, a cheap way to detect different documents.
+    `document_starts` has the first token of each document, then n_tokens, int64 (n_documents + 1,). `fingerprint` is
+    the CRC-32 of the index, a cheap way to detect different documents.
     """
 
     def __init__(self, prefix: Path):
@@ -152,7 +152,7 @@ class TokenFile:
         return self.n_tokens * self.dtype.itemsize
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Return tokens start..stop-1 of all documents end to end, a view (stop - start,) of the file's dtype."""
+        """Return a view of the tokens from start to stop - 1 of all documents end to end, in the file's dtype."""
         if not 0 <= start <= stop <= self.n_tokens:
             raise IndexError(f"tokens {start}..{stop} of a file with {self.n_tokens}")
         return self._tokens[start:stop]
@@ -162,18 +162,18 @@ class TokenFile:
         return self.tokens(int(self.document_starts[index]), int(self.document_starts[index + 1]))
 
     def parts(self, n_tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield all documents in parts of about n_tokens, as tokens end to end and lengths (n_documents,)."""
+        """Yield all documents in parts of about n_tokens: their tokens end to end, and the length of each document."""
         first = 0
         while first < self.n_documents:
-            end = int(np.searchsorted(self.document_starts, self.document_starts[first] + n_tokens))
-            last = min(max(end, first + 1), self.n_documents)
-            starts = self.document_starts[first : last + 1]
+            stop = int(np.searchsorted(self.document_starts, self.document_starts[first] + n_tokens))
+            stop = min(max(stop, first + 1), self.n_documents)
+            starts = self.document_starts[first : stop + 1]
             yield self.tokens(int(starts[0]), int(starts[-1])), np.diff(starts)
-            first = last
+            first = stop
 
 
 def write_tokens(prefix: Path, vocab_size: int, documents: Iterable[list[int]]) -> TokenFile:
-    """Write a token file, one list of tokens a document, and open it."""
+    """Write a token file and open it. documents: the tokens of each document."""
     dtype = token_dtype(vocab_size)
     with ShardWriter(prefix, dtype) as writer:
         for ids in documents:
@@ -199,7 +199,7 @@ def _parse_header(header: bytes, n_bytes: int, path: Path) -> tuple[np.dtype, in
 
 
 def name_lines(names: Iterable[str]) -> bytes:
-    """Return the lines of a file of names. A byte that is not UTF-8 is written as Python's surrogate escape."""
+    """Return the lines of a file of names. Surrogates, for bytes of a file name that are not UTF-8, are escaped."""
     return b"".join(json.dumps(name).encode() + b"\n" for name in names)
 
 

@@ -17,20 +17,23 @@ N_BYTES = 256
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. Encoding adds no special tokens; text that spells one is plain text, or refused."""
+    """Converts text to token ids and back.
+
+    Encoding adds no special tokens. Text that spells a special token is encoded as plain text, or refused.
+    """
 
     spec: str
     """Name of the tokenizer in a recipe."""
     vocab_size: int
-    """Ids in data are below this."""
+    """All ids in data are below it."""
     eos_id: int
     """The token at the end of every document."""
     bos_id: int | None = None
-    """The token before each text that a pretrained model reads; `encode` does not add it."""
+    """The token at the beginning of each text that a pretrained model reads; `encode` does not add it."""
     other_ends: frozenset[int] = frozenset()
-    """Tokens at which a pretrained model ends an answer; may hold `eos_id`."""
+    """Tokens at which a pretrained model ends an answer; may contain `eos_id`."""
     file_name: str
-    """Name of the file that `save` writes, which determines the class that reads it."""
+    """Name of the file that `save` writes. `restore_tokenizer` chooses the class by it."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -58,7 +61,7 @@ class Tokenizer(ABC):
 
     @property
     def id(self) -> str:
-        """sha256 (hex) of the definition and `eos_id`; tokenizers with the same hash give the same tokens."""
+        """sha256 (hex) of the definition and `eos_id`; tokenizers with the same id give the same tokens."""
         return hashlib.sha256(f"{self.definition()}\n{self.eos_id}".encode()).hexdigest()
 
     @property
@@ -74,23 +77,23 @@ class Tokenizer(ABC):
 
     @property
     def n_used(self) -> int:
-        """Smallest vocab_size of a model of texts, with beginning and end."""
+        """Smallest vocab_size of a model for texts with `bos_id` and `eos_id`."""
         return self.vocab_size
 
     def as_pretrained(self, token_ids: Mapping[str, int | list[int]]) -> Self:
-        """Set `other_ends`, in place, to a pretrained model's. token_ids: see `ImportedModel.token_ids`."""
+        """Set `other_ends`, in place, to the tokens of a pretrained model. token_ids: see `ImportedModel.token_ids`."""
         ends = token_ids.get("eos_token_id", [])
         self.other_ends = frozenset(ends if isinstance(ends, list) else [ends])
         return self
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return `bos_id`, if any, and the ids of a text to continue; `eos_id` if that is nothing."""
+        """Return `bos_id`, if any, and the ids of a text to continue; `eos_id` if there are none."""
         beginning = [] if self.bos_id is None else [self.bos_id]
         return [*beginning, *self.encode(text)] or [self.eos_id]
 
     @property
     def bos_note(self) -> str | None:
-        """Message if there is a `bos_id`."""
+        """Message for the user about `bos_id`; None without it."""
         if self.bos_id is None:
             return None
         return f"texts begin with {self.name_of(self.bos_id)}, as in the model's tokenizer; --no-bos omits it"
@@ -101,7 +104,7 @@ class Tokenizer(ABC):
         return self.other_ends | {self.eos_id}
 
     def decode_after(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text of ids after a prompt. Decoded with it, because some decoders drop a first space."""
+        """Return the text of ids after a prompt. They are decoded together: some decoders drop a leading space."""
         return self.decode([*prompt, *ids])[len(self.decode(prompt)) :]
 
     def save(self, folder: Path) -> Path:
@@ -113,7 +116,7 @@ class Tokenizer(ABC):
 
 @contextmanager
 def refusing_panics(message: str) -> Iterator[None]:
-    """Turn any Exception, and the PanicException of a Rust library, a BaseException, into a UserError."""
+    """Turn any Exception of the block into a UserError, and the PanicException of a Rust library, a BaseException."""
     try:
         yield
     except UserError:

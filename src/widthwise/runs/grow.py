@@ -303,7 +303,7 @@ def _continued_data(
     train = new.train
     new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
     fresh = new_loader.state_dict()
-    differing = new_loader.differing(loader)
+    differing = new_loader.changed_keys(loader)
     if not differing:
         return loader, identity, []
     if differing == ["batch_size"]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from widthwise.config_io import checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.identity import IMPORTED, has_seen_data
-from widthwise.data.loader import HeldOut, Loader, begun
+from widthwise.data.loader import HeldOut, Loader, with_bos
 from widthwise.files import check_free, write_atomic
 from widthwise.growth.certificate import model_size
 from widthwise.growth.choices import BUDGETS, ShrinkOptions
@@ -100,7 +100,7 @@ def shrink_run(
     n_rows = train.sequences_per_pass
     loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
     bos_id = None if options.no_bos or source.tokenizer is None else source.tokenizer.bos_id
-    batches = [begun(loader.batch(step), bos_id) for step in range(options.calibration_batches)]
+    batches = [with_bos(loader.batch(step), bos_id) for step in range(options.calibration_batches)]
     passes = [rows for batch in batches for rows in batch.split(n_rows)]
     held_out = replace(recipe.held_out(data), bos_id=bos_id)
     held_out.check()

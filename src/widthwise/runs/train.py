@@ -133,11 +133,11 @@ class _Launch:
             data.tokenizer.save(self.run.tokenizer_folder)
             self.run.begin(to_yaml(recipe), {**self._environment(), **data.identity.record(), **_bound_record(loop)})
             if isinstance(data, MixedData):
-                use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
+                usage = data.shares_and_epochs(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
                 n_held_out = Counter(recipe.held_out(data).sources)
                 lines = (  # a small source may be repeated, or be missing in validations
                     f"{name} {share:.1%} of the windows, each read {n_epochs:.3g} times; {n_held_out[name]} held out"
-                    for name, (share, n_epochs) in use.items()
+                    for name, (share, n_epochs) in usage.items()
                 )
                 self.observer.message(f"data: {' | '.join(lines)}")
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from widthwise.analysis.dynamic_width import WidthMeter
 from widthwise.config_io import mistakes_of
-from widthwise.data.corpus import Counter, Document, ignore_progress
-from widthwise.data.loader import HeldOut, TokenisedText, unended
-from widthwise.data.prepared import PreparedData, checked_parts, counted, is_prepared
+from widthwise.data.corpus import ByteCounter, Document, ignore_progress
+from widthwise.data.loader import HeldOut, TokenisedText, document_without_end
+from widthwise.data.prepared import PreparedData, check_and_count, checked_parts, is_prepared
 from widthwise.data.readers import open_source
 from widthwise.data.shards import write_tokens
 from widthwise.data.tokenizer import Tokenizer
@@ -51,7 +51,8 @@ class Validation:
     token_widths: TokenWidths | None
     """The result of `WidthMeter.summary`; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
-    """For each layer, every expert's share of the routed tokens; None if no layer routes."""
+    """For each layer, the share of the routed tokens of each expert, or None without experts; None if no layer has
+    experts."""
     losses_by_source: dict[str, float]
     """Mean loss over the windows of each source of a mixture; empty for a single source."""
     mtp_losses: list[float] | None
@@ -64,7 +65,10 @@ class Validation:
     """Scores on the tasks of the recipe, by name."""
 
     def record(self) -> dict[str, Any]:
-        """Return the entries of a validation record. width_fraction repeats the mean of token_widths, for its curve."""
+        """Return the entries of a validation record.
+
+        `width_fraction` repeats the mean of `token_widths`, for its curve in reports.
+        """
         record: dict[str, Any] = self.numbers()
         if self.losses_by_source:
             record["val_losses"] = self.losses_by_source
@@ -83,7 +87,7 @@ class Validation:
         return record
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the loss in its three units."""
+        """Return the loss in nats, as perplexity and in bits per byte."""
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
@@ -92,7 +96,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
     window_bytes: list[int] = []
-    by_depth: list[list[Tensor]] = []
+    mtp_batches: list[list[Tensor]] = []  # of each batch, for each MTP head, the mean losses of the windows
     widths = WidthMeter(model)
     choices = ChoiceMeans()
     with evaluating(model) as device:
@@ -106,19 +110,19 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
             with autocast(device, held_out.precision):
                 forward = model.loss(tokens, windows[:, 1:], documents=documents, positions=positions)
             losses_by_depth = (forward.losses, *forward.mtp_losses)
-            means = [losses.mean(dim=1, dtype=torch.float64) for losses in losses_by_depth]  # of each window
-            gathered = processes.all_gather_tensors((means, forward.choices))
+            window_means = [losses.mean(dim=1, dtype=torch.float64) for losses in losses_by_depth]
+            gathered = processes.all_gather_tensors((window_means, forward.choices))
             for batch, ((losses, *mtp_losses), chosen) in zip(batches, gathered):
                 window_bytes += byte_lengths[batch[:, 1:].numpy()].sum(axis=1).tolist()
                 with autocast(device, held_out.precision):
                     widths.add(chosen)
                 window_losses += losses.tolist()
                 choices.add(chosen, len(batch))
-                by_depth.append(mtp_losses)
+                mtp_batches.append(mtp_losses)
     reshard(model)
     loss = float(np.mean(window_losses))
     expert_loads = [means["expert_load"].tolist() if "expert_load" in means else None for means in choices.means()]
-    mtp_window_losses: list[list[float]] = [torch.cat(batches).tolist() for batches in zip(*by_depth)]
+    mtp_window_losses: list[list[float]] = [torch.cat(of_depth).tolist() for of_depth in zip(*mtp_batches)]
     nats = loss * held_out.seq_len * len(window_losses)
     n_bytes = held_out.n_text_bytes(window_bytes)
     return Validation(
@@ -143,19 +147,21 @@ class ValidationSets:
     texts: dict[str, HeldOut]
     tasks: dict[str, EncodedTask]
     sampler: "Sampler | None"
+    """None without `train.sample`."""
 
     @classmethod
     def opened(cls, recipe: Recipe, held_out: HeldOut, model: Decoder, processes: Processes = ALONE) -> Self:
         """Read and tokenise everything on every rank. model: the first model to validate.
 
-        Raises UserError for a text or task that cannot be read, is too short, or has other tokens, for samples that do
-        not fit into the model, and if two ranks read different content.
+        Raises UserError for a text or task that cannot be read, is too short, or has another tokenizer, for prompts
+        that do not fit into the model, and if two ranks read different content.
         """
         config = recipe.validation
         sample = recipe.train.sample
         opened: list[Self] = []
 
-        def identity() -> dict[str, dict[str, str]]:
+        def open_and_identify() -> dict[str, dict[str, str]]:
+            # Only the identity is sent to other ranks.
             texts = {name: _text(f"validation.texts.{name}", text, held_out) for name, text in config.texts.items()}
             scorer = _scorer(model, held_out)
             tasks = {}
@@ -166,7 +172,7 @@ class ValidationSets:
             return opened[0].identity()
 
         processes.check_same(
-            identity, lambda rank, *_: f"validation: process {rank} has other texts or tasks than process 0"
+            open_and_identify, lambda rank, *_: f"validation: process {rank} has other texts or tasks than process 0"
         )
         return opened[0]
 
@@ -187,7 +193,7 @@ class ValidationSets:
             texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
             tasks: dict[str, TaskAnswers] = {}
             if self.tasks:
-                torch.clear_autocast_cache()  # as `kernels.dispatch.autocast` says
+                torch.clear_autocast_cache()  # see `kernels.dispatch.autocast`
                 scorer = _scorer(model, self.held_out)
                 tasks = {name: score_task(scorer, encoded) for name, encoded in self.tasks.items()}
                 reshard(model)
@@ -200,6 +206,7 @@ def _scorer(model: Decoder, held_out: HeldOut) -> Scorer:
 
 
 def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
+    """Open a validation text with the settings of the held-out data. where: its config path, for errors."""
     seq_len = held_out.seq_len
     if config.max_tokens is not None and config.max_tokens < seq_len:
         raise UserError(f"{where}.max_tokens: got {config.max_tokens}; must be at least seq_len = {seq_len}")
@@ -209,36 +216,36 @@ def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
     if n_tokens <= seq_len:
         raise UserError(f"{where}: {config.source} holds {n_tokens} tokens; must be at least {seq_len + 1}")
     boundaries = held_out.boundaries
-    index = unended(text.held_out, boundaries.eos_id) if boundaries.masks or boundaries.resets else None
+    index = document_without_end(text.held_out, boundaries.eos_id) if boundaries.masks or boundaries.resets else None
     if index is not None:
         raise UserError(f"{where}: document {index} of {config.source} does not end in the end-of-text token")
     return replace(held_out, data=text, max_tokens=config.max_tokens)
 
 
 def _tokenised(config: ValidationText, tokenizer: Tokenizer) -> PreparedData | TokenisedText:
-    """Open a validation text. Raw text is tokenised into unlinked files, which are freed when the process ends.
+    """Open a validation text. Raw text is tokenised into deleted files, which are freed when the process ends.
 
     Raises UserError if the text was prepared with another tokenizer.
     """
     if not is_prepared(Path(config.source)):
         max_ids = None if config.max_tokens is None else config.max_tokens + 1
-        counter = Counter(ignore_progress, "", None)
+        counter = ByteCounter(ignore_progress, "", None)
         with tempfile.TemporaryDirectory() as folder:
             documents = _first_tokens(open_source(config.source, config.field), tokenizer, max_ids, counter)
             tokens = write_tokens(Path(folder) / "text", tokenizer.vocab_size, documents)
-        record = counted([tokens], tokenizer, ignore_progress)
+        record = check_and_count([tokens], tokenizer, ignore_progress)
         return TokenisedText(tokens, tokenizer, counter.n_bytes / max(1, record.n_token_bytes))
     data = PreparedData.open(config.source)
     data.check_tokenizer(tokenizer)
     for _ in checked_parts(data.held_out, tokenizer.vocab_size):
-        pass  # a stray token would stop the run later
+        pass  # raises an error for an invalid token, which would stop the run later
     return data
 
 
 def _first_tokens(
-    documents: Iterable[Document], tokenizer: Tokenizer, max_ids: int | None, counter: Counter
+    documents: Iterable[Document], tokenizer: Tokenizer, max_ids: int | None, counter: ByteCounter
 ) -> Iterator[list[int]]:
-    """Yield the tokens of every document, with its end-of-text token, up to at least max_ids, and count their bytes."""
+    """Yield the tokens of documents, each with its end-of-text token, until there are max_ids, and count bytes."""
     n_tokens = 0
     for document in documents:
         ids = [*tokenizer.encode(document.text), tokenizer.eos_id]
@@ -250,6 +257,7 @@ def _first_tokens(
 
 
 def _fingerprint(text: HeldOut) -> str:
+    """Return the sha256 (hex) of the tokens of all windows."""
     digest: Any = hashlib.sha256()
     for batch in text.batches():
         digest.update(batch.numpy().astype("<i8").tobytes())
@@ -257,10 +265,10 @@ def _fingerprint(text: HeldOut) -> str:
 
 
 class Sampler:
-    """Continues the prompts of a recipe. Training is not affected."""
+    """Generates continuations of the prompts of a recipe, without a change to training."""
 
     def __init__(self, config: SampleConfig, held_out: HeldOut, model: Decoder):
-        """held_out: gives tokenizer and precision. Raises UserError if texts do not fit into the model."""
+        """held_out: has the tokenizer and the precision. Raises UserError if a prompt does not fit into the model."""
         self._config = config
         self._held_out = held_out
         self._prompts = [*map(held_out.data.tokenizer.encode_prompt, config.prompts)]
