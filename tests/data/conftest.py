@@ -13,7 +13,7 @@ settings.load_profile("data")
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared corpus, of which tests that change something make a copy."""
+    """A prepared corpus. Tests copy it before they change it."""
     out = tmp_path_factory.mktemp("prepared") / "out"
     prepare(named_corpus("synthetic"), out, tokenizer="bytes")
     return out
@@ -21,6 +21,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in the place of the user's cache."""
+    """An empty folder that replaces the user's cache."""
     monkeypatch.setenv("WIDTHWISE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

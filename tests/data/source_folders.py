@@ -1,4 +1,4 @@
-"""Corpora to be prepared, and what a prepared folder holds."""
+"""Corpora to prepare, and checks of prepared folders."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,12 +10,12 @@ from widthwise.data.corpus import Corpus, Document
 
 
 def corpus_of(name: str, texts: Iterable[str]) -> Corpus:
-    """Documents NAME/0, NAME/1, ... texts: can be read again and again."""
+    """Return a corpus of documents NAME/0, NAME/1, ... texts: must be iterable more than once."""
     return Corpus(name, lambda: (Document(f"{name}/{index}", text) for index, text in enumerate(texts)))
 
 
 def check_same_bytes(folder: Path, expected: Path) -> None:
-    """Every file of the folders, the manifest with its checksums among them."""
+    """Check that two folders have equal files, including the manifest."""
     names = sorted(path.name for path in expected.iterdir())
     assert sorted(path.name for path in folder.iterdir()) == names
     for name in names:
@@ -23,6 +23,6 @@ def check_same_bytes(folder: Path, expected: Path) -> None:
 
 
 def in_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Return a function that lets `change` change what the manifest of a prepared folder says."""
+    """Return a function that applies `change` to the manifest of a prepared folder, in place."""
 
     return lambda folder: forge(folder / "manifest.json", change)

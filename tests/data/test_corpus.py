@@ -7,7 +7,7 @@ from widthwise.data.corpus import files_below, named_corpus
 
 
 def test_installed_python_is_the_standard_library_with_tests_and_packages_and_keeps_bytes(tmp_path, monkeypatch):
-    """With a standard library and a site-packages of a few files, in place of the real ones."""
+    """With fake standard library and site-packages folders of a few files."""
     kept = {"abc.py": b"a", "json.py": b"c", "json/decoder.py": b"b\r\n"}
     tests = ["test/test_abc.py", "lib2to3/tests/x.py", "idlelib/idle_test/x.py"]
     passed_over = {"empty.py": b"", "notes.txt": b"no", "latin.py": b"\xe9"}

@@ -1,6 +1,6 @@
-"""Windows of token files in an order of their own, the same on any number of processes, and from any step on.
+"""The order of windows: random in each epoch, the same on any number of processes, and from any step on.
 
-Those of a mixture are divided among its sources by weight, so that no source is ever far from its share.
+Windows of a mixture are divided among its sources by weight, so that no source is ever far from its share.
 """
 
 import tracemalloc
@@ -140,13 +140,13 @@ def test_each_source_of_a_mixture_is_read_as_it_is_alone(mixture, n_steps, seed)
 
 
 def test_a_mixture_lasts_until_one_of_its_sources_has_no_window_left(mixture):
-    """a and b have half of the rows, of which a quarter is a's: b has 24 - 24 / 4 = 18 of the first 48, its all."""
+    """a and b have half of the rows, and a a quarter of these: b has 24 - 24 / 4 = 18 of the first 48, its last one."""
     windows = MixedWindows(mixture, 17)
     assert (windows.n_windows, divide_rows(mixture.weights).counts(48)["b"], windows.source_of(48)) == (48, 18, "b")
 
 
 def test_memory_does_not_grow_with_the_number_of_batches(mixture):
-    """Less than a token for each further window, of which 60 batches have 1440: 30 epochs of the smallest source."""
+    """60 batches have 1440 windows, 30 epochs of the smallest source. Memory grows by less than a token per window."""
     loader, peaks = Loader(mixture, **OPTIONS), []
     tracemalloc.start()
     for n_batches in (5, 5, 60):

@@ -28,7 +28,7 @@ texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
 
 
 def divided(texts: list[str], held_out: float) -> tuple[list[str], list[str]]:
-    """The texts to train on, and those held out."""
+    """Return the training and the held-out texts."""
     documents = list(HeldOutFraction(held_out).documents(corpus_of("test", texts)))
     train, held = ([each.text for each in documents if each.split == split] for split in ("train", "held_out"))
     return train, held
@@ -65,7 +65,7 @@ def test_fingerprint_is_sha256_of_framed_names_and_content_digests(first, second
 
 
 def split_texts(data: PreparedData) -> tuple[list[str], ...]:
-    """The texts of the documents to train on, and of those held out."""
+    """Return the texts of the training and of the held-out documents."""
     splits = (data.train, data.held_out)
     return tuple([data.tokenizer.decode(part.document(i)) for i in range(part.n_documents)] for part in splits)
 
@@ -92,7 +92,7 @@ def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
 
 
 def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_behind_them(tmp_path, monkeypatch):
-    """Whatever the batches: a document of t bytes has t + 1 tokens."""
+    """For any size of batches. A document of t bytes has t + 1 tokens."""
     n_read = 0
 
     def read() -> Iterator[Document]:

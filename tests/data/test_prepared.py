@@ -1,6 +1,6 @@
-"""A prepared folder is opened only if it is whole, and its manifest vouches for every file in it and none outside.
+"""A prepared folder is opened only if it is complete and matches its manifest.
 
-Megatron-LM shards of others become one: without a copy where links are possible, never changed.
+Megatron-LM shards are adopted: linked where possible, otherwise copied, and never changed.
 """
 
 import errno
@@ -97,7 +97,7 @@ CODES = {"h": 3, "i": 4, "q": 5, "H": 8}
 
 
 def write_megatron(prefix: Path, documents: list[list[int]], letter: str = "H") -> None:
-    """A `.bin` and an `.idx` written from the description of the format alone."""
+    """Write a `.bin` and an `.idx` by the description of the format, independently of ShardWriter."""
     lengths = [len(document) for document in documents]
     n, itemsize = len(documents), struct.calcsize(f"<{letter}")
     offsets = [itemsize * start for start in accumulate(lengths[:-1], initial=0)][:n]
@@ -109,7 +109,7 @@ def write_megatron(prefix: Path, documents: list[list[int]], letter: str = "H") 
 
 @pytest.fixture
 def theirs(tmp_path) -> Path:
-    """A folder of its own, with the shards a and b, alone in `tmp_path` before an adoption that fails and after."""
+    """A folder with the shards a and b, the only entry of `tmp_path`, also after an adoption that fails."""
     (tmp_path / "theirs").mkdir()
     write_megatron(tmp_path / "theirs/a", TRAIN)
     write_megatron(tmp_path / "theirs/b", HELD_OUT, "i")
@@ -178,7 +178,7 @@ def test_files_are_copied_where_they_cannot_be_linked_and_a_full_disk_leaves_not
 def test_a_token_outside_the_vocabulary_is_refused_with_file_place_and_value(
     theirs, tmp_path, monkeypatch, name, letter, token
 ):
-    """In any of the parts that are looked at at once."""
+    """In any of the parts that are checked at a time."""
     monkeypatch.setattr("widthwise.data.prepared.TOKENS_AT_ONCE", 5)
     write_megatron(theirs / name, [[5, 6, EOS], [0] * 10 + [token, 500, EOS]], letter)
     with pytest.raises(UserError) as refused:
@@ -188,7 +188,7 @@ def test_a_token_outside_the_vocabulary_is_refused_with_file_place_and_value(
 
 
 def test_what_cannot_be_adopted_is_refused_by_name_and_leaves_nothing(theirs, tmp_path):
-    """Damage of shards is told in `test_shards.py`."""
+    """Damaged shards are tested in `test_shards.py`."""
     for name, documents in (("none", []), ("empty", [[], []])):
         write_megatron(theirs / name, documents)
     (theirs / "folder").mkdir()

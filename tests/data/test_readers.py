@@ -1,4 +1,4 @@
-"""Texts are read from files of many formats, from corpora by name and from data sets; broken input is named."""
+"""Texts are read from files of many formats, from named corpora and from data sets; errors name broken input."""
 
 import gzip
 import itertools
@@ -114,7 +114,7 @@ def test_bad_input_is_refused_naming_file_and_place(tmp_path, name):
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_compressed_file_is_refused_wherever_it_is_cut_off(tmp_path, ending):
-    """But between two frames, where what is left is a whole file."""
+    """Except between two frames, where the rest is a complete file."""
     frames = [compressed(ending, jsonl([f"{index} {text}" for text in TEXTS])) for index in range(3)]
     ends = list(itertools.accumulate(map(len, frames)))
     path = tmp_path / f"a.jsonl.{ending}"

@@ -1,4 +1,4 @@
-"""A prepared folder at a URL is fetched into the cache, and a stranger's can do no harm."""
+"""A prepared folder at a URL is fetched into the cache; an untrusted folder can do no harm."""
 
 import functools
 import hashlib
@@ -29,7 +29,7 @@ def folder(original, tmp_path, cache):
 
 @pytest.fixture
 def server(folder):
-    """The folder served over HTTP: its `url`, the `paths` that were asked for, and how to `stop` it."""
+    """The folder served over HTTP: its `url`, the requested `paths`, and a function to `stop` the server."""
     paths: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Token files as Megatron-LM has them, and names of documents: written whole, read back, refused where damaged."""
+"""Token files of Megatron-LM and names of documents: written completely, read back, refused if damaged."""
 
 import os
 import resource
@@ -69,7 +69,7 @@ def test_an_index_is_read_only_if_its_header_and_size_agree(tmp_path):
 
 
 def test_documents_of_several_sequences_are_read(tmp_path):
-    """Megatron-LM's `--split-sentences` writes a sequence a sentence."""
+    """Megatron-LM's `--split-sentences` writes one sequence per sentence."""
     (tmp_path / "x.bin").write_bytes(struct.pack("<6i", *range(6)))
     header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 3, 3)
     index = header + struct.pack("<3i", 1, 2, 3) + struct.pack("<3q", 0, 4, 12) + struct.pack("<3q", 0, 2, 3)
@@ -88,7 +88,7 @@ DAMAGED = {
     "dtype": (17, b"\x63", "dtype code 99"),
     "absurd_count": (18, b"\xff" * 8, "where its header requires"),
 }
-"""Place in an index, the bytes there, and what is said of it."""
+"""Offset in an index, the bytes written there, and the error."""
 
 
 @pytest.mark.parametrize(("at", "value", "message"), DAMAGED.values(), ids=DAMAGED)

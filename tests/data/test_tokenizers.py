@@ -1,4 +1,4 @@
-"""Tokenizers by name or file: their tokens stand for exactly the bytes of a text, and files of others are checked."""
+"""Tokenizers by name or file: byte lengths of tokens add up to the text, and untrusted files are checked."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_malformed_specs_are_refused():
 
 
 def byte_fallback_tokenizer() -> tokenizers.Tokenizer:
-    """The make of a Llama-2 tokenizer: spaces as U+2581, unknown characters as bytes."""
+    """Return a tokenizer like Llama-2's: spaces as U+2581, unknown characters as bytes."""
     pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "é", "▁a"]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
@@ -92,7 +92,7 @@ END = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
 
 
 def with_template(single: list, is_nested: bool = False, bos_id: int = 0) -> str:
-    """BPE with a post-processor whose template puts these parts together."""
+    """Return BPE with a post-processor whose template has these parts."""
     special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [bos_id], "tokens": ["<|endoftext|>"]}}
     template = {"type": "TemplateProcessing", "single": single, "pair": [A, B], "special_tokens": special}
     part = {"type": "Sequence", "processors": [template]} if is_nested else template
@@ -112,7 +112,7 @@ def test_the_beginning_is_the_one_token_that_a_template_puts_before_the_text(is_
 
 
 def not_special(definition: str) -> str:
-    """The file with no token flagged special."""
+    """Return the file without special flags of tokens."""
     data = json.loads(definition)
     return json.dumps({**data, "added_tokens": [{**token, "special": False} for token in data["added_tokens"]]})
 

@@ -1,6 +1,6 @@
 """Runs in two processes that train together, with spikes in the second one only; run by test_spikes.py.
 
-spikes_on_two.py WORK     trains every case in WORK/NAME, and prints what each process found of the rest.
+spikes_on_two.py WORK     trains every case in WORK/NAME, and prints the results of each process.
 """
 
 import json
@@ -28,15 +28,15 @@ CASES: dict[str, tuple[Recipe, tuple[int, ...]]] = {
     "skip": (tiny_recipe(SKIP, "train.norms_every=3"), (3, 6)),
     "skip, shared": (tiny_recipe(SKIP, "train.norms_every=3", "train.shards=2"), (6,)),
 }
-"""Name -> recipe, and the batches that have no gradient that is a number."""
+"""Name -> recipe, and the batches whose gradient is NaN."""
 
 
 def spoil(
     monkeypatch, factors: Mapping[int, float], moved: Mapping[int, int] | None = None, part: str = "objective"
 ) -> None:
-    """Multiplies the objective of batches by a factor, so that their gradients explode. The loader counts from 0.
+    """Multiply the objective of batches by a factor, so that their gradients explode. Batches are counted from 0.
 
-    moved: number -> number of the batch that is given out instead; part: `losses` for the reported losses.
+    moved: batch -> batch that the loader returns instead. part: `objective`, or `losses` for the reported losses.
     """
     number, load, loss = -1, Loader.batch, Decoder.loss
 
@@ -54,7 +54,7 @@ def spoil(
 
 
 def trained(recipe: Recipe, path: Path) -> str | None:
-    """Why the run stopped, None where it has finished."""
+    """Train and return the reason why the run stopped; None if it has finished."""
     try:
         train(recipe, path)
     except RunFailed as failed:
@@ -63,8 +63,7 @@ def trained(recipe: Recipe, path: Path) -> str | None:
 
 
 def speed(rank: int) -> dict[str, float | int | None]:
-    """The record of speed, where a process takes rank + 1 seconds a step, the first knows of no memory, and a device
-    makes 1 FLOP/s at most."""
+    """Return the record of speed for rank + 1 seconds a step, unknown peak memory on rank 0, and 1 FLOP/s at most."""
     patch = pytest.MonkeyPatch()
     patch.setattr(metrics, "model_flops_utilization", lambda tokens, flops, device: tokens * flops)
     patch.setattr(metrics.PeakMemory, "n_bytes", lambda self: 1000 * rank or None)

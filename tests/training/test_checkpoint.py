@@ -1,4 +1,4 @@
-"""Checkpoints: saved and loaded, damaged, in one file or by rows in several, and which of them a run keeps."""
+"""Checkpoints: saving and loading, damage, tensors in one file or in one per shard, and retention."""
 
 import errno
 import json
@@ -73,7 +73,7 @@ def test_newest_checkpoint_is_found_by_number(tmp_path):
 
 
 def with_content(change):
-    """An edit of a file's bytes."""
+    """Return a function that changes the bytes of a file."""
     return lambda file: file.write_bytes(change(file.read_bytes()))
 
 
@@ -126,7 +126,7 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted_but_left
 
 
 def with_tensors(change):
-    """An edit of a file's tensors."""
+    """Return a function that changes the tensors of a file."""
 
     def edit(file: Path) -> None:
         tensors = load_file(file)
@@ -153,8 +153,8 @@ WRONG = (
     (STATE, with_content(lambda _: b'{"window_steps": 1, "steps": 7}')),
     (STATE, with_content(lambda _: json.dumps(RunState(window_steps=1, step=6).as_data()).encode())),
 )
-"""No tensors, whole numbers, a moment of no parameter, none of a parameter, one of another shape, no random state; and
-the last is the state of another step."""
+"""Files with a valid checksum and wrong content, such as integer weights, a moment of an unknown parameter, a missing
+moment, a moment of another shape, and (the last) the state of another step."""
 
 
 @pytest.mark.parametrize("name", checkpoint_folder.file_names())
@@ -190,7 +190,7 @@ Tensors = dict[str, Tensor]
 
 
 def tensors() -> Tensors:
-    """One of 7 rows; one of 2, so that some of 5 files have none of it; bf16; and one without rows."""
+    """Return tensors with 7, 2 and 4 rows, and a scalar. With 5 shards, some have no row of `pair`."""
     return {
         "matrix": torch.arange(21.0).view(7, 3),
         "pair": torch.tensor([0.5, 1.5], dtype=torch.bfloat16),
@@ -200,7 +200,7 @@ def tensors() -> Tensors:
 
 
 def parts_of(whole: Tensors, n_shards: int) -> list[Tensors]:
-    """By torch's own division into chunks."""
+    """Return the tensors of each shard, divided by `torch.chunk`."""
     parts: list[Tensors] = [{} for _ in range(n_shards)]
     for name, tensor in whole.items():
         chunks = tensor.chunk(n_shards) if tensor.shape else (tensor,) * n_shards
@@ -259,7 +259,7 @@ UNEQUAL = [
     ({"matrix": MATRIX.long()}, {}, "matrix is of type"),
     ({}, {"matrix": torch.zeros(3, 3).bool()}, "matrix is of type"),
 ]
-"""What stands in the first and the second file instead of a matrix of 4 and 3 rows, and what is said."""
+"""Tensors that replace those of the first and the second file (matrix: 4 and 3 rows), and the error."""
 
 
 def test_rows_columns_and_types_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_checkpoint_stays_if_any_rule_keeps_it() -> None:
 
 
 class Killed(BaseException):
-    """Ends a run as a kill would."""
+    """Ends a run without cleanup, like a kill."""
 
 
 @pytest.mark.parametrize("in_background", ["false", "true"])

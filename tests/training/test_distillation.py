@@ -1,4 +1,4 @@
-"""A student learns the predictions of a teacher beside its targets: `train.distill`."""
+"""Distillation: a student learns the predictions of a teacher in addition to its targets (`train.distill`)."""
 
 from pathlib import Path
 

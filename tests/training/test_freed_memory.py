@@ -1,4 +1,4 @@
-"""In another process, because what glibc is told holds for a whole process."""
+"""Freed memory is kept or given back. Tested in another process, because options of glibc apply to a whole process."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ print(again, touch())
 
 
 def test_freed_memory_is_there_again_until_it_is_given_back():
-    """By the pages that are requested when freed memory is needed again, and after it was given back."""
+    """Counts page faults when memory is allocated again: few after it was freed, many after it was given back."""
     try:
         os.confstr("CS_GNU_LIBC_VERSION")
     except (AttributeError, OSError, ValueError):

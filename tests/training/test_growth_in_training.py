@@ -194,7 +194,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_old_entries_stay_bit_for_bit_until_they_are_let_go(apart: Path) -> None:
-    """APART grows after step 4 and freezes for two steps. The rate on record is that of old entries."""
+    """APART grows after step 4 and freezes old entries for two steps. The recorded rate is the rate of old entries."""
     plan = saved_recipe(RunDir(apart)).phases[1].growth.plan
     old, is_new = weights_at(apart, 4), plan.is_new()
     start = {name: weight[~is_new[name]] for name, weight in plan.weights(old)}
@@ -208,7 +208,7 @@ def test_old_entries_stay_bit_for_bit_until_they_are_let_go(apart: Path) -> None
 
 
 def test_update_norms_are_those_of_what_has_moved(apart: Path) -> None:
-    """While old entries wait and after."""
+    """Both while old entries are frozen (step 6) and afterwards (step 7)."""
     recorded = {record["step"]: record["update_norms"] for record in records(apart, "norms")}
     for step in (6, 7):
         before, after = weights_at(apart, step - 1), weights_at(apart, step)

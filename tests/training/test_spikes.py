@@ -1,4 +1,4 @@
-"""What a run does about spikes: the batch that makes one is chosen here, by its number."""
+"""Spikes of the gradient: runs stop or skip the step. The tests choose the batches that cause spikes."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SKIP = "train.on_spike={kind: skip, factor: 4, window_steps: 3, max_skipped: 2}"
 
 
 def test_a_spike_makes_no_update_and_leaves_all_else_as_it_was(tmp_path: Path, monkeypatch) -> None:
-    """The state after a skipped step is that before it, so the next step starts from the same weights."""
+    """A skipped step changes no state, so the next step starts from the same weights."""
     spoil(monkeypatch, {4: 100.0, 5: math.nan})
     train(tiny_recipe(SKIP), tmp_path / "run")
     files = [tmp_path / f"run/checkpoints/step_{step:08d}/model.safetensors" for step in range(3, 8)]
@@ -33,7 +33,7 @@ def test_a_spike_makes_no_update_and_leaves_all_else_as_it_was(tmp_path: Path, m
 
 
 def test_skipped_steps_are_in_no_loss_and_in_no_record(tmp_path: Path, monkeypatch) -> None:
-    """Step 4 would write a record; the one of step 8 has the mean of the others since the beginning."""
+    """Step 4 is skipped and writes no record; the record of step 8 has the mean of all other steps."""
     spoil(monkeypatch, {3: math.nan, 8: math.nan})
     train(tiny_recipe(SKIP, "train.loss_window_steps=100"), tmp_path / "run")
     result, logged = RunDir(tmp_path / "run").result(), records(tmp_path / "run", "train")
@@ -71,7 +71,7 @@ def test_norms_are_compared_with_the_median_of_a_full_window() -> None:
 
 
 def test_a_grown_model_starts_a_window_of_its_own(tmp_path: Path, monkeypatch) -> None:
-    """Four times the usual is a spike at step 6 of a model that stays, and none in the second step of a grown one."""
+    """Step 6 is a spike for the unchanged model, but not for a grown model, whose window is not full."""
     spoil(monkeypatch, {5: 9.0})
     growth = "growth=[{at_step: 4, model: {n_layers: 5}}]"
     train(tiny_recipe(SKIP, "model.shape={kind: uniform}"), tmp_path / "same")
@@ -105,14 +105,14 @@ SCRIPT = Path(__file__).with_name("spikes_on_two.py")
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
-    """The runs, and what each process says of them."""
+    """Return the folder of the runs, and the output of each process."""
     work = tmp_path_factory.mktemp("two")
     return work, [json.loads(said.splitlines()[-1]) for said in said_by_script(2, SCRIPT, work, folder=work)]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_gradient_of_one_process_that_is_not_finite_is_decided_on_by_all(two, tmp_path, monkeypatch, name) -> None:
-    """Each process makes one pass of the rows of which one process makes two, so with whole copies all is bitwise."""
+    """Two processes split the rows in the same passes as one, so without shards the results are bitwise equal."""
     work, said = two
     assert said[0][name] == said[1][name]
     recipe, batches = CASES[name]

@@ -1,4 +1,4 @@
-"""Choices of layers and their norms, against sums over parameters and outputs, and a run that they leave as it is."""
+"""Choices of layers and norms of layers, compared with sums over parameters and outputs."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ MIXTURE = "0: {ffn: {kind: moe, n_experts: 5, top_k: 2, d_expert: 7}}"
 
 
 def mixed_model():
-    """A mixture, a dynamic width, and a layer that has nothing to choose."""
+    """Return a model of a mixture of experts, a dynamic-width layer, and a layer without choices."""
     layers = f"model.layers={{{MIXTURE}, 2: {{ffn: {{kind: swiglu, d_ff: 9}}}}}}"
     return build(tiny_recipe(DYNAMIC, layers).explicit_model, seed=1)
 
@@ -56,7 +56,7 @@ def test_a_record_holds_one_number_a_layer_averaged_over_micro_batches_and_the_n
 
 
 def test_a_dead_score_is_named_once_and_no_other(tmp_path):
-    """That of a layer between one whose score learns and one without a choice."""
+    """The dead score is in layer 2, between a layer whose score learns and a layer without a choice."""
     layers = "model.layers={1: {ffn: {mask: {kind: hard}}}, 2: {ffn: {kind: swiglu, d_ff: 9}}}"
     recipe = tiny_recipe(DYNAMIC, layers, "train.log_every=1")
     listener = Listener()
@@ -86,7 +86,7 @@ MODELS = {
 
 @every_pair(("micro_batch_size", [2, 6]), ("again", ["none", "layer"]), ("name", MODELS))
 def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: str, micro_batch_size: int) -> None:
-    """The outputs are seen here by hooks on one pass of the whole batch without gradients."""
+    """Expected outputs come from hooks, in one pass of the whole batch without gradients."""
     model = build(tiny_recipe(*MODELS[name]).explicit_model, seed=1, dtype=torch.float64)
     model.recompute = RECOMPUTE[again]
     outputs: list[float] = []

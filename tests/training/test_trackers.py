@@ -1,4 +1,4 @@
-"""Trackers do not disturb a run, and get each record once: with fakes, then each one read back by its own reader."""
+"""Trackers do not disturb a run, and get each record once: tested with fakes, then with the files of real trackers."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_after_kills_wandb_has_every_record_once_in_one_run(finished, tmp_path, 
 
 
 Points = list[tuple[int, str, Any]]
-"""(step, name, value) of everything a tracker holds, sorted."""
+"""(step, name, value) of all logged values, sorted."""
 
 
 def from_tensorboard(run: Path) -> Points:
@@ -133,7 +133,7 @@ def from_tensorboard(run: Path) -> Points:
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
-    """The entries of an offline file: a LevelDB log (blocks of 32 KiB, entries in parts) behind a header of 7 bytes."""
+    """Yield the entries of an offline file: 7 bytes of header, then a LevelDB log (blocks of 32 KiB, split entries)."""
     assert content[:4] == b":W&B"
     offset, entry = 7, b""
     while offset + 7 <= len(content):
@@ -167,7 +167,7 @@ READERS: Mapping[str, Callable[[Path], Points]] = {"tensorboard": from_tensorboa
 
 
 def recorded(run: Path) -> Points:
-    """What metrics.jsonl holds, without nulls."""
+    """Return the values of metrics.jsonl, without nulls."""
     return sorted(
         (record["step"], name, value) for record in RunDir(run).metrics() for name, value in values_of(record).items()
     )

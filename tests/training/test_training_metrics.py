@@ -1,4 +1,4 @@
-"""Speed, use of a device and memory of a run."""
+"""Speed, FLOPs utilization and memory of a run."""
 
 import sys
 import time

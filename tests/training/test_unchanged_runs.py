@@ -1,4 +1,4 @@
-"""What may be asked of a run besides, without another bit in its records and weights."""
+"""Options that must not change a bit of the records and weights of a run."""
 
 import pytest
 from growing_runs import GROWING, TWICE
@@ -19,7 +19,7 @@ CASES = {
     "dynamic widths in bf16": (("train.precision=bf16", BY_TOKEN), (SAMPLES,)),
     "slots that grow": (GROWING["slots"], (NORMS,)),
 }
-"""What a run has, and what it is asked for besides."""
+"""Name -> overrides of the recipe, and options that are added one at a time."""
 
 
 @pytest.mark.parametrize("name", CASES)

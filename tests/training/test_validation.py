@@ -1,4 +1,4 @@
-"""Validation: losses per token and byte, and the texts that a model writes."""
+"""Validation: losses per token and per byte, and samples."""
 
 import math
 import shutil
@@ -140,7 +140,7 @@ def texts(run: Path) -> list[dict]:
 
 
 def generated(run: Path, step: int, prompts: list[str], n_tokens: int, temperature: float, seed: int) -> list[str]:
-    """What `generate` makes of the prompts, with the model of a step."""
+    """Return the continuations of the prompts by `generate`, with the model of a step."""
     trained = open_model(run, step=step)
     tokenizer = trained.tokenizer
     encoded = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -183,9 +182,9 @@ class DataCache:
     them again.
     """
 
-    def __init__(self, checked: Mapping[str, Stamps] = MappingProxyType({})):
+    def __init__(self, checked: Mapping[str, Stamps] | None = None):
         """checked: section, as JSON -> stamps of its files when they passed the check."""
-        self._checked = dict(checked)
+        self._checked = dict(checked or {})
         self._opened: dict[str, tuple[OpenedData, Stamps]] = {}
 
     def __reduce__(self) -> tuple[type["DataCache"], tuple[Mapping[str, Stamps]]]:

@@ -83,7 +83,8 @@ class PackingConfig(Config):
         if not options:
             return NO_BOUNDARIES
         eos_id = data.tokenizer.eos_id
-        for tokens in (tokens for folder in data.folders for tokens in (folder.train, folder.held_out)):
+        files = [tokens for folder in data.folders for tokens in (folder.train, folder.held_out)]
+        for tokens in files:
             index = document_without_end(tokens, eos_id)
             if index is not None:
                 raise UserError(
