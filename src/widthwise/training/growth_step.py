@@ -36,7 +36,7 @@ def grow(old: ModelAndOptimizer, new: ModelAndOptimizer, growth: Growth, run_see
 
 
 class _LazyDict(UserDict[str, Any]):
-    """A dict whose `[]` gathers the stored tensors of a name whole onto the CPU."""
+    """A dict that gathers the tensors of an entry onto the CPU each time that the entry is read."""
 
     def __init__(self, entries: Mapping[str, Any], gather: Callable[[Any], Any]):
         super().__init__(entries)

@@ -82,7 +82,7 @@ def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
 
 
 class Diverged(Exception):
-    """Training has diverged: the run must stop after this step."""
+    """The divergence of a run, which must stop after this step."""
 
     def __init__(self, step: int, reason: str):
         super().__init__(reason)
