@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.context import PassContext
-from widthwise.model.norm import NormConfig, NormSite
+from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Place
 
 
 def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -28,9 +28,13 @@ def randomised(module: nn.Module, seed: int = 0, size: float = 1.0) -> nn.Module
 
 
 def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms") -> NormSite:
-    """The place of a feed-forward's norm, which divides by its width."""
+    """Return the site of a feed-forward's norm, which divides by the width that it normalises.
+
+    placement: "pre", "reordered", "both" or "none".
+    """
     width = d_out if placement == "reordered" else d_model
-    return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=width))
+    place = PLACEMENTS.get(placement, Place())
+    return NormSite(place, NormConfig(kind=kind, eps=1e-5, norm_dim=width))
 
 
 CONTEXT = PassContext(rope={}, masks={None: None})

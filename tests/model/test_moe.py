@@ -9,10 +9,10 @@ from literal_decoder import mixture as literal_mixture
 
 from widthwise.config_io import parse
 from widthwise.model.ffn.moe import MoEConfig, MoETemplate
-from widthwise.model.norm import NormConfig, NormSite
+from widthwise.model.norm import NormConfig, NormSite, Place
 
 D_MODEL, D_OUT, N_EXPERTS, TOP_K, D_EXPERT = 9, 7, 5, 2, 3
-NO_NORM = NormSite("none", NormConfig(norm_dim=1))
+NO_NORM = NormSite(Place(), NormConfig(norm_dim=1))
 
 
 def mixture(**changes):

@@ -5,7 +5,7 @@ import torch
 from comparing import assert_same, random
 from literal_decoder import normalised
 
-from widthwise.model.norm import NormConfig, NormSite
+from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite
 
 WIDTH = 13
 KINDS = [
@@ -32,7 +32,7 @@ def built(options: dict, dtype: torch.dtype = torch.float64):
 def test_a_norm_and_its_gradients_are_the_formula_with_statistics_in_fp32_under_autocast(options):
     norm, x = built(options), (2 * random(4, WIDTH) + 0.7).requires_grad_()
     assert_same(norm(x), normalised(norm, x), (x, *norm.parameters()), rtol=1e-11, atol=1e-12)
-    between = NormSite("both", NormConfig(eps=0.3, **options)).build(WIDTH, WIDTH).to(torch.float64)
+    between = NormSite(PLACEMENTS["both"], NormConfig(eps=0.3, **options)).build(WIDTH, WIDTH).to(torch.float64)
     whole = built({**options, "stat_width": None})  # a norm of the update measures all of it
     between.load_state_dict(norm.state_dict(), strict=False)
     between.post.load_state_dict(norm.state_dict())

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, options_of
 from widthwise.mistakes import shortened
-from widthwise.model.cost import Axes, Context, Cost, linear, size, vector
+from widthwise.model.cost import Axes, ContextCost, Cost, linear, size, vector
 from widthwise.model.norm import NormSite, QKNormConfig
 from widthwise.sizes import Count, Width
 
@@ -59,7 +59,7 @@ def attention_cost(
     biases = vector(queries + keys + values if options.bias else 0)
     biases += vector(d_model if options.out_bias else 0)
     scores = Cost(
-        contexts={options.window: Context(2 * queries + 2 * attended, keys + values)},
+        contexts={options.window: ContextCost(2 * queries + 2 * attended, keys + values)},
         activation_elements=sum(widths),
         activation_fp32_elements=n_heads if options.score_cap is None else 0,
     )

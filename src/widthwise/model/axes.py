@@ -20,7 +20,9 @@ Start = float | Callable[[Tensor, torch.Generator], None] | None
 
 
 class Weight(nn.Module):
-    """A module with one parameter, `weight`, whose axes have names. A vector has the same mapping for both axes."""
+    """A module with one parameter, `weight`, whose axes have names. A vector has the same object as in_axes and
+    out_axes.
+    """
 
     def __init__(self, in_axes: Axes, out_axes: Axes, start: Start):
         super().__init__()
@@ -31,7 +33,7 @@ class Weight(nn.Module):
 
     @property
     def dimensions(self) -> tuple[Axes, ...]:
-        """The named axes of each dimension of the weight: of rows and columns, or of the entries of a vector."""
+        """The named axes of each dimension of the weight: rows, then columns; for a vector its entries."""
         return (self.out_axes,) if self.in_axes is self.out_axes else (self.out_axes, self.in_axes)
 
     def extra_repr(self) -> str:
@@ -50,7 +52,7 @@ class Linear(Weight):
 
     @property
     def writes_stream(self) -> bool:
-        """True for the last matrix of a sublayer, which has the stream on its output side alone."""
+        """True for the last matrix of a sublayer: its output has the axis d_model, its input has not."""
         return "d_model" in self.out_axes and "d_model" not in self.in_axes
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ class Linear(Weight):
 
 
 class UnscaledLinear(Linear):
-    """A Linear with torch's initial weights for any width, and with the learning rate of the tables."""
+    """A Linear with torch's initial weights for any width, and with the learning rate of embedding and head."""
 
     def __init__(self, in_axes: Axes, out_axes: Axes):
         super().__init__(in_axes, out_axes, start=_uniform)
@@ -80,7 +82,7 @@ class Experts(Linear):
 
 
 class Table(Weight):
-    """A lookup table with a row per token of the vocabulary, or per position: in_axes. Its columns are out_axes."""
+    """A lookup table with a row (in_axes) per token of the vocabulary or per position, and columns (out_axes)."""
 
     @property
     def dimensions(self) -> tuple[Axes, ...]:
@@ -110,14 +112,14 @@ class Scale(Vector):
 
 
 class Norm(Weight):
-    """A norm over the last axis. Its weight is the gain, or the gain without `gain_offset`.
+    """A norm over the last axis. The gain is `weight + gain_offset`.
 
-    `norm_dim`: divisor of the sum of squares. It is the size of the axis, with two exceptions: a slim first layer reads
-    d_model of its w_1 coordinates, the only ones that can be non-zero, and divides by w_1; and the norms of a grown
+    `norm_dim`: divisor of the sum of squares. It is the size of the axis, with two exceptions: a slim first layer of
+    width w_1 reads only d_model coordinates, because the others are 0, but divides by w_1; and the norms of a grown
     model keep their old divisors. `stat_width`: number of leading coordinates in the sum of squares; None: all. It
-    keeps the statistics of a layer that has grown into coordinates written by other layers. `gain_offset`: constant
-    added to the weight. `is_after`: True to normalise the output of a sublayer, False to normalise its input. `post`:
-    the norm of its output in addition to the one of its input.
+    keeps the statistics of a layer that has grown into coordinates written by other layers. `is_after`: True to
+    normalise the output of a sublayer, False to normalise its input. `post`: a second norm, of the output, if the
+    sublayer has norms before and after it.
     """
 
     is_after = False
@@ -139,7 +141,7 @@ class Norm(Weight):
 
     @property
     def output_norm(self) -> "Norm | None":
-        """The norm of the output of the sublayer, if there is one."""
+        """The norm of the sublayer's output; None if only its input is normalised."""
         return self if self.is_after else self.post
 
     @property
@@ -148,7 +150,7 @@ class Norm(Weight):
         return widened(self.weight) + self.gain_offset if self.gain_offset else self.weight
 
     def before(self, x: Tensor) -> Tensor:
-        """x: (B, T, d_read), the stream -> the input of the sublayer."""
+        """x: (B, T, d_read), the stream -> the input of the sublayer, which is not normalised if `is_after`."""
         # Cast once: autocast would keep a copy for every matrix that reads x.
         return x.to(compute_dtype(x)) if self.is_after else self(x)
 
@@ -157,7 +159,10 @@ class Norm(Weight):
         return update if self.output_norm is None else self.output_norm(update)
 
     def gain_factor(self, target: "Norm") -> float:
-        """Return the factor for the gain in a target norm of equal eps * norm_dim, for the same output."""
+        """Return the factor by which `target` must multiply the gain to have the same output.
+
+        target: a norm with the same eps * norm_dim.
+        """
         return math.sqrt(self.norm_dim / target.norm_dim)
 
     def extra_repr(self) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
-class Context(NamedTuple):
-    """Costs of attention per attended token."""
+class ContextCost(NamedTuple):
+    """Costs of attention that grow with the context length."""
 
     flops: float
     """Forward FLOPs of a token per token that it attends to."""
@@ -29,22 +29,22 @@ class Cost:
     """Parameters one token uses; fewer than `params` only with routed experts."""
     flops: float = 0
     """Forward FLOPs that do not depend on the context length."""
-    contexts: Mapping[int | None, Context] = field(default_factory=dict)
-    """Window of attention -> costs of the layers with it; None: attention to all seq_len tokens."""
+    contexts: Mapping[int | None, ContextCost] = field(default_factory=dict)
+    """Window of attention -> costs of all layers with this window; None: attention to all seq_len tokens."""
     activation_elements: float = 0
     """Numbers in the compute dtype that autograd keeps from forward to backward, without recomputation."""
     activation_fp32_elements: float = 0
     """Numbers that autograd keeps in fp32 for any compute dtype: norm and softmax statistics."""
 
     def __add__(self, addend: "Cost") -> "Cost":
-        added = {name: value + getattr(addend, name) for name, value in vars(self).items() if name != "contexts"}
+        sums = {name: value + getattr(addend, name) for name, value in vars(self).items() if name != "contexts"}
         if not (self.contexts and addend.contexts):
-            return Cost(**added, contexts=self.contexts or addend.contexts)
+            return Cost(**sums, contexts=self.contexts or addend.contexts)
         contexts = dict(self.contexts)
-        for window, added_context in addend.contexts.items():
-            pairs = zip(contexts.get(window, (0, 0)), added_context)
-            contexts[window] = Context(*(before + further for before, further in pairs))
-        return Cost(**added, contexts=contexts)
+        for window, added in addend.contexts.items():
+            flops, kv_elements = contexts.get(window, (0, 0))
+            contexts[window] = ContextCost(flops + added.flops, kv_elements + added.kv_elements)
+        return Cost(**sums, contexts=contexts)
 
     def shared(self) -> "Cost":
         """Return the cost without parameters, which are counted elsewhere."""
@@ -58,7 +58,7 @@ class Cost:
         flops = self.flops
         for window, context in self.contexts.items():
             n = seq_len if window is None else min(window, seq_len)
-            # Token i attends to min(i, n) tokens: n - n^2 / (2 seq_len) in the mean.
+            # Token i attends to min(i, n) tokens: n - n^2 / (2 seq_len) on average.
             flops += context.flops * (n - n * n / (2 * seq_len) if causal else n)
         return flops
 
@@ -67,7 +67,10 @@ class Cost:
         return 3 * self.forward_flops(seq_len)
 
     def kv_bytes(self, seq_len: int, bytes_per_element: int = 2) -> float:
-        """Return the bytes of a KV cache of seq_len tokens per token, by default in bf16. Windows hold fewer tokens."""
+        """Return the bytes per token of a KV cache of seq_len tokens, by default in bf16.
+
+        A layer with a window caches only the tokens in the window.
+        """
         n_elements: float = 0
         for window, context in self.contexts.items():
             n_elements += context.kv_elements * (1 if window is None else min(window / seq_len, 1))
@@ -81,7 +84,7 @@ class Cost:
 def linear(n_in: float, n_out: float, n_vectors: float = 1) -> Cost:
     """Return the cost of a matrix that maps n_vectors of each token.
 
-    Its input, which it keeps for the backward pass, is counted with the part that produces it.
+    The input that it keeps for the backward pass is counted with the part that produces it.
     """
     params = n_in * n_out
     return Cost(params=params, active_params=params, flops=2 * params * n_vectors)

@@ -36,14 +36,14 @@ class Kinds(Generic[C]):
         return iter(tuple(self._classes.values()))
 
     def add(self, member: type[C]) -> None:
-        """Register a class. Raise UserError as `check`."""
+        """Register a class. Raise UserError if `check` does."""
         self.check(member)
         self._classes[kind_of(member)] = member
 
     def check(self, member: type[C]) -> None:
         """Raise UserError for a class that has another base, no kind, or a kind that is taken.
 
-        A class declared again, as by a cell of a notebook, replaces the class of the same name.
+        A class that is declared again, for example when a notebook cell reruns, may take its kind again.
         """
         if not issubclass(member, self._base):
             raise UserError(f"{member.__name__}: must be a {self._base.__name__}")
@@ -119,7 +119,7 @@ def load_plugins() -> None:
 
 
 def must_agree(name: str, old: object, new: object, why: str = ", which would change the function") -> None:
-    """Raise UserError if growth would change a value that it must keep. why: the end of the message."""
+    """Raise UserError if growth changes a value that it must keep. name: path of the value; why: end of the message."""
     if old != new:
         was, got = (repr(to_data(value) if isinstance(value, Config) else value) for value in (old, new))
         raise UserError(f"{name}: got {got} where it was {was}{why}")
@@ -132,12 +132,12 @@ def all_must_agree(names: Iterable[str], old: Config, new: Config) -> None:
 
 
 def must_stay(names: Iterable[str], old: Config, new: Config) -> None:
-    """Raise UserError if fields change for which growth has no conversion that keeps the function."""
+    """Apply `must_agree` to fields that growth could change only by a conversion, which does not exist."""
     for name in names:
         must_agree(name, getattr(old, name), getattr(new, name), "; growth has no conversion for it")
 
 
 def may_be_added(name: str, old: object, new: object) -> None:
-    """Raise UserError if growth would remove a part. A part can be added, because it starts without effect."""
+    """Raise UserError if growth removes a part. Growth may add a part, because it starts without effect."""
     if old and not new:
         must_agree(name, old, new, "; growth takes nothing away")

@@ -62,16 +62,16 @@ class LayerConfig(Config):
 
         At slim ends it differs by design from the width that a norm before its sublayer reads.
         """
-        placement = PLACEMENTS[self.norm_placement]
-        return {"attention_norm": self.d_model, "ffn_norm": placement.normalised_width(self.d_model, self.d_out)}
+        ffn_norm_dim = self.ffn_norm_site.place.normalised_width(self.d_model, self.d_out)
+        return {"attention_norm": self.d_model, "ffn_norm": ffn_norm_dim}
 
     @property
     def attention_norm_site(self) -> NormSite:
-        return NormSite(self.norm_placement, self.attention_norm)
+        return NormSite(PLACEMENTS[self.norm_placement], self.attention_norm)
 
     @property
     def ffn_norm_site(self) -> NormSite:
-        return NormSite(self.norm_placement, self.ffn_norm)
+        return NormSite(PLACEMENTS[self.norm_placement], self.ffn_norm)
 
     def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
         """Return the cost by part. d_before: width of the input stream."""

@@ -22,32 +22,32 @@ ALLOCATION_FAILURES = ("can't allocate memory", "overflow")
 
 
 @contextmanager
-def allocating(what: str) -> Iterator[None]:
-    """Turn a failed allocation inside the block into a UserError with the message `what`.
+def allocating(message: str) -> Iterator[None]:
+    """Turn a failed allocation inside the block into a UserError with this message.
 
     A system that overcommits memory kills the process instead; `check_room` prevents that.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        is_plain = not isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if is_plain and not any(phrase in str(error) for phrase in ALLOCATION_FAILURES):
+        is_out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not is_out_of_memory and not any(phrase in str(error) for phrase in ALLOCATION_FAILURES):
             raise
-        raise UserError(what) from None
+        raise UserError(message) from None
 
 
-def check_room(n_bytes: int, what: str) -> None:
-    """Raise UserError `what` if the machine has fewer bytes in total, including swap."""
+def check_room(n_bytes: int, message: str) -> None:
+    """Raise UserError with this message if the machine has fewer bytes in total, including swap."""
     if n_bytes > _meminfo("MemTotal") + _meminfo("SwapTotal", default=0):
-        raise UserError(what)
+        raise UserError(message)
 
 
 def keep_freed_memory() -> None:
     """Keep the memory of freed tensors in the process, because the next step needs it again.
 
-    The system clears each page of new memory when it is first used. glibc returns free memory at the end of its heap,
-    in a small model after every step; allocating it again took a tenth of a bf16 step. Do nothing if the environment
-    sets limits.
+    By default glibc returns free memory at the end of its heap to the system, in a small model after every step. The
+    system clears each page when it is used again, which took a tenth of a bf16 step. Do nothing if the environment
+    variable MALLOC_TRIM_THRESHOLD_ is set.
     """
     if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
         _call_glibc("mallopt", M_MMAP_THRESHOLD, MAX_IN_HEAP_BYTES)
@@ -77,7 +77,7 @@ def free_memory() -> int:
 
 
 def _meminfo(key: str, default: int | None = None) -> int:
-    """Return a field of /proc/meminfo in bytes. default: if it is missing; None: the physical memory."""
+    """Return a field of /proc/meminfo in bytes. default: result if it is missing; None: the physical memory."""
     try:
         with open("/proc/meminfo") as file:
             sizes = dict(line.split(":", 1) for line in file)

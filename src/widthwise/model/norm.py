@@ -40,12 +40,14 @@ class NormConfig(Config):
         return self
 
     def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
-        """Return the cost of normalising n_vectors of each token, including the kept reciprocal root mean squares.
+        """Return the cost of normalising n_vectors of each token.
 
-        is_read: True if a matrix product follows, which keeps the output in any case. The head keeps gradients instead.
+        is_read: True if a matrix product follows, which keeps the output for its backward pass; False otherwise, and
+        before the head, which keeps a gradient instead.
         """
-        # The backward pass of an rms norm of all coordinates needs its output. Other norms keep two numbers for each
-        # coordinate in fp32: the input (without its mean for `layer`), and the input over its root mean square.
+        # All norms keep one reciprocal root mean square per vector. The backward pass of an rms norm of all coordinates
+        # needs its output. Other norms keep two numbers for each coordinate in fp32: the input (without its mean for
+        # `layer`), and the input over its root mean square.
         keeps_output = self.kind == "rms" and self.stat_width is None
         n_outputs = n_vectors * width if is_read or keeps_output else 0
         n_in_fp32 = n_vectors * (1 if keeps_output else 1 + 2 * width)
@@ -54,15 +56,14 @@ class NormConfig(Config):
 
     def build(self, axes: Axes, is_after: bool = False) -> "Norm":
         """Build the module. is_after: True to normalise the output of a sublayer, False to normalise its input."""
-        modules = resolve_name("widthwise.model.axes:NORM_MODULES")
-        options = self.eps, self.norm_dim, self.stat_width, self.gain_offset
-        norm = modules[self.kind](axes, *options)
+        norm_class = resolve_name("widthwise.model.axes:NORM_MODULES")[self.kind]
+        norm = norm_class(axes, self.eps, self.norm_dim, self.stat_width, self.gain_offset)
         norm.is_after = is_after
         return norm
 
 
 class Place(NamedTuple):
-    """Places of norms around a sublayer; neither before nor after it means no norm."""
+    """Places of norms around a sublayer f. By default there is no norm."""
 
     is_before: bool = False
     """f(norm(x)), the usual order."""
@@ -84,52 +85,51 @@ PLACEMENTS = {
     "pre": Place(is_before=True),
     "reordered": Place(is_after=True),
     "both": Place(is_before=True, is_after=True),
-    "none": Place(),
 }
 
 
 @dataclass(frozen=True)
 class NormSite:
-    """Placement and config of the norms of a sublayer. The sublayer knows its widths and builds them.
+    """Places and config of the norms of a sublayer. The sublayer knows its widths and builds them.
 
     Norms before and after it (Gemma 2, arXiv:2408.00118) have one config, and so one divisor.
     """
 
-    placement: str
+    place: Place
     config: NormConfig
 
     def cost(self, d_read: int, d_write: int) -> Cost:
         """Return the cost of the norms, and of the sublayer's input, which is kept for the backward pass.
 
-        The sublayer reads d_read coordinates and writes d_write. Its input is a norm's output, or the stream in the
-        dtype of the matrix products.
+        The sublayer reads d_read coordinates and writes d_write. Its input is the output of the norm before it, or
+        without such a norm the stream in the dtype of the matrix products.
         """
-        place = PLACEMENTS[self.placement]
-        cost = self.config.cost(d_read) if place.is_before else Cost(activation_elements=d_read)
-        return cost + self.update_norm.cost(d_write, is_read=False) if place.is_after else cost
+        cost = self.config.cost(d_read) if self.place.is_before else Cost(activation_elements=d_read)
+        return cost + self.update_norm.cost(d_write, is_read=False) if self.place.is_after else cost
 
     @property
     def update_norm(self) -> NormConfig:
-        """The config of the norm after the sublayer. It measures the whole update, which is 0 at new coordinates."""
+        """The config of the norm after the sublayer. Its sum of squares is over the whole update, because the update is
+        0 at coordinates that growth added.
+        """
         return self.config.model_copy(update={"stat_width": None})
 
     def of_part(self, d_read: int, d_write: int, d_part: int) -> "NormSite":
-        """Return the norm site of a part of the sublayer. The divisor changes as much as the normalised width.
+        """Return the norm site of a part of the sublayer, such as a block of an hourglass.
 
-        The sublayer reads d_read coordinates and writes d_write; the part writes d_part.
+        The sublayer reads d_read coordinates and writes d_write; the part also reads d_read, and writes d_part. The
+        divisor changes by as much as the normalised width.
         """
-        place = PLACEMENTS[self.placement]
-        change = place.normalised_width(d_read, d_part) - place.normalised_width(d_read, d_write)
+        change = self.place.normalised_width(d_read, d_part) - self.place.normalised_width(d_read, d_write)
         return replace(self, config=self.config.model_copy(update={"norm_dim": self.config.norm_dim + change}))
 
     def build(self, d_read: int, d_write: int) -> "Norm | NoNorm":
         """Build the norms of a sublayer that reads d_read coordinates and writes d_write."""
-        place = PLACEMENTS[self.placement]
-        width = place.normalised_width(d_read, d_write)
+        width = self.place.normalised_width(d_read, d_write)
         if not width:
             return resolve_name("widthwise.model.axes:NoNorm")()
-        norm = self.config.build({"d_model": width}, is_after=not place.is_before)
-        if place.is_before and place.is_after:
+        norm = self.config.build({"d_model": width}, is_after=not self.place.is_before)
+        if self.place.is_before and self.place.is_after:
             norm.post = self.update_norm.build({"d_model": d_write}, is_after=True)
         return norm
 
@@ -148,7 +148,7 @@ class QKNormConfig(Config):
     """Constant added to the weight, as in NormConfig."""
 
     def axes(self, heads: Axes) -> Axes:
-        """Return the axes of one norm. heads: the axes of queries or keys, n_heads first."""
+        """Return the normalised axes. heads: the axes of queries or keys, n_heads first."""
         return {"head_dim": heads["head_dim"]} if self.over == "head" else heads
 
     def build(self, heads: Axes, norm_dim: int | None) -> "Norm":
@@ -162,6 +162,6 @@ class QKNormConfig(Config):
 
         is_kept_by_attention: True if attention keeps the output anyway, because it neither rotates nor pads it.
         """
-        covered = size(self.axes(heads))
+        norm_width = size(self.axes(heads))
         n_kept = 0 if is_kept_by_attention else size(heads)
-        return vector(covered) + Cost(activation_elements=n_kept, activation_fp32_elements=size(heads) // covered)
+        return vector(norm_width) + Cost(activation_elements=n_kept, activation_fp32_elements=size(heads) // norm_width)

@@ -37,10 +37,7 @@ class MLP(FeedForward):
         self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out}, has_bias=config.bias)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        return self.update_of(self.norm.before(x)), {}
-
-    def update_of(self, read: Tensor) -> Tensor:
-        """Return the update from the result of `norm.before`."""
+        x = self.norm.before(x)
         activation = ACTIVATIONS[self.config.activation]
-        hidden = activation(self.w_gate(read)) * self.w_up(read) if self.config.gated else activation(self.w_up(read))
-        return self.norm.after(self.w_down(hidden))
+        hidden = activation(self.w_gate(x)) * self.w_up(x) if self.config.gated else activation(self.w_up(x))
+        return self.norm.after(self.w_down(hidden)), {}

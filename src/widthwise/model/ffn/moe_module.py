@@ -10,7 +10,7 @@ from widthwise.model.context import Choices, FeedForward, PassContext
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.swiglu_module import SwiGLU
-from widthwise.model.norm import NormSite
+from widthwise.model.norm import NormSite, Place
 
 
 class MoE(FeedForward):
@@ -26,7 +26,7 @@ class MoE(FeedForward):
         self.w_gate = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_up = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_down = Experts({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
-        no_norm = NormSite("none", norm.config)
+        no_norm = NormSite(Place(), norm.config)
         self.shared = SwiGLU(SwiGLUConfig(d_ff=config.d_shared), d_model, d_out, no_norm) if config.d_shared else None
         self.w_shared_gate = Control({"d_model": d_model}, {"gate": 1}) if config.gated_shared else None
 

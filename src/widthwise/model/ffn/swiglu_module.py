@@ -18,8 +18,5 @@ class SwiGLU(FeedForward):
         self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out})
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        return self.update_of(self.norm.before(x)), {}
-
-    def update_of(self, read: Tensor) -> Tensor:
-        """Return the update from the result of `norm.before`."""
-        return self.norm.after(self.w_down(swiglu(self.w_gate(read), self.w_up(read))))
+        x = self.norm.before(x)
+        return self.norm.after(self.w_down(swiglu(self.w_gate(x), self.w_up(x)))), {}
