@@ -7,7 +7,7 @@ import pydantic
 
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
-from widthwise.model.attention import in_groups
+from widthwise.model.attention import with_kv_group_size
 from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.kinds import kind_of
 from widthwise.recipe.design import ShapeRequest, solved_change
@@ -69,7 +69,7 @@ class Setting(Config):
         heads = self._given("n_heads", "head_dim")
         groups = self._given("kv_group_size")
         if heads or groups:
-            attention = in_groups(model.get("attention") or {})
+            attention = with_kv_group_size(model.get("attention") or {})
             if heads:
                 attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
             sized["attention"] = attention | heads | groups

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from widthwise.kernels.rotary import Rope
 
 
-LARGEST_DENOMINATOR = 64
+MAX_DENOMINATOR = 64
 """Largest denominator of the fraction that replaces `ratio` of a template."""
-MOST_RATIO_MISS = 0.01
+MAX_RATIO_ERROR = 0.01
 """Largest relative difference between a ratio and that fraction."""
+SCALES = {"1/sqrt(head_dim)": lambda head_dim: head_dim**-0.5, "1/head_dim": lambda head_dim: 1.0 / head_dim}
+"""Option `scale` of a template -> function that returns the factor of the scores from head_dim."""
 
 
 class AttentionOptions(Config):
@@ -36,7 +38,7 @@ class AttentionOptions(Config):
     """Give w_o a bias."""
     qk_norm: QKNormConfig | None = None
     window: Count | None = None
-    """Tokens that a token attends to: itself and those right before it; null: all before it."""
+    """Number of tokens that a token attends to: itself and the tokens right before it; null: all before it."""
     score_cap: pydantic.PositiveFloat | None = None
     """Scores become cap * tanh(scores / cap) before the softmax, as in Gemma 2; null: no cap."""
 
@@ -50,9 +52,9 @@ def attention_cost(
 ) -> Cost:
     """Return the cost of four projections with their biases, the scores and the weighted sum.
 
-    widths: of queries, keys, values, and the output of attention; head counts times head sizes, before rounding.
-    Kept for the backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every
-    head, which attention in blocks does not keep.
+    widths: n_heads times head_dim of queries, keys, values, and the output of attention, before rounding. Kept for the
+    backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every head, which
+    attention in blocks (for capped scores) does not keep.
     """
     queries, keys, values, attended = widths
     projections = linear(d_in, queries) + linear(d_in, keys) + linear(d_in, values)
@@ -72,8 +74,8 @@ def check_head_dim(head_dim: int, is_rotary: bool) -> None:
         raise ValueError(f"head_dim: got {head_dim}; rotary positions rotate pairs, so it must be even")
 
 
-def _one_size(value: Any) -> Any:
-    """Raise ValueError for a list, which the paper on growth would allow."""
+def _check_one_size(value: Any) -> Any:
+    """Return the value. Raise ValueError for a list of head sizes, which the paper on growth allows."""
     if isinstance(value, (list, tuple)):
         raise ValueError(
             f"got {shortened(list(value))}; heads of different sizes in one layer are not available, because all are "
@@ -82,7 +84,7 @@ def _one_size(value: Any) -> Any:
     return value
 
 
-HeadDim = Annotated[Width, pydantic.BeforeValidator(_one_size)]
+HeadDim = Annotated[Width, pydantic.BeforeValidator(_check_one_size)]
 """The size of every head of a layer; a list of sizes is refused."""
 
 
@@ -117,30 +119,34 @@ class AttentionConfig(AttentionOptions):
 
     @property
     def value_dim(self) -> int:
-        """The head size of values."""
+        """The size of a value head: v_head_dim, or head_dim if it is null."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
     def rope(self) -> "Rope | None":
-        """The rotary positions of its heads; None without rotary positions."""
+        """The rotary positions of the heads; None without rotary positions."""
         if self.rope_base is None:
             return None
         return resolve_name("widthwise.kernels.rotary:Rope")(self.head_dim, self.rope_base, self.rope_frequencies)
 
     @property
     def queries(self) -> Axes:
+        """The axes of the queries of a token."""
         return {"n_heads": self.n_heads, "head_dim": self.head_dim}
 
     @property
     def keys(self) -> Axes:
+        """The axes of the keys of a token."""
         return {"n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
 
     @property
     def values(self) -> Axes:
+        """The axes of the values of a token."""
         return {"n_kv_heads": self.n_kv_heads, "v_head_dim": self.value_dim}
 
     @property
     def attended(self) -> Axes:
+        """The axes of the weighted sums of values, which w_o reads."""
         return {"n_heads": self.n_heads, "v_head_dim": self.value_dim}
 
     def cost(self, d_model: int, d_in: int) -> Cost:
@@ -161,19 +167,20 @@ class AttentionConfig(AttentionOptions):
         cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
             return cost
-        is_unpadded = self.score_cap is not None or self.value_dim <= self.head_dim
+        is_padded = self.score_cap is None and self.value_dim > self.head_dim  # see `cost`
         for heads in (self.queries, self.keys):
-            cost += self.qk_norm.cost(heads, self.rope_base is None and is_unpadded)
+            cost += self.qk_norm.cost(heads, is_kept_by_attention=self.rope_base is None and not is_padded)
         return cost
 
 
 class AttentionTemplate(AttentionOptions):
-    """Attention for a layer of any width, which decides the heads: n_heads * head_dim is the width, unless given."""
+    """Attention for a layer of any width. n_heads * head_dim is that width, unless `ratio` or `d_attention` is set."""
 
     n_heads: Count | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
     head_dim: HeadDim | None = None
-    """The same head size in every layer, n_heads = width / head_dim, which suits kernels. 64 where neither is given."""
+    """The same head size in every layer, n_heads = width / head_dim, which suits kernels. null: 64, unless n_heads is
+    set."""
     ratio: Annotated[float, Field(gt=0, le=100)] | None = None
     """n_heads * head_dim over the width of the layer, a fraction of small whole numbers. null: 1."""
     d_attention: Width | None = None
@@ -181,7 +188,7 @@ class AttentionTemplate(AttentionOptions):
     kv_group_size: Count = 1
     """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
     n_kv_heads: Count | None = None
-    """The same number of key-value heads in every layer, instead of kv_group_size, which it becomes; needs n_heads."""
+    """The same number of key-value heads in every layer. Converted to kv_group_size; needs n_heads."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
     """Factor of the scores; 1/head_dim for muP."""
 
@@ -203,10 +210,10 @@ class AttentionTemplate(AttentionOptions):
             raise ValueError("n_heads: conflicts with head_dim; the width, or d_attention, decides the other one")
         if self.d_attention is not None and self.ratio is not None:
             raise ValueError("d_attention: conflicts with ratio; give the width or the rule, not both")
-        if self.ratio is not None and abs(self._fraction - self.ratio) > MOST_RATIO_MISS * self.ratio:
+        if self.ratio is not None and abs(self._fraction - self.ratio) > MAX_RATIO_ERROR * self.ratio:
             raise ValueError(
-                f"ratio: got {self.ratio:g}; must be a fraction of whole numbers up to {LARGEST_DENOMINATOR}, such as "
-                f"{self._fraction or Fraction(1, LARGEST_DENOMINATOR)}"
+                f"ratio: got {self.ratio:g}; must be a fraction of whole numbers up to {MAX_DENOMINATOR}, such as "
+                f"{self._fraction or Fraction(1, MAX_DENOMINATOR)}"
             )
         if self.d_attention is not None and self.d_attention % self.unit:
             raise ValueError(f"d_attention: got {self.d_attention}; must be a multiple of {self.unit} ({self._rule})")
@@ -217,7 +224,7 @@ class AttentionTemplate(AttentionOptions):
 
     @property
     def quantum(self) -> int:
-        """Every width must be a multiple of this: whole groups of heads, of an even size if they are rotary."""
+        """Divisor of every width, so that heads fill whole groups and rotary heads have an even size."""
         if self.d_attention is not None:
             return 1
         numerator, denominator = self._fraction.as_integer_ratio()
@@ -225,40 +232,41 @@ class AttentionTemplate(AttentionOptions):
 
     @property
     def unit(self) -> int:
-        """n_heads * head_dim must be a multiple of this."""
+        """Divisor of n_heads * head_dim."""
         if self.n_heads is None:
             return self.constant_head_dim * self.kv_group_size
         return self.n_heads if self.rope_base is None else 2 * self.n_heads
 
     @property
     def _rule(self) -> str:
-        """The formula of the unit, for errors."""
+        """The formula of `unit`, for error messages."""
         if self.n_heads is None:
             return "head_dim * kv_group_size"
         return "n_heads" if self.rope_base is None else "2 * n_heads"
 
     @property
     def _fraction(self) -> Fraction:
-        """The ratio as a fraction of whole numbers up to LARGEST_DENOMINATOR, so that 0.3333 means a third."""
-        return Fraction(1 if self.ratio is None else self.ratio).limit_denominator(LARGEST_DENOMINATOR)
+        """The ratio as a fraction with a denominator up to MAX_DENOMINATOR, so that 0.3333 means a third."""
+        return Fraction(1 if self.ratio is None else self.ratio).limit_denominator(MAX_DENOMINATOR)
 
     @property
     def constant_head_dim(self) -> int:
+        """The size of every head, unless n_heads is set."""
         return 64 if self.head_dim is None else self.head_dim
 
     def width(self, d_model: float) -> float:
-        """Return n_heads * head_dim, before rounding, in a layer of any real width."""
+        """Return n_heads * head_dim, before rounding, in a layer of width d_model."""
         return self.d_attention or d_model * self._fraction.numerator / self._fraction.denominator
 
     def cost(self, d_model: float, d_in: float) -> Cost:
-        """Return the cost before rounding, at any real width."""
+        """Return the cost before rounding, in a layer of width d_model that reads d_in coordinates."""
         width = self.width(d_model)
         n_heads = width / self.constant_head_dim if self.n_heads is None else self.n_heads
         kv_width = width / self.kv_group_size
         return attention_cost(d_in, d_model, (width, kv_width, kv_width, width), n_heads, self)
 
     def at_width(self, d_model: int) -> AttentionConfig:
-        """Return the attention of a layer of width d_model. Raise ValueError where heads do not fit the width."""
+        """Return the attention of a layer of width d_model. Raise ValueError if `quantum` does not divide d_model."""
         if d_model % self.quantum:
             formula = self._rule
             if self.ratio is not None:
@@ -276,12 +284,9 @@ class AttentionTemplate(AttentionOptions):
         )
 
 
-def in_groups(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's section with n_kv_heads replaced by kv_group_size, so that n_heads can be changed."""
+def with_kv_group_size(section: dict[str, Any]) -> dict[str, Any]:
+    """Return an attention section of a recipe with n_kv_heads replaced by kv_group_size, so that n_heads can change."""
     if "n_kv_heads" not in section:
         return section
     group = {"kv_group_size": AttentionTemplate.model_validate(section).kv_group_size}
     return {key: value for key, value in section.items() if key != "n_kv_heads"} | group
-
-
-SCALES = {"1/sqrt(head_dim)": lambda head_dim: head_dim**-0.5, "1/head_dim": lambda head_dim: 1.0 / head_dim}

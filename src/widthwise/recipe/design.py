@@ -10,7 +10,7 @@ from typing import Any
 from widthwise.config_io import parse
 from widthwise.files import read_text, write_atomic
 from widthwise.mistakes import UserError
-from widthwise.model.attention import in_groups
+from widthwise.model.attention import with_kv_group_size
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -159,7 +159,7 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
     recipes = folder / "recipes"
     base_data = read_recipe(base, overrides)
     if "attention" in base_data["model"]:
-        base_data["model"]["attention"] = in_groups(base_data["model"]["attention"])
+        base_data["model"]["attention"] = with_kv_group_size(base_data["model"]["attention"])
     contents = {recipes / f"{recipe_name(base)}.yaml": dump_yaml(base_data)}
     # Remove options for dynamic widths, which an hourglass does not have.
     off = {key: None for key in ("width_budget", "nested") if base_data.get("train", {}).get(key) is not None}
