@@ -174,7 +174,7 @@ def with_random_weights(config: ModelConfig, seed: int) -> Weights:
     model = blueprint(config)
     weights = {}
     for name, parameter in model.named_parameters():
-        start = initial_weights.drawn(model.get_submodule(name.removesuffix(".weight")), 0.0, generator)
+        start = initial_weights.initial_weight(model.get_submodule(name.removesuffix(".weight")), 0.0, generator, None)
         noise = torch.empty(parameter.shape, dtype=torch.float64).normal_(0.0, 0.3, generator=generator)
         weights[name] = start.double() + noise
     return weights

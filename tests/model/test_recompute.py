@@ -116,7 +116,7 @@ COUNTED = [
 
 @pytest.mark.parametrize(("resolved", "kind"), COUNTED)
 def test_bytes_kept_are_counted_where_layers_run_again(resolved, kind):
-    model, cost = decoder(resolved, dtype=torch.float32), RECOMPUTE[kind].kept(resolved)
+    model, cost = decoder(resolved, dtype=torch.float32), RECOMPUTE[kind].kept_activations(resolved)
     model.recompute = RECOMPUTE[kind]
     assert kept_in_training(model) == cost.activation_bytes(bytes_per_element=4)
     with torch.autocast("cpu", torch.bfloat16):

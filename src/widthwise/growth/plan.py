@@ -24,7 +24,7 @@ from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
 from widthwise.model.ffn.interface import FFNConfig
-from widthwise.model.initial_weights import drawn, initial_std
+from widthwise.model.initial_weights import initial_std, initial_weight
 from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.memory import allocating
 from widthwise.model.mup import grouped_parameters
@@ -156,7 +156,7 @@ def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:
     config = model.config
     width_ratio = config.d_model / config.width_of(name)
     std = initial_std(config.init, owner, width_ratio, config.n_residual_additions)
-    return lambda generator: drawn(owner, std, generator, config.init.truncate_at)
+    return lambda generator: initial_weight(owner, std, generator, config.init.truncate_at)
 
 
 def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:

@@ -1,4 +1,4 @@
-"""Interfaces of the parts of a layer, and their inputs in a forward pass: context, masks and caches."""
+"""Interfaces of the modules of a layer, and their inputs in a forward pass: context, masks and caches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class PassContext:
     """Inputs of all layers, computed once before the first layer."""
 
     rope: dict[Rope, tuple[Tensor, Tensor]]
-    """Rotary frequencies of the heads of a layer -> cosines and sines for the tokens of this pass."""
+    """Rotary frequencies of a layer's heads -> cosines and sines for the tokens of this pass."""
     masks: dict[int | None, Tensor | None]
     """Window of attention -> (B or 1, 1, T, S): bool, True for visible keys, or numbers to add to the scores; None:
     causal over the T tokens within the window. Layers with capped scores read no mask, so a window that only they have
@@ -43,7 +43,7 @@ class PassContext:
     """integers (B or 1, T), positions of queries and keys; None if only layers are run."""
     documents: Tensor | None = None
     """integers (B, S), the document of each cached and new token: a query sees only tokens of its document;
-    None: one document per row. Used by forms of attention that need no mask; `masks` have the same information."""
+    None: one document per row. For forms of attention that take no mask; `masks` contain the same information."""
 
     def first(self, n: int) -> "PassContext":
         """Return the context of the first n positions, for a pass without cache and padding."""
@@ -53,12 +53,13 @@ class PassContext:
         return replace(self, rope=rope, masks=masks, positions=positions, documents=documents)
 
 
-def mask_of(
+def attention_mask(
     window: int | None, tokens: Tensor, start: int, documents: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """Return the mask of new tokens (B, T) after `start` cached ones; None for causal attention over the new tokens.
+    """Return the mask of new tokens (B, T) after `start` cached ones, for `PassContext.masks`.
 
-    dtype: bool, or of numbers to add to the scores.
+    None: attention needs no mask but the causal one over the new tokens. dtype: torch.bool, or the dtype of numbers to
+    add to the scores.
     """
     n_new = tokens.shape[1]
     hides_keys = window is not None and window < start + n_new
@@ -71,7 +72,7 @@ def mask_of(
 
 
 def padding_documents(real: Tensor) -> Tensor:
-    """real: bool (B, S) -> documents, integers (B, S).
+    """Return documents, integers (B, S), that hide padding. real: bool (B, S), False on padding.
 
     The real tokens of a row are one document, and each padding token is a separate document.
     """
@@ -94,7 +95,7 @@ class Site(nn.Module, ABC):
 
     @abstractmethod
     def read(self, stream: Stream) -> tuple[Tensor, Any]:
-        """Return the sublayer's input (B, T, d_read), and the argument `skip` of `write`."""
+        """Return the sublayer's input (B, T, d_read), and `skip`, which `write` needs."""
 
     @abstractmethod
     def write(self, skip: Any, update: Tensor) -> Stream:
@@ -116,7 +117,7 @@ class LayerCache:
     """Cached keys and values of one layer, for up to `capacity` tokens."""
 
     first = 0
-    """Position of the first token that is held."""
+    """Position of the first cached token."""
 
     def __init__(self, heads: AttentionConfig, batch_size: int, capacity: int, **tensor_options):
         self.heads = heads
@@ -124,7 +125,7 @@ class LayerCache:
         self.values = torch.zeros(batch_size, heads.n_kv_heads, capacity, heads.value_dim, **tensor_options)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store T tokens from `start` on. Return the keys and values of tokens 0 to start + T - 1.
+        """Store T tokens from position `start` on. Return the keys and values of tokens 0 to start + T - 1.
 
         keys: (B, n_kv_heads, T, head_dim), values: (B, n_kv_heads, T, v_head_dim) -> the same with start + T for T.
         """
@@ -134,40 +135,43 @@ class LayerCache:
         return self.keys.narrow(2, 0, start + n_new), self.values.narrow(2, 0, start + n_new)
 
     def copy_from(self, source: "LayerCache", length: int, counts: Tensor) -> None:
-        """Copy the cache of `length` tokens of another batch, with each text repeated `counts` times, integers (B,)."""
+        """Copy the first `length` tokens of another cache, with its text i repeated counts[i] times.
+
+        counts: integers (B,). Tokens that this cache has no room for are skipped.
+        """
         start = max(source.first, self.first)
-        for before, after in ((source.keys, self.keys), (source.values, self.values)):
-            texts = before.narrow(2, start - source.first, length - start)
-            after.narrow(2, start - self.first, length - start).copy_(texts.repeat_interleave(counts, dim=0))
+        for old, new in ((source.keys, self.keys), (source.values, self.values)):
+            texts = old.narrow(2, start - source.first, length - start)
+            new.narrow(2, start - self.first, length - start).copy_(texts.repeat_interleave(counts, dim=0))
 
 
 class WindowCache(LayerCache):
-    """Cached keys and values of the last tokens of a layer with a window; `capacity` may be less than the text."""
+    """Cached keys and values of the last tokens of a layer with a window; `capacity` may be shorter than the text."""
 
     def copy_from(self, source: LayerCache, length: int, counts: Tensor) -> None:
         self.first = max(source.first, length - self.keys.shape[2])
         super().copy_from(source, length, counts)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store T tokens from `start` on. Return the keys and values from the first token that they may see.
+        """Store T tokens from position `start` on. Return the keys and values from the first token in their windows.
 
-        Raise ValueError if tokens before `start` are needed that were dropped.
+        Raise ValueError if the cache has dropped a token before `start` that is in the window of the new tokens.
         """
         assert self.heads.window is not None
-        first = start - min(start, self.heads.window - 1)
+        first = start - min(start, self.heads.window - 1)  # the first token in the window of token `start`
         if first == start:  # no earlier token is needed
             self.first = start
         if first < self.first:
             raise ValueError(f"a cache that holds tokens from {self.first} on cannot continue at {start}")
         end = start + keys.shape[2]
-        first_held = max(first, end - self.keys.shape[2])
-        seen = []
-        for held, new in ((self.keys, keys), (self.values, values)):
-            joined = torch.cat((held[:, :, first - self.first : start - self.first], new), dim=2)
-            held[:, :, : end - first_held] = joined[:, :, first_held - first :]
-            seen.append(joined)
-        self.first = first_held
-        return seen[0], seen[1]
+        first_cached = max(first, end - self.keys.shape[2])
+        visible_tensors = []
+        for cached, new in ((self.keys, keys), (self.values, values)):
+            joined = torch.cat((cached[:, :, first - self.first : start - self.first], new), dim=2)
+            cached[:, :, : end - first_cached] = joined[:, :, first_cached - first :]
+            visible_tensors.append(joined)
+        self.first = first_cached
+        return visible_tensors[0], visible_tensors[1]
 
 
 class KVCache:
@@ -180,17 +184,15 @@ class KVCache:
     def __init__(
         self, layers: Sequence[AttentionConfig], batch_size: int, capacity: int, n_rewound: int = 0, **tensor_options
     ):
-        """layers: attention of each layer; capacity: in tokens; n_rewound: number of tokens of a pass that `rewind` may
-        forget; tensor_options: dtype and device.
+        """layers: attention of each layer; capacity: in tokens; n_rewound: largest number of tokens of a pass that
+        `rewind` may forget; tensor_options: dtype and device.
         """
         self.layers: list[LayerCache] = []
         for heads in layers:
-            cache_class = LayerCache
-            n_held = capacity
-            if heads.window is not None and heads.window + n_rewound < capacity:
-                cache_class = WindowCache
-                n_held = heads.window + n_rewound
-            self.layers.append(cache_class(heads, batch_size, n_held, **tensor_options))
+            if heads.window is None or heads.window + n_rewound >= capacity:
+                self.layers.append(LayerCache(heads, batch_size, capacity, **tensor_options))
+            else:
+                self.layers.append(WindowCache(heads, batch_size, heads.window + n_rewound, **tensor_options))
         self.n_rewound = n_rewound
         self.capacity = capacity
         self.length = 0
@@ -204,7 +206,7 @@ class KVCache:
             raise ValueError(f"{holds} cannot take {n_tokens} tokens of {batch_size} texts")
 
     @property
-    def seen(self) -> Tensor | None:
+    def real_tokens(self) -> Tensor | None:
         """bool (B, length): False for padding among the cached tokens; None if all are real (avoids a device sync)."""
         return self.is_real[:, : self.length] if self.has_padding and self.length else None
 
@@ -223,10 +225,10 @@ class KVCache:
         heads = [layer.heads for layer in self.layers]
         n_texts = int(counts.sum())
         copy = KVCache(heads, n_texts, capacity, self.n_rewound, dtype=keys.dtype, device=keys.device)
-        for layer_before, layer in zip(self.layers, copy.layers):
-            layer.copy_from(layer_before, self.length, counts)
-        seen = self.seen
-        copy.advance(self.length, None if seen is None else seen.repeat_interleave(counts, dim=0))
+        for old_layer, new_layer in zip(self.layers, copy.layers):
+            new_layer.copy_from(old_layer, self.length, counts)
+        is_real = self.real_tokens
+        copy.advance(self.length, None if is_real is None else is_real.repeat_interleave(counts, dim=0))
         return copy
 
     def rewind(self, length: int) -> None:

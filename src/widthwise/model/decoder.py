@@ -11,8 +11,8 @@ from widthwise.kernels.linear_cross_entropy import Head, Teacher, linear_cross_e
 from widthwise.kernels.rotary import rope_table
 from widthwise.model.axes import Linear, Table, Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.context import Choices, KVCache, PassContext, Stream, mask_of, padding_documents
-from widthwise.model.initial_weights import drawn, initial_std
+from widthwise.model.context import Choices, KVCache, PassContext, Stream, attention_mask, padding_documents
+from widthwise.model.initial_weights import initial_std, initial_weight
 from widthwise.model.layer import LayerConfig
 from widthwise.model.layer_module import DecoderLayer, MTPDepth
 from widthwise.model.memory import allocating, check_room
@@ -24,8 +24,8 @@ class Loss(NamedTuple):
     """Results of `Decoder.loss`. Only the objective and the choices carry gradients."""
 
     objective: Tensor
-    """Scalar to differentiate: the mean of loss + z_coefficient * log_normaliser^2, or of the objective with a teacher,
-    plus auxiliary losses of layers, plus the mean objective of the MTP heads times its coefficient."""
+    """Scalar to differentiate: the mean of loss + z_coefficient * log_normaliser^2, or with a teacher of its objective;
+    plus the auxiliary losses of layers; plus the mean objective of the MTP heads times `mtp.coefficient`."""
     losses: Tensor
     """(B, T), nats per token, without auxiliary terms."""
     log_normalisers: Tensor
@@ -51,13 +51,14 @@ class Decoder(nn.Module):
         if config.positions is not None:
             self.positions = Table({"n_positions": config.positions.n_positions}, {"d_model": n_columns}, start=None)
         self.entry = residual.build_entry(d_model)
-        layers = enumerate(zip(config.layers, config.widths_before))
-        self.layers = nn.ModuleList(DecoderLayer(layer, residual, d_before, i) for i, (layer, d_before) in layers)
+        self.layers = nn.ModuleList()
+        for i, (layer, d_before) in enumerate(zip(config.layers, config.widths_before)):
+            self.layers.append(DecoderLayer(layer, residual, d_before, i))
         self.exit = residual.build_exit(d_model, config.final_norm_width, config.final_norm)
         self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
-        mtp = config.mtp
-        depths = [] if mtp is None else [MTPDepth(mtp, residual, d_model) for _ in range(mtp.n_depths)]
-        self.mtp = nn.ModuleList(depths)
+        self.mtp = nn.ModuleList()
+        if config.mtp is not None:
+            self.mtp.extend(MTPDepth(config.mtp, residual, d_model) for _ in range(config.mtp.n_depths))
         self.tie()
 
     def tie(self) -> None:
@@ -75,13 +76,14 @@ class Decoder(nn.Module):
     def named_layers(self) -> list[tuple[str, DecoderLayer]]:
         """Return every layer with its path in the order of the forward pass; layers of MTP heads come last."""
         layers = [(f"layers.{i}", cast(DecoderLayer, layer)) for i, layer in enumerate(self.layers)]
-        return [*layers, *((f"mtp.{k}.layer", depth.layer) for k, depth in enumerate(self.depths))]
+        mtp_layers = [(f"mtp.{k}.layer", depth.layer) for k, depth in enumerate(self.depths)]
+        return layers + mtp_layers
 
     @torch.no_grad()
     def set_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a whole tensor into every parameter. Each process copies the rows that it holds.
+        """Copy weights, whole tensors by name, into all parameters. Each process copies the rows that it holds.
 
-        Tied parameters have the first of their names.
+        A tied parameter has the first of its names.
         """
         missing = dict(self.named_parameters())
         for name, tensor in weights:
@@ -95,22 +97,28 @@ class Decoder(nn.Module):
         """
         config = self.config
         init = config.init
-        ends = (self.embedding, None if config.tie_embeddings else self.head, self.positions)
-        stds: list[tuple[nn.Module, float]] = [(module, init.std) for module in ends if module is not None]
-        widths = dict(zip(self.layers, config.widths))
-        for part in (*self.layers, self.entry, self.exit, *self.mtp):
-            ratio = config.d_model / widths.get(part, config.d_model)
-            for module in part.modules():
-                stds.append((module, initial_std(init, module, ratio, config.n_residual_additions)))
         generator = torch.Generator().manual_seed(seed)
-        for module, std in stds:
-            if isinstance(module, Weight):
-                put(module.weight, drawn(module, std, generator, init.truncate_at))
+
+        def fill(module: Weight, std: float) -> None:
+            put(module.weight, initial_weight(module, std, generator, init.truncate_at))
+
+        fill(self.embedding, init.std)
+        if not config.tie_embeddings:
+            fill(self.head, init.std)
+        if self.positions is not None:
+            fill(self.positions, init.std)
+        n_additions = config.n_residual_additions
+        parts = [(layer, config.d_model / width) for layer, width in zip(self.layers, config.widths)]
+        parts += [(part, 1.0) for part in (self.entry, self.exit, *self.mtp)]
+        for part, width_ratio in parts:
+            for module in part.modules():
+                if isinstance(module, Weight):
+                    fill(module, initial_std(init, module, width_ratio, n_additions))
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
 
-        positions: integers (B or 1, T), for learned positions only; None: from 0 on.
+        positions: integers (B or 1, T), used only by learned positions; None: 0 to T - 1.
         """
         rows = self.embedding(tokens) * self.config.embedding_multiplier
         if self.positions is not None:
@@ -149,11 +157,12 @@ class Decoder(nn.Module):
     def _run_layers(
         self, stream: Stream, context: PassContext, cache: KVCache | None = None
     ) -> tuple[Stream, tuple[Choices, ...]]:
+        """Return the stream after the last layer, and the choices of every layer."""
         choices = []
         for i, layer in enumerate(self.layers):
-            cached = None if cache is None else cache.layers[i]
-            stream, chosen = self.recompute.run(i, layer, stream, context, cache=cached)
-            choices.append(chosen)
+            layer_cache = None if cache is None else cache.layers[i]
+            stream, layer_choices = self.recompute.run(i, layer, stream, context, cache=layer_cache)
+            choices.append(layer_choices)
         return stream, tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
@@ -165,8 +174,8 @@ class Decoder(nn.Module):
         return soft_capped(self.head(hidden) * self.config.logit_multiplier, self.config.logit_cap)
 
     @property
-    def output(self) -> Head:
-        """The head with its constants."""
+    def scaled_head(self) -> Head:
+        """The weight of the head, and the multiplier and cap of the logits."""
         return Head(self.head.weight, self.config.logit_multiplier, self.config.logit_cap)
 
     def loss(
@@ -181,42 +190,45 @@ class Decoder(nn.Module):
     ) -> Loss:
         """Compute the next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
-        width_fraction: forced on all tokens in dynamic-width layers. documents, positions: see `stream`; a target
-        counts even if it belongs to another document than its token. teacher: predictions to learn in addition to the
-        targets. MTP heads learn from targets only.
+        width_fraction: width of all tokens in dynamic-width layers, in place of the widths that they choose. documents,
+        positions: see `stream`; a target counts even if it belongs to another document than its token. teacher:
+        predictions to learn in addition to the targets. MTP heads learn from targets only.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
-        entered = self.embed(tokens, context.positions)
-        stream, choices = self._run_layers(entered, context)
+        embedded = self.embed(tokens, context.positions)
+        stream, choices = self._run_layers(embedded, context)
         hidden = self.exit(stream)
-        objective, losses, log_normalisers = linear_cross_entropy(hidden, self.output, targets, z_coefficient, teacher)
-        for chosen in choices:
-            objective = objective + chosen.get("auxiliary_loss", 0.0)
+        objective, losses, log_normalisers = linear_cross_entropy(
+            hidden, self.scaled_head, targets, z_coefficient, teacher
+        )
+        for layer_choices in choices:
+            objective = objective + layer_choices.get("auxiliary_loss", 0.0)
         if self.config.mtp is None:
             return Loss(objective, losses, log_normalisers, choices)
-        mtp_objective, mtp_losses = self._mtp_losses(entered, stream, targets, context)
+        mtp_objective, mtp_losses = self._mtp_losses(embedded, stream, targets, context)
         objective = objective + self.config.mtp.coefficient * mtp_objective
         return Loss(objective, losses, log_normalisers, choices, mtp_losses)
 
     def _mtp_losses(
-        self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext
+        self, embedded: Stream, stream: Stream, targets: Tensor, context: PassContext
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the mean of the objectives of all MTP depths, and their losses.
 
-        entered, stream: before the first layer and after the last. Depth k reads the token k places ahead and predicts
-        the next one. The last k positions of a row have no such target and are skipped. The objective of a depth is its
-        mean loss over the other positions plus the auxiliary losses of its layer. Depths without targets are skipped.
+        embedded, stream: the stream before the first layer and after the last. At position i, depth k reads token i + k
+        and predicts target i + k. The last k positions of a row have no such target and are skipped, and so are depths
+        without any target. The objective of a depth is its mean loss plus the auxiliary losses of its layer.
         """
-        slots, later = (self.slots(x) for x in (stream, entered))
+        slots = self.slots(stream)
+        embedded_slots = self.slots(embedded)
         n_tokens = targets.shape[1]
         total = targets.new_zeros((), dtype=torch.float32)
         losses = []
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
-            shorter = context.first(n_tokens - k)
-            slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], shorter)
-            mean, token_losses, _ = linear_cross_entropy(depth.hidden(slots), self.output, targets[:, k:])
-            total = total + mean + chosen.get("auxiliary_loss", 0.0)
+            n = n_tokens - k
+            slots, choices = self.recompute.run(k - 1, depth, slots[:, :n], embedded_slots[:, k:], context.first(n))
+            mean, token_losses, _ = linear_cross_entropy(depth.hidden(slots), self.scaled_head, targets[:, k:])
+            total = total + mean + choices.get("auxiliary_loss", 0.0)
             losses.append(token_losses)
         return total / max(1, len(losses)), tuple(losses)
 
@@ -225,21 +237,24 @@ class Decoder(nn.Module):
         return self.config.residual.to_slots(stream, self.config.d_model)
 
     def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
-        """Return the slots of depth k for tokens that continue the cache of the depths, without advancing it.
+        """Return the slots of MTP depth k at the T positions after the cached ones. The cache is not advanced.
 
-        slots: (B, T, n_slots, slot_width) of depth k - 1; depth 0 is the model. tokens: integers (B, T), k places ahead
-        of these positions.
+        slots: (B, T, n_slots, slot_width) of depth k - 1 at these positions; depth 0 is the model. tokens: integers
+        (B, T), the tokens k positions later. cache: from `new_cache` with of_mtp.
         """
         assert self.config.mtp is not None
         context = self._context(tokens, (self.config.mtp.layer,), cache)
         first = cache.length + k
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
-        later = self.slots(self.embed(tokens, positions))
-        joined, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
-        return joined
+        embedded_slots = self.slots(self.embed(tokens, positions))
+        slots, _ = self.depths[k - 1](slots, embedded_slots, context, cache.layers[k - 1])
+        return slots
 
     def new_cache(self, batch_size: int, capacity: int, of_mtp: bool = False) -> KVCache:
-        """Return an empty cache for `capacity` tokens in the model's dtype, on its device. of_mtp: for MTP heads."""
+        """Return an empty cache for `capacity` tokens, in the compute dtype and on the device of the model.
+
+        of_mtp: True for a cache of the MTP heads, False for one of the layers.
+        """
         modules = [depth.layer for depth in self.depths] if of_mtp else self.layers
         heads = [layer.config.attention for layer in cast(Iterable[DecoderLayer], modules)]
         table = self.embedding.weight
@@ -255,17 +270,18 @@ class Decoder(nn.Module):
         documents: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> PassContext:
-        """Return positions, rotary tables and mask for all layers. The cache still has its length before this pass."""
-        assert cache is is_real is None or documents is positions is None, (
-            "rows of documents need neither cache nor padding"
-        )
+        """Return positions, rotary tables and masks for all layers. Call it before `cache` is advanced."""
+        has_documents = documents is not None or positions is not None
+        assert not has_documents or (cache is None and is_real is None), "documents exclude a cache and padding"
         n_new = tokens.shape[1]
         start = 0 if cache is None else cache.length
         real = None  # bool (B, S) over cached and new tokens, False for padding; None if nothing is padding
-        seen = None if cache is None else cache.seen
-        if is_real is not None or seen is not None:
-            new = torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real
-            real = torch.cat((new.new_ones(len(new), start) if seen is None else seen, new), dim=1)
+        cached_real = None if cache is None else cache.real_tokens
+        if is_real is not None or cached_real is not None:
+            new_real = torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real
+            if cached_real is None:
+                cached_real = new_real.new_ones(len(new_real), start)
+            real = torch.cat((cached_real, new_real), dim=1)
         if positions is None and real is not None:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
         elif positions is None:
@@ -276,35 +292,35 @@ class Decoder(nn.Module):
             if n_tokens > learned.n_positions:
                 raise ValueError(f"{n_tokens} tokens do not fit into {learned.n_positions} learned positions")
         ropes = {layer.attention.rope for layer in layers}
-        tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
+        rope_tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         forced = None
         if width_fraction is not None:
             wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)  # bf16 would be off by whole units
             forced = torch.tensor(width_fraction, dtype=wide, device=tokens.device)
-        # Of documents numbers in the dtype of the queries: torch would convert a bool mask, and copy it per layer.
+        # With documents, masks are numbers in the dtype of the queries: torch would convert a bool mask in every layer.
         mask_dtype = torch.bool if documents is None else compute_dtype(self.embedding.weight)
         if real is not None:
             documents = padding_documents(real)
         windows = {layer.attention.window for layer in layers if layer.attention.score_cap is None}
-        masks = {window: mask_of(window, tokens, start, documents, mask_dtype) for window in windows}
-        return PassContext(tables, masks, forced, start, positions, documents)
+        masks = {window: attention_mask(window, tokens, start, documents, mask_dtype) for window in windows}
+        return PassContext(rope_tables, masks, forced, start, positions, documents)
 
 
 def blueprint(config: ModelConfig) -> Decoder:
-    """Return a decoder on the meta device, with names, axes and shapes but no memory."""
+    """Return a decoder on the meta device, whose parameters have names, axes and shapes but no memory."""
     with torch.device("meta"):
         return Decoder(config)
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shape of every parameter by name. Tied parameters have the first of their names."""
+    """Return a dict from parameter to shape. A tied parameter has the first of its names."""
     return {name: parameter.shape for name, parameter in blueprint(config).named_parameters()}
 
 
 def build(
     config: ModelConfig, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """Build a decoder with initial weights.
+    """Build a decoder with initial weights from the seed.
 
     Raises UserError if the weights do not fit into memory, and TypeError for a template.
     """
@@ -320,9 +336,9 @@ def build(
 
 
 def allocate(model: Decoder, device: torch.device | str, n_shards: int = 1) -> None:
-    """Allocate a blueprint's memory without setting weights. Raise UserError if they do not fit.
+    """Allocate the memory of a blueprint on the device without setting weights. Raise UserError if they do not fit.
 
-    n_shards: number of processes that divide its parameters.
+    n_shards: number of processes that divide the parameters.
     """
     n_params = sum(parameter.numel() for parameter in model.parameters())
     too_large = f"model: {n_params:,} parameters do not fit into memory"

@@ -1,4 +1,4 @@
-"""How a model runs: in evaluation mode, where random draws are the same every time, and with compiled layers."""
+"""Evaluation mode, in which random draws are the same every time, and compiled layers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from widthwise.model.decoder import Decoder
 SEED = 0
 """Seed of random draws in evaluation."""
 GRAPHS_PER_LAYER = 6
-"""Training, validation, and the smaller last batch of a validation, each with and without a forced width."""
+"""Graphs for training, validation, and the smaller last batch of a validation, with and without a forced width."""
 
 
 @contextmanager

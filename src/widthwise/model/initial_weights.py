@@ -17,10 +17,11 @@ from widthwise.model.config import InitConfig
 
 
 def initial_std(config: InitConfig, module: nn.Module, width_ratio: float, n_additions: int) -> float:
-    """Return the standard deviation of the weight of a module in a layer: `std`, scaled by width and depth for
-    matrices.
+    """Return the standard deviation of a module's initial weight: `config.std`, scaled by width and depth if the module
+    is a matrix.
 
-    width_ratio: d_model of the embedding over the layer's width; n_additions: number of updates of the stream.
+    width_ratio: d_model of the model over the width of the module's layer; n_additions: number of updates of the
+    stream in the model.
     """
     if not isinstance(module, Linear):
         return config.std
@@ -28,10 +29,10 @@ def initial_std(config: InitConfig, module: nn.Module, width_ratio: float, n_add
     return std / math.sqrt(n_additions) if module.writes_stream and config.depth_scaled else std
 
 
-def drawn(module: Weight, std: float, generator: torch.Generator, truncate_at: float | None = None) -> Tensor:
-    """Return the whole initial weight of one module, in fp32: its start, or normal(std).
+def initial_weight(module: Weight, std: float, generator: torch.Generator, truncate_at: float | None) -> Tensor:
+    """Return the whole initial weight of one module, in fp32: its `start`, or by default normal(std).
 
-    truncate_at: cut of the normal distribution, in standard deviations.
+    truncate_at: standard deviations at which the normal distribution is truncated; None: not truncated.
     """
     # Drawn on the CPU in fp32 for any dtype and device of the model, so that a seed determines the weights.
     weight = torch.empty(module.weight.shape, dtype=torch.float32)

@@ -33,7 +33,7 @@ class DecoderLayer(nn.Module):
 
 
 class MTPDepth(nn.Module):
-    """An MTP head."""
+    """An MTP head. See `layer.py` for its function."""
 
     def __init__(self, config: MTPConfig, residual: Residual, d_model: int):
         super().__init__()
@@ -47,15 +47,17 @@ class MTPDepth(nn.Module):
         self.exit = residual.build_exit(d_model, d_model, config.final_norm)
 
     def forward(
-        self, slots: Tensor, later: Tensor, context: PassContext, cache: LayerCache | None = None
+        self, slots: Tensor, embedded: Tensor, context: PassContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Choices]:
-        """slots: (B, T, n_slots, slot_width), of the previous depth; later: of the later tokens before the first layer,
-        in the same shape -> the slots of this depth, and the choices of its feed-forward.
+        """slots: (B, T, n_slots, slot_width), of the previous depth -> the slots of this depth, and the choices of its
+        feed-forward.
+
+        embedded: the embeddings of the later tokens as slots, in the same shape.
         """
-        joined = self.w_join(torch.cat((self.state_norm(slots), self.embedding_norm(later)), dim=-1))
+        joined = self.w_join(torch.cat((self.state_norm(slots), self.embedding_norm(embedded)), dim=-1))
         stream, choices = self.layer(self.residual.from_slots(joined), context, cache)
         return self.residual.to_slots(stream, self.d_model), choices
 
     def hidden(self, slots: Tensor) -> Tensor:
-        """Return the input of the head, (B, T, d_model), from the slots of this depth."""
+        """Return the input of the model's head, (B, T, d_model), from the slots of this depth."""
         return self.exit(self.residual.from_slots(slots))

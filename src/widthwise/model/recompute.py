@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers that the backward pass recomputes, because their activations were not kept.
+"""Activation checkpointing: the backward pass recomputes layers whose activations were not kept.
 
 Losses and gradients stay the same. The code calls it recomputation, because a checkpoint is a saved state of a run.
 """
@@ -49,8 +49,8 @@ class Recompute:
             return checkpoint(run_layer, *leaves, use_reentrant=False)
         return run_layer(*leaves)
 
-    def kept(self, model: ModelConfig) -> Cost:
-        """Return the cost of only the activations that are kept from the forward to the backward pass.
+    def kept_activations(self, model: ModelConfig) -> Cost:
+        """Return the activations that are kept from the forward to the backward pass, as a cost without other fields.
 
         Exact without MTP heads, as `ModelConfig.cost`. With them the last stream may be counted twice.
         """
@@ -67,18 +67,18 @@ class Recompute:
         """
         with torch.device("meta"):
             inputs = _inputs(model)
-        costs = list[Cost]()
-        kept = dict[StorageWeakRef, int]()  # elements of each storage, which tensors may share
+        costs: list[Cost] = []
+        n_elements: dict[StorageWeakRef, int] = {}  # by storage, because tensors may share one
         for (i, cost), stream in zip(self._indexed_costs(model), inputs, strict=True):
             if not self.is_recomputed(i):
                 costs.append(activations_of(cost))
                 continue
-            n_before = sum(kept.values())
+            n_before = sum(n_elements.values())
             for tensor in tree_leaves(stream):
                 if isinstance(tensor, Tensor):
                     storage = tensor.untyped_storage()
-                    kept[StorageWeakRef(storage)] = storage.nbytes() // tensor.element_size()
-            costs.append(Cost(activation_fp32_elements=sum(kept.values()) - n_before))
+                    n_elements[StorageWeakRef(storage)] = storage.nbytes() // tensor.element_size()
+            costs.append(Cost(activation_fp32_elements=sum(n_elements.values()) - n_before))
         return costs
 
     def recomputed(self, model: ModelConfig) -> list[Cost]:
@@ -86,11 +86,11 @@ class Recompute:
         return [activations_of(cost) if self.is_recomputed(i) else Cost() for i, cost in self._indexed_costs(model)]
 
     def repeated_flops(self, model: ModelConfig, seq_len: int) -> float:
-        """Return the FLOPs per token of recomputed layers, without their backward passes."""
+        """Return the FLOPs per token that the backward pass spends on recomputing layers."""
         return sum(cost.forward_flops(seq_len) for i, cost in self._indexed_costs(model) if self.is_recomputed(i))
 
     def _indexed_costs(self, model: ModelConfig) -> Iterator[tuple[int, Cost]]:
-        """Yield the index, as passed to `run`, and the cost of each layer and MTP head."""
+        """Yield the index and the cost of each layer, then of each MTP head. Both are counted from 0, as in `run`."""
         if self.every is not None:  # recomputed layers keep no states of other layers
             model = model.model_copy(update={"residual": model.residual.within_layers()})
         for i, costs in enumerate(model.layer_costs()):
@@ -101,20 +101,21 @@ class Recompute:
 
 
 def activations_of(*costs: Cost) -> Cost:
-    """Return the cost of only the activations of some parts."""
+    """Return the activations of some parts, as a cost without other fields."""
     total = sum(costs, Cost())
     return Cost(activation_elements=total.activation_elements, activation_fp32_elements=total.activation_fp32_elements)
 
 
 def _inputs(model: ModelConfig) -> list[Any]:
-    """Return the input streams of one token for each layer and MTP head.
+    """Return the inputs of each layer and MTP head for one token, without values if the default device is meta.
 
-    Passes a stream through the modules of the residual, because only they know the contents of a stream.
+    They are computed by the modules of the residual, because the type of a stream depends on the residual.
     """
     residual = model.residual
     d_model = model.d_model
     inputs = []
-    entered = stream = residual.build_entry(d_model)(torch.empty(1, 1, residual.embedding_width(d_model)))
+    embedded = residual.build_entry(d_model)(torch.empty(1, 1, residual.embedding_width(d_model)))
+    stream = embedded
     for layer, d_before in zip(model.layers, model.widths_before, strict=True):
         inputs.append(stream)
         for d_stream, d_read, d_write in layer.sites(d_before):
@@ -122,9 +123,10 @@ def _inputs(model: ModelConfig) -> list[Any]:
             _, skip = site.read(stream)
             stream = site.write(skip, torch.empty(1, 1, d_write))
     if model.mtp is not None:
-        slots, later = (residual.to_slots(x, d_model) for x in (stream, entered))
+        slots = residual.to_slots(stream, d_model)
+        embedded_slots = residual.to_slots(embedded, d_model)
         for _ in range(model.mtp.n_depths):
-            inputs.append((slots, later))
+            inputs.append((slots, embedded_slots))
             slots = torch.empty_like(slots)
     return inputs
 

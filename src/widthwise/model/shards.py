@@ -1,4 +1,4 @@
-"""Tensors of which this process may hold only some rows, as after `fully_shard`, and the units that it shards.
+"""Tensors that `fully_shard` has divided, so that each process holds only some rows, and the units that it shards.
 
 Shard k of n, counted from 0, holds the existing rows from k * c to (k + 1) * c, with c = ceil(rows / n). Memory and
 collectives have the size of full shards, so the difference is padding. `fully_shard` is applied to every decoder layer,
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 
 def rows_of_shard(n_rows: int, shard: int, n_shards: int) -> slice:
-    """Return the rows that a shard holds of a tensor with n_rows rows."""
+    """Return the range of rows in a shard of a tensor with n_rows rows. shard: its index, from 0."""
     shard_size = -(-n_rows // n_shards)
     return slice(min(shard * shard_size, n_rows), min((shard + 1) * shard_size, n_rows))
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Return whether the tensor is a DTensor, shared by several processes; each may still hold all of it."""
+    """Return whether the tensor is a DTensor. If its mesh has one shard, every process still holds all rows."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -31,7 +31,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def held(tensor: Tensor) -> Tensor:
-    """Return the rows that this process holds, without a copy; of an unsharded tensor all."""
+    """Return the rows that this process holds, without a copy: all rows if the tensor is not sharded."""
     return cast(Any, tensor).to_local() if is_shared(tensor) else tensor
 
 
@@ -67,9 +67,9 @@ def put(tensor: Tensor, values: Tensor) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free whole weights that are still gathered after a forward pass without a backward pass.
+    """Free gathered weights after a forward pass that no backward pass followed.
 
-    Until then the model's parameters are not the ones of its optimizer.
+    Until then the model's parameters are not the parameters in its optimizer.
     """
     for module in model.modules():
         if hasattr(module, "reshard"):
@@ -77,7 +77,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def block_entries(shape: Sequence[int], n_shards: int) -> int:
-    """Return the entries of a shard of a parameter, including padding up to ceil(rows / n_shards) rows."""
+    """Return the number of entries in each shard of a parameter, including padding up to ceil(rows / n_shards) rows."""
     n_rows, *row = shape
     return -(-n_rows // n_shards) * torch.Size(row).numel()
 

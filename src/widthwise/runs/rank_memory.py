@@ -138,7 +138,7 @@ class ShardedModel:
         packing = self._packing_bytes(layout.micro_batch_size, seq_len, n_bytes)
         if teacher:
             yield row("teacher", 0, 0, Cost(), packing)
-        all_saved = RECOMPUTE[train.activation_checkpointing].kept(config)
+        all_saved = RECOMPUTE[train.activation_checkpointing].kept_activations(config)
         loss = max(self._loss_bytes(n_tokens, train), layer)
         yield row("loss", 0, sum(self._n_cast), all_saved, loss + packing)
         # Sharded, the root's gradients count as buffers until the end.
