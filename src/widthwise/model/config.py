@@ -19,24 +19,24 @@ class InitConfig(Config):
     """Standard deviations of the initial weights."""
 
     std: pydantic.PositiveFloat = 0.02
-    """Standard deviation of embedding and head; other standard deviations are derived from it."""
+    """Standard deviation of embedding and head. The others are derived from it."""
     width_multiplier: pydantic.PositiveFloat = 1.0
     """m_width: hidden matrices have std / sqrt(m_width), and their learning rate is divided by it."""
     depth_scaled: bool = True
     """Divide matrices that write the stream by the root of the number of updates it receives, 2 * n_layers
     in a plain decoder (GPT-2) and n_layers * (1 + n_blocks) with hourglass feed-forwards."""
     truncate_at: pydantic.PositiveFloat | None = None
-    """Standard deviations at which the distribution is truncated, 3 in OLMo 2; null: not truncated."""
+    """Number of standard deviations at which the distribution is truncated, 3 in OLMo 2; null: not truncated."""
 
 
 class LearnedPositionsConfig(Config):
-    """A row for each position, as wide as the token embedding, to which it is added.
+    """A learned row for each position, added to the token embedding.
 
     Sources: Gehring et al. 2017, arXiv:1705.03122; GPT-2, Radford et al. 2019.
     """
 
     n_positions: NTokens
-    """Rows, and longest context of the model."""
+    """Number of rows, and the longest context of the model."""
 
 
 class ModelConfig(Config):
@@ -85,9 +85,11 @@ class ModelConfig(Config):
         return self.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else self.d_model
 
     def named_layers(self) -> list[tuple[str, LayerConfig]]:
-        """Return every layer with its path, including the layer of MTP heads."""
-        named = [(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
-        return named if self.mtp is None else [*named, ("mtp.layer", self.mtp.layer)]
+        """Return every layer with its path in the config, including the one layer of all MTP heads."""
+        layers = [(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
+        if self.mtp is not None:
+            layers.append(("mtp.layer", self.mtp.layer))
+        return layers
 
     @property
     def n_layers(self) -> int:
@@ -117,17 +119,17 @@ class ModelConfig(Config):
         return max(math.prod(self.residual.slot_shape(self.d_model)), *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
-        """Return the cost of every layer by part. Count equal neighbours once, because counting is slow."""
+        """Return the cost of every layer by part. Equal consecutive layers are counted once, because it is slow."""
         costs = []
-        for (layer, d_before), equal in groupby(zip(self.layers, self.widths_before)):
-            costs += [layer.costs(self.residual, d_before)] * len(list(equal))
+        for (layer, d_before), equal_layers in groupby(zip(self.layers, self.widths_before)):
+            costs += [layer.costs(self.residual, d_before)] * len(list(equal_layers))
         return costs
 
     def end_costs(self) -> dict[str, Cost]:
         """Return the cost by part of the modules before and after the layers.
 
-        A tied head adds FLOPs but no parameters. The head keeps the gradient of its input, because the loss computes
-        gradients in the forward pass; the gradient of its weight is computed there too, but is not an activation.
+        A tied head adds FLOPs but no parameters. The forward pass of the loss computes the gradients of the head's
+        input and weight. Only the first counts as an activation.
         """
         n_columns = self.residual.embedding_width(self.d_model)
         embedding = vector(self.vocab_size * n_columns) + self.residual.entry_cost(self.d_model)
@@ -142,7 +144,7 @@ class ModelConfig(Config):
         }
 
     def costs(self) -> dict[str, Cost]:
-        """Return the cost of the whole model by part, see PARTS. `mtp` is the cost of MTP heads in training."""
+        """Return the cost of the whole model by part, see `records.cost.PARTS`. `mtp`: MTP heads in training."""
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
         for costs in (self.end_costs(), *self.layer_costs()):
             parts = {part: cost + costs.get(part, Cost()) for part, cost in parts.items()}
@@ -151,17 +153,17 @@ class ModelConfig(Config):
         return parts
 
     def exit_flops(self, seq_len: int) -> list[float]:
-        """Return the forward FLOPs per token with early exit after each layer, including last norm and head.
+        """Return the forward FLOPs per token with early exit after each layer, including the last norm and the head.
 
-        The first number is for no layer, the last for the whole model without MTP heads.
+        The first number is for an exit before all layers, the last for the whole model without MTP heads.
         """
         layers = (sum(costs.values(), Cost()).forward_flops(seq_len) for costs in self.layer_costs())
         return list(accumulate(layers, initial=_without_mtp(self.end_costs()).forward_flops(seq_len)))
 
     def block_exit_flops(self, seq_len: int) -> list[list[float]]:
-        """Return the forward FLOPs per token with early exit after each feed-forward block but a layer's last.
+        """Return the forward FLOPs per token with early exit after each feed-forward block except a layer's last.
 
-        They include last norm and head. One list per layer, empty unless its feed-forward is a stack.
+        They include the last norm and the head. One list per layer, empty unless its feed-forward has several blocks.
         """
         flops = []
         for layer, after in zip(self.layers, self.exit_flops(seq_len)[1:]):
@@ -181,12 +183,14 @@ class ModelConfig(Config):
         have them by design, such as growing shapes and full ends.
         """
         sites = [site for layer, d_before in zip(self.layers, self.widths_before) for site in layer.sites(d_before)]
-        idle = self.residual.idle(self.d_model, sites, self.final_norm_width)  # sites: attention, feed-forward, ...
-        n_beyond_head = max(self.final_norm_width - self.d_model, 0)
-        n_dead = idle.n_params + self.final_norm.cost(n_beyond_head).params
-        for layer, (n_unwritten, _), (_, n_unread) in zip(self.layers, idle.sites[::2], idle.sites[1::2]):
+        idle = self.residual.idle(self.d_model, sites, self.final_norm_width)
+        n_dead_gains = max(self.final_norm_width - self.d_model, 0)
+        n_dead = idle.n_params + self.final_norm.cost(n_dead_gains).params
+        attention_sites = idle.sites[::2]
+        ffn_sites = idle.sites[1::2]
+        for layer, (n_unwritten, _), (_, n_unread) in zip(self.layers, attention_sites, ffn_sites):
             n_dead += layer.n_dead_params(n_unwritten, n_unread)
-        if not self.tie_embeddings and self.mtp is None:  # otherwise the head or MTP heads read the whole embedding
+        if not self.tie_embeddings and self.mtp is None:  # otherwise the head or the MTP heads use the whole embedding
             n_dead += self.vocab_size * idle.n_unread
         return int(n_dead)
 

@@ -20,7 +20,7 @@ class DynamicLayer:
 
     @property
     def narrowest(self) -> float:
-        """Smallest fraction that a token can choose."""
+        """Smallest width that a token can choose, as a fraction of the full width."""
         return self.config.min_fraction if self.config.mask.has_width else 1.0
 
     @property
@@ -44,12 +44,12 @@ def chooses_width(model: ModelConfig) -> bool:
 
 
 def flops_shares(layers: Sequence[DynamicLayer]) -> list[float]:
-    """Return the share of each layer in the FLOPs of all layers at full width. The shares sum to 1."""
+    """Return the share of each layer in the FLOPs of these layers at full width. The shares sum to 1."""
     total = sum(layer.full_flops for layer in layers)
     return [layer.full_flops / total for layer in layers]
 
 
 def forced_fractions(layers: Sequence[DynamicLayer], n_widths: int) -> list[float]:
-    """Return fractions to force on all layers, in equal steps from the smallest of any token to 1."""
+    """Return n_widths width fractions to force on all layers, in equal steps from the smallest minimum to 1."""
     narrowest = min(layer.config.min_fraction for layer in layers)
     return [narrowest + (1 - narrowest) * step / (n_widths - 1) for step in range(n_widths)]

@@ -1,12 +1,12 @@
-"""Sampling from a decoder with its KV cache, and self-speculative greedy decoding: MTP heads draft, one pass checks.
+"""Sampling from a decoder with its KV cache, and self-speculative greedy decoding: MTP heads draft, the model verifies.
 
-A pass of the model over the newest token and K drafts gives the token of greedy decoding at each of these positions.
-The drafts before the first wrong one are therefore the tokens of greedy decoding, and so is the model's choice after
-them: each pass adds the correct drafts and one more token. Sources: Stern et al. 2018, arXiv:1811.03115; with the heads
-of multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2.
+One pass of the model over the newest token and K drafts gives the greedy token after each of them. A draft is right if
+it equals the greedy token after its predecessor. Each pass therefore adds the drafts before the first wrong one, and
+the greedy token after them. Sources: Stern et al. 2018, arXiv:1811.03115; with MTP heads, DeepSeek-V3,
+arXiv:2412.19437, section 2.2.
 
-A pass over several tokens rounds differently from single passes. With weights of 16 or 32 bits, two nearly equal logits
-may therefore be ordered differently than in plain decoding.
+A pass over several tokens rounds differently from passes over one token. With weights of 16 or 32 bits, two nearly
+equal logits may therefore be ordered differently than in plain decoding.
 """
 
 import time
@@ -40,28 +40,27 @@ class SamplingConfig(Config):
 
 
 def filter_logits(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """Divide logits by the temperature (> 0), shift the largest to 0 and set those that top_k and top_p exclude to
-    -inf.
+    """Shift the largest logit to 0, divide by the temperature (> 0), and set logits excluded by top_k or top_p to -inf.
 
-    logits: (..., vocab_size) -> the same shape. Among equal logits at the limit, top_k keeps any.
+    logits: (..., vocab_size) -> the same shape. Ties at the k-th largest logit are broken arbitrarily.
     """
-    # Relative to the largest, so that a low temperature can overflow only to -inf.
+    # The largest is 0, so that a low temperature can overflow only to -inf.
     logits = logits.float()
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / config.temperature
     if config.top_k is not None and config.top_k < logits.shape[-1]:
-        strongest = logits.topk(config.top_k, dim=-1)
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, strongest.indices, strongest.values)
+        largest = logits.topk(config.top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, largest.indices, largest.values)
     if config.top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True)
         probabilities = ordered.softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        excluded = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= config.top_p)
+        sum_before = probabilities.cumsum(dim=-1) - probabilities
+        excluded = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, sum_before >= config.top_p)
         logits = logits.masked_fill(excluded, -torch.inf)
     return logits
 
 
 def draw(logits: Tensor, config: SamplingConfig, generator: torch.Generator | None) -> Tensor:
-    """logits: (B, vocab_size) -> token ids (B,)."""
+    """Draw the next tokens. logits: (B, vocab_size) -> token ids (B,)."""
     if config.temperature == 0:
         return logits.argmax(dim=-1)
     probabilities = filter_logits(logits, config).softmax(dim=-1)
@@ -80,7 +79,7 @@ def pad_left(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def check_prompts(model: Decoder, prompts: Prompts, max_new_tokens: int) -> None:
-    """Raise UserError if there is no prompt, an empty one, or one too long for learned positions."""
+    """Raise UserError if there is no prompt or an empty one, or if learned positions are too few for the new tokens."""
     if not prompts or not all(prompts):
         raise UserError("prompt: is empty; give at least one token for each text")
     n_prompt = max(map(len, prompts))
@@ -99,8 +98,7 @@ def stream_tokens(
 ) -> Iterator[Tensor]:
     """Yield the next token ids (B,) of all prompts, `max_new_tokens` times.
 
-    Raises UserError for an empty prompt, for more tokens than learned positions, and if the cache does not fit into
-    memory.
+    Raises UserError as `check_prompts`, and if the cache does not fit into memory.
     """
     check_prompts(model, prompts, max_new_tokens)
     sampling = SamplingConfig() if sampling is None else sampling
@@ -166,13 +164,13 @@ def _ends(eos_id: int | Collection[int] | None) -> Collection[int]:
 
 @dataclass
 class Speculation:
-    """Statistics of the drafts of some continuations."""
+    """Counts of passes and drafts in self-speculative decoding."""
 
     n_passes: int = 0
     """Passes of the model, including those over prompts. Each adds one token that is not a draft."""
     n_drafted: int = 0
     n_accepted: int = 0
-    """Drafts that equal the tokens of greedy decoding."""
+    """Drafts that equal the tokens of greedy decoding, up to the first wrong one of each pass."""
     seconds: float = 0.0
 
     def record(self) -> dict[str, float | None]:
@@ -188,8 +186,8 @@ class Speculation:
 class Drafter:
     """The MTP heads of a model and their cache for one text.
 
-    The cache has one length for all depths: the positions at which even the last depth has read known tokens only.
-    Later entries are based on drafts, so each round recomputes these few positions.
+    The cache has one length for all depths: the number of positions at which even the last depth has read only known
+    tokens. Later positions depend on drafts, so each call recomputes them.
     """
 
     def __init__(self, model: Decoder, capacity: int):
@@ -198,11 +196,11 @@ class Drafter:
         self._slots: Tensor | None = None
 
     def draft(self, tokens: Tensor, n_known: int, slots: Tensor, n_drafts: int) -> None:
-        """Write n_drafts tokens after the first n_known.
+        """Write n_drafts drafts into `tokens` after the first n_known.
 
-        tokens: integers (1, capacity); slots: (1, T, n_slots, slot_width), of the model at the positions since the last
-        call, up to the one before the last known token. n_drafts must not grow from call to call, because a skipped
-        depth has not read the tokens since then.
+        tokens: integers (1, capacity). slots: (1, T, n_slots, slot_width), of the model at the positions since the last
+        call, up to the position before the last known token. n_drafts must not grow from call to call, because a depth
+        that one call skips lacks the tokens of that call.
         """
         model = self._model
         start = self._cache.length
@@ -224,7 +222,7 @@ def stream_drafted(
 ) -> Iterator[list[int]]:
     """Yield the tokens that each pass of the model adds, `max_new_tokens` in total, and update the counts.
 
-    See `generate_drafted` for the errors.
+    Raises UserError if the caches do not fit into memory.
     """
     capacity = len(prompt) + max_new_tokens
     with allocating(f"generate: a cache for {capacity} tokens does not fit into memory"):
@@ -238,19 +236,20 @@ def stream_drafted(
         stream = model.stream(tokens[:, cache.length : n_known + n_drafts], cache)
         greedy = model.logits(model.exit(stream)[:, -n_drafts - 1 :]).argmax(dim=-1)
         is_right = greedy[:, :n_drafts] == tokens[:, n_known : n_known + n_drafts]
+        n_before_wrong = is_right.long().cumprod(dim=1).sum(dim=1)
         # One transfer, because reading a value waits for the GPU.
-        n_right, *answer = torch.cat((is_right.long().cumprod(dim=1).sum(dim=1), greedy[0])).tolist()
+        n_right, *new_tokens = torch.cat((n_before_wrong, greedy[0])).tolist()
         tokens[:, n_known : n_known + n_right + 1] = greedy[:, : n_right + 1]
         n_known += n_right + 1
         cache.rewind(n_known - 1)
         counts.n_passes += 1
         counts.n_drafted += n_drafts
         counts.n_accepted += n_right
-        yield answer[: n_right + 1]
+        yield new_tokens[: n_right + 1]
         slots = model.slots(stream)
-        n_seen = slots.shape[1] - n_drafts + n_right
+        n_certain = slots.shape[1] - n_drafts + n_right  # positions whose token is not a wrong draft
         n_drafts = max(0, min(len(model.depths), capacity - n_known - 1))
-        drafter.draft(tokens, n_known, slots[:, :n_seen], n_drafts)
+        drafter.draft(tokens, n_known, slots[:, :n_certain], n_drafts)
 
 
 @torch.inference_mode()
@@ -259,7 +258,8 @@ def generate_drafted(
 ) -> tuple[list[list[int]], Speculation]:
     """Generate as `generate` does at temperature 0, in fewer passes, one prompt after the other.
 
-    Raises UserError for a model without MTP heads, and as `stream_tokens`.
+    Return the continuations, and the counts of all prompts. Raises UserError for a model without MTP heads, and as
+    `stream_tokens`.
     """
     check_prompts(model, prompts, max_new_tokens)
     if not model.depths:
@@ -270,10 +270,10 @@ def generate_drafted(
     started = time.perf_counter()
     for prompt in prompts:
         continuation: list[int] = []
-        for added in stream_drafted(model, prompt, max_new_tokens, counts):
-            answer = [*takewhile(lambda token: token not in ends, added)]
-            continuation += answer
-            if len(answer) < len(added):
+        for new_tokens in stream_drafted(model, prompt, max_new_tokens, counts):
+            text_tokens = [*takewhile(lambda token: token not in ends, new_tokens)]
+            continuation += text_tokens
+            if len(text_tokens) < len(new_tokens):
                 break
         continuations.append(continuation)
     counts.seconds = time.perf_counter() - started

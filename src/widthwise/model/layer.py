@@ -1,14 +1,14 @@
 """A decoder layer: attention and feed-forward, each with its norm and residual; and MTP heads, with one layer each.
 
-Multi-token prediction: depth k takes the stream of depth k - 1 at position i (depth 0 is the model) and the embedding
-of token i + k, and predicts token i + k + 1. One small matrix joins its slots one by one, so that its cost does not
+Multi-token prediction: depth k reads the stream of depth k - 1 at position i (depth 0 is the model) and the embedding
+of token i + k, and predicts token i + k + 1. One small matrix joins the two slot by slot, so that its cost does not
 grow with the square of the stream: virtual-width paper, arXiv:2511.11238, section 3.4. With a single slot it is the
 module of DeepSeek-V3 (arXiv:2412.19437, section 2.2). The model shares its embedding, head and reduction with all
 depths.
 
-Depth k at position i is rotated by i and attends to positions up to i, within the document if attention is masked. A
-depth predicts across the end of a document as the model does, masked or not: in the last k positions of a document its
-input is a token of the next document.
+At position i, the attention of every depth has rotary position i and sees positions up to i, within the document if
+attention is masked by document. Like the model, a depth predicts across the end of a document, masked or not: in the
+last k positions of a document it reads a token of the next document.
 """
 
 import pydantic
@@ -60,7 +60,7 @@ class LayerConfig(Config):
     def usual_norm_dims(self) -> dict[str, int]:
         """Name of norm -> its divisor in a layer that never grew.
 
-        At slim ends it differs by design from the width that a norm before its sublayer reads.
+        A slim first layer reads fewer coordinates than attention_norm divides by; see `model.axes.Norm`.
         """
         ffn_norm_dim = self.ffn_norm_site.place.normalised_width(self.d_model, self.d_out)
         return {"attention_norm": self.d_model, "ffn_norm": ffn_norm_dim}
@@ -74,25 +74,27 @@ class LayerConfig(Config):
         return NormSite(PLACEMENTS[self.norm_placement], self.ffn_norm)
 
     def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
-        """Return the cost by part. d_before: width of the input stream."""
+        """Return the cost by part, see `records.cost.PARTS`. d_before: width of the input stream."""
+        attention_norms = self.attention.norm_cost(self.d_model, self.d_in, self.attention_norm_site)
+        ffn_norms = self.ffn.norm_cost(self.d_model, self.d_out, self.ffn_norm_site)
         return {
             "attention": self.attention.cost(self.d_model, self.d_in),
             "ffn": self.ffn.cost(self.d_model, self.d_out),
-            "norm": self.attention.norm_cost(self.d_model, self.d_in, self.attention_norm_site)
-            + self.ffn.norm_cost(self.d_model, self.d_out, self.ffn_norm_site),
+            "norm": attention_norms + ffn_norms,
             "residual": sum((residual.cost(*site) for site in self.sites(d_before)), Cost()),
         }
 
     def n_dead_params(self, n_unwritten: int, n_unread: int) -> float:
         """Return the number of parameters without gradient.
 
-        n_unwritten of the coordinates that attention reads are always 0; n_unread of those that the feed-forward writes
-        are never read. A LayerNorm shifts zeros, and a norm of the update reads all of it: then only gains are dead.
+        n_unwritten: coordinates that attention reads and that are always 0. After a LayerNorm they are not 0, and no
+        parameter of attention is dead. n_unread: coordinates that the feed-forward writes and nothing reads. A norm of
+        the update reads them, and only its gains are dead.
         """
         place = PLACEMENTS[self.norm_placement]
 
         def params(d_in: int, d_out: int) -> float:
-            """Return the parameters whose number depends on d_in or d_out."""
+            """Return the parameters that are dead in part, for a layer that reads d_in and writes d_out coordinates."""
             n = self.ffn.norm_cost(self.d_model, d_out, self.ffn_norm_site).params
             if not place.is_after:
                 n += self.ffn.cost(self.d_model, d_out).params
@@ -110,11 +112,11 @@ class MTPOptions(Config):
     n_depths: int = Field(default=1, gt=0, le=MOST_MTP_DEPTHS)
     """Tokens predicted beyond the next one."""
     coefficient: pydantic.NonNegativeFloat = 0.3
-    """Factor of the mean of their losses in the objective; never part of the reported loss."""
+    """Factor of the mean loss of the MTP heads in the objective; never part of the reported loss."""
 
 
 class MTPConfig(MTPOptions):
-    """MTP heads with the sizes written out."""
+    """MTP heads with all sizes written out."""
 
     layer: LayerConfig
     """The layer of every depth."""
@@ -124,17 +126,17 @@ class MTPConfig(MTPOptions):
     """The norm before the head."""
 
     def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
-        """Return the training cost of all depths, as if each predicted at every position; depth k skips the last k.
+        """Return the training cost of all depths, as if they skipped no positions; depth k skips the last k.
 
-        head: cost of the head, whose parameters are counted with the model.
+        head: cost of the model's head. Its parameters are not counted again.
         """
         depth = self.slots_cost(residual, d_model) + self.exit_cost(residual, d_model, head)
         return sum([depth] * self.n_depths, Cost())
 
     def slots_cost(self, residual: Residual, d_model: int) -> Cost:
-        """Return the cost of the slots of one depth.
+        """Return the cost of computing the slots of one depth: norms, join and layer.
 
-        Layer and norms keep their activations for the backward pass, and the joined halves are kept as well.
+        The backward pass needs the activations of layer and norms, and the normalised halves of each slot.
         """
         n_slots, slot_width = residual.slot_shape(d_model)
         norm = self.slot_norm.cost(slot_width, n_slots, is_read=False)  # joining the halves copies them
@@ -143,6 +145,6 @@ class MTPConfig(MTPOptions):
         return sum(self.layer.costs(residual, d_model).values(), join)
 
     def exit_cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
-        """Return the cost of the loss of one depth: the exit, and the gradient of the head's input."""
+        """Return the cost of the loss of one depth: exit, head, and the kept gradient of the head's input."""
         cost = residual.exit_cost(d_model, shares_reduction=True) + self.final_norm.cost(d_model, is_read=False)
         return cost + head.shared() + Cost(activation_elements=d_model)

@@ -1,8 +1,9 @@
-"""Learning rates and weight decay of parameters, which follow from their modules, never from the number of axes.
+"""Learning rates and weight decay of parameters. They follow from the class of the module, never from the number of
+axes.
 
 The paper's groups: hidden matrices at lr / width_multiplier, embedding, head and gains at lr, gains without decay. With
-width_multiplier proportional to width this is muP for Adam (Yang et al. 2022, arXiv:2203.03466); held constant it is
-the variable-width paper's recipe.
+a width_multiplier proportional to width this is muP for Adam (Yang et al. 2022, arXiv:2203.03466); with a constant one
+it is the variable-width paper's recipe.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,21 +23,20 @@ class ParameterGroup:
     """Parameters with the same settings of the optimizer."""
 
     name: str
-    """Name of the kind of parameters. Groups with the same name differ in other fields."""
-    names: tuple[str, ...]
-    """The names of the parameters, as in `named_parameters`."""
-    parameters: tuple[nn.Parameter, ...]
+    """Kind of the parameters. Groups with the same name differ in other fields."""
     lr_factor: float
     """Factor of the recipe's learning rate."""
     decays: bool
     """True if weight decay applies."""
     are_hidden_matrices: bool
     """True if each parameter is one matrix between hidden states, so that its singular values are meaningful."""
-    multiplied_by: float = 1.0
-    """Factor by which `bake` or growth multiplied the entries when it gave the model another form of the same
-    function."""
-    own_lr_factor: float = 1.0
+    multiplied_by: float
+    """Factor by which `bake` or growth multiplied the entries when it rewrote the same function; otherwise 1."""
+    part_lr_factor: float
     """Factor from the recipe's `lr_factors`, in addition to `lr_factor`."""
+    names: tuple[str, ...]
+    """Names of the parameters, as in `named_parameters`."""
+    parameters: tuple[nn.Parameter, ...]
 
 
 def grouped_parameters(
@@ -53,15 +53,15 @@ def grouped_parameters(
     lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), as in muP; the
     paper does not. decays_embedding, decays_gains, decays_scales: apply weight decay to the embedding (including a tied
     head) and learned positions, to the gains of the norms, and to scales of learned coefficients. scaled: parameter ->
-    `multiplied_by`, where it is not 1. lr_factors: part of the model -> `own_lr_factor` of its parameters. Raises
-    ValueError if a key matches no parameter, or if several keys of `lr_factors` match the same one.
+    `multiplied_by`; by default 1. lr_factors: part of the model -> `part_lr_factor` of its parameters; by default 1.
+    Raises ValueError if a key matches no parameter, or if several keys of `lr_factors` match the same parameter.
     """
-    decaying = {Table: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
-    members: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
+    decay_by_class = {Table: decays_embedding, Norm: decays_gains, Scale: decays_scales, Vector: False}
+    names_by_settings: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
-    own_lr_factors = _by_parameter(lr_factors or {}, parameters)
-    factors = scaled or {}
-    for name in factors.keys() - parameters.keys():
+    part_lr_factors = _part_lr_factors(lr_factors or {}, parameters)
+    scaled = scaled or {}
+    for name in scaled.keys() - parameters.keys():
         raise ValueError(f"scaled: got {name!r}; must be parameters of the model, with names such as {min(parameters)}")
     for name in parameters:
         owner = model.get_submodule(name.rpartition(".")[0])
@@ -75,17 +75,19 @@ def grouped_parameters(
                 layer_width = model.config.width_of(name)
                 group = f"matrices of width {layer_width}"
                 lr_factor = lr_factor * model.config.d_model / layer_width
-        decays = next((decay for kind, decay in decaying.items() if isinstance(owner, kind)), True)
+        # The first class that fits, because a Scale is also a Vector.
+        decays = next((decays for module, decays in decay_by_class.items() if isinstance(owner, module)), True)
         is_hidden_matrix = is_matrix and not isinstance(owner, (Control, Experts, UnscaledLinear))
-        key = (group, lr_factor, decays, is_hidden_matrix, factors.get(name, 1.0), own_lr_factors.get(name, 1.0))
-        members.setdefault(key, []).append(name)
+        factors = (scaled.get(name, 1.0), part_lr_factors.get(name, 1.0))
+        settings = (group, lr_factor, decays, is_hidden_matrix, *factors)
+        names_by_settings.setdefault(settings, []).append(name)
     return [
-        ParameterGroup(key[0], tuple(names), tuple(parameters[name] for name in names), *key[1:])
-        for key, names in members.items()
+        ParameterGroup(*settings, tuple(names), tuple(parameters[name] for name in names))
+        for settings, names in names_by_settings.items()
     ]
 
 
-def _by_parameter(factors: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+def _part_lr_factors(factors: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
     """Return a dict from parameter to the factor of its part. Other parameters are skipped. factors: part -> factor."""
     factors_by_name: dict[str, float] = {}
     for part, factor in factors.items():
@@ -102,9 +104,9 @@ def _by_parameter(factors: Mapping[str, float], names: Iterable[str]) -> dict[st
 def coordinate_check(
     build: Callable[[int], Decoder], widths: Sequence[int], tokens: Tensor, lr: float, n_steps: int = 4
 ) -> dict[int, dict[str, float]]:
-    """Return a dict from width to the coordinate sizes of `build(width)` after a few steps of AdamW on one batch.
+    """Return a dict from width to the `coordinate_sizes` of `build(width)` after a few steps of AdamW on one batch.
 
-    Sizes do not grow with the width if the parametrisation transfers between widths; otherwise they grow as a power of
+    If learning rates transfer between widths, the sizes do not grow with the width; otherwise they grow as a power of
     it. tokens: integers (B, T); lr: the rate before the factors of the groups. Source: Yang et al. 2022,
     arXiv:2203.03466, appendix D.1.
     """
@@ -123,7 +125,7 @@ def coordinate_check(
 
 @torch.no_grad()
 def coordinate_sizes(model: Decoder, tokens: Tensor) -> dict[str, float]:
-    """Return the root mean square of every layer's two updates before they are added to the stream, and of the logits.
+    """Return the root mean square of the updates of attention and feed-forward in every layer, and of the logits.
 
     muP keeps these coordinates of order one. tokens: integers (B, T). Keys: "layers.0.attention",
     "layers.0.ffn", ..., "logits".

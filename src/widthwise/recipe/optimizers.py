@@ -73,7 +73,7 @@ def hidden_matrices(config: MuonConfig, model: Decoder) -> set[nn.Parameter]:
 
 
 def _torch_group(group: ParameterGroup, lr_factor: float, weight_decay: float) -> dict[str, Any]:
-    """Return a parameter group for torch. lr_factor: without `own_lr_factor`.
+    """Return a parameter group for torch. lr_factor: without `part_lr_factor`.
 
     Entries that were multiplied by c take steps c times as long. The product of rate and weight decay does not change.
     """
@@ -81,7 +81,7 @@ def _torch_group(group: ParameterGroup, lr_factor: float, weight_decay: float) -
     return {
         "name": group.name,
         "params": list(group.parameters),
-        "lr_factor": lr_factor * group.own_lr_factor * c,
+        "lr_factor": lr_factor * group.part_lr_factor * c,
         "weight_decay": weight_decay / c if group.decays else 0.0,
     }
 
