@@ -112,7 +112,7 @@ class _LayerMeter:
             ceiling_share=self._n_ceiling / self.fractions.n,
             dead_share=1 - max_units / d_ff,
             max_units=max_units,
-            **self._ffn.numbers(),
+            **self._ffn.choice_scalars(),
         )
 
 

@@ -146,7 +146,7 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
             if isinstance(module, MoE):
                 stack.enter_context(module.w_router.register_forward_hook(partial(see_router, module)))
             elif isinstance(module, DynamicWidth):
-                stack.enter_context(module.unskipped())
+                stack.enter_context(module.masked_execution())
             elif name.rpartition(".")[2] == DOWN and isinstance(module, Linear):
                 hook = module.register_forward_pre_hook(lambda _, args: see(next(n_blocks), args[0].flatten(0, -2)))
                 stack.enter_context(hook)

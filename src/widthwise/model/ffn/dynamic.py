@@ -35,7 +35,7 @@ class WidthChoice(Config):
     min_fraction: float = Field(default=1 / 3, ge=0, le=1)
     """The smallest width of a token, as a fraction of the width that uses all units."""
     start: float = Field(default=0.9, gt=0, lt=1)
-    """The level of all tokens at the start of training. It is high because units that no token uses do not learn."""
+    """The level of all tokens before training. It is high because units that no token uses do not learn."""
     execution: Literal["auto", "masked", "sliced"] = "auto"
     """`masked` computes all units and multiplies by the mask, `sliced` computes only the used units, `auto` takes the
     faster form on a CPU. Slicing needs units with mask 0 and no derivative: in evaluation every mask but `soft`, in
@@ -76,7 +76,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     @property
     def full_width(self) -> int:
-        """The width of a token that uses all units: d_ff before any growth."""
+        """The width of a token that uses all units: d_ff before all growth."""
         return self.sizes[0]
 
     def cost(self, d_model: int, d_out: int) -> Cost:
@@ -84,14 +84,14 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """Return `old` with this d_ff and execution, and with its widths, centres and temperatures unchanged.
+        """Return `old` with the d_ff and execution of this config. Widths, centres and temperatures do not change.
 
         If `old` is a SwiGLU or has no mask, return this config with a start at which every token has all units.
         """
         if isinstance(old, SwiGLUConfig):
             if self.grown_from:
                 raise ValueError(f"grown_from: got {list(self.grown_from)}; a swiglu has units of one growth only")
-            return self._started_whole(old)
+            return self._starting_at_full_width(old)
         super().with_constants_of(old, reads_more)
         assert isinstance(old, DynamicConfig)
         if self.d_ff < old.d_ff:
@@ -99,7 +99,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         if self.mask.has_width and not old.mask.has_width:  # tokens that used all units begin to choose
             if old.grown_from:
                 raise ValueError(f"grown_from: got {list(old.grown_from)}; a layer that has grown keeps its mask")
-            return self._started_whole(old)
+            return self._starting_at_full_width(old)
         with mistakes_at("mask"):
             must_stay(("kind",), old.mask, self.mask)
         if reads_more and old.score.is_stream_mean:
@@ -109,11 +109,11 @@ class DynamicConfig(WidthChoice, FFNConfig):
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 
-    def _started_whole(self, old: FFNConfig) -> Self:
+    def _starting_at_full_width(self, old: FFNConfig) -> Self:
         """Return this config with a `start` so high that the mask is exactly 1 for every unit and every token.
 
-        The width then ends a quarter of a unit beyond the centre of the last unit. Raises ValueError if no level
-        achieves that. old: the converted layer, which has no score.
+        Every width is then at least a quarter of a unit above the centre of the last unit. Raises ValueError if no
+        `start` achieves that. old: the converted layer, which has no score.
         """
         if not self.mask.is_exact:
             raise ValueError(

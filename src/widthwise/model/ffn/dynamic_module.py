@@ -38,7 +38,7 @@ from widthwise.model.shards import whole
 
 
 def old_index(sizes: tuple[int, ...]) -> list[int]:
-    """Return the position of each unit before the last growth, -1 if that growth added it. Needs at least two sizes."""
+    """Return the position of each unit before the last growth, -1 for an added unit. sizes: at least two."""
     order = _ranks_as_added(sizes, 1, torch.device("cpu")).argsort(stable=True)
     is_old = order < sizes[-2]
     return torch.where(is_old, is_old.cumsum(dim=0) - 1, -1).tolist()
@@ -47,7 +47,7 @@ def old_index(sizes: tuple[int, ...]) -> list[int]:
 def _ranks_as_added(sizes: tuple[int, ...], scale: int, device: torch.device) -> Tensor:
     """Return rank * scale of every unit in the order in which they were added, in fp64.
 
-    Each number is one division of exact integers. So rounding keeps equal ranks equal, and the others in order.
+    Each number is one division of exact integers, so that rounding keeps equal ranks equal and the others in order.
     """
     n_added = (sizes[0], *(after - before for before, after in pairwise(sizes)))
     odd_numbers = [torch.arange(1, 2 * n, 2, dtype=torch.float64, device=device) for n in n_added]
@@ -55,21 +55,22 @@ def _ranks_as_added(sizes: tuple[int, ...], scale: int, device: torch.device) ->
 
 
 MAX_MARGIN = 0.25
-"""Largest margin of an edge, as a share of the full width, for which `auto` slices. A larger margin would compute
-nearly all units and keep their masks for the backward pass as well."""
+"""Largest margin of an edge, as a share of the full width, at which `execution: auto` slices. With a larger margin,
+slicing would compute nearly all units and also keep their masks for the backward pass."""
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Return function(*inputs), and keep only the inputs for the backward pass, except in compiled code."""
+    """Return function(*inputs). Keep only the inputs for the backward pass, except in compiled code."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class DynamicWidth(SwiGLU):
-    """A SwiGLU of which each token uses the first hidden units.
+    """A SwiGLU in which each token uses only its first hidden units.
 
-    A width depends on its token only, so it is the same in decoding as in training (except for a random score).
+    The width of a token depends on no other token, so it is the same in decoding as in training, except with a random
+    score.
     """
 
     def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
@@ -86,8 +87,8 @@ class DynamicWidth(SwiGLU):
         return self.norm.after(update), {"width_fraction": fraction}
 
     @contextmanager
-    def unskipped(self) -> Iterator[None]:
-        """Compute and mask unused units within the block, instead of skipping them."""
+    def masked_execution(self) -> Iterator[None]:
+        """Compute all units within the block and mask the unused ones, for any `execution` of the config."""
         before = self.execution
         self.execution = "masked"
         try:
@@ -96,7 +97,7 @@ class DynamicWidth(SwiGLU):
             self.execution = before
 
     def _choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Edge | None]:
-        """Return the width fractions of the tokens, (B, T), and the edge.
+        """Return the width fractions of the tokens, (B, T), and the edge of the mask.
 
         x: (B, T, d_model), the input of the feed-forward; stream: the same before the norm. If `context` has a forced
         fraction, all tokens have it. In a layer without a mask they have 1, and the edge is None.
@@ -113,15 +114,15 @@ class DynamicWidth(SwiGLU):
                 return torch.sigmoid(score(source) + widened(bias()))
 
         level = recomputed(sigmoid, score.source(x, stream))
-        least = self.config.min_fraction
-        return least + (1 - least) * level, self._edge()
+        min_fraction = self.config.min_fraction
+        return min_fraction + (1 - min_fraction) * level, self._edge()
 
     def _edge(self) -> Edge:
-        """Return the edge of the mask in the present mode."""
+        """Return the edge of the mask in the current mode, training or evaluation."""
         return EDGES[self.config.mask.kind](self.config.mask, compute_dtype(self.w_gate.weight), self.training)
 
     def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
-        """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""
+        """x: (B, T, d_model); width: (B, T), in units -> (B, T, d_out)."""
         if edge is None:
             return self.w_down(swiglu(self.w_gate(x), self.w_up(x)))
         sliced = self._sliced_form(x, edge)
@@ -150,26 +151,27 @@ class DynamicWidth(SwiGLU):
         return sliced_swiglu if use_fused(x) else None
 
     def _centres(self, like: Tensor) -> Tensor:
-        """Return rank * full_width of every unit, (d_ff,), ascending, with the dtype and device of `like`.
+        """Return the centre, rank * full_width, of every unit, (d_ff,), ascending, with the dtype and device of `like`.
 
-        Original units have i + 1/2. Not cached, because compiled code cannot contain tensors that depend on the device.
+        In a layer that never grew, unit i has i + 1/2. Not cached, because compiled code cannot contain tensors that
+        depend on the device.
         """
         if self.config.grown_from:
             return _ranks_as_added(self.config.sizes, self.config.full_width, like.device).sort().values.to(like.dtype)
         return unit_centres(0, self.config.d_ff, like)
 
     def _as_never_grown(self, width: Tensor, margin: float) -> tuple[Tensor, float]:
-        """Return the width and margin that reach the same number of units in kernels, whose centres are i + 1/2."""
+        """Return the width and margin at which kernels, whose centres are i + 1/2, compute the same number of units."""
         if not self.config.grown_from:
             return width, margin
         return torch.searchsorted(self._centres(width), width.detach() + margin).to(width.dtype), 0.0
 
     def used_units(self, width: Tensor) -> Tensor:
-        """Return the number of hidden units used by a token of that width. width: (...), in units -> integers (...)."""
+        """Return the number of hidden units that tokens use. width: (...), in units -> integers (...)."""
         return whole_units(*self._as_never_grown(width, 0.0), self.config.d_ff)
 
     def bucketed_units(self, width: Tensor) -> int:
-        """Return the total hidden units of tokens with these widths, each rounded up to the edge of a slice.
+        """Return the total hidden units of tokens with these widths, each rounded up to the end of a slice.
 
         width: (n_tokens,), in units.
         """
@@ -179,8 +181,8 @@ class DynamicWidth(SwiGLU):
     def computed_units(self, width: Tensor, is_compiled: bool) -> int:
         """Return the total hidden units that a forward pass computes for tokens with these widths.
 
-        width: (n_tokens,), in units. Rows that stripes add in bf16 are not counted. Call it in the mode and with the
-        autocast of the pass.
+        width: (n_tokens,), in units. Rows that a stripe adds in bf16 to fill a tile are not counted. Call this in the
+        mode and with the autocast of the pass.
         """
         edge = self._edge()
         sliced = None if is_compiled else self._sliced_form(width, edge)
@@ -191,10 +193,10 @@ class DynamicWidth(SwiGLU):
         return self.bucketed_units(width)
 
     @torch.no_grad()
-    def numbers(self) -> dict[str, float | None]:
+    def choice_scalars(self) -> dict[str, float | None]:
         """Return the gain of the score, the bias of the level and the temperature of the mask in units, None if absent.
 
-        Called by all processes that share the model.
+        All processes that share the model must call this.
         """
         log_gain = None if self.score is None else self.score.log_gain
         values = {
@@ -202,7 +204,7 @@ class DynamicWidth(SwiGLU):
             "bias": None if self.bias is None else self.bias(),
             "temperature": getattr(self.config.mask, "temperature", None),
         }
-        # Only one of several processes may hold a parameter of one entry.
+        # A parameter of one entry may be on another process.
         return {name: float(whole(x)) if isinstance(x, Tensor) else x for name, x in values.items()}
 
     def choice_parameters(self) -> list[nn.Parameter]:

@@ -44,7 +44,7 @@ class HourglassConfig(FFNConfig):
         return self.n_blocks
 
     def block_outputs(self, d_model: int, d_out: int) -> list[int]:
-        """Return the width that each block writes: d_model, but d_out for the last one."""
+        """Return the number of coordinates that each block writes: d_model, but d_out for the last one."""
         return [d_model] * (self.n_blocks - 1) + [d_out]
 
     def block_costs(self, d_model: int, d_out: int) -> list[Cost]:
@@ -55,11 +55,10 @@ class HourglassConfig(FFNConfig):
         return sum(self.block_costs(d_model, d_out), Cost())
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
-        costs = [norm.cost(d_model, d_write) for d_write in self.block_outputs(d_model, d_out)]
-        return sum(costs, Cost())
+        return sum((norm.cost(d_model, d_write) for d_write in self.block_outputs(d_model, d_out)), Cost())
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """Return this config. A SwiGLU becomes the first block, and other blocks are added."""
+        """Return this config. A SwiGLU becomes the first block. Blocks can be added, but not removed."""
         if isinstance(old, SwiGLUConfig):
             return self
         grown = super().with_constants_of(old, reads_more)
@@ -78,11 +77,11 @@ class HourglassConfig(FFNConfig):
     def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         if isinstance(old, SwiGLUConfig):
             yield f"feed-forward {old.kind} -> {self.kind}, whose first block it becomes (conversion)"
-        for place, (before, after) in enumerate(zip_longest(old.hidden_widths, self.hidden_widths)):
+        for i, (before, after) in enumerate(zip_longest(old.hidden_widths, self.hidden_widths)):
             if before is None:
-                yield f"feed-forward block {place} added, {after} hidden units, silent at first (block addition)"
+                yield f"feed-forward block {i} added, {after} hidden units, silent at first (block addition)"
             elif after != before:
-                yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
+                yield f"feed-forward block {i} {before} -> {after} hidden units (MLP expansion)"
 
 
 class HourglassTemplate(HiddenWidthTemplate):
@@ -98,8 +97,8 @@ class HourglassTemplate(HiddenWidthTemplate):
 
     def cost(self, d_model: float, d_out: float) -> Cost:
         d_hidden = self.real_hidden(d_model)
-        inner, last = (swiglu_cost(d_model, d_hidden, d_write) for d_write in (d_model, d_out))
-        return sum([inner] * (self.n_blocks - 1), last)
+        inner_blocks = [swiglu_cost(d_model, d_hidden, d_model)] * (self.n_blocks - 1)
+        return sum(inner_blocks, swiglu_cost(d_model, d_hidden, d_out))
 
     def at_width(self, d_model: int) -> HourglassConfig:
         return HourglassConfig(n_blocks=self.n_blocks, d_hidden=self.whole_hidden(d_model))

@@ -26,7 +26,7 @@ class Hourglass(FeedForward):
 
     @property
     def stack(self) -> Sequence[SwiGLU]:
-        """The blocks, first to last."""
+        """The blocks, first to last, with their type."""
         return cast(Sequence[SwiGLU], self.blocks)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:

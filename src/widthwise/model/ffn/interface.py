@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adjustable:
-    """A number in a recipe with which the costs of a model grow."""
+    """A number in a recipe that can be changed to reach a cost, because costs grow with it."""
 
     key: str
     """Key in its section of the recipe."""
@@ -33,17 +33,18 @@ class Adjustable:
 
 
 class FFNConfig(Config, ABC):
-    """One layer's feed-forward, with explicit sizes.
+    """One layer's feed-forward, with all sizes written out.
 
-    The last methods are for growth. Growth and padding refuse a class that does not set `constant_fields`.
+    `with_constants_of` and the methods after it are for growth. Growth and padding refuse a class that does not set
+    `constant_fields`.
     """
 
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
 
     module: ClassVar[str]
-    """The class of the module, "package.file:Class". It is imported, together with torch, when a module is built. A
-    config in the same file as its module overrides `build` instead."""
+    """The class of the module, "package.file:Class", which `build` imports together with torch. A config in the same
+    file as its module overrides `build` instead."""
     constant_fields: ClassVar[tuple[str, ...] | None] = None
     """Fields that growth must not change, because that would change the function. None: growth is not supported."""
     hidden_axes: ClassVar[dict[str, str]] = {}
@@ -55,7 +56,7 @@ class FFNConfig(Config, ABC):
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:
-        """Hidden width of every feed-forward map that a token passes, in order."""
+        """Hidden width of every feed-forward block that a token passes through, in order."""
         return tuple(getattr(self, field) for field in self.hidden_axes)
 
     @property
@@ -68,15 +69,15 @@ class FFNConfig(Config, ABC):
         """Return the cost without norms, in a layer of width d_model that writes the first d_out coordinates."""
 
     def block_costs(self, d_model: int, d_out: int) -> list[Cost]:
-        """Return the cost without norms of each block that adds to the stream, in order; one unless it is a stack."""
+        """Return the cost without norms of each block that adds to the stream, in order. By default there is one."""
         return [self.cost(d_model, d_out)]
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
-        """Return the cost of its norms."""
+        """Return the cost of the norms. norm: places and config of the layer's feed-forward norm."""
         return norm.cost(d_model, d_out)
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "FeedForward":
-        """Build the module. norm: kind and placement of the layer's feed-forward norm."""
+        """Build the module. norm: places and config of the layer's feed-forward norm."""
         return resolve_name(self.module)(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: "FFNConfig", reads_more: bool) -> "FFNConfig":
@@ -91,11 +92,11 @@ class FFNConfig(Config, ABC):
         return self
 
     def name_before(self, old: "FFNConfig", name: str) -> str | None:
-        """Return the name of a parameter of this module in the module of `old`; None if it is new."""
+        """Return the name that a parameter of this module had in the module of `old`; None if the parameter is new."""
         return name
 
     def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
-        """Return (n_new,): the old hidden unit at each position, -1 for a new one."""
+        """Return the index of the old hidden unit at each of n_new positions, -1 for a new unit."""
         return (*range(n_old), *[-1] * (n_new - n_old))
 
     def growth_in_words(self, old: "FFNConfig") -> Iterator[str]:
@@ -114,21 +115,22 @@ class FFNTemplate(Config, ABC):
 
     @abstractmethod
     def cost(self, d_model: float, d_out: float) -> Cost:
-        """Return the cost at real widths (before rounding), or NumPy arrays of them."""
+        """Return the cost before rounding. d_model, d_out: real numbers, or NumPy arrays of them."""
 
     @abstractmethod
     def at_width(self, d_model: int) -> FFNConfig:
         """Return the config of a layer of width d_model. Raise ValueError if there is none for this width."""
 
     def adjustable(self, widths: Sequence[int]) -> Adjustable:
-        """Return the field that changes its size in layers of these widths. Raise ValueError if there is none."""
+        """Return the field that sets the hidden size of layers of these widths. Raise ValueError if there is none."""
         raise ValueError(f"kind: {self.kind!r} declares no adjustable size")
 
 
 class HiddenWidthTemplate(FFNTemplate):
     """A template whose hidden width is proportional to the layer's width, or the same in all layers.
 
-    A subclass has a field with the name `hidden_key`: the hidden width of every layer, or None to use `ratio`.
+    A subclass has a field with the name `hidden_key`: the hidden width of every layer, or None to use `ratio`. It sets
+    `usual_ratio`, the default of `ratio`.
     """
 
     hidden_key: ClassVar[str] = "d_ff"
@@ -140,26 +142,27 @@ class HiddenWidthTemplate(FFNTemplate):
 
     @pydantic.model_validator(mode="after")
     def _check_hidden(self) -> "HiddenWidthTemplate":
-        if self._given is not None and (self.ratio is not None or self.multiple_of != 1):
+        if self._fixed_hidden is not None and (self.ratio is not None or self.multiple_of != 1):
             raise ValueError(f"{self.hidden_key}: conflicts with ratio or multiple_of; give the width or the rule")
         return self
 
     @property
-    def _given(self) -> int | None:
+    def _fixed_hidden(self) -> int | None:
+        """The hidden width of every layer; None if it follows from `ratio`."""
         return getattr(self, self.hidden_key)
 
     def real_hidden(self, d_model: float) -> float:
-        """Return the hidden width before rounding, at a real width or a NumPy array of widths."""
-        return self._given or (self.ratio or self.usual_ratio) * d_model
+        """Return the hidden width before rounding. d_model: a real number, or a NumPy array."""
+        return self._fixed_hidden or (self.ratio or self.usual_ratio) * d_model
 
     def whole_hidden(self, d_model: int) -> int:
-        """Return the hidden width in channels, rounded to a multiple of `multiple_of`, at least one."""
-        return self._given or max(1, round(self.real_hidden(d_model) / self.multiple_of)) * self.multiple_of
+        """Return the hidden width in channels, rounded to a multiple of `multiple_of` greater than 0."""
+        return self._fixed_hidden or max(1, round(self.real_hidden(d_model) / self.multiple_of)) * self.multiple_of
 
     def adjustable(self, widths: Sequence[int]) -> Adjustable:
-        """Return the hidden width, in steps of one, or the ratio, in steps of about one multiple in one layer."""
-        if self._given is not None:
-            return Adjustable(self.hidden_key, self._given, step=1)
+        """Return the hidden width, in steps of 1, or `ratio`, in steps of about one `multiple_of` in one layer."""
+        if self._fixed_hidden is not None:
+            return Adjustable(self.hidden_key, self._fixed_hidden, step=1)
         return Adjustable("ratio", self.ratio or self.usual_ratio, step=self.multiple_of / sum(set(widths)))
 
 

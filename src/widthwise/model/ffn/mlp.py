@@ -14,8 +14,8 @@ from widthwise.sizes import Width
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 
 N_KEPT: dict[Activation, int] = {"gelu": 2, "gelu_tanh": 2, "relu": 1, "relu2": 2, "silu": 2}
-"""Activation -> numbers per channel that it and the next matrix product keep for the backward pass: argument and value,
-or only the value."""
+"""Activation -> numbers per channel that it and the next matrix product keep for the backward pass: its argument and
+its value, or only the value."""
 
 
 class MLPOptions(Config):
@@ -32,7 +32,7 @@ class MLPOptions(Config):
     def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
         """Return the cost of matrices, biases and the hidden activations kept for the backward pass.
 
-        A gate keeps the other factor and the product in addition.
+        With a gate, w_up(x) and its product with the gate are kept in addition.
         """
         d_in = 2 * d_ff if self.gated else d_ff
         biases = vector(d_in) + vector(d_out) if self.bias else Cost()

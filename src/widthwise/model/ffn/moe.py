@@ -23,12 +23,13 @@ class Routing(Config):
     n_experts: Count
     """Experts to choose from."""
     top_k: Count
-    """Experts per token. With 1 the weight is always 1, and the router learns only from the auxiliary losses."""
+    """Experts per token. With 1 and `normalised`, the weight is always 1, and the router learns only from the auxiliary
+    losses."""
     normalised: bool = True
-    """Weights of the chosen experts add up to 1, because the softmax is over their logits. false: it is over the logits
+    """Take the softmax over the logits of the chosen experts, so that their weights add up to 1. false: over the logits
     of all experts, as in OLMoE, arXiv:2409.02060."""
     gated_shared: bool = False
-    """Multiply the output of the shared expert by the sigmoid of a learned product with the token. Source: Qwen 2 MoE,
+    """Multiply the output of the shared expert by sigmoid(w . x), with a learned vector w. Source: Qwen 2 MoE,
     arXiv:2407.10671."""
     balance_coefficient: pydantic.NonNegativeFloat = 0.01
     """Coefficient of the balance loss, n_experts * sum over experts of (mean probability * share of choices), which is
@@ -127,11 +128,11 @@ class MoEConfig(Routing, FFNConfig):
         n_parts = self.n_experts // old.n_experts
         is_cut = n_parts > 1 and self.d_expert * n_parts == old.d_expert
         if n_parts > 1:
-            how = "experts cut" if is_cut else "experts duplicated"
-            yield f"{old.n_experts} -> {self.n_experts} experts, {old.top_k} -> {self.top_k} a token ({how})"
+            expansion = "experts cut" if is_cut else "experts duplicated"
+            yield f"{old.n_experts} -> {self.n_experts} experts, {old.top_k} -> {self.top_k} a token ({expansion})"
         if self.d_expert != old.d_expert:
-            name = "experts cut" if is_cut else "MLP expansion"
-            yield f"experts {old.d_expert} -> {self.d_expert} hidden units ({name})"
+            expansion = "experts cut" if is_cut else "MLP expansion"
+            yield f"experts {old.d_expert} -> {self.d_expert} hidden units ({expansion})"
         if self.d_shared != old.d_shared:
             yield f"shared expert {old.d_shared} -> {self.d_shared} hidden units (MLP expansion)"
 
@@ -145,7 +146,7 @@ class MoETemplate(Routing, HiddenWidthTemplate):
     d_expert: Width | None = None
     """Hidden width of every expert of every layer."""
     n_shared_experts: int = Field(default=0, ge=0, le=1000)
-    """Experts that every token uses, built as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
+    """Experts that every token uses, built as one expert of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
     arXiv:2401.06066."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:

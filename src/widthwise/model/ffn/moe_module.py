@@ -31,7 +31,7 @@ class MoE(FeedForward):
         self.w_shared_gate = Control({"d_model": d_model}, {"gate": 1}) if config.gated_shared else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and expert load and losses."""
+        """x: (B, T, d_model), the stream -> the update (B, T, d_out), the expert load, and in training the losses."""
         x = self.norm.before(x)
         logits = widened(self.w_router(x).flatten(0, 1))
         weights, chosen = self.choose(logits)
@@ -60,7 +60,7 @@ class MoE(FeedForward):
         return self.norm.after(update), choices
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits: the router's, (..., n_experts) -> weights and indices of the chosen experts, (..., top_k)."""
+        """logits: (..., n_experts), of the router -> weights and indices of the chosen experts, (..., top_k)."""
         top_logits, chosen = logits.topk(self.config.top_k, dim=-1)
         if self.config.normalised:
             return top_logits.softmax(dim=-1), chosen

@@ -1,8 +1,8 @@
 """The width of a token in a dynamic-width feed-forward: a score, and a mask over the units below the width.
 
 A layer has d_ff units; the centre of unit i is c_i = i + 1/2. A token of width w, in units, uses the units whose
-centres are below w. The derivative of such a step in w is 0. The masks differ in how they fall from 1 to 0, and
-in their derivative.
+centres are below w. The derivative of such a step with respect to w is 0. The masks differ in how they fall from 1 to
+0, and in their derivative.
 
 In a grown layer new units have centres between the old ones, and old centres and temperatures do not change.
 `d_ff` in this file is therefore the value before any growth.
@@ -25,19 +25,19 @@ class WidthScoreConfig(Config, ABC):
         kind: Any  # a Literal of each class
 
     n_kept: ClassVar[int] = 0
-    """fp32 numbers per token kept for the backward pass. x is kept too, and the score is recomputed from it."""
+    """fp32 numbers per token kept for the backward pass, in addition to the input of the feed-forward."""
     is_stream_mean: ClassVar[bool] = False
     """True for a mean over the coordinates of the stream, which changes when the stream becomes wider."""
     starts_at_zero: ClassVar[bool] = False
     """True if the score and its gradient with respect to the features are 0 for every token before training."""
 
     def cost(self, d_model: float) -> Cost:
-        """Return the cost of the score, without activations that the feed-forward keeps anyway."""
+        """Return the cost of the score, without the activations that the feed-forward keeps anyway."""
         return Cost(activation_fp32_elements=self.n_kept)
 
 
 class ConstScoreConfig(WidthScoreConfig):
-    """Always 0, which leaves only the bias: a learned width of the layer, the same for all tokens."""
+    """A score of 0 for every token, so that the bias alone gives a learned width of the layer."""
 
     starts_at_zero = True
     n_kept = 1
@@ -154,5 +154,7 @@ class NoMaskConfig(WidthMaskConfig):
     has_width = False
 
 
-_Masks = HardMaskConfig | StraightThroughMaskConfig | SoftMaskConfig | NoMaskConfig
-AnyWidthMask = Annotated[_Masks, Field(discriminator="kind")]
+AnyWidthMask = Annotated[
+    HardMaskConfig | StraightThroughMaskConfig | SoftMaskConfig | NoMaskConfig,
+    Field(discriminator="kind"),
+]

@@ -1,6 +1,7 @@
-"""The modules of scores, which decide the width of a token, and of masks, which fall from 1 to 0 at that width.
+"""The modules of scores, which decide the width of a token, and the edges of masks, which fall from 1 to 0 at that
+width.
 
-Scores are computed in fp32, or wider if the model is: neighbouring units are equal in bf16.
+Scores are computed in fp32, or wider if the model is, because bf16 cannot represent neighbouring units.
 """
 
 import math
@@ -26,7 +27,10 @@ EPS = 1e-5
 
 
 class WidthScore(nn.Module):
-    """A score. `source` returns the input of `forward`, which returns (B, T) and is called with autocast off."""
+    """A score: `source` returns the input of `forward`, and `forward` returns the score, (B, T).
+
+    `forward` is called with autocast off, and its input is kept for the backward pass, which recomputes the rest.
+    """
 
     def __init__(self, config: WidthScoreConfig, d_model: int):
         super().__init__()
@@ -55,7 +59,7 @@ class RandomScore(WidthScore):
         return torch.rand_like(widened(x[..., 0]))
 
     def before_gain(self, source: Tensor) -> Tensor:
-        return source.clamp(min=2**-25).logit()  # a draw can be 0: -inf times a gradient of 0 is NaN
+        return source.clamp(min=2**-25).logit()  # logit(0) is -inf, and -inf times a gradient of 0 is NaN
 
 
 class LayerNormMeanScore(WidthScore):
@@ -95,11 +99,11 @@ SCORES: dict[str, type[WidthScore]] = {
     "raw_mean": RawMeanScore,
     "linear": LinearScore,
 }
-"""Kind -> its module."""
+"""Kind of score -> its module."""
 
 
 def step(width: Tensor, centres: Tensor) -> Tensor:
-    """Return 1 for centres below the width, otherwise 0, without a derivative."""
+    """Return 1 where the centre is below the width, otherwise 0, without a derivative. The shapes are broadcast."""
     mask = width.new_empty(torch.broadcast_shapes(width.shape, centres.shape))
     return torch.gt(width.detach(), centres, out=mask)  # a fifth of the time of a cast from bool
 
@@ -110,8 +114,8 @@ HARD = Edge(step, 0.0)
 def straight_through_edge(mask: StraightThroughMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
     """Return a step, in training with the gradient of sigmoid((w - c) / T).
 
-    The derivative is cut off where the remaining tail sums to one rounding of the products' dtype: 2 sigmoid(-z) = eps
-    for z = (w - c) / T, which is 5.5 in bf16 and 16.6 in fp32.
+    The gradient is cut off where the rest of it is one rounding of `dtype`, the dtype of the matrix products: at
+    z = (w - c) / T with 2 sigmoid(-z) = eps, which is 5.5 in bf16 and 16.6 in fp32.
     """
     temperature = mask.temperature
     if not is_training or temperature is None:

@@ -44,8 +44,8 @@ IN_TURN = {
     "embedding": ("copies", "slot"),
     "reduce": ("sum", "slot"),
 }
-"""Option -> its value that assigns blocks in turn, which conflicts with wider layers, and the replacement for layers of
-different widths."""
+"""Option -> its value that assigns blocks to slots in turn, which needs layers of one width, and the value to use with
+layers of different widths."""
 TILING = {"embedding": "copies", "reduce": "sum", "reduce_init": "mean"}
 """Option -> its value that requires a stream of whole groups of d_model coordinates."""
 
@@ -57,8 +57,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
     n_owned_slots: NSlots
     """Slots that the widest layer reads and writes. No layer owns later slots."""
     slot_norm_dim: pydantic.PositiveInt | None = None
-    """Divisor of a slot's sum of squares in the norm for dynamic coefficients, whose output is divided by its root
-    again. null: slot_width. A grown model keeps its old divisor."""
+    """Divisor of a slot's sum of squares in the norm for dynamic coefficients; the output of this norm is also divided
+    by the root of the divisor. null: slot_width. A grown model keeps its old divisor."""
     group_norm: GroupNormKind | None
     """Norm over every d_model coordinates of the stream before it is reduced."""
     group_norm_dim: pydantic.PositiveInt | None = None
@@ -76,24 +76,21 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
             if len(set(counts)) > 1 and getattr(self, name) == value:
                 raise ValueError(f"{name}: got {value}; with layers of different widths use {instead}")
         n_fractions = counts[0]
-        if self.group_norm is not None and self.n_slots % n_fractions:
-            raise ValueError(
-                f"group_norm: got {self.group_norm}; must be none, because groups of {n_fractions} slots do not tile "
-                f"n_slots = {self.n_slots}"
-            )
-        for name, value in TILING.items():
-            if getattr(self, name) == value and self.n_slots % n_fractions:
-                raise ValueError(
-                    f"{name}: got {value}; groups of {n_fractions} slots do not tile n_slots = {self.n_slots}"
-                )
+        if self.n_slots % n_fractions:
+            not_tiled = f"groups of {n_fractions} slots do not tile n_slots = {self.n_slots}"
+            if self.group_norm is not None:
+                raise ValueError(f"group_norm: got {self.group_norm}; must be none, because {not_tiled}")
+            for name, value in TILING.items():
+                if getattr(self, name) == value:
+                    raise ValueError(f"{name}: got {value}; {not_tiled}")
         if self.reduce == "sum" and self.reduce_init != "first":
             raise ValueError(f"reduce_init: got {self.reduce_init}; must be first, because reduce: sum has no weights")
-        # Slots stay equal if they start equal, take equal updates and are not read.
-        n_spare = self.n_slots - self.n_owned_slots
+        # Slots that start equal, take equal updates and are not read stay equal.
+        n_unowned = self.n_slots - self.n_owned_slots
         n_distinct = math.lcm(*counts)
-        if self.embedding == "pad" and n_spare > n_distinct:
+        if self.embedding == "pad" and n_unowned > n_distinct:
             raise ValueError(
-                f"embedding: got pad; only {n_distinct} of the {n_spare} slots that no layer owns would ever differ, "
+                f"embedding: got pad; only {n_distinct} of the {n_unowned} slots that no layer owns would ever differ, "
                 "because all start at 0; use direct, expand or slot"
             )
         if self.embedding == "copies" and self.read_init == "first" and self.n_slots > 2 * n_fractions:
@@ -104,12 +101,13 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
         return self.site_cost(b, self.n_slots, d_read // b, d_write // b)
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
-        """Count parameters of the first site that multiply slots that start at 0."""
+        """Count the parameters of the first site that multiply slots that start at 0."""
         n_empty = self.n_slots - n_blocks(d_model, self.slot_width) if self.embedding == "pad" else 0
-        _, n_read, n_write = (width_of_site // self.slot_width for width_of_site in sites[0])
-        n_written = 1 if self.writes == "own" else n_write
-        n_followed = n_read + self.n_slots + n_written if self.dynamic and self.scale == "entries" else 0
-        return super().idle(d_model, sites, width)._replace(n_params=n_empty * (n_read + self.n_slots + n_followed))
+        _, n_read, n_write = (site_width // self.slot_width for site_width in sites[0])
+        n_idle = n_read + self.n_slots  # static coefficients of reads and carries of one slot
+        if self.dynamic and self.scale == "entries":
+            n_idle += n_read + self.n_slots + (1 if self.writes == "own" else n_write)  # scales of all coefficients
+        return super().idle(d_model, sites, width)._replace(n_params=n_empty * n_idle)
 
     def embedding_width(self, d_model: int) -> int:
         return self.stream_width if self.embedding == "direct" else d_model
@@ -125,8 +123,9 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
         if self.group_norm is None:
             return cost
         width = self.stream_width
-        cost += vector(width) + Cost(activation_fp32_elements=width // d_model)  # the reduction keeps its output
-        if self.group_norm == "layer":  # keeps its output before the bias
+        # The output of the group norm is counted with the reduction, which keeps it.
+        cost += vector(width) + Cost(activation_fp32_elements=width // d_model)
+        if self.group_norm == "layer":  # a bias, before which the output is kept once more
             cost += vector(width) + Cost(activation_elements=width)
         return cost
 
@@ -137,7 +136,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
     def with_constants_of(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> "HyperConnectionsConfig":
         """Return this config with the constants of `old`. A plain residual becomes slots of the same function."""
         if not isinstance(old, HyperConnectionsConfig):
-            # The old stream must equal the slots with initial coefficients.
+            # With initial coefficients, the slots must equal the old stream.
             widest = max(d_model, *widths)
             if not (isinstance(old.layout, PrefixLayout) and old.is_sum):
                 raise ValueError(
@@ -187,7 +186,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
 
 
 class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
-    """The paper's (m, n): d_model is cut into m = n_fractions blocks, and the stream has n = n_slots such slots.
+    """The paper's (m, n): d_model is cut into m = n_fractions blocks. The stream has n = n_slots slots of this size.
 
     The virtual width is n / m times d_model.
     """
@@ -197,7 +196,7 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     slot_width: Width | None = None
     """Numbers in a block; replaces n_fractions."""
     n_slots: NSlots | None = None
-    """Slots of the stream. null: as many as the widest layer has blocks, which gives Frac-Connections."""
+    """Slots of the stream. null: as many as blocks in the widest layer, which gives Frac-Connections."""
     group_norm: Literal["auto", "rms", "layer", "none"] = "auto"
     """Norm over every d_model coordinates of the stream before the reduction. `layer` is the paper's; `rms` does not
     change the model's initial function. auto: rms if the groups tile a stream wider than d_model and `reduce` is not
@@ -256,21 +255,26 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         )
 
 
-LARGEST_DENOMINATOR = 8
-"""Largest denominator of a virtual width as a fraction of d_model; n_fractions and n_slots allow any."""
+MAX_DENOMINATOR = 8
+"""Largest denominator of `width` in the short form; n_fractions and n_slots allow any."""
 
 
 class VirtualWidthTemplate(HyperConnectionsTemplate):
-    """Short form of a `HyperConnectionsTemplate` that gives only the virtual width: 1.5 means 3 halves of d_model."""
+    """Short form of a `HyperConnectionsTemplate`, or with `constraint` of a `ManifoldTemplate`, by the virtual width.
+
+    Validation replaces it by the long form.
+    """
 
     kind: Literal["virtual"] = "virtual"  # pyright: ignore[reportIncompatibleVariableOverride]
     width: Annotated[float, pydantic.Field(gt=1, le=1024)]
-    """Stream over d_model: n_slots / n_fractions in lowest terms, but with at least two fractions; to two decimals."""
+    """Width of the stream over d_model, to two decimals: n_slots / n_fractions in lowest terms, but with at least two
+    fractions. 1.5 gives 3 slots of half d_model."""
     constraint: Literal["none", "manifold"] = "none"
     """`manifold`: the `ManifoldTemplate` of as many slots, each d_model wide, so that the width is a whole number."""
 
     @pydantic.model_validator(mode="after")
-    def _in_slots(self) -> Any:
+    def _long_form(self) -> Any:
+        """Return the `HyperConnectionsTemplate` or `ManifoldTemplate` of this width."""
         for key in ("n_fractions", "slot_width", "n_slots"):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key}: conflicts with width, which gives n_slots / n_fractions; give only one")
@@ -279,14 +283,14 @@ class VirtualWidthTemplate(HyperConnectionsTemplate):
                 raise ValueError(f"width: got {self.width:g}; must be whole with constraint: manifold")
             given = {key: getattr(self, key) for key in self.model_fields_set - {"kind", "width", "constraint"}}
             return ManifoldTemplate.model_validate({**given, "n_slots": int(self.width)})
-        fraction = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
+        fraction = Fraction(self.width).limit_denominator(MAX_DENOMINATOR)
         if abs(fraction - self.width) > 0.005:
-            allowed = f"a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {fraction}"
+            allowed = f"a fraction n/m with m up to {MAX_DENOMINATOR}, such as {fraction}"
             raise ValueError(f"width: got {self.width:g}; must be {allowed}")
-        m = max(2, fraction.denominator)
+        n_fractions = max(2, fraction.denominator)
         options = {key: getattr(self, key) for key in HyperConnectionsTemplate.model_fields}
-        slots = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * fraction)}
-        return HyperConnectionsTemplate.model_validate(options | slots)
+        sizes = {"kind": "hyper_connections", "n_fractions": n_fractions, "n_slots": int(n_fractions * fraction)}
+        return HyperConnectionsTemplate.model_validate(options | sizes)
 
 
 register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)

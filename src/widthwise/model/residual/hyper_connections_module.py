@@ -1,4 +1,4 @@
-"""The module of hyper-connections: one sublayer's mixtures."""
+"""The module of hyper-connections: the site of one sublayer."""
 
 import math
 from typing import NamedTuple
@@ -16,26 +16,29 @@ __all__ = ["HyperConnection", "build_entry", "build_exit", "build_site"]
 
 
 class Pattern(NamedTuple):
-    """Initialiser of one site's table [read | carry | write] with n_slots rows."""
+    """Initialiser of the static coefficients of one site, a table [read | carry | write] with a row per slot."""
 
     n_slots: int
     n_read: int
     n_write: int
     n_owned_slots: int
     has_one_write: bool = False
-    """True if a slot takes one block only: the write part has one column."""
+    """True if a slot takes only one block, so that the write part has one column."""
     first_read: int = 0
     """The first slot that is read."""
 
     @property
     def n_coefficients(self) -> int:
-        """Columns: weights of a slot in read blocks and carried slots, and of written blocks in the slot."""
+        """Columns of a slot's row: its weight in each read block and each carried slot, and the weights of the written
+        blocks in it.
+        """
         return self.n_read + self.n_slots + (1 if self.has_one_write else self.n_write)
 
     def __call__(self, table: Tensor, generator: torch.Generator) -> None:
-        """Fill the table: read and write single blocks, and carry every slot unchanged, as a deviation of 0.
+        """Fill the table: each block is read from one slot, and every slot is carried unchanged.
 
-        Blocks are written to the first slots, and in turn to the slots that no layer owns.
+        The carry part is the deviation from the identity, so it is 0. Blocks are written to the first slots, and in
+        turn to the slots that no layer owns.
         """
         rows = table.zero_().view(self.n_slots, self.n_coefficients)
         for block in range(self.n_read):
@@ -47,8 +50,10 @@ class Pattern(NamedTuple):
 
 
 class SlotNorm(RMSNorm):
-    """The norm of a slot for dynamic coefficients. Its output is also divided by sqrt(norm_dim), which cancels a change
-    of norm_dim, so `bake` keeps the gain."""
+    """The norm of a slot for dynamic coefficients.
+
+    Its output is also divided by sqrt(norm_dim). A change of norm_dim cancels, so that `bake` keeps the gain.
+    """
 
     def gain_factor(self, target: Norm) -> float:
         return 1.0
@@ -99,7 +104,10 @@ class HyperConnection(SlotSite):
         return static, projection, self._of_all_blocks(scale)
 
     def _of_all_blocks(self, table: Tensor) -> Tensor:
-        """Return the table with a column per written block, 0 for slots that do not take the block."""
+        """Return the table with a column per written block, 0 for slots that do not take this block.
+
+        table: (n_slots, n_coefficients).
+        """
         if self.config.writes == "all":
             return table
         slots = torch.arange(self.config.n_slots, device=table.device)[:, None]

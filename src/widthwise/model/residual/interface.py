@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from widthwise.model.context import Exit, Site, Stream
 
 SiteWidths = tuple[int, int, int]
-"""Width of the stream before a site, and coordinates that its sublayer reads and writes."""
+"""Width of the stream before a site, and numbers of coordinates that its sublayer reads and writes."""
 
 
 class Idle(NamedTuple):
-    """Coordinates and parameters without effect or gradient."""
+    """Numbers of coordinates and parameters without effect or gradient."""
 
     n_unread: int
     """Coordinates of the embedding that nothing reads."""
     sites: Sequence[tuple[int, int]]
-    """For each site, coordinates that it reads but nothing writes, and that it writes but nothing reads."""
+    """For each site, the coordinates that it reads but nothing writes, and that it writes but nothing reads."""
     n_params: int = 0
     """Parameters of the residual that multiply zeros."""
 
@@ -53,9 +53,11 @@ class SlotLayout:
 
 
 class ResidualConfig(Config, ABC):
-    """The residual of a resolved model, with all sizes written out. d_model: width of embedding and head.
+    """The residual of a resolved model, with all sizes written out. In all methods d_model is the width of embedding
+    and head.
 
-    The last methods are for growth. Growth and padding refuse a class that does not set `constant_fields` and `layout`.
+    `layout` and the methods after it are for growth. Growth and padding refuse a class that does not set
+    `constant_fields` and `layout`.
     """
 
     if TYPE_CHECKING:
@@ -63,9 +65,9 @@ class ResidualConfig(Config, ABC):
         multiplier: float
 
     module: ClassVar[str]
-    """The file "package.file" with `build_site`, `build_entry` and `build_exit`, which take the config and the
-    arguments of `build`, `build_entry` and `build_exit`. A build imports it, together with torch. A config in the same
-    file as its modules overrides these methods instead."""
+    """The file "package.file" with functions `build_site`, `build_entry` and `build_exit`. The methods `build`,
+    `build_entry` and `build_exit` import it together with torch, and call these with the config and their arguments. A
+    config in the same file as its modules overrides the methods instead."""
     constant_fields: ClassVar[tuple[str, ...] | None] = None
     """Fields that growth must not change, because that would change the function; `multiplier` never changes. None:
     growth is not supported."""
@@ -74,8 +76,7 @@ class ResidualConfig(Config, ABC):
     always_mixes: ClassVar[bool] = False
     """True if a site changes the stream even if its sublayer writes nothing, so that growth cannot add a layer."""
     final_norm_spans_layer: ClassVar[bool] = False
-    """True if the last norm may cover the last layer's coordinates; otherwise it covers the head's d_model
-    coordinates."""
+    """True if the last norm may cover as many coordinates as the last layer; otherwise it covers d_model."""
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
         """Raise ValueError if layers of these widths cannot use this residual. By default all can."""
@@ -85,18 +86,23 @@ class ResidualConfig(Config, ABC):
         """Return the cost of one site. See `build` for the arguments."""
 
     def within_layers(self) -> Self:
-        """Return the residual for costs if the backward pass of a layer needs no other layer."""
+        """Return the residual with the costs of layers that are recomputed one by one.
+
+        The backward pass of such a layer uses no states that other layers keep.
+        """
         return self
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "Site":
-        """Build a site. d_before: width of the input stream; its sublayer reads d_read coordinates, writes d_write."""
+        """Build a site. d_before: width of the input stream; d_read, d_write: coordinates that the sublayer reads and
+        writes.
+        """
         return import_module(self.module).build_site(self, d_before, d_read, d_write)
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
-        """Return coordinates and parameters that a model cannot use because of its sizes.
+        """Return the coordinates and parameters that a model cannot use because of its sizes.
 
-        sites: of all layers, first to last; width: coordinates of the last norm. By default none, because coefficients
-        can learn to read and write all slots.
+        sites: attention and feed-forward of each layer, first to last; width: coordinates of the last norm. By default
+        none, because coefficients can learn to read and write all slots.
         """
         return Idle(0, [(0, 0)] * len(sites))
 
@@ -125,14 +131,14 @@ class ResidualConfig(Config, ABC):
 
     @abstractmethod
     def slot_shape(self, d_model: int) -> tuple[int, int]:
-        """Return (n_slots, slot_width), the equal parts of the stream, for readers of the whole stream."""
+        """Return (n_slots, slot_width), the shape of `to_slots`: the stream of a token in equal parts."""
 
     def to_slots(self, stream: "Stream", d_model: int) -> "Tensor":
-        """Return the stream as (B, T, n_slots, slot_width). By default the stream has this form."""
+        """Return the whole stream as (B, T, n_slots, slot_width). By default the stream has this form."""
         return stream
 
     def from_slots(self, slots: "Tensor") -> "Stream":
-        """Invert `to_slots`."""
+        """Return the stream from the result of `to_slots`."""
         return slots
 
     @property
@@ -155,7 +161,7 @@ class ResidualConfig(Config, ABC):
         yield from ()
 
     def baked(self) -> "ResidualConfig":
-        """Return the config with the norm divisors of a model that never grew, and constants that compensate."""
+        """Return the config with the norm divisors of a model that never grew, and an eps that compensates for them."""
         return self
 
 
@@ -182,7 +188,7 @@ class ResidualTemplate(Config, ABC):
 
     @abstractmethod
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
-        """Return the cost of one site at real widths (before rounding), or NumPy arrays of them.
+        """Return the cost of one site before rounding. d_read, d_write: real numbers, or NumPy arrays of them.
 
         Costs that depend on the previous layer are left out.
         """

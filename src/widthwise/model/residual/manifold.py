@@ -18,11 +18,11 @@ from widthwise.model.residual.slots import SlotOptions, SlotsConfig, mixing_cost
 from widthwise.sizes import Count, NSlots
 
 MAX_PERMUTED_SLOTS = 4
-"""Slots with 24 permutations; 5 have 120."""
+"""Most slots with `carry: permutations`: 4 have 24 permutations, 5 have 120."""
 
 
 def n_carry_logits(carry: str, n_slots: int) -> int:
-    """Return the number of logits of a carry: of its entries, or of all permutations."""
+    """Return the number of logits of a carry matrix: one for each entry, or for each permutation."""
     return math.factorial(n_slots) if carry == "permutations" else n_slots**2
 
 
@@ -31,14 +31,15 @@ class ManifoldOptions(SlotOptions):
 
     kind: Literal["manifold"] = "manifold"
     carry: Literal["sinkhorn", "permutations"] = "sinkhorn"
-    """Doubly stochastic matrix of the carry. `sinkhorn`: columns and rows of a positive matrix are divided by their
-    sums in turn. `permutations`: a weighted mean of all permutations of up to 4 slots, without an error."""
+    """How the carry is made doubly stochastic. `sinkhorn`: columns and rows of a positive matrix are divided by their
+    sums in turn, which leaves a small error. `permutations`: a weighted mean of all permutations of up to 4 slots,
+    which is exact."""
     n_iterations: Count = 20
-    """Divisions by column sums of `carry: sinkhorn`."""
+    """Number of divisions by column sums with `carry: sinkhorn`."""
     coefficient_eps: pydantic.NonNegativeFloat = 1e-6
     """Added to reads, and with `carry: sinkhorn` to the first matrix and all its sums."""
     scale_init: pydantic.NonNegativeFloat = 1.0
-    """Learned factors of the state-dependent part before training: 1 in DeepSeek-V4, 0.01 in the paper of mHC."""
+    """Initial value of the learned factors of the state-dependent part: 1 in DeepSeek-V4, 0.01 in the paper of mHC."""
 
     def site_cost(self, slot_width: float, n_slots: int) -> Cost:
         """Return the cost of one site. FLOPs of norm, sigmoids and divisions are not counted."""
@@ -58,8 +59,8 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
     slot_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of a slot's share of the sum of squares; null: slot_width. A grown model keeps its old divisor."""
     read_shares: tuple[pydantic.PositiveFloat, ...] | None = None
-    """Factor of the read of each slot; null: 1. Set by growth, which keeps the sum of the reads of equal slots.
-    Copies have unequal factors, because equal copies would stay equal."""
+    """Factor of the read of each slot; null: 1. Growth sets it: the factors of the copies of a slot sum to the factor
+    of the slot. They are unequal, because equal copies would stay equal."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ManifoldConfig":
@@ -74,18 +75,18 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
         return self
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        misfit = next((width for width in (d_model, *widths) if width != self.slot_width), None)
-        if misfit is not None:
-            raise ValueError(
-                f"kind: got manifold with a layer of width {misfit}; a slot is a layer wide, so all widths must be "
-                f"{self.slot_width}; use hyper_connections"
-            )
+        for width in (d_model, *widths):
+            if width != self.slot_width:
+                raise ValueError(
+                    f"kind: got manifold with a layer of width {width}; a slot is a layer wide, so all widths must be "
+                    f"{self.slot_width}; use hyper_connections"
+                )
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         return self.site_cost(self.slot_width, self.n_slots)
 
     def exit_cost(self, d_model: int, shares_reduction: bool = False) -> Cost:
-        """Return the cost of one read; it keeps the last state."""
+        """Return the cost of one read of the last state, which it keeps for the backward pass."""
         matrix = linear(self.n_slots * d_model, self.n_slots)
         mixing = mixing_cost(self.n_slots, 1, 0, d_model, state_every=1) + vector(self.n_slots + 1)
         return mixing + (matrix.shared() if shares_reduction else matrix)
@@ -105,7 +106,8 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
                     f"kind: got manifold where it was {old.kind}; only a plain residual with layers of one width can "
                     "become slots"
                 )
-            # Slots stay equal while reads, 1/2 each at first, and the columns of each carry sum to 1.
+            # Every initial read is 1/2. With these shares the reads sum to 1, as do the columns of each carry, so that
+            # all slots stay equal to the old stream.
             shares = (2 / self.n_slots,) * self.n_slots
             return self.model_copy(update={"scale_init": 0.0, "coefficient_eps": 0.0, "read_shares": shares})
         must_stay(("carry", "n_iterations"), old, self)
@@ -116,7 +118,7 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
         n_copies = self.n_slots // old.n_slots
         shares = old.read_shares
         if n_copies > 1:
-            parts = [2 * (i + 1) / (n_copies * (n_copies + 1)) for i in range(n_copies)]
+            parts = [2 * (i + 1) / (n_copies * (n_copies + 1)) for i in range(n_copies)]  # 1 : 2 : ..., with sum 1
             shares = tuple(share * part for share in shares or (1.0,) * old.n_slots for part in parts)
         divisor = old.slot_norm_dim or old.slot_width
         constants = {"eps": old.eps, "coefficient_eps": old.coefficient_eps, "read_shares": shares}

@@ -15,10 +15,10 @@ from widthwise.model.residual.over_width_module import CopiesEntry, SlotSite
 
 CARRIES: dict[str, Any] = {
     "sinkhorn": lambda config: Sinkhorn(
-        # Entries of a matrix of copies are smaller by their number, and so is what is added to them.
         config.n_iterations,
-        config.coefficient_eps,
-        config.coefficient_eps * sum(shares_of(config)) / config.n_slots,
+        eps=config.coefficient_eps,
+        # Copies of slots have smaller entries, and a smaller number is added to them.
+        entry_eps=config.coefficient_eps * sum(shares_of(config)) / config.n_slots,
     ),
     "permutations": lambda config: Permutations(),
 }
@@ -26,15 +26,18 @@ CARRIES: dict[str, Any] = {
 
 
 def shares_of(config: ManifoldConfig) -> tuple[float, ...]:
-    """Return the factor of the read of each slot; they sum to the number of slots before any were copied."""
+    """Return the factor of the read of each slot. The factors sum to the number of slots before slots were copied."""
     return config.read_shares or (1.0,) * config.n_slots
 
 
 class Mixing(nn.Module):
-    """Coefficients from the normalised state of all slots: scale * (state W^T) + static, before the constraints."""
+    """Parameters of the coefficients scale * (state W^T) + static, before the constraints.
+
+    state: the normalised state of all slots.
+    """
 
     def __init__(self, config: ManifoldConfig, carry: Carry | None, sizes: tuple[int, ...]):
-        """sizes: numbers of logits that share a scale, reads first."""
+        """carry: None without carries, as in the exit; sizes: numbers of logits that share a scale, reads first."""
         super().__init__()
         self.config = config
         self._sizes = sizes

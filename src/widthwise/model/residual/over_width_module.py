@@ -1,8 +1,8 @@
-"""The parts of an over-width stream: entries from a token to n slots, sites, and exits from n slots to the head.
+"""The modules of a stream of slots, which may be wider than the model: entries, the base of sites, and exits.
 
 Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training, the first d_model coordinates of
-the stream are the embedding of a model without virtual width. Unless a reduction is a sum or starts as a mean, the head
-reads only these coordinates, so that the whole model initially equals that model.
+the stream are the embedding of a model without virtual width. Unless the reduction is a sum or starts as a mean, the
+head reads only these coordinates, so that the whole model initially equals that model.
 """
 
 import math
@@ -22,7 +22,10 @@ from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 
 
 class SlotSite(Site):
-    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width)."""
+    """A site whose sublayer reads and writes mixtures of slots. The stream is (B, T, n_slots, slot_width).
+
+    form: kernel that computes the mixtures from `tables`.
+    """
 
     def __init__(self, config: Any, form: Form):
         super().__init__()
@@ -32,12 +35,12 @@ class SlotSite(Site):
 
     @abstractmethod
     def tables(self) -> tuple[Any, ...]:
-        """Return the parameters of `form`."""
+        """Return the learned tables that `form` takes."""
 
     def coefficients(self, stream: Tensor) -> Tensor:
         """Return the mixing coefficients, (B, T, n_slots, n_coefficients), in fp32 or wider.
 
-        They have no first two axes if all tokens share them. See the `reference` of the form.
+        If all tokens share them, they are (n_slots, n_coefficients). See the `reference` of the form.
         """
         return self.form.reference(stream, *self.tables())[1]
 
@@ -71,8 +74,8 @@ class PadEntry(DirectEntry):
     """Slots after the first d_model coordinates start at 0, as in the plain residual."""
 
     def forward(self, embedding: Tensor) -> Tensor:
-        missing = math.prod(self.slots) - embedding.shape[-1]
-        return nn.functional.pad(embedding, (0, missing)).unflatten(-1, self.slots)
+        n_missing = math.prod(self.slots) - embedding.shape[-1]
+        return nn.functional.pad(embedding, (0, n_missing)).unflatten(-1, self.slots)
 
 
 class ExpandEntry(DirectEntry):
@@ -119,24 +122,25 @@ ENTRIES: dict[str, type[DirectEntry]] = {
 
 
 def identity(weight: Tensor, generator: torch.Generator) -> None:
-    """Fill the weight with the identity and zero columns or rows."""
+    """Fill the weight with the identity, and 0 in further columns or rows."""
     nn.init.eye_(weight)
 
 
 def mean_of_groups(weight: Tensor, generator: torch.Generator) -> None:
-    """Fill the weight with equal multiples of the identity, which form a mean. weight: (n_out, a multiple of n_out)."""
+    """Fill the weight with multiples of the identity side by side, a mean over groups. weight: (n_out, n n_out)."""
     n_out, n_in = weight.shape
     nn.init.eye_(weight[:, :n_out]).mul_(n_out / n_in)
     weight[:, n_out:] = weight[:, :n_out].repeat(1, n_in // n_out - 1)
 
 
 REDUCTION_STARTS: dict[str, Start] = {"first": identity, "mean": mean_of_groups}
+"""Option `reduce_init` -> initial entries of the matrix."""
 
 
 class FullReduction(nn.Module):
     """A matrix maps all slots to d_model coordinates. Eq. (4)."""
 
-    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start = identity):
+    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start):
         super().__init__()
         self.w_reduce = Linear({"n_slots": n_slots, "slot_width": slot_width}, {"d_model": d_model}, start)
 
@@ -148,7 +152,7 @@ class FullReduction(nn.Module):
 class SlotReduction(nn.Module):
     """Each of the d_model / slot_width blocks of the head's input is a mixture of slots. Alg. 1, `R`."""
 
-    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start = identity):
+    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start):
         super().__init__()
         self.w_reduce = Control({"n_slots": n_slots}, {"n_fractions": d_model // slot_width}, start)
 
@@ -162,7 +166,7 @@ class SumReduction(nn.Module):
 
     w_reduce = None
 
-    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start = None):
+    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start):
         super().__init__()
         self.d_model = d_model
 
@@ -177,11 +181,11 @@ REDUCTIONS: dict[str, type[Reduction]] = {"full": FullReduction, "slot": SlotRed
 
 
 class GroupNorm(nn.Module):
-    """Normalises every group of d_model consecutive coordinates of a token, with one gain for each coordinate.
+    """A norm over every group of d_model consecutive coordinates of a token, with one gain for each coordinate.
 
     Unlike torch's GroupNorm of (B, C, T), it never mixes tokens. Kind `layer` subtracts the mean and has a bias, `rms`
-    does neither. norm_dim: divisor of the sums of squares. Source: Wu and He 2018, arXiv:1803.08494, as in the paper's
-    section 3.2.
+    does neither. norm_dim: divisor of the sums of squares. Source: Wu and He 2018, arXiv:1803.08494, as in section 3.2
+    of the virtual-width paper.
     """
 
     def __init__(self, kind: str, d_model: int, width: int, eps: float, norm_dim: int):
@@ -202,7 +206,7 @@ class GroupNorm(nn.Module):
 
 
 class OverWidthExit(Exit):
-    """Group norm (if there is one), then the reduction, then the last norm."""
+    """The group norm, if there is one, then the reduction, then the last norm."""
 
     def __init__(self, group_norm: GroupNorm | None, reduce: Reduction, norm: Norm):
         super().__init__()

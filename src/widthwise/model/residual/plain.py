@@ -1,8 +1,8 @@
 """The plain residual over one wide stream: layers read and write a prefix of it, and the rest is carried forward.
 
 Each coordinate has the value from the last layer wide enough to own it; a coordinate that was never written is 0. This
-is Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails parked by narrower
-layers, so that narrowing is a view and widening one concatenation.
+is Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the parked tails, the coordinates
+that narrower layers left out, so that narrowing is a view and widening one concatenation.
 """
 
 from collections.abc import Sequence
@@ -31,15 +31,18 @@ if TYPE_CHECKING:
 Resize = Literal["carry", "zero", "projection", "full_projection"]
 
 
-def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
-    """Return the projected coordinates of a layer of width d_after after d_before: none, the extra ones or all."""
+def projected_axes(resize: Resize, d_before: int, d_after: int) -> Axes:
+    """Return the output axes of the projection before a layer of width d_after: extra coordinates, or all; {}: none.
+
+    d_before: width of the layer before it.
+    """
     if d_after <= d_before:
         return {}
     return {"projection": {"d_widened": d_after - d_before}, "full_projection": {"d_model": d_after}}.get(resize, {})
 
 
 class PlainResidualConfig(ResidualConfig, ResidualTemplate):
-    """prefix += multiplier * update. After the last layer, coordinates are always restored as with `carry`.
+    """prefix += multiplier * update. The exit always restores coordinates as with `carry`.
 
     It has no sizes, so the class is both template and resolved config.
     """
@@ -80,7 +83,7 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
         return self
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
-        axes = projected(self.resize, d_before, d_read)
+        axes = projected_axes(self.resize, d_before, d_read)
         return linear(d_before, size(axes)) + Cost(activation_elements=d_before) if axes else Cost()
 
     def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
@@ -91,7 +94,7 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
         unread = []
         for d_before, d_read, d_write in sites:
             if self.resize != "carry":
-                is_written[d_before:d_read] = self.resize != "zero"
+                is_written[d_before:d_read] = self.resize != "zero"  # zeros, or written by a projection
             unwritten.append(d_read - int(is_written[:d_read].sum()))
             is_written[:d_write] = True
         for d_before, d_read, d_write in reversed(sites):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from widthwise.model.axes import Linear, UnscaledLinear
 from widthwise.model.context import Exit, Site
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.plain import PlainResidualConfig, projected
+from widthwise.model.residual.plain import PlainResidualConfig, projected_axes
 
 
 class Stream(NamedTuple):
@@ -18,14 +18,14 @@ class Stream(NamedTuple):
     prefix: Tensor
     """(B, T, width): the coordinates in use."""
     parked: tuple[Tensor, ...] = ()
-    """The coordinates after the prefix in pieces, nearest last. Later coordinates are 0."""
+    """The coordinates after the prefix in pieces, the nearest piece last. Coordinates after all pieces are 0."""
 
     @property
     def width(self) -> int:
         return self.prefix.shape[-1]
 
     def unpark(self, n: int) -> tuple[list[Tensor], "Stream"]:
-        """Return the n coordinates after the prefix, as adjacent pieces, and the stream without them."""
+        """Return the n coordinates after the prefix, as a list of adjacent pieces, and the stream without them."""
         pieces = []
         parked = list(self.parked)
         while n and parked:
@@ -42,7 +42,7 @@ class Stream(NamedTuple):
     def carry_to(self, width: int) -> "Stream":
         """Return the stream with a prefix of `width` coordinates.
 
-        A wider prefix restores the last written values; a narrower one parks its tail.
+        Widening restores the last written values; narrowing parks the tail of the prefix.
         """
         if width == self.width:
             return self
@@ -57,7 +57,7 @@ class Resize(nn.Module):
     """Resizes the prefix: parks coordinates before a narrower layer, and adds extra ones before a wider layer."""
 
     def __init__(self, resize: str, d_after: int, projection: Linear | None):
-        """projection: from the prefix before a wider layer, if the resize has one."""
+        """resize: see `PlainResidualConfig`; d_after: width of the prefix after it; projection: if `resize` has one."""
         super().__init__()
         self.resize = resize
         self.d_after = d_after
@@ -65,28 +65,26 @@ class Resize(nn.Module):
 
     def forward(self, stream: Stream) -> Stream:
         n_extra = self.d_after - stream.width
-        widened = WIDENED.get(self.resize)
-        if n_extra <= 0 or widened is None:
+        widen = WIDEN.get(self.resize)
+        if n_extra <= 0 or widen is None:
             return stream.carry_to(self.d_after)
         _, rest = stream.unpark(n_extra)
-        return Stream(widened(stream, n_extra, self.w_widen), rest.parked)
+        return Stream(widen(stream.prefix, n_extra, self.w_widen), rest.parked)
 
 
-Widened = Callable[[Stream, int, Any], Tensor]
-"""Stream, number of extra coordinates, projection if any -> the prefix before a wider layer."""
-WIDENED: dict[str, Widened] = {
-    "zero": lambda stream, n_extra, _: nn.functional.pad(stream.prefix, (0, n_extra)),
-    "projection": lambda stream, _, project: torch.cat((stream.prefix, project(stream.prefix)), dim=-1),
-    "full_projection": lambda stream, _, project: project(stream.prefix).to(stream.prefix.dtype),
+WIDEN: dict[str, Callable[[Tensor, int, Any], Tensor]] = {
+    "zero": lambda prefix, n_extra, _: nn.functional.pad(prefix, (0, n_extra)),
+    "projection": lambda prefix, _, project: torch.cat((prefix, project(prefix)), dim=-1),
+    "full_projection": lambda prefix, _, project: project(prefix).to(prefix.dtype),
 }
-"""Resize -> the prefix before a wider layer: zeros ("zero padding" in the paper's Table 4) or a learned projection
-("projection") in the extra coordinates, or a projection in all (footnote 10). Without an entry, as for `carry`, the
-paper's default, the last written values are restored."""
+"""Resize -> function that widens a prefix by n_extra coordinates, with the projection if there is one: zeros ("zero
+padding" in the paper's Table 4) or a learned projection ("projection") in the extra coordinates, or a projection in all
+(footnote 10). The paper's default, `carry`, has no function: the last written values are restored."""
 PROJECTIONS: dict[str, type[Linear]] = {"as_matrices": Linear, "as_released": UnscaledLinear}
 
 
 class PlainEntry(nn.Module):
-    """The entry, whose first prefix is the embedding."""
+    """The entry: the first prefix is the embedding."""
 
     def forward(self, embedding: Tensor) -> Stream:
         """embedding: (B, T, d_model)."""
@@ -94,7 +92,7 @@ class PlainEntry(nn.Module):
 
 
 class PlainExit(Exit):
-    """The exit, which normalises the first `width` coordinates and returns the first d_model."""
+    """The exit: the first `width` coordinates are normalised, and the head reads the first d_model."""
 
     def __init__(self, config: PlainResidualConfig, d_model: int, width: int, norm: NormConfig):
         super().__init__()
@@ -112,11 +110,11 @@ class PlainExit(Exit):
 
 
 class PlainResidual(Site):
-    """Site that reads a prefix, and adds the update to a prefix with the update's width."""
+    """A site that reads a prefix of the stream, and adds the update to a prefix of the update's width."""
 
     def __init__(self, config: PlainResidualConfig, d_before: int, d_read: int, d_write: int):
         super().__init__()
-        axes = projected(config.resize, d_before, d_read)
+        axes = projected_axes(config.resize, d_before, d_read)
         projection = PROJECTIONS[config.projections]({"d_model": d_before}, axes) if axes else None
         self.resize = Resize(config.resize, d_read, projection)
         self.d_write = d_write
