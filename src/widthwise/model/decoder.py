@@ -24,8 +24,8 @@ class Loss(NamedTuple):
     """Results of `Decoder.loss`. Only the objective and the choices carry gradients."""
 
     objective: Tensor
-    """Scalar to differentiate: the mean of loss + z_coefficient * log_normaliser^2, or with a teacher of its objective;
-    plus the auxiliary losses of layers; plus the mean objective of the MTP heads times `mtp.coefficient`."""
+    """Scalar to differentiate: the mean of loss + z_coefficient * log_normaliser^2, or with a teacher the objective of
+    `linear_cross_entropy`; plus auxiliary losses of layers; plus the mean MTP objective times `mtp.coefficient`."""
     losses: Tensor
     """(B, T), nats per token, without auxiliary terms."""
     log_normalisers: Tensor
@@ -97,23 +97,20 @@ class Decoder(nn.Module):
         """
         config = self.config
         init = config.init
-        generator = torch.Generator().manual_seed(seed)
-
-        def fill(module: Weight, std: float) -> None:
-            put(module.weight, initial_weight(module, std, generator, init.truncate_at))
-
-        fill(self.embedding, init.std)
+        stds: list[tuple[nn.Module, float]] = [(self.embedding, init.std)]
         if not config.tie_embeddings:
-            fill(self.head, init.std)
+            stds.append((self.head, init.std))
         if self.positions is not None:
-            fill(self.positions, init.std)
+            stds.append((self.positions, init.std))
         n_additions = config.n_residual_additions
         parts = [(layer, config.d_model / width) for layer, width in zip(self.layers, config.widths)]
         parts += [(part, 1.0) for part in (self.entry, self.exit, *self.mtp)]
         for part, width_ratio in parts:
-            for module in part.modules():
-                if isinstance(module, Weight):
-                    fill(module, initial_std(init, module, width_ratio, n_additions))
+            stds += [(module, initial_std(init, module, width_ratio, n_additions)) for module in part.modules()]
+        generator = torch.Generator().manual_seed(seed)
+        for module, std in stds:
+            if isinstance(module, Weight):
+                put(module.weight, initial_weight(module, std, generator, init.truncate_at))
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
@@ -174,7 +171,7 @@ class Decoder(nn.Module):
         return soft_capped(self.head(hidden) * self.config.logit_multiplier, self.config.logit_cap)
 
     @property
-    def scaled_head(self) -> Head:
+    def logit_head(self) -> Head:
         """The weight of the head, and the multiplier and cap of the logits."""
         return Head(self.head.weight, self.config.logit_multiplier, self.config.logit_cap)
 
@@ -198,9 +195,8 @@ class Decoder(nn.Module):
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
         embedded = self.embed(tokens, context.positions)
         stream, choices = self._run_layers(embedded, context)
-        hidden = self.exit(stream)
         objective, losses, log_normalisers = linear_cross_entropy(
-            hidden, self.scaled_head, targets, z_coefficient, teacher
+            self.exit(stream), self.logit_head, targets, z_coefficient, teacher
         )
         for layer_choices in choices:
             objective = objective + layer_choices.get("auxiliary_loss", 0.0)
@@ -227,7 +223,7 @@ class Decoder(nn.Module):
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
             n = n_tokens - k
             slots, choices = self.recompute.run(k - 1, depth, slots[:, :n], embedded_slots[:, k:], context.first(n))
-            mean, token_losses, _ = linear_cross_entropy(depth.hidden(slots), self.scaled_head, targets[:, k:])
+            mean, token_losses, _ = linear_cross_entropy(depth.hidden(slots), self.logit_head, targets[:, k:])
             total = total + mean + choices.get("auxiliary_loss", 0.0)
             losses.append(token_losses)
         return total / max(1, len(losses)), tuple(losses)

@@ -66,7 +66,7 @@ class LoadedTeacher:
         model = self._model
         with evaluating(model):
             hidden = model.exit(model.stream(tokens, documents=documents, positions=positions))
-        return Teacher(hidden, model.scaled_head, self._config.weight, self._config.temperature)
+        return Teacher(hidden, model.logit_head, self._config.weight, self._config.temperature)
 
 
 class Objective:

@@ -20,10 +20,6 @@ class Stream(NamedTuple):
     parked: tuple[Tensor, ...] = ()
     """The coordinates after the prefix in pieces, the nearest piece last. Coordinates after all pieces are 0."""
 
-    @property
-    def width(self) -> int:
-        return self.prefix.shape[-1]
-
     def unpark(self, n: int) -> tuple[list[Tensor], "Stream"]:
         """Return the n coordinates after the prefix, as a list of adjacent pieces, and the stream without them."""
         pieces = []
@@ -44,12 +40,13 @@ class Stream(NamedTuple):
 
         Widening restores the last written values; narrowing parks the tail of the prefix.
         """
-        if width == self.width:
+        n_extra = width - self.prefix.shape[-1]
+        if n_extra == 0:
             return self
-        if width < self.width:
-            prefix, tail = self.prefix.split((width, self.width - width), dim=-1)
+        if n_extra < 0:
+            prefix, tail = self.prefix.split((width, -n_extra), dim=-1)
             return Stream(prefix, (*self.parked, tail))
-        pieces, rest = self.unpark(width - self.width)
+        pieces, rest = self.unpark(n_extra)
         return Stream(torch.cat((self.prefix, *pieces), dim=-1), rest.parked)
 
 
@@ -64,7 +61,7 @@ class Resize(nn.Module):
         self.w_widen = projection
 
     def forward(self, stream: Stream) -> Stream:
-        n_extra = self.d_after - stream.width
+        n_extra = self.d_after - stream.prefix.shape[-1]
         widen = WIDEN.get(self.resize)
         if n_extra <= 0 or widen is None:
             return stream.carry_to(self.d_after)
