@@ -113,8 +113,8 @@ class AttentionConfig(AttentionOptions):
             if self.rope_base is None:
                 raise ValueError("rope_frequencies: conflicts with rope_base: null, which means no rotary positions")
             if n_frequencies != self.head_dim // 2:
-                got = f"rope_frequencies: got {n_frequencies} numbers"
-                raise ValueError(f"{got}; must be head_dim / 2 = {self.head_dim // 2}")
+                n_pairs = self.head_dim // 2
+                raise ValueError(f"rope_frequencies: got {n_frequencies} numbers; must be head_dim / 2 = {n_pairs}")
         return self
 
     @property
@@ -196,10 +196,7 @@ class AttentionTemplate(AttentionOptions):
     def _check(self) -> "AttentionTemplate":
         if self.n_kv_heads is not None:
             if self.n_heads is None:
-                raise ValueError(
-                    "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per "
-                    "key-value head"
-                )
+                raise ValueError("n_kv_heads: needs n_heads; without n_heads give kv_group_size, n_heads / n_kv_heads")
             if self.n_heads % self.n_kv_heads:
                 raise ValueError(f"n_kv_heads: got {self.n_kv_heads}; must divide n_heads = {self.n_heads}")
             kv_group_size = self.n_heads // self.n_kv_heads

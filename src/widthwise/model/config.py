@@ -87,9 +87,7 @@ class ModelConfig(Config):
     def named_layers(self) -> list[tuple[str, LayerConfig]]:
         """Return every layer with its path in the config, including the one layer of all MTP heads."""
         layers = [(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
-        if self.mtp is not None:
-            layers.append(("mtp.layer", self.mtp.layer))
-        return layers
+        return layers if self.mtp is None else [*layers, ("mtp.layer", self.mtp.layer)]
 
     @property
     def n_layers(self) -> int:
@@ -158,7 +156,7 @@ class ModelConfig(Config):
         The first number is for an exit before all layers, the last for the whole model without MTP heads.
         """
         layers = (sum(costs.values(), Cost()).forward_flops(seq_len) for costs in self.layer_costs())
-        return list(accumulate(layers, initial=_without_mtp(self.end_costs()).forward_flops(seq_len)))
+        return list(accumulate(layers, initial=sum(self.end_costs().values(), Cost()).forward_flops(seq_len)))
 
     def block_exit_flops(self, seq_len: int) -> list[list[float]]:
         """Return the forward FLOPs per token with early exit after each feed-forward block except a layer's last.
@@ -186,10 +184,8 @@ class ModelConfig(Config):
         idle = self.residual.idle(self.d_model, sites, self.final_norm_width)
         n_dead_gains = max(self.final_norm_width - self.d_model, 0)
         n_dead = idle.n_params + self.final_norm.cost(n_dead_gains).params
-        attention_sites = idle.sites[::2]
-        ffn_sites = idle.sites[1::2]
-        for layer, (n_unwritten, _), (_, n_unread) in zip(self.layers, attention_sites, ffn_sites):
-            n_dead += layer.n_dead_params(n_unwritten, n_unread)
+        for layer, attention_site, ffn_site in zip(self.layers, idle.sites[::2], idle.sites[1::2]):
+            n_dead += layer.n_dead_params(n_unwritten=attention_site[0], n_unread=ffn_site[1])
         if not self.tie_embeddings and self.mtp is None:  # otherwise the head or the MTP heads use the whole embedding
             n_dead += self.vocab_size * idle.n_unread
         return int(n_dead)
@@ -200,6 +196,7 @@ class ModelConfig(Config):
 
 
 def _without_mtp(costs: dict[str, Cost]) -> Cost:
+    """Return the sum of the costs of all parts except MTP heads."""
     return sum((cost for part, cost in costs.items() if part != "mtp"), Cost())
 
 

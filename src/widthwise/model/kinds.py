@@ -47,11 +47,10 @@ class Kinds(Generic[C]):
         """
         if not issubclass(member, self._base):
             raise UserError(f"{member.__name__}: must be a {self._base.__name__}")
-        registered = self._classes.get(kind_of(member), member)
+        kind = kind_of(member)
+        registered = self._classes.get(kind, member)
         if (registered.__module__, registered.__qualname__) != (member.__module__, member.__qualname__):
-            raise UserError(
-                f"{member.__name__}: kind {kind_of(member)!r} is already registered by {registered.__module__}"
-            )
+            raise UserError(f"{member.__name__}: kind {kind!r} is already registered by {registered.__module__}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._validated)

@@ -65,8 +65,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         if self.mask != self.mask.at_width(self.full_width):  # which fills in a temperature of None
             raise ValueError("mask.temperature: is required if d_ff is given for one layer; d_ff / 32 is usual")
         if any(before >= after for before, after in pairwise(self.sizes)):
-            got = f"grown_from: got {list(self.grown_from)}"
-            raise ValueError(f"{got}; must be sizes that increase, the last below d_ff = {self.d_ff}")
+            raise ValueError(f"grown_from: got {list(self.grown_from)}; must increase and be below d_ff = {self.d_ff}")
         return self
 
     @property
@@ -103,9 +102,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         with mistakes_at("mask"):
             must_stay(("kind",), old.mask, self.mask)
         if reads_more and old.score.is_stream_mean:
-            raise ValueError(
-                f"score: got {old.score.kind}, a mean over the stream, which changes with a wider stream; use linear"
-            )
+            raise ValueError(f"score: got {old.score.kind}, a mean over the stream, which gets wider; use linear")
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 

@@ -97,14 +97,9 @@ class MoEConfig(Routing, FFNConfig):
         """Return this config. A SwiGLU becomes equal experts, which diverge because their tokens differ."""
         if isinstance(old, SwiGLUConfig):
             if not self.normalised:
-                raise ValueError(
-                    "normalised: got false; must be true, because the weights of equal experts add up to 1"
-                )
-            if self.d_expert < old.d_ff:
-                raise ValueError(
-                    f"d_expert: got {self.d_expert}; must be at least {old.d_ff}, because every expert starts as the "
-                    "whole feed-forward"
-                )
+                raise ValueError("normalised: got false; must be true, so that the weights of equal experts sum to 1")
+            if self.d_expert < old.d_ff:  # every expert starts as the whole feed-forward
+                raise ValueError(f"d_expert: got {self.d_expert}; must be at least the old d_ff, {old.d_ff}")
             return self
         grown = super().with_constants_of(old, reads_more)
         assert isinstance(old, MoEConfig)

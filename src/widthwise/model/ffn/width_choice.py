@@ -155,6 +155,5 @@ class NoMaskConfig(WidthMaskConfig):
 
 
 AnyWidthMask = Annotated[
-    HardMaskConfig | StraightThroughMaskConfig | SoftMaskConfig | NoMaskConfig,
-    Field(discriminator="kind"),
+    HardMaskConfig | StraightThroughMaskConfig | SoftMaskConfig | NoMaskConfig, Field(discriminator="kind")
 ]

@@ -68,8 +68,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
         counts = [n_blocks(width, self.slot_width) for width in (d_model, *widths)]
         widest = max(counts)
         if self.n_slots < widest:
-            blocks = f"{widest} blocks of {self.slot_width}"
-            raise ValueError(f"n_slots: got {self.n_slots}; must be at least the {blocks} of the widest layer")
+            raise ValueError(f"n_slots: got {self.n_slots}; must be at least the {widest} blocks of the widest layer")
         if widest > self.n_owned_slots:
             raise ValueError(f"n_owned_slots: got {self.n_owned_slots}; the widest layer has {widest} blocks")
         for name, (value, instead) in IN_TURN.items():
@@ -139,13 +138,10 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
             # With initial coefficients, the slots must equal the old stream.
             widest = max(d_model, *widths)
             if not (isinstance(old.layout, PrefixLayout) and old.is_sum):
-                raise ValueError(
-                    f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots"
-                )
+                raise ValueError(f"kind: got {self.kind} where it was {old.kind}; only a plain one can become slots")
             for name in ("read_init", "reduce_init"):
                 if getattr(self, name) != "first":
-                    got = f"{name}: got {getattr(self, name)}"
-                    raise ValueError(f"{got}; must be first, because the first slots were read")
+                    raise ValueError(f"{name}: got {getattr(self, name)}; must be first, as in a plain residual")
             if self.reduce == "sum" and self.n_slots > self.n_owned_slots:
                 raise ValueError("reduce: got sum; must be full or slot, because the first slots were read")
             if self.embedding in ("expand", "slot") and widest > d_model:
@@ -224,9 +220,7 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
 
     def check_solvable(self) -> None:
         if self.n_slots is None:
-            raise ValueError(
-                "n_slots: missing; a solved shape needs it, because otherwise the widest layer sets all costs"
-            )
+            raise ValueError("n_slots: missing; a solved shape needs it, because all costs depend on it")
 
     def check_searchable(self) -> None:
         if self.slot_width is not None and self.n_slots is not None:

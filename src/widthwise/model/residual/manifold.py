@@ -65,13 +65,11 @@ class ManifoldConfig(ManifoldOptions, SlotsConfig):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ManifoldConfig":
         if self.read_shares is not None and len(self.read_shares) != self.n_slots:
-            got = f"read_shares: got {len(self.read_shares)}"
-            raise ValueError(f"{got}; must have one for each of the {self.n_slots} slots")
+            raise ValueError(f"read_shares: got {len(self.read_shares)}; must be one per slot, {self.n_slots}")
         if self.n_slots == 1:
             raise ValueError("n_slots: got 1; must be at least 2")
         if self.carry == "permutations" and self.n_slots > MAX_PERMUTED_SLOTS:
-            most = f"at most {MAX_PERMUTED_SLOTS} with carry: permutations"
-            raise ValueError(f"n_slots: got {self.n_slots}; must be {most}")
+            raise ValueError(f"n_slots: got {self.n_slots}; must be at most {MAX_PERMUTED_SLOTS} with permutations")
         return self
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:

@@ -63,8 +63,7 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "PlainResidualConfig":
         if self.projections != "as_matrices" and not self.resize.endswith("projection"):
-            got = f"projections: got {self.projections} with resize {self.resize}"
-            raise ValueError(f"{got}; needs resize projection or full_projection")
+            raise ValueError(f"projections: got {self.projections}; needs resize projection or full_projection")
         return self
 
     def slot_shape(self, d_model: int) -> tuple[int, int]:
