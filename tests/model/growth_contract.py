@@ -1,4 +1,4 @@
-"""What growth, padding and baking promise for every component."""
+"""Checks of growth, padding and baking for every component."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,17 +16,17 @@ from widthwise.model.config import ModelConfig
 
 
 def assert_preserved(plan: GrowthPlan) -> None:
-    """The new model computes what a model with random weights did."""
+    """Assert that the logits do not change when a model with random weights grows."""
     weights = {name: parameter.detach() for name, parameter in decoder(plan.old).named_parameters()}
     tokens = random_tokens(2, 7)
-    models = [(plan.old, weights), (plan.new, dict(plan.weights(weights)))]
     with torch.no_grad():
-        before, after = (decoder_of(config, each, torch.float64)(tokens) for config, each in models)
+        before = decoder_of(plan.old, weights, torch.float64)(tokens)
+        after = decoder_of(plan.new, dict(plan.weights(weights)), torch.float64)(tokens)
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9 * float(before.abs().max()))
 
 
 def planned_unless_refused(expansion: Expansion, old: ModelConfig, *paths: str) -> GrowthPlan | None:
-    """The plan of a growth; None where it is refused at one of the paths."""
+    """Return the plan of a growth; None if it is refused with a message that starts with one of the paths."""
     try:
         return plan_growth(old, *expansion)
     except UserError as refused:
@@ -36,19 +36,23 @@ def planned_unless_refused(expansion: Expansion, old: ModelConfig, *paths: str) 
 
 
 def assert_refused_or_preserved(old: ModelConfig, wanted: ModelConfig) -> None:
+    """Assert that a growth is refused or preserves the function."""
     plan = planned_unless_refused((wanted, Correspondence.same(old)), old, "")
     if plan is not None:
         assert_preserved(plan)
 
 
 def with_other_values(config: Config, others: list[Config], left_out: set[str]) -> Iterator[Config]:
-    """`config` with a single field as another of its kind has it, where that is valid."""
-    seen: list[tuple[str, Any]] = []
+    """Yield `config` with one field changed to its value in one of the other configs, if the result is valid.
+
+    left_out: fields that do not change.
+    """
+    tried: list[tuple[str, Any]] = []
     for name in type(config).model_fields.keys() - {"kind", *left_out}:
         for value in (getattr(other, name) for other in others):
-            if value == getattr(config, name) or (name, value) in seen:
+            if value == getattr(config, name) or (name, value) in tried:
                 continue
-            seen.append((name, value))
+            tried.append((name, value))
             try:
                 yield checked_copy(config, "config", **{name: value})
             except UserError:

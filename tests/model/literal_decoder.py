@@ -1,7 +1,7 @@
-"""The decoder as the papers write it, for comparison: with the plain residual, a list of all past layer outputs and
-Eq. (1) of the variable-width paper coordinate by coordinate; with hyper-connections, see literal_hyper_connections.py.
+"""The decoder as the papers write it, for comparison. The plain residual keeps a list of all past layer outputs and
+applies Eq. (1) of the variable-width paper to each coordinate; for hyper-connections see literal_hyper_connections.py.
 
-Everything is plain loops over the model's weights; nothing of the library's forward pass is used.
+Plain loops read the model's weights; nothing from the library's forward pass is used.
 """
 
 import math
@@ -15,7 +15,7 @@ from widthwise.model.decoder import Decoder
 
 
 def carried(past: list[Tensor], width: int) -> Tensor:
-    """Eq. (1): each coordinate from the most recent output wide enough to own it, 0 where there is none."""
+    """Eq. (1): each coordinate from the last output wide enough to own it, 0 if there is none."""
     columns = []
     for i in range(width):
         owners = [state for state in past if state.shape[-1] > i]
@@ -24,7 +24,7 @@ def carried(past: list[Tensor], width: int) -> Tensor:
 
 
 def resized(past: list[Tensor], width: int, resize: str, layer) -> Tensor:
-    """The input of a layer of `width` coordinates, by the methods of the paper's Table 4 and footnote 10."""
+    """Return the input of a layer of `width` coordinates, by the methods of the paper's Table 4 and footnote 10."""
     last = past[-1]
     if resize == "carry" or width <= last.shape[-1]:
         return carried(past, width)
@@ -39,14 +39,14 @@ def norm(x: Tensor, gain: Tensor, eps: float, divisor: int, n_measured: int | No
 
 
 def normalised(module, x: Tensor) -> Tensor:
-    """RMSNorm, or LayerNorm as the class of the module says."""
+    """Return RMSNorm or LayerNorm of x, depending on the class of the module."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1] if isinstance(module, LayerNorm) else x
     y = norm(centred, module.gain_offset + module.weight, module.eps, module.norm_dim, module.stat_width)
     return y + module.bias.weight if isinstance(module, LayerNorm) else y
 
 
 def rope(x: Tensor, config) -> Tensor:
-    """x: (B, T, head_dim); pair i turns by position * base^(-2i / head_dim), or by its own frequency."""
+    """Rotate x, (B, T, head_dim): pair i by position * base^(-2i / head_dim), or by position * rope_frequencies[i]."""
     if config.rope_base is None:
         return x
     half = x.shape[-1] // 2
@@ -62,7 +62,7 @@ def affine(module, x: Tensor) -> Tensor:
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
-    """The tangent is written out."""
+    """Return cap * tanh(x / cap), with tanh written out."""
     return x if cap is None else cap * (1 - 2 / (torch.exp(2 * x / cap) + 1))
 
 
@@ -91,7 +91,7 @@ def attention(module, x: Tensor) -> Tensor:
 
 
 def gated(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, mask: Tensor | float = 1.0) -> Tensor:
-    """A SwiGLU of which each token uses what its mask of the hidden units says."""
+    """Return a SwiGLU of x whose hidden units are multiplied by a mask."""
     gate = x @ w_gate.T
     return (mask * gate * torch.sigmoid(gate) * (x @ w_up.T)) @ w_down.T
 
@@ -107,7 +107,7 @@ ACTIVATIONS = {
     "relu2": lambda h: h**2 * (h > 0),
     "silu": lambda h: h * torch.sigmoid(h),
 }
-"""The distribution of a normal number is written out."""
+"""Activations with the normal distribution function written out."""
 
 
 def mlp(module, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
 
 
 def hourglass(module, x: Tensor, placement: str) -> Tensor:
-    """h^K - h^0, coordinates that only some blocks write being 0 for the others."""
+    """Return h^K - h^0. A block that writes fewer coordinates adds 0 to the others."""
     h = x
     for block in module.blocks:
         update = sublayer(block, swiglu, h, placement)
@@ -134,7 +134,7 @@ def hourglass(module, x: Tensor, placement: str) -> Tensor:
 
 
 def mixture(module, x: Tensor) -> Tensor:
-    """Every expert on every token; those not chosen have weight 0."""
+    """Apply every expert to every token, with weight 0 if it is not chosen."""
     c = module.config
     logits = x @ module.w_router.weight.T
     is_chosen = logits >= logits.topk(c.top_k, dim=-1).values[..., -1:]
@@ -145,21 +145,21 @@ def mixture(module, x: Tensor) -> Tensor:
     if c.gated_shared:
         update = update * torch.sigmoid(x @ module.w_shared_gate.weight.T)
     matrices = (w.weight.chunk(c.n_experts) for w in (module.w_gate, module.w_up, module.w_down))
-    for expert, of_expert in enumerate(zip(*matrices)):
-        update = update + weights[..., expert, None] * gated(x, *of_expert)
+    for expert, expert_matrices in enumerate(zip(*matrices)):
+        update = update + weights[..., expert, None] * gated(x, *expert_matrices)
     return update
 
 
 def width_fraction(module, x: Tensor) -> Tensor:
-    """(B, T): the share of the hidden units that each token uses, with the score v . x."""
+    """Return the width of each token over d_ff, (B, T), with the score v . x."""
     score = (x * module.score.v.weight[0]).sum(-1) * module.score.log_gain.weight.exp() + module.bias.weight
     return module.config.min_fraction + (1 - module.config.min_fraction) * torch.sigmoid(score)
 
 
 def dynamic(module, x: Tensor) -> Tensor:
-    """A SwiGLU whose units fade around the width of the token, with the mask soft or ste.
+    """Return a dynamic-width feed-forward with mask `soft` or `ste`.
 
-    Straight through, the step has the derivative of the sigmoid.
+    With `ste` the step has the derivative of the sigmoid.
     """
     c = module.config
     width = c.d_ff * width_fraction(module, x)
@@ -176,7 +176,7 @@ def feed_forward(module, kind: str, x: Tensor, placement: str) -> Tensor:
 
 
 def sublayers(layer, sizes):
-    """The attention and the feed-forward of a layer, (B, T, d_read) -> (B, T, d_write)."""
+    """Return attention and feed-forward of a layer as functions (B, T, d_read) -> (B, T, d_write)."""
     placement = sizes.norm_placement
     return (
         lambda x: sublayer(layer.attention, attention, x, placement),
@@ -185,13 +185,13 @@ def sublayers(layer, sizes):
 
 
 def rows(model: Decoder, tokens: Tensor) -> Tensor:
-    """What enters the stream: rows of the tables, times the multiplier, and those of the positions."""
-    found = model.embedding.weight[tokens] * model.config.embedding_multiplier
-    return found if model.positions is None else found + model.positions.weight[: tokens.shape[1]]
+    """Return the input of the entry: rows of the embedding times the multiplier, plus rows of learned positions."""
+    embedded = model.embedding.weight[tokens] * model.config.embedding_multiplier
+    return embedded if model.positions is None else embedded + model.positions.weight[: tokens.shape[1]]
 
 
 def hidden_of_slots(model: Decoder, tokens: Tensor) -> Tensor:
-    """What the head multiplies, with hyper-connections."""
+    """Return the input of the head, with hyper-connections."""
     config = model.config
     state = entered(model, rows(model, tokens))
     for layer, sizes in zip(model.layers, config.layers, strict=True):
@@ -202,7 +202,7 @@ def hidden_of_slots(model: Decoder, tokens: Tensor) -> Tensor:
 
 
 def hidden_of_prefix(model: Decoder, tokens: Tensor) -> Tensor:
-    """What the head multiplies, with the plain residual."""
+    """Return the input of the head, with the plain residual."""
     config, past = model.config, [rows(model, tokens)]
     resize, multiplier = config.residual.resize, config.residual.multiplier
     for layer, sizes in zip(model.layers, config.layers, strict=True):

@@ -1,8 +1,8 @@
-"""Generalized hyper-connections as the virtual-width paper's formulas say them, for comparison:
+"""Generalized hyper-connections by the formulas of the virtual-width paper, for comparison:
 
     x_k = sum_i A[i, k] H_i        H'_j = sum_k B[k, j] Z_k + sum_i A[i, m + j] H_i
 
-Source: arXiv:2511.11238, Eq. (6)-(10). A state has the slots H_1, ..., H_n: (B, T, n, slot_width). Nothing of the
+Source: arXiv:2511.11238, Eq. (6)-(10). A state has the slots H_1, ..., H_n: (B, T, n, slot_width). Nothing from the
 library's forward pass is used.
 """
 
@@ -18,8 +18,8 @@ def normalised(x: Tensor, eps: float, divisor: int) -> Tensor:
 
 
 def coefficients(site, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What slot i gives to each block that is read, what it gives to each slot, and what it takes of each block that is
-    written. Row i depends on slot i alone.
+    """Return the weights of slot i in each read block, of slot i in each carried slot, and of each written block in
+    slot i: row i of three matrices, which depends only on slot i.
     """
     config, n = site.config, state.shape[-2]
     divisor = config.slot_norm_dim or config.slot_width
@@ -39,7 +39,7 @@ def coefficients(site, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def through(site, state: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """The state behind a sublayer (B, T, d_read) -> (B, T, d_write)."""
+    """Return the state after a sublayer, a function (B, T, d_read) -> (B, T, d_write)."""
     reads, carries, writes = coefficients(site, state)
     x = reads.transpose(-1, -2) @ state
     z = sublayer(x.flatten(-2)).unflatten(-1, (-1, site.config.slot_width))
@@ -47,7 +47,7 @@ def through(site, state: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def entered(model, rows: Tensor) -> Tensor:
-    """rows: (B, T, embedding_width), of the table -> the state before the first layer."""
+    """rows: (B, T, embedding_width), of the embedding -> the state before the first layer."""
     residual = model.config.residual
     if residual.embedding == "expand":
         rows = rows @ model.entry.w_expand.weight.T
@@ -65,7 +65,7 @@ def entered(model, rows: Tensor) -> Tensor:
 
 
 def left(model, state: Tensor) -> Tensor:
-    """The state after the last layer -> what the last norm is of, (B, T, d_model)."""
+    """Return the input of the last norm, (B, T, d_model), from the state after the last layer."""
     residual, d_model = model.config.residual, model.config.d_model
     if residual.group_norm is not None:
         groups = state.flatten(-2).unflatten(-1, (-1, d_model))

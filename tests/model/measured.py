@@ -1,4 +1,4 @@
-"""What torch itself says about a model: sizes, FLOPs, and the bytes kept for the backward pass."""
+"""Sizes, FLOPs and bytes kept for the backward pass of a model, as torch counts them."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,7 +19,7 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def part_of(name: str) -> str:
-    """The part, one of `records.cost.PARTS`, that contains a decoder's parameter."""
+    """Return the part of the decoder, one of `records.cost.PARTS`, that contains a parameter."""
     first, *inside = name.split(".")
     if first in ("head", "mtp"):
         return first
@@ -40,43 +40,48 @@ def parameters_by_part(model: Decoder) -> dict[str, int]:
 
 
 def counted_flops(function: Callable[[], object]) -> int:
-    """FLOPs of a forward pass as torch's counter sees them, with attention in its plain form, of two full products."""
+    """Return the FLOPs of a forward pass by torch's counter, with attention as two full matrix products."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         function()
     return counter.get_total_flops()
 
 
 def kept_bytes(function: Callable[[], object], without: Iterable[Tensor] = ()) -> int:
-    """Bytes of the distinct storages of real numbers that autograd keeps while `function` runs, besides some known."""
-    kept: dict[int, Tensor] = {}
+    """Return the bytes that autograd keeps while `function` runs: distinct storages of real numbers.
+
+    without: tensors that are not counted.
+    """
+    saved: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+            saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = function()  # alive until counted, so that no storage is used twice
-    known = {tensor.untyped_storage().data_ptr() for tensor in without}
-    n_bytes = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in known)
+    excluded = {tensor.untyped_storage().data_ptr() for tensor in without}
+    n_bytes = sum(tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in excluded)
     del result
     return n_bytes
 
 
 def kept_per_token(run: Callable[[int], object], length: int) -> float:
-    """Bytes that autograd keeps for each token that two more sequences add: what does not follow the tokens, as
-    parameters, their casts and rotary tables, is there with one already. run: computes so many sequences.
+    """Return the bytes that autograd keeps for each further token, measured with three sequences and with one.
+
+    The difference leaves out parameters, their casts and rotary tables. run: function of the number of sequences;
+    length: tokens in a sequence.
     """
     return (kept_bytes(lambda: run(3)) - kept_bytes(lambda: run(1))) / (2 * length)
 
 
 def kept_in_training(model: Decoder, length: int = 9) -> float:
-    """Bytes that autograd keeps for each token of a training pass."""
+    """Return the bytes that autograd keeps for each token of a training pass."""
     return kept_per_token(lambda batch: model.loss(*(random_tokens(batch, length, seed=i) for i in (0, 1))), length)
 
 
 def idle_parameters(model: Decoder) -> int:
-    """Parameters of the experts that a token is not sent to."""
+    """Return the number of parameters of the experts that one token does not use."""
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     return sum(
         matrix.weight.numel() // mixture.config.n_experts * (mixture.config.n_experts - mixture.config.top_k)
@@ -86,7 +91,7 @@ def idle_parameters(model: Decoder) -> int:
 
 
 def check_against_torch(resolved: ModelConfig, seq_len: int) -> None:
-    """Sizes by part, and FLOPs."""
+    """Assert that the parameters by part and the FLOPs of the config are those that torch counts."""
     model = on_meta(lambda: Decoder(resolved))
     costs, total = resolved.costs(), resolved.cost()
     assert {part: cost.params for part, cost in costs.items()} == parameters_by_part(model)

@@ -1,4 +1,4 @@
-"""Small models of every kind for the tests: odd sizes, weights large enough that the logits vary."""
+"""Small models of every kind: odd sizes, and weights so large that the logits vary."""
 
 from itertools import cycle
 
@@ -23,9 +23,9 @@ WIDTHS = {
 }
 
 GROUPED = {"n_heads": None, "head_dim": 2, "kv_group_size": 2}
-"""Heads of which two share a key-value head."""
+"""Grouped-query attention: two query heads per key-value head."""
 SLOTS = {"kind": "hyper_connections", "slot_width": 4}
-"""As many slots as the widest layer has blocks, a table as wide, a matrix behind."""
+"""Defaults: as many slots as blocks in the widest layer, an embedding as wide as the stream, a matrix as reduction."""
 
 VARIANTS = {
     "plain": {},
@@ -135,10 +135,10 @@ VARIANTS = {
     "narrow_attention": {"attention": {"n_heads": None, "head_dim": 2, "ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
     "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
 }
-"""For layers of any widths."""
+"""Changes of the template for layers of any widths."""
 
 AS_IN_THE_PAPERS = {"read_init": "in_turn", "writes": "own", "scale": "numbers", "embedding": "copies", "reduce": "sum"}
-"""Options with which slots are read and written as the papers on Hyper- and Frac-Connections have it."""
+"""Options of the papers on Hyper- and Frac-Connections."""
 
 OVER_WIDTH = {
     f"{m}_of_{n}{name}": {
@@ -159,7 +159,8 @@ OVER_WIDTH = {
         (4, 4, "_as_in_the_paper", {**AS_IN_THE_PAPERS, "embedding": "direct"}, {}),
     ]
 }
-"""(m, n) of the virtual-width paper, for layers of one width; m = 1 and m = n also as Hyper- and Frac-Connections."""
+"""Changes for layers of one width: (m, n) of the virtual-width paper; with m = 1 Hyper-Connections, with m = n also
+Frac-Connections."""
 
 CASES = [*zip(cycle(("x", "zigzag", "diamond")), VARIANTS), *(("uniform", name) for name in OVER_WIDTH)]
 """Shapes and names for `variant`, every name once."""
@@ -174,7 +175,7 @@ _OF_EVERY_KIND = {
     "slots_dynamic", "wide_attention", "2_of_4_layer_norm", "2_of_6_in_turn",
 }  # fmt: skip
 KINDS = [case for case in CASES if case[1] in _OF_EVERY_KIND]
-"""Those of CASES that have every kind of component once, for what does not follow from the numbers of a component."""
+"""The CASES that together have every kind of component, for properties that do not depend on sizes."""
 
 
 STREAMS = {
@@ -194,11 +195,11 @@ STREAMS = {
         "residual": {**VARIANTS["slots_mixed_at_both_ends"]["residual"], "dynamic": False},
     },
 }
-"""Streams of models with MTP heads; slots of d_model numbers, slots of a part of it, wider, narrower and as wide."""
+"""Changes of models with MTP heads: one slot of d_model coordinates, several, and narrower slots."""
 
 
 def template(shape: str | list[int] = "x", endpoints: str = "slim", **changes) -> ModelTemplate:
-    """A small template with hand-made widths; `changes` are laid over it as a child recipe would be."""
+    """Return a small template with these widths. `changes` are merged as in a child recipe."""
     widths = WIDTHS[shape] if isinstance(shape, str) else shape
     data = {
         "vocab_size": 61,
@@ -222,7 +223,7 @@ def variant(shape: str, name: str, endpoints: str = "slim") -> ModelConfig:
 
 
 def decoder(resolved: ModelConfig, seed: int = 5, dtype: torch.dtype = torch.float64) -> Decoder:
-    """A model with weights of that seed; gains and what else starts alike are made to differ."""
+    """Build a model from the seed, with noise added to weights that start at constants."""
     model = build(resolved, seed, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

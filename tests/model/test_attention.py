@@ -1,4 +1,4 @@
-"""What the options of attention refuse. Its costs are in test_cost.py, its function in test_decoder.py."""
+"""Invalid options of attention, and the cost of its template. Other tests are in test_cost.py and test_decoder.py."""
 
 import pytest
 
@@ -18,15 +18,15 @@ SMALL = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 6, "scale": 1.0}
         ({"n_heads": 3, "n_kv_heads": 2}, "n_kv_heads: got 2; must divide n_heads = 3"),
     ],
 )
-def test_mistakes_are_named_in_one_line(changes, message):
+def test_invalid_options_are_refused_in_one_line(changes, message):
     with pytest.raises(UserError) as caught:
         parse(AttentionConfig, SMALL | changes, "attention")
     assert f"attention.{message}" in str(caught.value).replace("attention: ", "attention.")
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_template_costs_what_it_becomes():
+def test_the_cost_of_a_template_equals_the_cost_of_its_config():
     for options in ({}, {"bias": True}, {"bias": True, "out_bias": True, "rope_base": None}):
-        for of_heads in ({"n_heads": 4}, {"head_dim": 6, "kv_group_size": 2}):
-            template = parse(AttentionTemplate, of_heads | options, "attention")
+        for heads in ({"n_heads": 4}, {"head_dim": 6, "kv_group_size": 2}):
+            template = parse(AttentionTemplate, heads | options, "attention")
             assert template.cost(24, 20) == template.at_width(24).cost(24, 20)

@@ -1,4 +1,4 @@
-"""What a model costs, by its config alone, against torch's own counts."""
+"""Costs of a config compared with torch's counts for the built model."""
 
 import itertools
 
@@ -29,13 +29,13 @@ CHANGES = [
     *({"residual": {"kind": "plain", "resize": resize}} for resize in ("zero", "projection", "full_projection")),
     {"layers": {0: {"ffn": BLOCKS, "d_model": 12}, 2: {"attention": {"n_heads": 3, "n_kv_heads": 1, "head_dim": 4}}}},
 ]
-"""Beside the variants: other ways to resize, and layers with sizes of their own."""
+"""Changes that no variant has: other values of `resize`, and sizes given for single layers."""
 WITH_WINDOWS = {name for name, changes in VARIANTS.items() if "window" in changes.get("attention", {})}
 CONFIGS = [
     *((shape, {**VARIANTS, **OVER_WIDTH}[name]) for shape, name in CASES if name not in WITH_WINDOWS),
     *(("zigzag", changes) for changes in CHANGES),
 ]
-"""All but those with windows, outside of which torch counts the products too."""
+"""All variants without windows; with a window, torch also counts the products outside it."""
 
 
 @in_turn((("shape", "changes"), CONFIGS), ("endpoints", ["slim", "full"]))
@@ -47,25 +47,24 @@ def test_cost_equals_the_built_model_its_exits_and_its_caches(shape, changes, en
     layers = [sum(costs.values(), Cost()).forward_flops(SEQ_LEN) for costs in resolved.layer_costs()]
     assert [after - before for before, after in itertools.pairwise(exits)] == pytest.approx(layers)
     model = on_meta(lambda: Decoder(resolved))
-    own, further = model.new_cache(3, 7).n_bytes, model.new_cache(3, 7, of_mtp=True).n_bytes
-    assert own == 3 * 7 * resolved.inference_cost().kv_bytes(7, bytes_per_element=4)
-    assert own + further == 3 * 7 * resolved.cost().kv_bytes(7, bytes_per_element=4)
+    cache_bytes, mtp_cache_bytes = model.new_cache(3, 7).n_bytes, model.new_cache(3, 7, of_mtp=True).n_bytes
+    assert cache_bytes == 3 * 7 * resolved.inference_cost().kv_bytes(7, bytes_per_element=4)
+    assert cache_bytes + mtp_cache_bytes == 3 * 7 * resolved.cost().kv_bytes(7, bytes_per_element=4)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_window_costs_what_its_tokens_cost(causal):
-    """A token of a long text attends to as many tokens as the last one of a text as long as the window."""
-    windowed, full = (config("x", attention={"n_heads": 2, "window": window}) for window in (4, None))
-    own, whole = windowed.inference_cost(), full.inference_cost()
-    assert own.forward_flops(4, causal) == whole.forward_flops(4, causal)
+def test_only_tokens_in_the_window_are_counted(causal):
+    windowed = config("x", attention={"n_heads": 2, "window": 4}).inference_cost()
+    full = config("x", attention={"n_heads": 2}).inference_cost()
+    assert windowed.forward_flops(4, causal) == full.forward_flops(4, causal)
     pairs = sum(min(i + 0.5, 4) for i in range(SEQ_LEN)) if causal else 4 * SEQ_LEN
     # Both counts are means over the tokens; a token attends to half of itself, as in the count without a window.
-    per_pair = (whole.forward_flops(2) - whole.forward_flops(1)) / SEQ_LEN
-    assert own.forward_flops(SEQ_LEN, causal) == pytest.approx(whole.flops + per_pair * pairs)
+    per_pair = (full.forward_flops(2) - full.forward_flops(1)) / SEQ_LEN
+    assert windowed.forward_flops(SEQ_LEN, causal) == pytest.approx(full.flops + per_pair * pairs)
 
 
 @pytest.mark.parametrize("capacity", [2, 4, 23])
-def test_a_cache_holds_the_tokens_of_the_window_alone(capacity):
+def test_a_cache_holds_only_the_tokens_of_the_window(capacity):
     resolved = variant("zigzag", "windows")
     model = on_meta(lambda: Decoder(resolved))
     expected = 3 * capacity * resolved.inference_cost().kv_bytes(capacity, bytes_per_element=4)
@@ -73,7 +72,7 @@ def test_a_cache_holds_the_tokens_of_the_window_alone(capacity):
 
 
 @pytest.mark.parametrize(("n_layers", "n_blocks"), [(1, 1), (2, 1), (2, 2), (3, 2)])
-def test_an_exit_inside_a_layer_costs_what_torch_counts_in_a_model_that_ends_there(n_layers, n_blocks):
+def test_an_exit_after_a_block_costs_what_torch_counts_in_a_model_that_ends_there(n_layers, n_blocks):
     deep = config("uniform", ffn={"kind": "hourglass", "n_blocks": 3, "d_hidden": 7})
     *before, last = deep.layers[:n_layers]
     last = last.model_copy(update={"ffn": checked_copy(last.ffn, "ffn", n_blocks=n_blocks)})
@@ -83,11 +82,11 @@ def test_an_exit_inside_a_layer_costs_what_torch_counts_in_a_model_that_ends_the
     assert SEQ_LEN * deep.block_exit_flops(SEQ_LEN)[n_layers - 1][n_blocks - 1] == expected
 
 
-def surplus(resolved: ModelConfig) -> int:
-    """Numbers kept beside those counted, where norms stand behind the sublayers.
+def n_uncounted(resolved: ModelConfig) -> int:
+    """Return the activations that are kept but not counted, if norms follow the sublayers. It can be negative.
 
-    A sublayer that keeps the front of a wider stream keeps all of it, unless it needs a copy in another type. A site
-    that keeps the update finds it kept already, as the output of the norm.
+    A sublayer that keeps a prefix of a wider stream keeps all of it, unless it casts it to another dtype. A site that
+    keeps the update shares it with the norm, which keeps its output.
     """
     placement = resolved.layers[0].norm_placement
     if placement != "pre" and resolved.residual.kind == "hyper_connections":
@@ -99,17 +98,17 @@ def surplus(resolved: ModelConfig) -> int:
 
 
 def fp32_updates(resolved: ModelConfig) -> int:
-    """Numbers of the updates that a site keeps in fp32, since they are sums of a feed-forward of several blocks."""
+    """Return the activations of updates that sites keep in fp32, because they are sums over several blocks."""
     if resolved.residual.kind == "plain":
         return 0
     return sum(layer.d_out for layer in resolved.layers if len(layer.ffn.hidden_widths) > 1)
 
 
 @pytest.mark.parametrize(("shape", "name"), [case for case in KINDS if "further_heads" not in case[1]])
-def test_activation_bytes_are_those_autograd_keeps(shape, name):
-    """Those of every residual are in test_residual_contract.py."""
+def test_activation_bytes_are_the_bytes_that_autograd_keeps(shape, name):
+    """test_residual_contract.py compares them for every residual."""
     resolved = variant(shape, name)
-    model, cost, more = decoder(resolved, dtype=torch.float32), resolved.cost(), surplus(resolved)
-    assert kept_in_training(model) == cost.activation_bytes(bytes_per_element=4) + 4 * more
+    model, cost, n_more = decoder(resolved, dtype=torch.float32), resolved.cost(), n_uncounted(resolved)
+    assert kept_in_training(model) == cost.activation_bytes(bytes_per_element=4) + 4 * n_more
     with torch.autocast("cpu", torch.bfloat16):
-        assert kept_in_training(model) == cost.activation_bytes() + 2 * fp32_updates(resolved) + min(0, 2 * more)
+        assert kept_in_training(model) == cost.activation_bytes() + 2 * fp32_updates(resolved) + min(0, 2 * n_more)

@@ -1,4 +1,4 @@
-"""Parameters that can never learn are those whose gradient autograd finds to be 0, whatever the weights."""
+"""Dead parameters are the parameters whose gradient is 0 for any weights."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 
 
-def never_moved(resolved: ModelConfig) -> int:
-    """Entries without gradient in a model of random weights, so that nothing is 0 because it starts there."""
+def n_without_gradient(resolved: ModelConfig) -> int:
+    """Return the number of parameters without gradient in a model whose weights are all random, so that none is 0."""
     torch.manual_seed(3)
     built = build(resolved, seed=1).double()
     with torch.no_grad():
@@ -19,11 +19,12 @@ def never_moved(resolved: ModelConfig) -> int:
             parameter.normal_(0.3, 0.5)
     tokens = torch.arange(40 * SEQ_LEN).view(40, -1) ** 2 % 37 % resolved.vocab_size
     built.loss(tokens, tokens.roll(1, 1)).objective.mean().backward()
-    return sum(int((each.grad == 0).sum()) for each in built.parameters() if each.grad is not None)
+    gradients = [parameter.grad for parameter in built.parameters() if parameter.grad is not None]
+    return sum(int((gradient == 0).sum()) for gradient in gradients)
 
 
 def model(shape: str | list[int], endpoints: str = "slim", **changes: object) -> ModelConfig:
-    """Of so few tokens that every row of the embedding is read."""
+    """Return a config with a vocabulary so small that every row of the embedding is read."""
     attention = {"n_heads": None, "head_dim": 2}
     return config(shape, endpoints, **{"vocab_size": 5, "attention": attention, **changes})
 
@@ -36,16 +37,16 @@ def model(shape: str | list[int], endpoints: str = "slim", **changes: object) ->
 @example(widths=WIDTHS["zigzag"], endpoints="full", resize="carry")
 @example(widths=WIDTHS["growing"], endpoints="slim", resize="zero")
 @settings(deadline=None, max_examples=20)
-def test_counted_as_autograd_finds_them(widths, endpoints, resize):
+def test_dead_parameters_have_no_gradient(widths, endpoints, resize):
     resolved = model(widths, endpoints, residual={"kind": "plain", "resize": resize})
-    assert resolved.n_dead_params == never_moved(resolved)
+    assert resolved.n_dead_params == n_without_gradient(resolved)
 
 
 @pytest.mark.parametrize("variant", ["gqa", "biases", "layer_norm_reordered", "layer_norm_hourglass", "gemma3"])
-def test_other_components(variant):
+def test_dead_parameters_have_no_gradient_with_other_components(variant):
     for shape in ("zigzag", "narrowing"):
         resolved = model(shape, **VARIANTS[variant])
-        assert resolved.n_dead_params == never_moved(resolved)
+        assert resolved.n_dead_params == n_without_gradient(resolved)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +54,12 @@ def test_other_components(variant):
     [
         (0, {}),
         (0, {"dynamic": False, "embedding": "expand", "reduce": "slot"}),
-        # Five slots start empty: 3 coefficients that read them and 10 that carry them at the first site, each with a
-        # factor of what follows the state if it does, as the 3 that write to them have.
+        # Five slots start empty. At the first site each has 3 coefficients of reads and 10 of carries, and if they are
+        # dynamic a scale for each, and for the 3 of writes.
         (5 * (2 * (3 + 10) + 3), {"embedding": "pad", "reduce": "slot"}),
         (5 * (3 + 10), {"embedding": "pad", "dynamic": False}),
     ],
 )
-def test_slots_can_learn_to_fill_and_to_hear_all(n_dead, options):
+def test_with_slots_only_coefficients_of_empty_slots_are_dead(n_dead, options):
     resolved = model([12, 36, 8, 28], residual={**SLOTS, "n_slots": 10, **options})
-    assert resolved.n_dead_params == never_moved(resolved) == n_dead
+    assert resolved.n_dead_params == n_without_gradient(resolved) == n_dead

@@ -1,4 +1,4 @@
-"""The decoder against its papers' equations, written out in loops: values and all gradients, for every variant."""
+"""The decoder compared with the papers' equations, written out in loops: values and gradients, for every variant."""
 
 import pytest
 import torch
@@ -25,17 +25,17 @@ pytestmark = pytest.mark.usefixtures("float64")
 TIGHT = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def test_a_template_is_refused_with_the_way_to_its_layers():
+def test_a_template_is_refused_with_the_calls_that_resolve_it():
     with pytest.raises(TypeError, match=r"got a ModelTemplate; .* recipe.explicit_model, or template.resolve"):
         build(template("x"), seed=0)
 
 
 def assert_equals_literal(model: Decoder, tokens: torch.Tensor) -> None:
-    """Logits and the gradient of every parameter."""
+    """Compare the logits, and the gradient of every parameter."""
     logits, expected = model(tokens), literal_logits(model, tokens)
     assert expected.std() > 0.1
     torch.testing.assert_close(logits, expected, **TIGHT)
-    # Further heads make no logits.
+    # MTP heads have no effect on the logits.
     assert_same(logits, expected, [p for name, p in model.named_parameters() if not name.startswith("mtp.")])
 
 
@@ -49,7 +49,7 @@ RESIZES = ["carry", "zero", "projection", "full_projection"]
     ("d_model", [D_MODEL, D_MODEL, 40]),
 )
 def test_decoder_equals_the_papers_equation_for_every_shape_and_resize(shape, endpoints, resize, d_model):
-    """Also where the head reads what the last layer wide enough wrote, behind others that widened in between."""
+    """The shapes include narrow last layers, after which the head reads coordinates that an earlier layer wrote."""
     residual = {"kind": "plain", "resize": resize, "multiplier": 0.7}
     assert_equals_literal(decoder(config(shape, endpoints, residual=residual, d_model=d_model)), random_tokens(2, 5))
 
@@ -60,7 +60,7 @@ def test_decoder_equals_the_papers_equation_for_every_variant(shape, name):
     assert_equals_literal(decoder(variant(shape, name, endpoints)), random_tokens(2, 5))
 
 
-def test_divisors_that_a_grown_stream_keeps_are_those_of_the_formulas():
+def test_norm_divisors_of_a_grown_stream_equal_the_formulas():
     resolved = config("x", residual={**SLOTS, "n_slots": 15, "eps": 0.3})
     residual = resolved.residual.model_copy(update={"slot_norm_dim": 7, "group_norm_dim": 13})
     assert residual.group_norm == "rms"

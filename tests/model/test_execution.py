@@ -1,4 +1,4 @@
-"""Compiled layers: whole graphs, one for each width, that compute what eager layers do."""
+"""Compiled layers: one whole graph for each width, with the same results as eager layers."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def fresh_dynamo():
 
 
 def one_layer(name):
-    """The variant with its first layer alone, because a compiler takes seconds for each."""
+    """Return the variant with only its first layer, because compiling takes seconds for each layer."""
     resolved = variant("uniform", name)
     return resolved.model_copy(update={"layers": resolved.layers[:1]})
 
@@ -43,12 +43,12 @@ def test_compiled_layers_equal_eager_ones_and_decode_with_a_cache(name, backend)
     eager, compiled = (decoder(resolved, dtype=torch.float32) for _ in range(2))
     for layer in compiled.layers:
         layer.compile(backend=backend, fullgraph=True, dynamic=False)
-    found = []
+    results = []
     for model in (compiled, eager):
         objective, losses, *_ = model.loss(tokens, targets)
         objective.backward()
-        found.append([losses, *(p.grad for p in model.parameters())])
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+        results.append([losses, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
     if name in ("reordered", "gemma2", "slots"):
         with torch.no_grad():
             cache = compiled.new_cache(2, 9)
@@ -56,7 +56,9 @@ def test_compiled_layers_equal_eager_ones_and_decode_with_a_cache(name, backend)
             torch.testing.assert_close(cached, eager(tokens), rtol=1e-4, atol=1e-4)
 
 
-def compiled_of(widths: list[int], graphs: list, *overrides: str) -> torch.nn.Module:
+def compiled_model(widths: list[int], graphs: list, *overrides: str) -> torch.nn.Module:
+    """Return a model whose layers append each graph that is compiled to `graphs`."""
+
     def count(graph, example_inputs):
         graphs.append(graph)
         return graph.forward
@@ -75,9 +77,9 @@ def train_twice(model):
 @pytest.mark.parametrize(
     ("widths", "n_graphs"), [([104, 88, 72, 56, 40, 24, 8, 16, 32, 48, 64, 80], 12), ([16] * 10, 1)]
 )
-def test_distinct_widths_make_whole_graphs_of_their_own_and_layers_that_are_alike_share_one(widths, n_graphs):
+def test_each_width_has_one_whole_graph_and_equal_layers_share_it(widths, n_graphs):
     graphs: list = []
-    model = compiled_of(widths, graphs)
+    model = compiled_model(widths, graphs)
     train_twice(model)
     assert len(graphs) == n_graphs
     assert not counters["graph_break"]
@@ -85,31 +87,31 @@ def test_distinct_widths_make_whole_graphs_of_their_own_and_layers_that_are_alik
         train_twice(model)
 
 
-def test_rows_of_several_documents_need_as_many_graphs_and_compute_the_same():
+def test_rows_of_several_documents_need_no_more_graphs_and_have_eager_gradients():
     n_graphs = []
     tokens, targets = TOKENS[:, :-1] % 5, TOKENS[:, 1:]
-    for several in (
+    for boundaries_of_steps in (
         (NO_BOUNDARIES, NO_BOUNDARIES),
         (Boundaries(3, masks=True, resets=True), Boundaries(2, masks=True, resets=True)),
     ):
         torch._dynamo.reset()
         graphs: list = []
-        model = compiled_of([24, 8], graphs, "model.mtp={n_depths: 1}")
+        model = compiled_model([24, 8], graphs, "model.mtp={n_depths: 1}")
         plain = build(model.config, seed=1)
         assert list(model.state_dict()) == list(plain.state_dict())
-        for told in several:
-            documents, positions = told.documents(tokens), told.positions(tokens)
-            for each in (model, plain):
-                each.loss(tokens, targets, documents=documents, positions=positions).objective.backward()
-        for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, truth.grad)
+        for boundaries in boundaries_of_steps:
+            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            for network in (model, plain):
+                network.loss(tokens, targets, documents=documents, positions=positions).objective.backward()
+        for compiled, eager in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(compiled.grad, eager.grad)
         n_graphs.append(len(graphs))
     assert n_graphs[1] == n_graphs[0] > 0
     assert not counters["graph_break"]
 
 
-def test_a_stream_of_which_one_layer_is_compiled_keeps_the_states_that_it_must():
-    """A state that comes out of a graph has no write that could make it again."""
+def test_with_one_compiled_layer_the_gradients_of_slots_are_the_same():
+    """The state that a graph returns is kept, because no write can recompute it."""
     residual, gradients = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 11, "state_every": 10}, []
     for is_compiled in (False, True):
         model = decoder(config("zigzag", residual=residual))

@@ -1,5 +1,5 @@
-"""What every feed-forward variant promises, also those of installed plugins. A new variant is picked up; give its
-template a case below if its defaults do not resolve alone.
+"""Properties of every feed-forward variant, including installed plugins. A new variant is tested automatically; add
+cases for it below if its template has required options.
 """
 
 from itertools import cycle
@@ -58,16 +58,16 @@ OPTIONS = {
     ],
 }
 LITERAL = ("swiglu", "mlp", "hourglass", "moe")
-"""Kinds with a formula in literal_decoder.py. That of a dynamic width is compared in test_dynamic.py."""
+"""Kinds with a formula in literal_decoder.py. `dynamic` is compared in test_dynamic.py."""
 NORMS_AND_SIZES = [
     *(("pre", "rms", 63, 41), ("reordered", "rms", 63, 63), ("pre", "layer", 63, 41), ("reordered", "layer", 63, 41)),
     *(("pre", "rms", 41, 1), ("reordered", "rms", 1, 1), ("pre", "layer", 41, 1)),
     *(("both", "rms", 63, 41), ("both", "layer", 41, 41)),
 ]
-"""Place and kind of the norm, d_model and d_out; a LayerNorm of one number would be 0."""
+"""Placement and kind of the norm, d_model and d_out; a LayerNorm of one number would be 0."""
 
 
-load_plugins()  # an installed plugin keeps the contract too
+load_plugins()  # so that installed plugins are tested as well
 TEMPLATES = {kind_of(cls): cls for cls in FEED_FORWARDS.templates}
 CASES = [
     pytest.param(parse(cls, {"kind": kind, **options}), id=f"{kind}-{options}")
@@ -77,13 +77,13 @@ CASES = [
 
 
 def build(template, d_model, d_out, dtype=torch.float64, placement="pre", kind="rms"):
-    """A module with random weights, its gains around 1."""
+    """Return a module with random weights and gains around 1."""
     module = template.at_width(d_model).build(d_model, d_out, norm_site(placement, d_model, d_out, kind))
     return randomised(module, size=1 / 8).to(dtype)
 
 
 def run(module, x):
-    """The update alone."""
+    """Return only the update."""
     return module(x, CONTEXT)[0]
 
 
@@ -92,30 +92,30 @@ def random_input(d_model, dtype=torch.float64, batch=2):
 
 
 SITES = [pytest.param(*case.values, *site, id=f"{case.id}-{site}") for case, site in zip(CASES, cycle(NORMS_AND_SIZES))]
-"""Every template once; the rest goes round."""
+"""Every template once, with norms and sizes in turn."""
 
 
 @pytest.mark.parametrize(("template", "placement", "norm", "d_model", "d_out"), SITES)
 class TestContract:
-    def test_cost_equals_the_built_parameters_and_what_a_pass_computes_and_keeps(
+    def test_cost_equals_the_built_parameters_and_the_flops_and_kept_bytes_of_a_pass(
         self, template, placement, norm, d_model, d_out
     ):
         config, site = template.at_width(d_model), norm_site(placement, d_model, d_out, norm)
-        cost, of_norm = config.cost(d_model, d_out), config.norm_cost(d_model, d_out, site)
+        cost, norm_cost = config.cost(d_model, d_out), config.norm_cost(d_model, d_out, site)
         built = {False: 0, True: 0}
         for name, parameter in on_meta(lambda: config.build(d_model, d_out, site)).named_parameters():
             assert parameter.is_meta
             built[".norm." in f".{name}"] += parameter.numel()
-        assert (cost.params, of_norm.params) == (built[False], built[True])
+        assert (cost.params, norm_cost.params) == (built[False], built[True])
 
         module, x = build(template, d_model, d_out, placement=placement, kind=norm), random_input(d_model)
         assert counted_flops(lambda: run(module, x)) == 2 * 5 * cost.forward_flops(seq_len=5)
 
         module = build(template, d_model, d_out, torch.float32, placement, norm)
         kept = kept_per_token(lambda n: run(module, random_input(d_model, torch.float32, n).requires_grad_()), length=5)
-        assert kept == (cost + of_norm).activation_bytes(bytes_per_element=4)
+        assert kept == (cost + norm_cost).activation_bytes(bytes_per_element=4)
 
-    def test_each_token_alone_gets_the_formulas_update_with_gradients_everywhere_which_autocast_leaves_near(
+    def test_the_update_of_each_token_equals_the_formula_with_gradients_everywhere_and_is_close_under_autocast(
         self, template, placement, norm, d_model, d_out
     ):
         module = build(template, d_model, d_out, placement=placement, kind=norm)
@@ -138,8 +138,8 @@ class TestContract:
 
 
 @pytest.mark.parametrize("template", CASES)
-def test_real_widths_cost_what_the_rounded_config_costs_where_nothing_rounds_and_more_where_wider(template):
-    """The solver relies on it."""
+def test_the_cost_before_rounding_equals_the_cost_of_the_config_and_grows_with_the_width(template):
+    """The solver of shapes relies on it."""
     d_model, d_out = 320, 160
     real, whole = template.cost(320.0, 160.0), template.at_width(d_model).cost(d_model, d_out)
     assert real.params == pytest.approx(whole.params)
@@ -151,7 +151,7 @@ def test_real_widths_cost_what_the_rounded_config_costs_where_nothing_rounds_and
 
 
 def model_with(ffn) -> ModelConfig:
-    """Two layers of width D_MODEL."""
+    """Return a model of two layers of width D_MODEL with this feed-forward."""
     model = config("uniform")
     layers = tuple(layer.model_copy(update={"ffn": ffn}) for layer in model.layers[:2])
     return checked_copy(model, "model", layers=layers)
@@ -164,7 +164,7 @@ def with_more_units(ffn):
 
 
 @pytest.mark.parametrize("template", CASES)
-def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_swiglu(template):
+def test_growth_and_baking_preserve_the_function_or_are_refused_and_formats_for_swiglus_refuse_it(template):
     ffn = template.at_width(D_MODEL)
     old = model_with(ffn)
     plan = plan_growth(old, model_with(with_more_units(ffn)))
@@ -184,10 +184,10 @@ def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_ta
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
-    """Whatever is neither a hidden width nor kept must make no difference."""
-    found = [case.values[0].at_width(D_MODEL) for case in CASES if case.values[0].kind == kind]
-    for ffn in found[:: -(-len(found) // 3)]:
-        for other in with_other_values(ffn, found, set(ffn.hidden_axes)):
+    """A field that is neither a hidden width nor in `constant_fields` must not affect the function."""
+    ffns = [case.values[0].at_width(D_MODEL) for case in CASES if case.values[0].kind == kind]
+    for ffn in ffns[:: -(-len(ffns) // 3)]:
+        for other in with_other_values(ffn, ffns, set(ffn.hidden_axes)):
             assert_refused_or_preserved(model_with(ffn), model_with(other))
 
 
@@ -211,6 +211,6 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("ffn", "message"), MISTAKES)
-def test_mistakes_are_named(ffn, message):
+def test_invalid_options_are_refused(ffn, message):
     changes = {"layers": {0: {"ffn": ffn}}} if isinstance(ffn.get("d_hidden"), list) else {"ffn": ffn}
     assert message in refusal(config, "uniform", **changes)

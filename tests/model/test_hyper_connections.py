@@ -1,6 +1,5 @@
-"""Hyper-connections: what they are before training, as the papers on Hyper- and Frac-Connections have them
-(arXiv:2409.19606, arXiv:2503.14125), and mistakes in their sizes. Decoders are compared with the formulas in
-test_decoder.py.
+"""Hyper-connections before training, with the options of the papers on Hyper- and Frac-Connections (arXiv:2409.19606,
+arXiv:2503.14125), and with invalid sizes. Decoders are compared with the formulas in test_decoder.py.
 """
 
 import pytest
@@ -21,30 +20,30 @@ def over_width(m: int, n: int, **options):
     return config("uniform", residual={"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options})
 
 
-def test_blocks_are_written_to_the_first_slots_and_in_turn_to_those_that_no_layer_owns():
+def test_blocks_are_written_to_the_first_slots_and_in_turn_to_the_slots_that_no_layer_owns():
     for m, n_owned, n in ((1, 5, 6), (2, 6, 8), (3, 5, 13), (5, 6, 8)):
         table = torch.empty(n, m + n + m)
         Pattern(n, n_read=m, n_write=m, n_owned_slots=n_owned)(table, torch.Generator())
-        taken = {j: j for j in range(m)} | {j: j % m for j in range(n_owned, n)}
-        assert {int(j): int(k) for j, k in table[:, m + n :].nonzero()} == taken
-        assert table[:, m + n :].sum() == len(taken)
+        block_of_slot = {j: j for j in range(m)} | {j: j % m for j in range(n_owned, n)}
+        assert {int(j): int(k) for j, k in table[:, m + n :].nonzero()} == block_of_slot
+        assert table[:, m + n :].sum() == len(block_of_slot)
 
 
 class TestBeforeTraining:
-    """Beside a decoder with the plain residual."""
+    """Compared with a decoder with the plain residual."""
 
     @in_turn(
         (("reduce", "dynamic"), [("full", False), ("slot", True)]),
         (("m", "n", "embedding"), [(1, 2, "expand"), (2, 3, "slot"), (2, 4, "pad"), (4, 4, "expand"), (5, 8, "slot")]),
     )
-    def test_it_is_the_plain_one_of_the_same_seed_to_the_last_bit(self, m, n, embedding, reduce, dynamic):
+    def test_the_model_is_bitwise_the_plain_one_of_the_same_seed(self, m, n, embedding, reduce, dynamic):
         options = {"embedding": embedding, "reduce": reduce, "dynamic": dynamic, "group_norm": "none"}
         model, plain = build(over_width(m, n, **options), seed=3), build(config("uniform"), seed=3)
         tokens = random_tokens(2, 5)
         assert torch.equal(model(tokens), plain(tokens))
 
     @pytest.mark.parametrize("reduce", ["full", "slot"])
-    def test_a_head_that_starts_with_the_mean_sees_the_mean_of_the_groups(self, reduce):
+    def test_reduce_init_mean_gives_the_head_the_mean_of_the_groups(self, reduce):
         options = {"embedding": "expand", "reduce": reduce, "group_norm": "none"}
         first, mean = (build(over_width(2, 6, **options, reduce_init=start), seed=3) for start in ("first", "mean"))
         tokens = random_tokens(2, 5)
@@ -56,34 +55,34 @@ class TestBeforeTraining:
         ("shape", ["x", "diamond", "growing", "zigzag"]),
         ("dtype", [torch.float64, torch.float32]),
     )
-    def test_of_layers_of_different_widths_each_reads_and_writes_a_slice_and_carries_the_rest(self, shape, dtype):
+    def test_layers_of_different_widths_read_and_write_a_prefix_and_carry_the_rest(self, shape, dtype):
         torch.set_default_dtype(dtype)
         frozen = config(shape, residual={**SLOTS, "dynamic": False, "embedding": "pad"})
         model, plain = (build(resolved, 3, dtype=dtype) for resolved in (frozen, config(shape)))
         tokens, targets = random_tokens(2, 5), random_tokens(2, 5, seed=1)
         assert torch.equal(model(tokens), plain(tokens))
-        for each in (model, plain):
-            each.loss(tokens, targets)[0].backward()
+        for decoder in (model, plain):
+            decoder.loss(tokens, targets)[0].backward()
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 def site_params(m: int, n: int, slot_width: int) -> int:
-    """The norm; W_m and W_r, W_beta; A_m and A_r, B; two scales."""
+    """Return the parameters of a site: the norm; W_m, W_r and W_beta; A_m, A_r and B; two scales."""
     return slot_width + slot_width * (m + n + 1) + n * (m + n + 1) + 2
 
 
 class TestAsInThePapers:
     @pytest.mark.parametrize("residual", [{**HYPER, "n_slots": 3}, {**HYPER, "n_fractions": 4, "n_slots": 4}])
-    def test_a_model_starts_as_the_plain_one_but_for_the_eps_of_the_last_norm(self, residual):
-        """Which sees the sum of n equal streams, so that its eps counts n^2 times less."""
+    def test_a_model_starts_as_the_plain_one_except_for_the_eps_of_the_last_norm(self, residual):
+        """The last norm reads the sum of n equal streams, so that its eps has n^2 times less weight."""
         resolved, tokens = config("uniform", residual=residual), random_tokens(2, 7)
-        model, plain = (build(each, 3, dtype=torch.float64) for each in (resolved, config("uniform")))
+        model, plain = (build(variant, 3, dtype=torch.float64) for variant in (resolved, config("uniform")))
         plain.exit.norm.eps /= (resolved.residual.n_slots // residual.get("n_fractions", 1)) ** 2
         torch.testing.assert_close(model(tokens), plain(tokens), rtol=1e-10, atol=1e-11)
 
-    def test_hyper_connections_start_reading_one_stream_after_the_other_and_writing_all(self):
+    def test_hyper_connections_start_reading_the_streams_in_turn_and_writing_all(self):
         """Eq. (14): A_m of sublayer k is e_(k mod n), A_r the identity, B all ones; scales are 0.01."""
         n = 3
         model = build(config("uniform", residual={**HYPER, "n_slots": n}), 0)
@@ -97,7 +96,7 @@ class TestAsInThePapers:
             assert (site.dynamic.weight == 0).all()
 
     @pytest.mark.parametrize(("name", "n_streams"), [("hyper_connections_4x", 4), ("frac_connections_4", 1)])
-    def test_the_recipes_are_the_papers(self, name, n_streams):
+    def test_the_recipes_have_the_sizes_of_the_papers(self, name, n_streams):
         model = load_recipe(name).explicit_model
         plain = load_recipe("uniform_200m").explicit_model
         residual, d = model.residual, model.d_model

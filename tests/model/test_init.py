@@ -1,4 +1,4 @@
-"""How weights start: their standard deviations, and that a seed alone decides them."""
+"""Initial weights: their standard deviations, which the config gives, and their values, which the seed gives."""
 
 import math
 
@@ -32,13 +32,14 @@ FFNS = [
     ("truncate_at", [None, 1.5, 3.0]),
     ("depth_scaled", [True, True, True, False]),
 )
-def test_standard_deviations_are_the_papers_and_a_cut_normal_has_no_tails(ffn, truncate_at, depth_scaled):
-    """Each expert's too, and that of what a cut leaves. Gains start at 1, biases at 0."""
+def test_standard_deviations_are_the_papers_and_a_truncated_normal_has_no_tails(ffn, truncate_at, depth_scaled):
+    """This holds for every expert, and a truncated normal has a smaller std. Gains start at 1, biases at 0."""
     init = {"std": 0.1, "width_multiplier": 8, "truncate_at": truncate_at, "depth_scaled": depth_scaled}
-    resolved, left = parse(ModelTemplate, {**PAPER, "ffn": ffn, "init": init}).resolve(8), 1.0
+    resolved = parse(ModelTemplate, {**PAPER, "ffn": ffn, "init": init}).resolve(8)
+    truncated_std = 1.0  # of a normal(1) after truncation
     if truncate_at is not None:
         density = math.exp(-(truncate_at**2) / 2) / math.sqrt(2 * math.pi)
-        left = math.sqrt(1 - 2 * truncate_at * density / math.erf(truncate_at / math.sqrt(2)))
+        truncated_std = math.sqrt(1 - 2 * truncate_at * density / math.erf(truncate_at / math.sqrt(2)))
     for name, parameter in build(resolved, seed=1).named_parameters():
         if name.endswith(("norm.weight", "bias.weight")):
             assert (parameter == name.endswith("norm.weight")).all(), name
@@ -50,7 +51,7 @@ def test_standard_deviations_are_the_papers_and_a_cut_normal_has_no_tails(ffn, t
                 std /= math.sqrt(5 * (1 + ffn.get("n_blocks", 1)))
         for matrix in parameter.chunk(ffn.get("n_experts", 1)) if ".ffn." in name else (parameter,):
             n = matrix.numel()
-            assert abs(matrix.std().item() / (left * std) - 1) < 5 / math.sqrt(2 * n), name
+            assert abs(matrix.std().item() / (truncated_std * std) - 1) < 5 / math.sqrt(2 * n), name
             assert abs(matrix.mean().item()) < 5 * std / math.sqrt(n), name
             if truncate_at is None:
                 kurtosis = ((matrix / std) ** 4).mean().item()
@@ -67,7 +68,7 @@ def test_a_seed_gives_the_same_weights_in_every_dtype():
             assert torch.equal(a.to(dtype), b)
 
 
-def test_parts_that_a_variant_adds_leave_the_other_weights_as_they_were():
+def test_weights_that_a_variant_adds_do_not_change_the_other_weights():
     plain = build(config("x"), seed=3).state_dict()
     more = {"residual": {**SLOTS, "embedding": "expand"}, "mtp": {"n_depths": 2}}
     slots = build(config("x", **more), seed=3).state_dict()

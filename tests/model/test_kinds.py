@@ -1,4 +1,4 @@
-"""Fields that hold one of several classes, of which more can be registered."""
+"""Config fields that accept any registered kind of a component."""
 
 from typing import Annotated, Literal
 
@@ -67,7 +67,7 @@ def test_the_json_schema_has_every_kind():
         (7, "shapes.0: got 7; input should be a valid dictionary or object to extract fields from"),
     ],
 )
-def test_a_mistake_is_described_as_in_a_closed_union(shape, message):
+def test_error_messages_are_those_of_a_closed_union(shape, message):
     assert refusal(parse, Drawing, {"shapes": [shape]}, "drawing") == f"drawing: {message}"
 
 

@@ -1,4 +1,4 @@
-"""Decoding with a cache of keys and values: what a whole pass computes, in pieces, padded rows and copies."""
+"""Decoding with a KV cache equals a full forward pass: in pieces, with padded rows, and with copies of texts."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def cached_logits(model, tokens, chunks, capacity=None, is_real=None):
-    """Logits of the tokens fed to a cache in chunks of these lengths."""
+    """Return the logits of tokens that a model with a cache reads in chunks of these lengths."""
     assert sum(chunks) == tokens.shape[1]
     cache = model.new_cache(len(tokens), capacity or tokens.shape[1])
     pieces = tokens.split(chunks, dim=1)
@@ -21,13 +21,13 @@ def cached_logits(model, tokens, chunks, capacity=None, is_real=None):
     return torch.cat([model(piece, cache, mask) for piece, mask in zip(pieces, masks, strict=True)], dim=1)
 
 
-def assert_rows_are_as_alone(model, lengths, chunks):
-    """Rows of these lengths, padded, in one pass and fed to a cache in chunks."""
+def assert_padded_equals_alone(model, lengths, chunks):
+    """Compare padded rows of these lengths with each row alone: in one pass, and with a cache in chunks."""
     rows = [random_tokens(1, length, seed=length)[0].tolist() for length in lengths]
     tokens, is_real = pad_left(rows, torch.device("cpu"))
     for logits in (model(tokens, is_real=is_real), cached_logits(model, tokens, chunks, is_real=is_real)):
-        for own, row in zip(logits, rows, strict=True):
-            torch.testing.assert_close(own[-len(row) :], model(torch.tensor([row]))[0], **TIGHT)
+        for padded_logits, row in zip(logits, rows, strict=True):
+            torch.testing.assert_close(padded_logits[-len(row) :], model(torch.tensor([row]))[0], **TIGHT)
 
 
 @torch.no_grad()
@@ -57,11 +57,11 @@ def test_cached_decoding_equals_the_full_forward_in_pieces_of_any_length(shape, 
 )
 def test_left_padded_rows_equal_the_same_rows_alone(name, chunks):
     n = sum(chunks)
-    assert_rows_are_as_alone(decoder(variant("zigzag", name)), (n, n - 1, 3, 1), chunks)
+    assert_padded_equals_alone(decoder(variant("zigzag", name)), (n, n - 1, 3, 1), chunks)
 
 
-def test_a_real_query_looks_at_real_keys_up_to_itself_and_a_padded_one_at_itself_alone():
-    """A row of the mask without any key could be NaN and spread."""
+def test_a_real_query_sees_real_keys_up_to_itself_and_a_padding_query_only_itself():
+    """A query without any key would give NaN, which would spread."""
     real = torch.tensor([[False, False, True, True]])
     mask = visible(3, 4, padding_documents(real), torch.device("cpu"))
     assert mask.int().tolist() == [[[[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]]]
@@ -82,14 +82,14 @@ def test_a_repeated_cache_continues_each_text_in_several_ways(name: str, lengths
     following, ends = random_tokens(4, 3, seed=9), [3, 1, 2, 3]
     is_real = torch.arange(3) < torch.tensor(ends)[:, None]
     logits = model(following, repeated, is_real)
-    for i, (of, end) in enumerate(zip((0, 1, 1, 1), ends)):
-        alone = model(torch.cat((torch.tensor(rows[of]), following[i, :end]))[None])[0, len(rows[of]) :]
+    for i, (text, end) in enumerate(zip((0, 1, 1, 1), ends)):
+        alone = model(torch.cat((torch.tensor(rows[text]), following[i, :end]))[None])[0, len(rows[text]) :]
         torch.testing.assert_close(logits[i, :end], alone, **TIGHT)
     assert cache.length == len(tokens[0])
 
 
 @torch.no_grad()
-def test_a_window_forgets_what_it_cannot_see():
+def test_a_cache_with_a_window_drops_tokens_outside_it():
     model, tokens = decoder(variant("zigzag", "windows")), random_tokens(2, 11)
     cache = model.new_cache(2, 11)
     assert [layer.keys.shape[2] for layer in cache.layers] == [3, 11, 3, 5, 3]
@@ -104,7 +104,7 @@ def test_a_window_forgets_what_it_cannot_see():
 
 
 @torch.no_grad()
-def test_a_cache_that_is_full_or_of_another_batch_refuses_and_a_failed_pass_leaves_it_usable():
+def test_a_full_cache_or_another_batch_size_is_refused_and_a_failed_pass_leaves_the_cache_usable():
     model, tokens = decoder(config("x")), random_tokens(1, 6)
     cache = model.new_cache(1, 6)
     model(tokens[:, :3], cache)
@@ -116,7 +116,7 @@ def test_a_cache_that_is_full_or_of_another_batch_refuses_and_a_failed_pass_leav
     torch.testing.assert_close(model(tokens[:, 3:], cache), model(tokens)[:, 3:], **TIGHT)
 
 
-def test_learned_positions_are_used_up_to_the_last_by_real_and_cached_tokens_and_none_follows():
+def test_real_and_cached_tokens_use_all_learned_positions_and_more_tokens_are_refused():
     model = decoder(config("x", positions={"n_positions": 19}, attention={"rope_base": None}))
     tokens = random_tokens(2, 20)
     model(tokens[:, :-1]).sum().backward()

@@ -25,7 +25,7 @@ MODEL = {
 
 
 def site_and_exit(n: int, dtype=torch.float64, **options):
-    """Both with random weights."""
+    """Return a site and an exit with random weights; the exit has no norm."""
     config = ManifoldConfig(slot_width=WIDTH, n_slots=n, **options)
     norm = NormConfig(kind="rms", norm_dim=WIDTH)
     site, exit_ = config.build(WIDTH, WIDTH, WIDTH), config.build_exit(WIDTH, WIDTH, norm)
@@ -34,7 +34,7 @@ def site_and_exit(n: int, dtype=torch.float64, **options):
 
 
 def literal_reads(mixing, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The reads of all slots, (B, T, n), and the other logits. state: (B, T, n, WIDTH)."""
+    """Return the reads of all slots, (B, T, n), and the other logits. state: (B, T, n, WIDTH)."""
     config = mixing.config
     flat = state.flatten(-2)
     root = (flat.square().sum(-1, keepdim=True) / flat.shape[-1] + config.eps).sqrt()
@@ -44,7 +44,7 @@ def literal_reads(mixing, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def literal_carry(config, logits: Tensor) -> Tensor:
-    """(B, T, n, n): entry (j, k) is what slot j gives to slot k."""
+    """Return the carry (B, T, n, n); entry (j, k) is the weight of slot j in the next slot k."""
     n, eps = config.n_slots, config.coefficient_eps
     if config.carry == "permutations":
         exponentials = torch.exp(logits)
@@ -68,7 +68,7 @@ def literal_carry(config, logits: Tensor) -> Tensor:
         (5, {"n_iterations": 3}),
     ],
 )
-def test_a_site_and_the_exit_are_their_formulas(n, options, kernels, monkeypatch):
+def test_a_site_and_the_exit_equal_their_formulas(n, options, kernels, monkeypatch):
     monkeypatch.setenv("WIDTHWISE_KERNELS", kernels)
     site, exit_ = site_and_exit(n, **options)
     state, update = random(2, 3, n, WIDTH).requires_grad_(), random(2, 3, WIDTH, seed=2).requires_grad_()
@@ -78,31 +78,32 @@ def test_a_site_and_the_exit_are_their_formulas(n, options, kernels, monkeypatch
     written = writes[..., None] * update[..., None, :] + carry.transpose(-1, -2) @ state
     last_reads, _ = literal_reads(exit_.reduce, state)
     literal = [(reads[..., None] * state).sum(-2), written, (last_reads[..., None] * state).sum(-2)]
-    seen, kept = site.read(state)
-    ours = [seen, site.write(kept, update), exit_(state)]
+    x, skip = site.read(state)
+    ours = [x, site.write(skip, update), exit_(state)]
     assert_same(ours, literal, [state, update, *site.parameters(), *exit_.parameters()], rtol=1e-12, atol=1e-12)
 
 
-def copied(theirs: torch.nn.Module, mixing: torch.nn.Module, prefix: str = "") -> torch.nn.Module:
+def with_weights_of(mixing: torch.nn.Module, theirs: torch.nn.Module, prefix: str = "") -> torch.nn.Module:
+    """Copy our weights into a module of transformers and return it. prefix: of its names."""
     with torch.no_grad():
         for name, part in (("fn", mixing.dynamic), ("base", mixing.static), ("scale", mixing.scale)):
             getattr(theirs, prefix + name).copy_(part.weight)
     return theirs
 
 
-def test_a_site_and_the_exit_are_those_of_deepseek_v4_in_transformers():
+def test_a_site_and_the_exit_equal_deepseek_v4_in_transformers():
     module = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
     n = 4
-    theirs = SimpleNamespace(hc_mult=n, hidden_size=WIDTH, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6)
+    hf_config = SimpleNamespace(hc_mult=n, hidden_size=WIDTH, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6)
     site, exit_ = site_and_exit(n, torch.float32)
-    connection = copied(module.DeepseekV4HyperConnection(theirs), site.mixing)
-    head = copied(module.DeepseekV4HyperHead(theirs), exit_.reduce, "hc_")
+    connection = with_weights_of(site.mixing, module.DeepseekV4HyperConnection(hf_config))
+    head = with_weights_of(exit_.reduce, module.DeepseekV4HyperHead(hf_config), "hc_")
     state, update = random(2, 3, n, WIDTH, dtype=torch.float32), random(2, 3, WIDTH, seed=2, dtype=torch.float32)
     post, comb, collapsed = connection(state)
     written = post[..., None] * update[..., None, :] + comb.transpose(-1, -2) @ state
-    seen, kept = site.read(state)
-    ours, truth = [seen, site.write(kept, update), exit_(state)], [collapsed, written, head(state)]
-    torch.testing.assert_close(ours, truth, rtol=1e-6, atol=2e-6)
+    x, skip = site.read(state)
+    ours = [x, site.write(skip, update), exit_(state)]
+    torch.testing.assert_close(ours, [collapsed, written, head(state)], rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +116,13 @@ def test_a_site_and_the_exit_are_those_of_deepseek_v4_in_transformers():
         ({"kind": "virtual", "width": 2, "constraint": "manifold", "reduce": "sum"}, {}, "reduce"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(residual, changes, message):
+def test_invalid_options_are_refused_in_one_line(residual, changes, message):
     with pytest.raises(UserError, match=message) as refused:
         parse(ModelTemplate, {**MODEL, **changes, "residual": {"kind": "manifold", **residual}}).resolve(4)
     assert "\n" not in str(refused.value)
 
 
-def test_the_short_form():
+def test_the_short_form_gives_a_manifold_config():
     short = {"kind": "virtual", "width": 4, "constraint": "manifold", "eps": 0.01}
     assert parse(ModelTemplate, {**MODEL, "residual": short}).resolve(4).residual == ManifoldConfig(
         slot_width=8, n_slots=4, eps=0.01

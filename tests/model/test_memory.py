@@ -10,18 +10,18 @@ from widthwise.shape.template import ModelTemplate
 
 
 @pytest.mark.parametrize("size", [(2**50,), (2**40, 2**40)])
-def test_a_tensor_beyond_memory_or_address_space_is_a_mistake_of_the_users(size):
+def test_a_tensor_larger_than_memory_or_address_space_is_a_user_error(size):
     with pytest.raises(UserError, match="too large: shrink it"), allocating("too large: shrink it"):
         torch.empty(size)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
-def test_so_is_a_failure_of_python_or_of_a_gpu(error):
+def test_a_failed_allocation_of_python_or_a_gpu_is_a_user_error(error):
     with pytest.raises(UserError, match="too large"), allocating("too large"):
         raise error
 
 
-def test_any_other_failure_passes():
+def test_other_errors_propagate():
     with pytest.raises(RuntimeError, match="shapes"), allocating("too large"):
         torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -34,5 +34,5 @@ def test_a_model_larger_than_the_machine_is_refused_before_it_is_filled(monkeypa
         build(config, seed=0)
 
 
-def test_free_memory_is_some_of_the_machine():
+def test_free_memory_is_plausible():
     assert 2**20 < memory.free_memory() < 2**50

@@ -1,5 +1,5 @@
 """Mixtures of experts: routing and its losses, token by token. Mixtures in a decoder are compared with the papers'
-equation in test_decoder.py; what every feed-forward promises is in test_ffn_contract.py.
+equation in test_decoder.py; properties of every feed-forward are in test_ffn_contract.py.
 """
 
 import pytest
@@ -16,7 +16,7 @@ NO_NORM = NormSite(Place(), NormConfig(norm_dim=1))
 
 
 def mixture(**changes):
-    """A module of random fp64 weights without a norm."""
+    """Return a module with random fp64 weights and without a norm."""
     sizes = {"n_experts": N_EXPERTS, "top_k": TOP_K, "d_expert": D_EXPERT}
     return randomised(MoEConfig(**{**sizes, **changes}).build(D_MODEL, D_OUT, NO_NORM).double())
 
@@ -26,7 +26,7 @@ def inputs():
 
 
 def literal_losses(module, x):
-    """Auxiliary losses and the load of the experts, from the formulas."""
+    """Return balance loss, router z-loss and expert load by their formulas."""
     c = module.config
     logits = x.flatten(0, 1) @ module.w_router.weight.T
     normalisers = logits.exp().sum(dim=1)

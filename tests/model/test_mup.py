@@ -1,4 +1,4 @@
-"""Which parameters learn together, at which rate, with decay or without; and that sizes then follow no width."""
+"""Parameter groups with their learning rates and weight decay, and coordinate sizes that do not depend on the width."""
 
 import itertools
 import math
@@ -37,20 +37,20 @@ ROLES = [
     (r"(entry\.w_expand|(.*\.)?exit\.reduce\.w_reduce)\.weight", "ends"),
     (r".*\.w_(q|k|v|o|gate|up|down|widen|join)\.weight", "matrix"),
 ]
-"""Names of parameters, and what they are; the first that fits."""
+"""Patterns of parameter names, and the role of the parameter. The first match counts."""
 
 
 def role(name: str, model_name: str) -> str:
     if model_name == "moe" and re.fullmatch(r"layers\.\d+\.ffn\.w_(gate|up|down)\.weight", name):
         return "experts"
-    found = next(role for pattern, role in ROLES if re.fullmatch(pattern, name))
-    if found == "ends":  # of a stream of slots: matrices between states, or coefficients of mixtures of slots
+    first_match = next(role for pattern, role in ROLES if re.fullmatch(pattern, name))
+    if first_match == "ends":  # the entry and exit of slots: matrices, or coefficients of mixtures of slots
         return "control" if model_name == "slots" else "matrix"
-    return found
+    return first_match
 
 
 @pytest.mark.parametrize("model_name", MODELS)
-def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model_name):
+def test_the_role_of_a_parameter_decides_its_group(model_name):
     shape = "uniform" if model_name == "manifold" else "x"
     model = build(config(shape, **MODELS[model_name], **RECIPE), 0)
     roles = {name: role(name, model_name) for name, _ in model.named_parameters()}
@@ -61,17 +61,17 @@ def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model
         grouped = grouped_parameters(model, by_layer, embedding, gains, scales)
         groups = {name: group for group in grouped for name in group.names}
         assert groups.keys() == roles.keys()
-        for name, what in roles.items():
+        for name, parameter_role in roles.items():
             group = groups[name]
             width = widths[int(name.split(".")[1])] if name.startswith("layers.") else d_model
-            is_matrix = what in ("matrix", "control", "experts")
+            is_matrix = parameter_role in ("matrix", "control", "experts")
             matrices = f"matrices of width {width}" if by_layer else "matrices"
-            tables = "tables" if what in ("embedding", "head") else "gains"
+            tables = "tables" if parameter_role in ("embedding", "head") else "gains"
             assert group.name == (matrices if is_matrix else tables), name
             factor = (d_model / width if by_layer else 1) / 8 if is_matrix else 1
             assert group.lr_factor == pytest.approx(factor, rel=1e-12), name
-            assert group.decays == decays[what], name
-            assert group.are_hidden_matrices == (what == "matrix"), name
+            assert group.decays == decays[parameter_role], name
+            assert group.are_hidden_matrices == (parameter_role == "matrix"), name
 
 
 def test_projections_of_the_release_learn_at_the_full_rate_and_decay():
@@ -94,7 +94,7 @@ def of_width(width: int, width_multiplier: float) -> Decoder:
     return build(parse(ModelTemplate, data).resolve(8), 0)
 
 
-def test_mup_sets_what_muP_needs_and_refuses_other_values():
+def test_mup_sets_the_options_of_muP_and_refuses_other_values():
     sizes = {"vocab_size": 61, "d_model": 96, "n_layers": 2}
     mup = {**sizes, "attention": {"head_dim": 8}, "init": {"std": 0.1, "mup": 32}}
     written = {
@@ -112,7 +112,7 @@ def test_mup_sets_what_muP_needs_and_refuses_other_values():
 
 
 def test_coordinates_keep_their_size_when_the_multiplier_follows_the_width():
-    """And the check repeats itself, and leaves the global generator alone."""
+    """The check also gives the same result twice, and does not use the global generator."""
     tokens, widths, before = random_tokens(4, 17), (32, 64, 128), torch.get_rng_state()
     mup, again = (coordinate_check(lambda width: of_width(width, width / 32), widths, tokens, 0.01) for _ in range(2))
     standard = coordinate_check(lambda width: of_width(width, 1.0), widths, tokens, 0.01)
@@ -120,7 +120,7 @@ def test_coordinates_keep_their_size_when_the_multiplier_follows_the_width():
     assert torch.equal(before, torch.get_rng_state())
 
     def exponent(sizes, name: str) -> float:
-        """Of the growth with width, by least squares: log2 of the size at -1, 0 and 1."""
+        """Return the exponent of the growth with width, by least squares over three widths a factor of 2 apart."""
         low, _, high = (math.log2(sizes[width][name]) for width in widths)
         return (high - low) / 2
 

@@ -1,4 +1,4 @@
-"""Norms: what they compute. Their costs are in test_cost.py."""
+"""Values and gradients of norms. Their costs are in test_cost.py."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ KINDS = [
 
 
 def built(options: dict, dtype: torch.dtype = torch.float64):
-    """A norm with random gains and bias, and a large eps."""
+    """Return a norm with random gains and bias, and a large eps."""
     norm = NormConfig(eps=0.3, **options).build({"d_model": WIDTH}).to(dtype)
     with torch.no_grad():
         for seed, parameter in enumerate(norm.parameters()):
@@ -29,7 +29,7 @@ def built(options: dict, dtype: torch.dtype = torch.float64):
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_a_norm_and_its_gradients_are_the_formula_with_statistics_in_fp32_under_autocast(options):
+def test_a_norm_and_its_gradients_equal_the_formula_with_fp32_statistics_under_autocast(options):
     norm, x = built(options), (2 * random(4, WIDTH) + 0.7).requires_grad_()
     assert_same(norm(x), normalised(norm, x), (x, *norm.parameters()), rtol=1e-11, atol=1e-12)
     between = NormSite(PLACEMENTS["both"], NormConfig(eps=0.3, **options)).build(WIDTH, WIDTH).to(torch.float64)

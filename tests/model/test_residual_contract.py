@@ -1,5 +1,5 @@
-"""What every residual variant promises, also those of installed plugins. A new variant is picked up; give it cases
-below if its defaults are not all there is to it.
+"""Properties of every residual variant, including installed plugins. A new variant is tested automatically; give it
+cases below if it has options.
 """
 
 from itertools import cycle
@@ -48,9 +48,9 @@ OPTIONS = {
 UNKNOWN = "residual: growth does not know"
 
 
-load_plugins()  # an installed plugin keeps the contract too
+load_plugins()  # so that installed plugins are tested as well
 TEMPLATES = {kind_of(cls): cls for cls in RESIDUALS.templates if kind_of(cls) != "virtual"}
-"""`virtual` is hyper-connections under another name."""
+"""All kinds but `virtual`, which is a short form of hyper-connections."""
 CASES = [
     pytest.param({"kind": kind, **options}, id=f"{kind}-{options}")
     for kind in TEMPLATES
@@ -59,12 +59,12 @@ CASES = [
 
 
 def shape_for(data: dict, shape: str) -> str:
-    """A shape whose layers can share the residual; some residuals need layers of one width."""
+    """Return `shape`, or "uniform" if the residual needs layers of one width."""
     return "uniform" if data.get("writes") == "own" or data["kind"] == "manifold" else shape
 
 
 @pytest.mark.parametrize("data", CASES)
-def test_slots_and_configs_are_read_back_and_real_widths_cost_what_whole_ones_cost(data):
+def test_slots_and_configs_round_trip_and_the_cost_before_rounding_equals_the_cost_of_the_config(data):
     template = parse(TEMPLATES[data["kind"]], data)
     quantum = template.quantum(D_MODEL)
     residual = template.at_widths(D_MODEL, [9 * quantum, D_MODEL])
@@ -82,7 +82,7 @@ SHAPES = cycle([("x", "slim"), ("zigzag", "full"), ("growing", "slim"), ("narrow
 
 
 @pytest.mark.parametrize(("data", "shape"), [(*case.values, shape) for case, shape in zip(CASES, SHAPES)])
-def test_a_decoder_costs_what_was_built_and_autograd_keeps_learns_everywhere_and_decodes_with_a_cache(data, shape):
+def test_a_decoder_has_the_counted_costs_and_gradients_everywhere_and_decodes_with_a_cache(data, shape):
     resolved = config(shape_for(data, shape[0]), shape[1], residual=data)
     check_against_torch(resolved, seq_len=5)
     model = decoder(resolved, dtype=torch.float32)
@@ -99,7 +99,7 @@ def test_a_decoder_costs_what_was_built_and_autograd_keeps_learns_everywhere_and
 
 
 @pytest.mark.parametrize("data", CASES)
-def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_plain_stream(data):
+def test_growth_and_baking_preserve_the_function_or_are_refused_and_formats_for_plain_streams_refuse_it(data):
     old = config("uniform", residual=data)
     wider = widen_stream(old, 3 * D_MODEL // old.residual.slot_shape(D_MODEL)[1])
     if (plan := planned_unless_refused(wider, old, "residual.", "d_model: ", UNKNOWN)) is not None:
@@ -119,7 +119,7 @@ def test_growth_and_baking_preserve_the_function_or_are_refused_and_no_format_ta
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
-    """Whatever is not kept must make no difference."""
+    """A field that is not in `constant_fields` must not affect the function."""
     cases = [case.values[0] for case in CASES if case.values[0]["kind"] == kind]
     models = [config(shape_for(data, "x"), residual=data) for data in cases]
     for old in models[:: -(-len(models) // 3)]:
