@@ -16,11 +16,11 @@ from torch import Tensor
 from widthwise.analysis.virtual_width import (
     N_SPECTRA,
     DepthWeights,
+    hook_sites,
     hyper_connections,
     nearness,
     sampled,
     virtual_width,
-    watched_sites,
 )
 from widthwise.config_io import parse
 from widthwise.model.decoder import Decoder, build
@@ -72,7 +72,7 @@ def summary(model: Decoder, windows: Tensor) -> VirtualWidth:
 def parts_of(model: Decoder, ids: Tensor) -> list[tuple[Tensor, ...]]:
     """Read, carry minus the identity, and write of every site, each (n_tokens, n_slots, n)."""
     found, n_slots = [], model.config.residual.n_slots
-    with torch.no_grad(), watched_sites(model, lambda index, coefficients: found.append(coefficients.detach())):
+    with torch.no_grad(), hook_sites(model, lambda index, coefficients: found.append(coefficients.detach())):
         model.stream(ids)
     of_sites = zip(hyper_connections(model).values(), found, strict=True)
     return [
@@ -90,7 +90,7 @@ def test_inputs_are_the_weighted_sums_of_embedding_and_earlier_updates_and_reach
     read_by, written_by = watched_sublayers(model)
     sources = [model.embed(ids).detach()]
     for index, (read, deviation, write) in enumerate(parts_of(model, ids)):
-        of_sources = depth.of_read(read)
+        of_sources = depth.in_input(read)
         terms = [weights @ blocks.flatten(0, 1) for weights, blocks in zip(of_sources, sources, strict=True)]
         torch.testing.assert_close(sum(terms).view(*ids.shape, -1), read_by[index])
         for source, weights in enumerate(of_sources):
@@ -98,7 +98,7 @@ def test_inputs_are_the_weighted_sums_of_embedding_and_earlier_updates_and_reach
             assert entries[index]["reach"][source] == pytest.approx(norms.mean().item(), abs=1e-6)
             assert entries[index]["reach_sd"][source] == pytest.approx(norms.std(correction=0).item(), abs=1e-6)
             assert (entries[index]["reach_sd"][source] > 1e-3) == dynamic
-        depth.pass_site(deviation, multiplier * write)
+        depth.update(deviation, multiplier * write)
         sources.append(written_by[index].unflatten(-1, (-1, 4)))
 
 
@@ -142,7 +142,7 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
 
 def test_the_model_is_left_as_it_was_even_after_an_error():
     model = connected_model()
-    with pytest.raises(ArithmeticError), watched_sites(model, Mock(side_effect=ArithmeticError)):
+    with pytest.raises(ArithmeticError), hook_sites(model, Mock(side_effect=ArithmeticError)):
         model.stream(tokens(1))
     assert not any("read" in vars(site) for site in hyper_connections(model).values())
 

@@ -20,7 +20,7 @@ from widthwise.records.analysis import ForcedLoss, LayerWidths, TokenWidths
 
 N_BINS = 32
 NEAR = 0.01
-"""Largest distance of a fraction from the narrowest or from 1 to count as equal; a sigmoid never reaches its ends."""
+"""A fraction this close to the narrowest, or to 1, counts as equal to it, because a sigmoid never reaches its ends."""
 NO_SPREAD = 1e-6
 """Largest standard deviation of fractions that is only rounding."""
 
@@ -63,11 +63,11 @@ class _LayerMeter:
     """Sums over the tokens of one layer."""
 
     def __init__(self, layer: DynamicLayer, model: Decoder):
-        block = model.layers[layer.index]
-        assert isinstance(block.ffn, DynamicWidth)
+        module = model.layers[layer.index]
+        assert isinstance(module.ffn, DynamicWidth)
         self.layer = layer
-        self._ffn = block.ffn
-        self._is_compiled = is_compiled(block)
+        self._ffn = module.ffn
+        self._is_compiled = is_compiled(module)
         self.fractions = Moments()
         self._low = math.inf
         self._high = -math.inf
@@ -75,12 +75,13 @@ class _LayerMeter:
         self._n_floor = 0
         self._n_ceiling = 0
         self.units = np.zeros(4)
-        """Sums over tokens: all, requested, bucketed, computed."""
+        """Sums over tokens of the units: full, asked, bucketed, executed, as in `TokenWidths.flops_per_token`."""
 
     def add(self, fraction: Tensor) -> None:
         """Add the width fractions of n tokens, (n,)."""
-        self.fractions.add(fraction.double().cpu())
-        values = fraction.double().cpu().numpy()
+        fractions = fraction.double().cpu()
+        self.fractions.add(fractions)
+        values = fractions.numpy()
         self._low = min(self._low, float(values.min()))
         self._high = max(self._high, float(values.max()))
         self._histogram += np.histogram(values, bins=N_BINS, range=(0.0, 1.0))[0]
@@ -96,7 +97,7 @@ class _LayerMeter:
         ]
 
     def summary(self) -> LayerWidths:
-        """Return the record of the layer. A token uses the units with centres within its width, for any mask."""
+        """Return the record of the layer. With any mask, a token uses the units whose centres are within its width."""
         d_ff = self.layer.config.d_ff
         widest = torch.tensor(self._high * self.layer.config.full_width, dtype=torch.float64)
         max_units = int(self._ffn.used_units(widest))
@@ -123,22 +124,22 @@ N_FORCED = 4
 
 
 def analyse_widths(model: Decoder, held_out: HeldOut, summary: TokenWidths) -> TokenWidths:
-    """Add to a summary of `WidthMeter` the statistics that need further passes."""
+    """Return a summary of `WidthMeter` with the statistics that need further passes over the text."""
     windows = torch.cat(list(held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len))))
     layers = dynamic_layers(model.config)
     tokens = windows[:, :-1].numpy()
     counts = np.zeros(model.config.vocab_size, dtype=np.int64)
     for batch in held_out.batches():
         counts += np.bincount(batch[:, :-1].flatten().numpy(), minlength=len(counts))
-    _, *widths = losses_and_widths(model, held_out, windows, None)
-    of_token = np.einsum("l,lwt->wt", flops_shares(layers), widths)
+    widths = losses_and_widths(model, held_out, windows, None)[1:]
+    token_widths = np.einsum("l,lwt->wt", flops_shares(layers), widths)
     forced = [
         ForcedLoss(fraction=fraction, loss=float(losses_and_widths(model, held_out, windows, fraction)[0].mean()))
         for fraction in forced_fractions(layers, N_FORCED)
     ]
     return summary.with_changes(
-        by_frequency_decile=frequency_deciles(tokens, of_token, counts),
-        by_token_class=class_means(tokens, of_token, held_out.data.tokenizer),
+        by_frequency_decile=frequency_deciles(tokens, token_widths, counts),
+        by_token_class=class_means(tokens, token_widths, held_out.data.tokenizer),
         forced=forced,
     )
 
@@ -146,7 +147,7 @@ def analyse_widths(model: Decoder, held_out: HeldOut, summary: TokenWidths) -> T
 def losses_and_widths(model: Decoder, held_out: HeldOut, windows: Tensor, width_fraction: float | None) -> np.ndarray:
     """Return (1 + n_dynamic_layers, n_windows, seq_len): the losses, then the width fractions of each dynamic layer.
 
-    windows: integers (n_windows, seq_len + 1), read as in a validation; width_fraction: forced on every layer.
+    windows: integers (n_windows, seq_len + 1), read as in a validation; width_fraction: forced on every layer, or None.
     """
     rows = []
     with evaluating(model) as device:
@@ -163,31 +164,31 @@ def losses_and_widths(model: Decoder, held_out: HeldOut, windows: Tensor, width_
 
 
 def frequency_deciles(tokens: np.ndarray, widths: np.ndarray, counts: np.ndarray) -> list[float]:
-    """Return the mean width of ten equal parts of all tokens, sorted by the frequency of their types, commonest first.
+    """Return the mean width of ten equal parts of all tokens, sorted by the frequency of their ids, commonest first.
 
-    tokens, widths: one entry for each token; counts: occurrences of each type in the text. A type in several parts
-    counts in all of them with its mean.
+    tokens, widths: id and width of each token; counts: occurrences of each id in the text. An id whose tokens fall in
+    several parts counts in each of them with its mean width.
     """
     order = np.argsort(-counts, kind="stable")
     n_tokens = np.bincount(tokens.ravel(), minlength=len(counts))[order]
     sums = np.bincount(tokens.ravel(), weights=widths.ravel(), minlength=len(counts))[order]
     edges = np.linspace(0, tokens.size, 11)
-    upto = np.interp(edges, np.append(0, n_tokens.cumsum()), np.append(0, sums.cumsum()))
-    return (np.diff(upto) / np.diff(edges)).tolist()
+    cumulative = np.interp(edges, np.append(0, n_tokens.cumsum()), np.append(0, sums.cumsum()))
+    return (np.diff(cumulative) / np.diff(edges)).tolist()
 
 
 def class_means(tokens: np.ndarray, widths: np.ndarray, tokenizer: Tokenizer) -> dict[str, float]:
-    """Return the mean width by `token_class`. tokens, widths: one entry for each token."""
+    """Return the mean width of each `token_class`. tokens, widths: id and width of each token."""
     ids, inverse = np.unique(tokens, return_inverse=True)
     names = [token_class(int(token), tokenizer) for token in ids]
-    of_token = np.array(names)[inverse.reshape(tokens.shape)]
-    return {name: float(widths[of_token == name].mean()) for name in sorted(set(names))}
+    classes = np.array(names)[inverse.reshape(tokens.shape)]
+    return {name: float(widths[classes == name].mean()) for name in sorted(set(names))}
 
 
 def token_class(token: int, tokenizer: Tokenizer) -> str:
-    """Return end of text, whitespace, letters, digits, punctuation, or other (mixtures, parts of characters).
+    """Return "end of text", "whitespace", "letters", "digits", "punctuation", or "other".
 
-    Surrounding whitespace is ignored: " the" is letters.
+    Surrounding whitespace is ignored: " the" is letters. Mixtures and parts of characters are other.
     """
     if token == tokenizer.eos_id:
         return "end of text"
@@ -199,5 +200,5 @@ def token_class(token: int, tokenizer: Tokenizer) -> str:
         return "letters"
     if inner.isdecimal():
         return "digits"
-    has_marks_only = inner.isprintable() and not any(mark.isalnum() or mark in " \ufffd" for mark in inner)
-    return "punctuation" if has_marks_only else "other"
+    is_punctuation = inner.isprintable() and not any(letter.isalnum() or letter in " \ufffd" for letter in inner)
+    return "punctuation" if is_punctuation else "other"

@@ -23,11 +23,10 @@ from widthwise.model.ffn.moe_module import MoE
 from widthwise.model.layer_module import DecoderLayer
 
 SCORES_AT_ONCE = 1 << 23
+ROWS_AT_ONCE = 1024
+"""Tokens whose units in all experts are held in memory."""
 IN_BLOCKS = torch.ops.widthwise.attention.default
 """Operator of `kernels.attention_in_blocks.forward`."""
-DOWN = "w_down"
-"""Name of the last matrix of a feed-forward, or of each of its blocks."""
-ROWS_AT_ONCE = 1024
 
 
 class AttentionCall(NamedTuple):
@@ -47,19 +46,19 @@ class AttentionCall(NamedTuple):
     def first_key_weights(self) -> Tensor:
         """Return the attention weight of key 0 for each query, (B, n_heads, T), in fp32 or wider.
 
-        Holds at most SCORES_AT_ONCE scores, or the scores of one query of every head and text.
+        Holds at most SCORES_AT_ONCE scores in memory, but at least those of one query position.
         """
         n_texts, n_heads, n_queries, _ = self.queries.shape
-        n_at_once = max(1, SCORES_AT_ONCE // (n_texts * n_heads * self.keys.shape[2]))
+        chunk = max(1, SCORES_AT_ONCE // (n_texts * n_heads * self.keys.shape[2]))
         weights = []
         with without_autocast(self.queries):
-            for start in range(0, n_queries, n_at_once):
-                scores = self._scores(start, min(start + n_at_once, n_queries))
+            for start in range(0, n_queries, chunk):
+                scores = self._scores(start, min(start + chunk, n_queries))
                 weights.append((scores[..., 0] - scores.logsumexp(dim=-1)).exp())
         return torch.cat(weights, dim=-1)
 
     def _scores(self, start: int, stop: int) -> Tensor:
-        """Return (B, n_heads, stop - start, S), of queries from `start` on; -inf at masked keys."""
+        """Return the scores of queries start to stop - 1, (B, n_heads, stop - start, S); -inf at masked keys."""
         wide = torch.promote_types(self.queries.dtype, torch.float32)
         n_kv_heads, n_keys = self.keys.shape[1:3]
         queries = self.queries[:, :, start:stop].to(wide).unflatten(1, (n_kv_heads, -1))
@@ -71,26 +70,32 @@ class AttentionCall(NamedTuple):
         if self.mask is None:
             return scores
         mask = self.mask.expand(*self.mask.shape[:-2], self.queries.shape[2], n_keys)[..., start:stop, :]
-        return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        if mask.dtype == torch.bool:
+            return scores.masked_fill(~mask, -math.inf)
+        return scores + mask
 
 
 class AttentionCalls(TorchFunctionMode):
-    """Call see(number, call) for every call of attention, counted from 0, except in compiled code."""
+    """A context that calls callback(index, call) for each call of attention; compiled code is not covered.
 
-    def __init__(self, see: Callable[[int, AttentionCall], None]):
+    index: of the call in this context, from 0 on.
+    """
+
+    def __init__(self, callback: Callable[[int, AttentionCall], None]):
         super().__init__()
-        self._see = see
+        self._callback = callback
         self.n_calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (scaled_dot_product_attention, IN_BLOCKS):
-            self._see(self.n_calls, (_call_in_blocks if func is IN_BLOCKS else _call_of)(*args, **kwargs))
+            read_arguments = _call_in_blocks if func is IN_BLOCKS else _sdpa_call
+            self._callback(self.n_calls, read_arguments(*args, **kwargs))
             self.n_calls += 1
         return func(*args, **kwargs)
 
 
-def _call_of(
+def _sdpa_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -100,27 +105,28 @@ def _call_of(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> AttentionCall:
-    """Take the arguments of scaled_dot_product_attention."""
-    return AttentionCall(query, key, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
+    """Return a call of scaled_dot_product_attention, with its parameters."""
+    default_scale = query.shape[-1] ** -0.5
+    return AttentionCall(query, key, attn_mask, is_causal, default_scale if scale is None else scale)
 
 
 def _call_in_blocks(queries: Tensor, keys: Tensor, values: Tensor, *options: Any) -> AttentionCall:
-    """Take the arguments of IN_BLOCKS."""
+    """Return a call of IN_BLOCKS, with its parameters."""
     scale, documents, window, score_cap = options
     mask = visible(queries.shape[2], keys.shape[2], documents, queries.device, window)
     return AttentionCall(queries, keys, mask, is_causal=False, scale=scale, score_cap=score_cap)
 
 
 @contextmanager
-def watched_reads(site: Site, see: Callable[[Stream], None]) -> Iterator[None]:
-    """Call see(stream) before each read of an uncompiled site."""
+def hook_reads(site: Site, callback: Callable[[Stream], None]) -> Iterator[None]:
+    """Call callback(stream) before each read of an uncompiled site."""
     read = site.read
 
-    def watched(stream: Stream) -> tuple[Tensor, Any]:
-        see(stream)
+    def hooked_read(stream: Stream) -> tuple[Tensor, Any]:
+        callback(stream)
         return read(stream)
 
-    site.read = watched
+    site.read = hooked_read
     try:
         yield
     finally:
@@ -128,84 +134,88 @@ def watched_reads(site: Site, see: Callable[[Stream], None]) -> Iterator[None]:
 
 
 @contextmanager
-def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call see(block, activations (n, d_ff)) in one pass of the feed-forward; blocks are counted once per context.
+def hook_units(ffn: FeedForward, callback: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call callback(block, activations (n, d_ff)) for each block of a feed-forward. Use one context for each pass.
 
-    A block is a call of a matrix named w_down, or the routed experts of a mixture, passed to `see` in pieces. In this
-    context a feed-forward of dynamic width computes all its units, and masks them.
+    block: from 0 on, in the order of computation. A block is a call of a matrix named w_down, or all routed experts of
+    a mixture, whose tokens are passed in several calls. In this context a feed-forward of dynamic width computes all
+    its units, and masks them.
     """
-    n_blocks = itertools.count()
+    blocks = itertools.count()
 
-    def see_router(moe: MoE, module: Any, args: Any, logits: Tensor) -> None:
-        block = next(n_blocks)
+    def on_router(moe: MoE, module: Any, args: Any, logits: Tensor) -> None:
+        block = next(blocks)
         for activations in expert_activations(moe, args[0].flatten(0, -2), logits.flatten(0, -2)):
-            see(block, activations)
+            callback(block, activations)
 
     with ExitStack() as stack:
         for name, module in ffn.named_modules():
             if isinstance(module, MoE):
-                stack.enter_context(module.w_router.register_forward_hook(partial(see_router, module)))
+                stack.enter_context(module.w_router.register_forward_hook(partial(on_router, module)))
             elif isinstance(module, DynamicWidth):
                 stack.enter_context(module.masked_execution())
-            elif name.rpartition(".")[2] == DOWN and isinstance(module, Linear):
-                hook = module.register_forward_pre_hook(lambda _, args: see(next(n_blocks), args[0].flatten(0, -2)))
+            elif name.rpartition(".")[2] == "w_down" and isinstance(module, Linear):
+                hook = module.register_forward_pre_hook(lambda _, args: callback(next(blocks), args[0].flatten(0, -2)))
                 stack.enter_context(hook)
         yield
 
 
 def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
-    """Yield the units of all experts in pieces (m, n_experts * d_expert), 0 where a token is not sent to the expert.
+    """Yield the units of all experts for at most ROWS_AT_ONCE tokens, (m, n_experts * d_expert).
 
-    x: (n, d_model), input of the experts; logits: (n, n_experts) of the router.
+    Units of experts that do not process a token are 0. x: (n, d_model), input of the experts; logits: (n, n_experts),
+    of the router.
     """
     n_experts = moe.config.n_experts
     d_expert = moe.config.d_expert
     w_gate, w_up = (w.weight.unflatten(0, (n_experts, d_expert)) for w in (moe.w_gate, moe.w_up))
     for rows, scores in zip(x.split(ROWS_AT_ONCE), logits.split(ROWS_AT_ONCE)):
-        # In the type in which the mixture chooses, so that ties are resolved equally.
+        # In the type in which the mixture chooses experts, so that ties are resolved equally.
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         chosen = scores.topk(moe.config.top_k, dim=-1).indices
         units = rows.new_zeros(len(rows), n_experts, d_expert)
         for expert in range(n_experts):
-            token = (chosen == expert).any(dim=-1).nonzero()[:, 0]
-            inputs = rows[token]
+            tokens = (chosen == expert).any(dim=-1).nonzero()[:, 0]
+            inputs = rows[tokens]
             activations = reference_swiglu(linear(inputs, w_gate[expert]), linear(inputs, w_up[expert]))
-            units[token, expert] = activations.to(units.dtype)
+            units[tokens, expert] = activations.to(units.dtype)
         yield units.flatten(1)
 
 
 @contextmanager
-def watched_exits(
-    layer: DecoderLayer, exit: Callable[[Stream], Tensor], see: Callable[[int, Tensor], None]
+def hook_block_exits(
+    layer: DecoderLayer, exit: Callable[[Stream], Tensor], callback: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
-    """Call see(block, exit(stream)) in a pass of the layer, for each block of an hourglass except the last, from 0 on.
+    """Call callback(block, exit(stream)) after each pass of a layer, for each block of an hourglass except the last.
 
-    stream: output of the layer if its feed-forward ended with that block.
+    block: from 0 on; stream: output of the layer if its feed-forward ended with that block. Other feed-forwards have no
+    such blocks.
     """
     ffn = layer.ffn
     site = layer.ffn_residual
     if not isinstance(ffn, Hourglass):
         yield
         return
-    before: list[Stream] = []
+    streams: list[Stream] = []
     outputs: list[Tensor] = []
     read = site.read
 
-    def see_down(module: Any, args: Any, output: Tensor) -> None:
+    def on_down(module: Any, args: Any, output: Tensor) -> None:
         outputs.append(output)
 
-    def leave(module: Any, args: Any, output: Any) -> None:
-        stream = before.pop()
+    def on_output(module: Any, args: Any, output: Any) -> None:
+        stream = streams.pop()
         total = torch.zeros_like(args[0], dtype=torch.promote_types(args[0].dtype, torch.float32))
-        for place, block in enumerate(ffn.stack[:-1]):
-            total = total + block.norm.after(outputs[place])
+        for index, block in enumerate(ffn.stack[:-1]):
+            total = total + block.norm.after(outputs[index])
             # Each write needs a separate read, because it may modify the state of its read.
-            see(place, exit(site.write(read(stream)[1], total[..., : ffn.d_out])))
+            _, skip = read(stream)
+            callback(index, exit(site.write(skip, total[..., : ffn.d_out])))
         outputs.clear()
 
     with ExitStack() as stack:
-        stack.enter_context(watched_reads(site, before.append))
+        stack.enter_context(hook_reads(site, streams.append))
         for block in ffn.stack:
-            stack.enter_context(block.w_down.register_forward_hook(see_down))
-        stack.enter_context(ffn.register_forward_hook(leave))
+            stack.enter_context(block.w_down.register_forward_hook(on_down))
+        stack.enter_context(ffn.register_forward_hook(on_output))
         yield

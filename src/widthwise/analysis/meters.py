@@ -39,11 +39,12 @@ class Moments:
 
 
 ROWS_AT_ONCE = 4096
+"""Tokens that are converted to fp32 or fp64 at a time."""
 
 
 @dataclass(eq=False)
 class ActivationMeter:
-    """Sums over the tokens of one block, in constant memory."""
+    """Sums over the tokens of one feed-forward block, in constant memory."""
 
     thresholds: Sequence[float]
     utilisation_threshold: float
@@ -58,14 +59,14 @@ class ActivationMeter:
     def add(self, activations: Tensor) -> None:
         """Add n tokens. activations: (n, d_ff)."""
         for rows in activations.split(ROWS_AT_ONCE):
-            size = rows.to(torch.promote_types(rows.dtype, torch.float32)).abs()
-            self._n_tokens += len(size)
-            self._n_active += torch.stack([(size > threshold).sum() for threshold in self.thresholds])
-            self._n_used += (size > self.utilisation_threshold).sum(dim=0)
-            self._energy += size.square().sum(dim=0, dtype=torch.float64)
+            magnitudes = rows.to(torch.promote_types(rows.dtype, torch.float32)).abs()
+            self._n_tokens += len(magnitudes)
+            self._n_active += torch.stack([(magnitudes > threshold).sum() for threshold in self.thresholds])
+            self._n_used += (magnitudes > self.utilisation_threshold).sum(dim=0)
+            self._energy += magnitudes.square().sum(dim=0, dtype=torch.float64)
 
     def summary(self, layer: int, block: int) -> Activations:
-        """Return the statistics. layer, block: from 0 on."""
+        """Return the statistics. layer, block: from 0 on; the record counts them from 1."""
         n_used = torch.as_tensor(self._n_used)
         d_ff = len(n_used)
         participation = participation_ratio(torch.as_tensor(self._energy))
@@ -103,9 +104,10 @@ class MatrixEntropy:
             self._n_tokens += len(rows)
 
     def summary(self, depth: int) -> StreamState:
-        """Return -sum p log p over log(rank), where rank is the smaller of width and number of tokens.
+        """Return the matrix entropy -sum p log p, divided by its maximum log(rank), and the participation ratio.
 
-        Entropy and participation are None if they are undefined.
+        p: eigenvalues of the Gram matrix, divided by their sum; rank: the smaller of width and number of tokens. The
+        entropy is None for a rank of 1, and both are None if all states are 0.
         """
         width = len(self._gram)
         rank = min(self._n_tokens, width)
@@ -117,16 +119,17 @@ class MatrixEntropy:
 
 
 def valley(entropies: Sequence[float | None]) -> Valley | None:
-    """Return the compression valley, the inner depth of lowest entropy; None unless both sides have higher entropies.
+    """Return the compression valley, the inner depth of lowest entropy.
 
-    entropies: of all depths from 0 on. Source: Skean et al. 2025, arXiv:2502.02013.
+    None if no earlier depth, or no later one, has a higher entropy. entropies: of all depths from 0 on. Source: Skean
+    et al. 2025, arXiv:2502.02013.
     """
     points = [(entropy, depth) for depth, entropy in enumerate(entropies) if entropy is not None]
     if len(points) < 3:
         return None
     entropy, depth = min(points[1:-1])
-    before = max(value for value, place in points if place < depth)
-    after = max(value for value, place in points if place > depth)
+    before = max(value for value, other_depth in points if other_depth < depth)
+    after = max(value for value, other_depth in points if other_depth > depth)
     if entropy >= min(before, after):
         return None
     return Valley(depth=depth, entropy=entropy, drop=before - entropy, rise=after - entropy)
@@ -138,13 +141,13 @@ TOKENS_AT_ONCE = 256
 
 @dataclass(eq=False)
 class LogitLens:
-    """Sums over tokens at every depth, in fp64."""
+    """The next-token predictions that the head makes from the stream at each depth: sums over tokens, in fp64."""
 
     _n_tokens: int = 0
     _target_log_probs: Tensor | float = 0.0
     _entropies: Tensor | float = 0.0
     _divergences: Tensor | float = 0.0
-    """Between each depth and the one before; the first depth has none."""
+    """Symmetric KL divergences between each depth and the depth before; the first depth has none."""
 
     def add(self, hidden: Sequence[Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Add n tokens.
@@ -153,22 +156,22 @@ class LogitLens:
         (m, d_model) -> (m, vocab_size).
         """
         for start in range(0, len(targets), TOKENS_AT_ONCE):
-            piece = slice(start, start + TOKENS_AT_ONCE)
+            chunk = slice(start, start + TOKENS_AT_ONCE)
             target_log_probs = []
             entropies = []
             divergences = []
-            before = probs_before = None
+            previous = None
             for states in hidden:  # two depths are held in memory
-                log_probs = _log_probs(logits(states[piece]))
+                log_probs = _log_probs(logits(states[chunk]))
                 probs = log_probs.exp()
-                target_log_probs.append(log_probs.gather(1, targets[piece, None]).sum(dtype=torch.float64))
+                target_log_probs.append(log_probs.gather(1, targets[chunk, None]).sum(dtype=torch.float64))
                 entropies.append(-(probs * log_probs).sum(dim=-1).sum(dtype=torch.float64))
-                if before is not None and probs_before is not None:
+                if previous is not None:
+                    previous_probs, previous_log_probs = previous
                     # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
-                    divergence = ((probs - probs_before) * (log_probs - before)).sum(dim=-1)
+                    divergence = ((probs - previous_probs) * (log_probs - previous_log_probs)).sum(dim=-1)
                     divergences.append(divergence.sum(dtype=torch.float64) / 2)
-                before = log_probs
-                probs_before = probs
+                previous = (probs, log_probs)
             self._target_log_probs += torch.stack(target_log_probs)
             self._entropies += torch.stack(entropies)
             self._divergences += torch.stack(divergences)
@@ -187,23 +190,24 @@ class LogitLens:
 
 @dataclass(eq=False)
 class BlockExits:
-    """The loss of a model that ends after a feed-forward block inside a layer; sums in fp64."""
+    """The loss of a model that ends after a feed-forward block inside a layer: sums over tokens, in fp64."""
 
     _n_tokens: int = 0
     _sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """(layer, block) -> sum of the log probabilities of the targets."""
 
     def add(
         self, hidden: Mapping[tuple[int, int], Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]
     ) -> None:
         """Add n tokens. hidden: (n, d_model) of each (layer, block), from 0 on; targets, logits: as for LogitLens."""
-        for place, states in hidden.items():
+        for block, states in hidden.items():
             for rows, tokens in zip(states.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)):
                 log_probs = _log_probs(logits(rows)).gather(1, tokens[:, None])
-                self._sums[place] = self._sums.get(place, 0) + log_probs.sum(dtype=torch.float64)
+                self._sums[block] = self._sums.get(block, 0) + log_probs.sum(dtype=torch.float64)
         self._n_tokens += len(targets)
 
     def summary(self) -> list[BlockExit]:
-        """Return means in nats for each block except the last of a layer."""
+        """Return the mean log probability in nats for each block."""
         return [
             BlockExit(layer=layer + 1, block=block + 1, target_log_prob=float(total) / self._n_tokens)
             for (layer, block), total in sorted(self._sums.items(), key=lambda item: item[0])
@@ -217,17 +221,18 @@ def _log_probs(logits: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class SinkMeter:
-    """Sums over the texts of one layer."""
+    """Attention to the first token in one layer, and norms of the stream after it: sums over texts."""
 
     _weights: Tensor | float = 0.0
     """(n_heads,) fp64: attention weight of the first token, summed over all queries."""
     _n_queries: int = 0
     _norms: Tensor | float = 0.0
-    """(2,) fp64: sums of norms over first tokens, and over all others."""
+    """(2,) fp64: sums of norms over first tokens, and over all other tokens."""
     _n_tokens: Tensor | float = 0.0
-    """(2,) fp64: their numbers."""
+    """(2,) fp64: number of first tokens, and of all other tokens."""
 
     def add_attention(self, call: AttentionCall) -> None:
+        """Add the attention of the layer to a batch of texts."""
         weights = call.first_key_weights()
         self._weights += weights.sum(dim=(0, 2), dtype=torch.float64)
         self._n_queries += weights.shape[0] * weights.shape[2]
@@ -240,7 +245,7 @@ class SinkMeter:
         self._n_tokens += torch.tensor([part.numel() for part in parts], dtype=torch.float64)
 
     def summary(self, layer: int) -> Sink:
-        """Return means over all queries, including first tokens. layer: from 1 on."""
+        """Return means over all queries, also of first tokens. layer: from 1 on."""
         heads = torch.as_tensor(self._weights) / self._n_queries
         first, rest = torch.as_tensor(self._norms / self._n_tokens).tolist()
         ratio = first / rest if rest > 0 else None

@@ -17,7 +17,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from widthwise.analysis.hooks import AttentionCalls, watched_exits, watched_units
+from widthwise.analysis.hooks import AttentionCalls, hook_block_exits, hook_units
 from widthwise.analysis.meters import ActivationMeter, BlockExits, LogitLens, MatrixEntropy, SinkMeter, valley
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
@@ -28,15 +28,13 @@ from widthwise.model.residual.over_width_module import PadEntry
 from widthwise.records.analysis import AnalysedModel
 
 Threshold = Annotated[float, pydantic.Field(ge=0)]
+THRESHOLDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class ProfileOptions(Config):
     """Thresholds for the active units of a feed-forward."""
 
-    thresholds: Annotated[tuple[Threshold, ...], pydantic.Field(min_length=1)] = (
-        *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
-        *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
-    )
+    thresholds: Annotated[tuple[Threshold, ...], pydantic.Field(min_length=1)] = THRESHOLDS
     """Absolute values of activations; the share of activations above each of them is measured."""
     utilisation_threshold: Threshold = 0.1
     """Threshold above which a unit counts as used by a token; 0.1 as in the variable-width paper."""
@@ -45,7 +43,7 @@ class ProfileOptions(Config):
 class Profile:
     """The profile of one model, in constant memory: about width^2 numbers for each depth.
 
-    A batch also needs d_model numbers for every token, layer, and further block of a layer.
+    While a batch is added, each token also needs d_model numbers per layer, and per block of an hourglass.
     """
 
     def __init__(self, model: Decoder, options: ProfileOptions | None = None):
@@ -54,62 +52,63 @@ class Profile:
         self._n_tokens = 0
         new_meter = partial(ActivationMeter, options.thresholds, options.utilisation_threshold)
         self._activations: dict[tuple[int, int], ActivationMeter] = defaultdict(new_meter)
+        """(layer, block) -> meter of its units."""
         self._entropies: list[MatrixEntropy] = []
         self._lens = LogitLens()
         self._exits = BlockExits()
         self._sinks = [SinkMeter() for _ in model.config.widths]
-        self._hidden: list[Tensor] = []
-        """States of one batch, (n, d_model), that the head would read at each depth."""
-        self._hidden_in_layers: dict[tuple[int, int], Tensor] = {}
-        """The same after each block, by (layer, block), for `BlockExits`."""
 
     @torch.no_grad()
     def add(self, windows: Tensor) -> None:
-        """Add windows, integers (B, T + 1), T >= 2: the model reads the first T, the lens predicts the last T.
+        """Add windows, integers (B, T + 1), T >= 2: the model reads the first T tokens and predicts the last T.
 
         Raises UserError if states of the model are not finite.
         """
         if windows.shape[1] < 3:
             raise UserError(f"seq_len: got {windows.shape[1] - 1}; must be at least 2, for the statistics of sinks")
         targets = windows[:, 1:].flatten()
-        try:
-            self._run(windows[:, :-1])
-            self._lens.add(self._hidden, targets, self._model.logits)
-            self._exits.add(self._hidden_in_layers, targets, self._model.logits)
-        finally:
-            self._hidden = []
-            self._hidden_in_layers = {}
+        hidden, block_hidden = self._run(windows[:, :-1])
+        self._lens.add(hidden, targets, self._model.logits)
+        self._exits.add(block_hidden, targets, self._model.logits)
         self._n_tokens += len(targets)
 
-    def _run(self, tokens: Tensor) -> None:
-        """Run the model, uncompiled and without its logits, and add what its layers compute."""
+    def _run(self, tokens: Tensor) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
+        """Run the layers uncompiled, and add their units, attention and streams.
 
-        def see_units(layer: int, block: int, activations: Tensor) -> None:
+        Returns the states (n, d_model) that the head would read: at each depth, and after each (layer, block) that
+        `BlockExits` measures.
+        """
+        hidden: list[Tensor] = []
+        block_hidden: dict[tuple[int, int], Tensor] = {}
+
+        def on_units(layer: int, block: int, activations: Tensor) -> None:
             self._activations[layer, block].add(activations)
 
-        def see_exit(layer: int, block: int, hidden: Tensor) -> None:
-            self._hidden_in_layers[layer, block] = hidden.flatten(0, 1)
+        def on_block_exit(layer: int, block: int, states: Tensor) -> None:
+            block_hidden[layer, block] = states.flatten(0, 1)
 
-        def see_output(depth: int, module: Any, args: Any, output: Any) -> None:
-            self._add_stream(depth, output[0])
+        def on_output(depth: int, module: Any, args: Any, output: Any) -> None:
+            hidden.append(self._add_stream(depth, output[0]))
 
         layers = cast(list[DecoderLayer], list(self._model.layers))
         with ExitStack() as stack:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(layers[0].register_forward_pre_hook(lambda _, args: self._add_stream(0, args[0])))
+            hook = layers[0].register_forward_pre_hook(lambda _, args: hidden.append(self._add_stream(0, args[0])))
+            stack.enter_context(hook)
             for index, layer in enumerate(layers):
-                stack.enter_context(layer.register_forward_hook(partial(see_output, index + 1)))
-                stack.enter_context(watched_units(layer.ffn, partial(see_units, index)))
-                stack.enter_context(watched_exits(layer, self._model.exit, partial(see_exit, index)))
+                stack.enter_context(layer.register_forward_hook(partial(on_output, index + 1)))
+                stack.enter_context(hook_units(layer.ffn, partial(on_units, index)))
+                stack.enter_context(hook_block_exits(layer, self._model.exit, partial(on_block_exit, index)))
             calls = stack.enter_context(AttentionCalls(lambda layer, call: self._sinks[layer].add_attention(call)))
             self._model.stream(tokens)
-            if calls.n_calls != len(layers):
-                raise UserError("WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused")
+        if calls.n_calls != len(layers):  # the reference form of capped scores makes no call of attention
+            raise UserError("WIDTHWISE_KERNELS: got reference; the analysis of capped scores needs fused")
+        return hidden, block_hidden
 
-    def _add_stream(self, depth: int, stream: Stream) -> None:
-        """Add the stream after a layer; depth 0 is the stream before the first layer.
+    def _add_stream(self, depth: int, stream: Stream) -> Tensor:
+        """Add the stream after a layer, and return the states (n, d_model) that the head would read.
 
-        Its statistics are over the written coordinates of a plain residual, otherwise over all slots.
+        Depth 0 is the stream before the first layer. Statistics are over the coordinates written so far, or all slots.
         """
         config = self._model.config
         width = max((config.d_model, *config.widths[:depth]))
@@ -121,26 +120,26 @@ class Profile:
         if depth == len(self._entropies):
             self._entropies.append(MatrixEntropy(states.shape[-1], states.device))
         self._entropies[depth].add(states.flatten(0, 1))
-        self._hidden.append(self._model.exit(stream).flatten(0, 1))
         if depth > 0:
             self._sinks[depth - 1].add_stream(states)
+        return self._model.exit(stream).flatten(0, 1)
 
     def summary(self, **about: Any) -> AnalysedModel:
-        """Return the record of the model. about: its other fields, such as its name and source.
+        """Return the record of the model. about: fields that are not measured, such as its name and source.
 
         In a mixture of experts block 1 has the units of all routed experts, and block 2 the units of a shared expert.
         """
         stream = [entropy.summary(depth) for depth, entropy in enumerate(self._entropies)]
-        meters = sorted(self._activations.items(), key=lambda item: item[0])
+        blocks = sorted(self._activations)
         return AnalysedModel(
             **about,
             d_model=self._model.config.d_model,
             widths=self._model.config.widths,
             n_tokens=self._n_tokens,
-            activations=[meter.summary(layer, block) for (layer, block), meter in meters],
+            activations=[self._activations[layer, block].summary(layer, block) for layer, block in blocks],
             stream=stream,
             logit_lens=self._lens.summary(),
             block_exits=self._exits.summary(),
             sinks=[meter.summary(layer) for layer, meter in enumerate(self._sinks, start=1)],
-            valley=valley([entry.entropy for entry in stream]),
+            valley=valley([state.entropy for state in stream]),
         )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.analysis.hooks import watched_reads
+from widthwise.analysis.hooks import hook_reads
 from widthwise.analysis.meters import Moments
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries, HeldOut
 from widthwise.kernels.dispatch import autocast, without_autocast
@@ -27,6 +27,7 @@ from widthwise.model.residual.slots import SlotsConfig
 from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 
 N_DECIMALS = 6
+"""Decimals of recorded statistics."""
 SITES_PER_LAYER = 2
 N_SPECTRA = 32
 """Largest number of tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
@@ -35,28 +36,32 @@ SAMPLE_TOKENS = 4096
 
 
 class DepthWeights:
-    """The weights (N or 1, n_slots, blocks) of all sources in the stream of each token, updated site by site."""
+    """The weights of all sources in the stream of each of N tokens, updated site by site."""
 
     def __init__(self, identity: Tensor):
         """Start with the embedding alone. identity: (n_slots, n_slots), in the dtype of the coefficients."""
         self.weights = identity[None]
+        """(N or 1, n_slots, blocks of all sources)"""
         self._n_blocks = [len(identity)]
 
-    def of_read(self, read: Tensor) -> list[Tensor]:
-        """Return the weights (N, n_read, n_blocks) of each source, the embedding first. read: (N, n_slots, n_read)."""
+    def in_input(self, read: Tensor) -> list[Tensor]:
+        """Return the weights (N, n_read, n_blocks) of each source in the input of a site, the embedding first.
+
+        read: (N, n_slots, n_read).
+        """
         return list((read.mT @ self.weights).split(self._n_blocks, dim=-1))
 
-    def pass_site(self, deviation: Tensor, write: Tensor) -> None:
-        """Update by one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
+    def update(self, deviation: Tensor, write: Tensor) -> None:
+        """Apply one site. deviation: (N, n_slots, n_slots), carry minus identity; write: (N, n_slots, n_write)."""
         self.weights = torch.cat((self.weights + deviation.mT @ self.weights, write), dim=-1)
         self._n_blocks.append(write.shape[-1])
 
 
 def nearness(reaches: Sequence[float], n_slots: int) -> tuple[float | None, float | None]:
-    """Return the mean distance of a site from its sources in layers, weighted by reach, and the share of the last
-    n_slots sources in its input; None if it reads nothing.
+    """Return the mean distance in layers from a site to its sources, and the share of the last n_slots sources.
 
-    reaches: sizes of the weights of all sources, the embedding first and the nearest, half a layer away, last.
+    Both are weighted by reach, and None if the site reads nothing. reaches: sizes of the weights of all sources, from
+    the embedding to the nearest source, which is half a layer away.
     """
     total = sum(reaches)
     if not total:
@@ -68,7 +73,7 @@ def nearness(reaches: Sequence[float], n_slots: int) -> tuple[float | None, floa
 
 def sampled(matrices: Tensor) -> Tensor:
     """Return at most N_SPECTRA of the matrices (N, n, n), evenly spread, in fp64 on the CPU."""
-    step = -(-len(matrices) // N_SPECTRA)
+    step = math.ceil(len(matrices) / N_SPECTRA)
     return matrices[::step].to("cpu", torch.float64)
 
 
@@ -83,22 +88,21 @@ def virtual_width(model: Decoder, windows: Iterable[Tensor], boundaries: Boundar
     weight = model.embedding.weight
     identity = torch.eye(residual.n_slots, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
     meters = [_SiteMeter(name, site.n_read, residual.n_slots) for name, site in hyper_connections(model).items()]
+
+    def add(depth: DepthWeights, index: int, coefficients: Tensor) -> None:
+        with without_autocast(coefficients):
+            meters[index].add(coefficients, depth, residual.multiplier)
+
     n_tokens = 0
     for tokens in windows:
-        depth = DepthWeights(identity)
-
-        def see(index: int, coefficients: Tensor, depth: DepthWeights = depth) -> None:
-            with without_autocast(coefficients):
-                meters[index].add(coefficients, depth, residual.multiplier)
-
-        with watched_sites(model, see):
+        with hook_sites(model, partial(add, DepthWeights(identity))):
             model.stream(tokens, documents=boundaries.documents(tokens), positions=boundaries.positions(tokens))
         n_tokens += tokens.numel()
     return VirtualWidth(
         n_tokens=n_tokens,
         n_slots=residual.n_slots,
         slot_width=residual.slot_width,
-        dynamic=getattr(residual, "dynamic", True),
+        dynamic=getattr(residual, "dynamic", True),  # a manifold residual has no static form
         sites=[meter.summary() for meter in meters],
     )
 
@@ -118,9 +122,9 @@ class _SiteMeter:
         read, deviation, write = self._parts(coefficients)
         # Root mean squares of singular values: 1 for a plain residual.
         reaches = [
-            torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:])) for weights in depth.of_read(read)
+            torch.linalg.matrix_norm(weights) / math.sqrt(min(weights.shape[-2:])) for weights in depth.in_input(read)
         ]
-        depth.pass_site(deviation, multiplier * write)
+        depth.update(deviation, multiplier * write)
         carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
         gates = torch.cat((carry, write), dim=-1).abs()
         shares = carry.abs() / carry.abs().sum(dim=-1, keepdim=True)
@@ -145,7 +149,7 @@ class _SiteMeter:
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
     def summary(self) -> SiteSlots:
-        """Return the record of the site. sd: over tokens, one number per slot."""
+        """Return the record of the site; standard deviations over tokens are one number per slot."""
         means = {name: moments.mean for name, moments in self._moments.items()}
         mean = means["coefficients"].cpu()
         read, deviation, write = self._parts(mean)
@@ -184,20 +188,20 @@ def hyper_connections(model: Decoder) -> dict[str, HyperConnection | ManifoldCon
 
 
 @contextmanager
-def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call see(index, coefficients) for each site in every forward pass; layers run uncompiled."""
+def hook_sites(model: Decoder, callback: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call callback(index, coefficients) for each site in every forward pass; layers run uncompiled."""
 
     def on_read(index: int, site: HyperConnection | ManifoldConnection, stream: Stream) -> None:
-        see(index, site.coefficients(stream))
+        callback(index, site.coefficients(stream))
 
     with torch.compiler.set_stance("force_eager"), ExitStack() as stack:
         for index, site in enumerate(hyper_connections(model).values()):
-            stack.enter_context(watched_reads(site, partial(on_read, index, site)))
+            stack.enter_context(hook_reads(site, partial(on_read, index, site)))
         yield
 
 
 def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> VirtualWidth | None:
-    """Return the `virtual_width` of a result; None for a model without hyper-connections. See docs/virtual_width.md."""
+    """Return the `virtual_width` of result.json, or None without hyper-connections. See docs/virtual_width.md."""
     if not isinstance(model.config.residual, SlotsConfig):
         return None
     with evaluating(model) as device, autocast(device, held_out.precision):
