@@ -9,7 +9,7 @@ from scipy.optimize import least_squares
 
 from widthwise.experiments.fitting import fit_law, savings
 from widthwise.experiments.laws import LAWS, Law
-from widthwise.experiments.scaling_points import CurveGroup, Point
+from widthwise.experiments.scaling_points import CurveGroup, SeededPoint
 from widthwise.records.scaling import Saving
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
@@ -88,7 +88,7 @@ TRUTH = np.array([3.0, 0.05])
 def group(y: np.ndarray, x: np.ndarray = SIZES, name: str = "g") -> CurveGroup:
     """y: (n_points,), or (n_points, n_seeds)."""
     rows = zip(x, np.reshape(y, (len(x), -1)))
-    return CurveGroup(name, tuple(Point.of_seeds(f"m{i}", float(a), b.tolist()) for i, (a, b) in enumerate(rows)))
+    return CurveGroup(name, tuple(SeededPoint.of_seeds(f"m{i}", float(a), b.tolist()) for i, (a, b) in enumerate(rows)))
 
 
 def noisy_runs(seed: int, n_seeds: int = 1, size: float = 0.004) -> np.ndarray:

@@ -5,8 +5,8 @@ the means of their points, pooled over the group, because one point has too few 
 they draw residuals of the fit and add them to its curve. Whole points are not resampled, because most resamples of four
 sizes would contain only two or three of them.
 
-Groups with the same layout, such as the variants of a ladder, are resampled together. Effects that the models of a size
-share, such as data order or a bend that the law lacks, then move both curves and cancel in their ratio.
+Groups with equal numbers of seeds, such as the variants of a ladder, are resampled together. Effects that the models of
+a size share, such as data order or a bend that the law lacks, then move both curves and cancel in their ratio.
 
 **The interval** is Student's t times the standard error of the resampled fits, as in `estimate`. Few residuals
 understate the spread: they are widened by sqrt(n / n_free), with n_free = n - n_symbols, or n_runs - n_points for runs,
@@ -92,14 +92,14 @@ def fit_law(law: Law, group: CurveGroup) -> Fit:
     """Fit a law without an `objection` to the group."""
     x = group.x
     y = group.y
-    n_runs = np.array(group.layout)
+    n_runs = np.array(group.n_seeds)
     scale = law.residual_scale
     parameters = law.fit(x, y)
     curve = scale(law.y(parameters, x))
     residuals = scale(y) - curve
     n_free = len(y) - len(law.symbols)
     # Runs of the same point that differ show the noise between runs.
-    if min(group.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in group.points):
+    if min(group.n_seeds) > 1 and any(len(set(point.per_seed)) > 1 for point in group.points):
         resampled = "the noise of runs"
         centre = scale(y)
         lack_of_fit = (n_runs * residuals**2).sum() / n_free
@@ -115,20 +115,21 @@ def fit_law(law: Law, group: CurveGroup) -> Fit:
         n_free_errors = n_free
         has_lack_of_fit = False
     widened = (errors - errors.mean()) * np.sqrt(len(errors) / n_free_errors)
-    random = np.random.default_rng([0, *group.layout])
+    random = np.random.default_rng([0, *group.n_seeds])
     runs = widened[random.integers(len(errors), size=(N_RESAMPLES, n_runs.sum()))]
     noise = np.add.reduceat(runs, np.cumsum([0, *n_runs[:-1]]), axis=1) / n_runs
     drawn = law.fit(x, law.from_residual_scale(centre + noise))
     return Fit(law, group, parameters, drawn, noise, n_free_errors, has_lack_of_fit, resampled)
 
 
-def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
+def savings(fit: Fit, baseline: Fit) -> Iterator[Saving]:
     """Yield the savings curve against curve and point against curve. Both fits are of the same law.
 
-    Intervals are computed for the logarithm of the ratio. Resamples are paired if the groups have the same layout;
-    otherwise the degrees of freedom are Welch and Satterthwaite's, for the sum of two independent errors.
+    Intervals are computed for the logarithm of the ratio. Resamples are paired if the groups have equal numbers of
+    seeds; otherwise the degrees of freedom are Welch and Satterthwaite's, for the sum of two independent errors.
     """
     law = baseline.law
+    group = fit.group
     points = baseline.group.points
     largest = max(range(len(points)), key=lambda i: (points[i].x, -points[i].y))
     point = points[largest]
@@ -140,30 +141,32 @@ def savings(group: Fit, baseline: Fit) -> Iterator[Saving]:
         "point": (y_point, drawn_point),
     }
     for kind, (y, y_drawn) in targets.items():
-        x = float(law.x(group.parameters, y))
-        n_free = float(group.degrees_of_freedom)
-        if group.group.layout != baseline.group.layout:
-            one_resampled = law.x(group.drawn_parameters, y), law.x(group.parameters, y_drawn)
-            variances = np.array([np.log(drawn_x / x).var() for drawn_x in one_resampled])
-            free = np.array([group.degrees_of_freedom, baseline.degrees_of_freedom])
+        x = float(law.x(fit.parameters, y))
+        n_free = float(fit.degrees_of_freedom)
+        if group.n_seeds != baseline.group.n_seeds:
+            from_group = law.x(fit.drawn_parameters, y)
+            from_baseline = law.x(fit.parameters, y_drawn)
+            variances = np.array([np.log(drawn_x / x).var() for drawn_x in (from_group, from_baseline)])
+            free = np.array([fit.degrees_of_freedom, baseline.degrees_of_freedom])
             weighted = (variances**2 / free).sum()
             n_free = float(variances.sum() ** 2 / weighted if weighted > 0 else free.sum())
-        drawn = law.x(group.drawn_parameters, y_drawn)
+        drawn = law.x(fit.drawn_parameters, y_drawn)
         yield Saving(
-            group=group.group.name,
+            group=group.name,
             baseline=baseline.group.name,
             fit=law.kind,
             kind=kind,
             at=ScalingPoint(name=point.name, x=point.x, y=float(y)),
             ratio=_t_interval(x / point.x, drawn / point.x, n_free, as_factor=True),
-            is_extrapolated=not bool(group.group.x.min() <= x <= group.group.x.max()),
+            is_extrapolated=not bool(group.x.min() <= x <= group.x.max()),
         )
 
 
 def _t_interval(value: float, drawn: np.ndarray, degrees_of_freedom: float, as_factor: bool) -> Estimate:
     """Return a value with an interval of Student's t times the standard error of the resampled values.
 
-    There is no interval if a resampled value is nan. as_factor: for positive values, use their logarithms.
+    There is no interval if a resampled value is nan. as_factor: compute the interval of the logarithm; there is none if
+    a value is not positive.
     """
     if as_factor and (value <= 0 or (drawn <= 0).any()):
         return Estimate(mean=value, low=None, high=None)
@@ -203,12 +206,13 @@ def fit_groups(
     if not groups or baseline in too_small:
         reason = too_small[data.groups[0].name if baseline is None else baseline]
         raise UserError(f"fit: over {axes.x} a law {reason}; --group decides which models share a curve")
-    possible = [(fitted, group) for fitted in LAWS.values() for group in groups if fitted.objection(group) is None]
+    pairs = [(candidate, group) for candidate in LAWS.values() for group in groups if not candidate.objection(group)]
     fits: Fits = {kind: {} for kind in LAWS}
-    for n_done, (fitted, group) in enumerate(possible):
-        (observer or SilentObserver()).working("fitting", n_done, len(possible), "laws")
-        fits[fitted.kind][group.name] = fit_law(fitted, group)
-    chosen, why = _choice(groups, fits, law)
+    observer = observer or SilentObserver()
+    for n_done, (candidate, group) in enumerate(pairs):
+        observer.working("fitting", n_done, len(pairs), "laws")
+        fits[candidate.kind][group.name] = fit_law(candidate, group)
+    chosen, grounds = _choose_law(groups, fits, law)
     recorded = [_recorded(group, fits, chosen) for group in groups]
     all_savings = list[Saving]()
     for by_group in fits.values():
@@ -217,7 +221,7 @@ def fit_groups(
                 all_savings += savings(fit, by_group[baseline])
     resampled = sorted({fit.resampled for fit in fits[chosen].values()})
     sentences = [_law_sentence(fits[chosen][group.name], group, axes) for group in recorded]
-    sentences.append(f"Law: {chosen}, {why}. Intervals: {' and '.join(resampled)} drawn {N_RESAMPLES:,} times.")
+    sentences.append(f"Law: {chosen}, {grounds}. Intervals: {' and '.join(resampled)} drawn {N_RESAMPLES:,} times.")
     sentences += [f"Left out: {points}." for points in data.left_out]
     sentences += [f"Left out: {name}, because a law {reason}." for name, reason in too_small.items()]
     return ScalingLaws(
@@ -234,8 +238,11 @@ def fit_groups(
     )
 
 
-def _choice(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
-    """Return one law for all groups, which makes their curves comparable, and the reason for the choice."""
+def _choose_law(groups: Sequence[CurveGroup], fits: Fits, wanted: str | None) -> tuple[LawName, str]:
+    """Return one law for all groups, which makes their curves comparable, and the reason for the choice.
+
+    Raises UserError if the wanted law cannot be fitted to a group.
+    """
     if wanted is not None:
         law = LAWS[cast(LawName, wanted)]
         for group in groups:
@@ -262,21 +269,21 @@ def _leave_one_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
 
 
 def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
-    """Return a group with its fits, and the reasons against laws that were not fitted."""
-    unknown: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
+    """Return the record of a group: its fits, and the reasons against laws that were not fitted."""
+    no_fit: dict[str, Any] = dict.fromkeys(("rms", "r_squared", "leave_one_out_rms", "band"))
     laws = dict[LawName, FittedLaw]()
     for kind, by_group in fits.items():
         if group.name in by_group:
             laws[kind] = by_group[group.name].record()
         else:
-            laws[kind] = FittedLaw(form=LAWS[kind].form, parameters={}, reason=LAWS[kind].objection(group), **unknown)
+            laws[kind] = FittedLaw(form=LAWS[kind].form, parameters={}, reason=LAWS[kind].objection(group), **no_fit)
     if laws[chosen].reason is None:
         laws[chosen] = laws[chosen].model_copy(update={"reason": _u_shape(group)})
     return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
 
 def _u_shape(group: CurveGroup) -> str | None:
-    """Return a warning if both ends of the points exceed the lowest by more than the noise around a parabola."""
+    """Return a warning if both ends of the points exceed the lowest point by more than the noise around a parabola."""
     x = group.x
     y = group.y
     n_free = len(set(x)) - 3

@@ -40,7 +40,7 @@ class Law(ABC):
     formula: ClassVar[str]
     """The form with its numbers and the names of x and y, as a format string."""
     factors: ClassVar[tuple[str, ...]] = ()
-    """Positive symbols whose ratios mean more than differences: their intervals are of logarithms."""
+    """Positive symbols, whose intervals are computed for their logarithms."""
     steepness: ClassVar[str]
     """The parameter that measures how fast y falls."""
     residual_scale: ClassVar[np.ufunc] = np.positive
@@ -57,12 +57,12 @@ class Law(ABC):
         return f"needs points at {n_needed} or more different x, and {group.name} has {n_different}"
 
     def leave_one_out_errors(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return (n_points,) y of each point minus the curve through the remaining points.
+        """Return (n_points,): the y of each point minus the curve fitted to the remaining points.
 
-        nan if the remaining points have too few different x: a curve with as many symbols as points goes through all of
-        them.
+        All are nan if remaining points have too few different x: a curve with as many symbols as points goes through
+        all of them.
         """
-        rest = np.array([np.delete(np.arange(len(x)), i) for i in range(len(x))])
+        rest = np.array([np.delete(np.arange(len(x)), i) for i in range(len(x))])  # (n_points, n_points - 1), indices
         if min(len(set(x[i])) for i in rest) <= len(self.symbols):
             return np.full(len(x), np.nan)
         return y - self.y(self.fit(x[rest], y[rest]), x)
@@ -73,7 +73,7 @@ class Law(ABC):
 
     @abstractmethod
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return the curve at x; one parameter set for each x, or a single x or parameter set."""
+        """Return the curve at x, (..., n_points); parameters and x broadcast."""
 
     @abstractmethod
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -38,13 +38,13 @@ class Axes:
     stem of a table; all run directories are one group."""
 
 
-class Point(ScalingPoint):
-    """One model of a group, with the y of each run, which is not recorded. x and y are above 0."""
+class SeededPoint(ScalingPoint):
+    """One model of a group, with the y of each seed, which is not recorded. x and y are above 0."""
 
     per_seed: tuple[float, ...]
 
     @classmethod
-    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float]) -> "Point":
+    def of_seeds(cls, name: str, x: float, per_seed: Sequence[float]) -> "SeededPoint":
         n_seeds = len(per_seed)
         y_sd = float(np.std(per_seed, ddof=1)) if n_seeds > 1 else None
         y = float(np.mean(per_seed))
@@ -56,7 +56,7 @@ class CurveGroup:
     """Models of one curve, in increasing order of x."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[SeededPoint, ...]
 
     @property
     def x(self) -> np.ndarray:
@@ -67,7 +67,7 @@ class CurveGroup:
         return np.array([point.y for point in self.points], dtype=np.float64)
 
     @property
-    def layout(self) -> tuple[int, ...]:
+    def n_seeds(self) -> tuple[int, ...]:
         """Number of seeds of each point."""
         return tuple(point.n_seeds for point in self.points)
 
@@ -82,30 +82,35 @@ class FitData:
     baseline: str | None
     """One of the groups; None computes no savings."""
     left_out: tuple[str, ...] = ()
-    """Texts on unfinished points in the paths."""
+    """Messages about unfinished points of sweeps in the paths."""
+
+
+Measurement = tuple[str, str, float, Sequence[float]]
+"""A group, the name of one of its models, its x, and the y of its seeds."""
 
 
 def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> FitData:
     """Collect every model in the paths: .csv files, run directories, or folders of comparisons or sweeps.
 
-    Models of several folders with equal group, name and x are seeds of one point.
-    baseline: a group; by default the common baseline of all comparisons, if it is a group. Raises UserError if a path
-    is none of these, or a number is missing or has no logarithm.
+    Models with equal group, name and x are seeds of one point, in all folders together and in each table. baseline: a
+    group; by default the common baseline of all comparisons, if it is a group. Raises UserError if a path is none of
+    these, or a number is missing or has no logarithm.
     """
     for path, n_times in Counter(path.resolve() for path in paths).items():
         if n_times > 1:
             raise UserError(f"{path}: is given twice; a model counts once")
     tables = [path for path in paths if path.is_file()]
-    tabulated = [row for path in tables for row in _table_points(path, axes)]
-    measured, baselines, left_out = _measured([path for path in paths if path not in tables], axes)
-    groups: dict[str, list[Point]] = {}
-    for group, point in tabulated:
-        groups.setdefault(group, []).append(point)
-    seeds: dict[tuple[str, str, float], list[float]] = {}
-    for group, point in measured:
-        seeds.setdefault((group, point.name, point.x), []).extend(point.per_seed)
-    for (group, name, x), per_seed in seeds.items():
-        groups.setdefault(group, []).append(Point.of_seeds(name, x, per_seed))
+    rows: list[tuple[Path | None, Measurement]] = []
+    for path in tables:
+        rows += [(path, measurement) for measurement in _read_table(path, axes)]
+    measurements, baselines, left_out = _read_folders([path for path in paths if path not in tables], axes)
+    rows += [(None, measurement) for measurement in measurements]
+    seeds: dict[tuple[Path | None, str, str, float], list[float]] = {}
+    for table, (group, name, x, per_seed) in rows:
+        seeds.setdefault((table, group, name, x), []).extend(per_seed)
+    groups: dict[str, list[SeededPoint]] = {}
+    for (_, group, name, x), per_seed in seeds.items():
+        groups.setdefault(group, []).append(SeededPoint.of_seeds(name, x, per_seed))
     if not groups:
         raise UserError(f"fit: got no finished model; {'; '.join(left_out)}")
     if baseline is not None:
@@ -116,11 +121,11 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
     return FitData(axes, tuple(curves), baseline, tuple(left_out))
 
 
-def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
-    """Yield the points of a table with a header, with their groups. Empty lines and comments (#) are skipped.
+def _read_table(path: Path, axes: Axes) -> Iterator[Measurement]:
+    """Yield the rows of a table with a header. Empty lines and comments (#) are skipped.
 
-    Rows with equal group, x and `name`, if the table has this column, are seeds of one point. Without a column to group
-    by, all rows are one group. Raises UserError that names the line of a mistake.
+    A model is named by the column `name`, or without it by its line. Without a column to group by, all rows are one
+    group. Raises UserError that names the line of a mistake.
     """
     lines = list[tuple[str, list[str]]]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -138,21 +143,18 @@ def _table_points(path: Path, axes: Axes) -> Iterator[tuple[str, Point]]:
     for option, column in (("--x", axes.x), ("--y", axes.y), ("--group", axes.group_by)):
         if column is not None:
             check_one_of(f"{path}: {option}", column, header)
-    seeds: dict[tuple[str, str, float], list[float]] = {}
+    if not rows:
+        raise UserError(f"{path}: has column names but no rows")
     for where, cells in rows:
         if len(cells) != len(header):
             raise UserError(f"{path}: {where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
         row = dict(zip(header, cells))
-        x, y = (positive(row[column], column, f"{path}: {where}") for column in (axes.x, axes.y))
+        x, y = (_positive(row[column], column, f"{path}: {where}") for column in (axes.x, axes.y))
         group = path.stem if axes.group_by is None else row[axes.group_by]
-        seeds.setdefault((group, row.get("name") or where, x), []).append(y)
-    if not seeds:
-        raise UserError(f"{path}: has column names but no rows")
-    for (group, name, x), per_seed in seeds.items():
-        yield group, Point.of_seeds(name, x, per_seed)
+        yield group, row.get("name") or where, x, [y]
 
 
-def positive(text: str | float, name: str, where: str) -> float:
+def _positive(text: str | float, name: str, where: str) -> float:
     """Return the number in a text. Raises UserError if there is none, or it has no logarithm."""
     try:
         value = float(text)
@@ -163,30 +165,33 @@ def positive(text: str | float, name: str, where: str) -> float:
     return value
 
 
-def _placed(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> tuple[str, Point]:
-    """Return the group and the point of a variant. folder: of its comparison or sweep, or above its run."""
+def _measurement(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> Measurement:
+    """Return the x and y of a variant. folder: of its comparison or sweep, or above its run."""
     values = dict[str, list[float]]()
     for name in (axes.x, axes.y):
         value = QUANTITY[name].of_variant(variant)
         numbers = [] if value is None else value.per_seed or [value.mean]
         if not numbers:
             raise UserError(f"{where}: has no {name}")
-        values[name] = [positive(finite(number), name, where) for number in numbers]
-    point = Point.of_seeds(variant.name, values[axes.x][0], values[axes.y])
-    if axes.group_by is None:
-        return default_group, point
-    groups = {BY_FOLDER: folder.resolve().name, **variant.values}
-    check_one_of("--group", axes.group_by, groups)
-    return str(groups[axes.group_by]), point
+        values[name] = [_positive(finite(number), name, where) for number in numbers]
+    group = default_group
+    if axes.group_by is not None:
+        groups = {BY_FOLDER: folder.resolve().name, **variant.values}
+        check_one_of("--group", axes.group_by, groups)
+        group = str(groups[axes.group_by])
+    return group, variant.name, values[axes.x][0], values[axes.y]
 
 
-def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Point]], set[str | None], list[str]]:
-    """Return the points of run directories, comparisons and sweeps with their groups, the names of their baselines, and
-    texts on unfinished points of sweeps. Raises UserError for any other folder."""
+def _read_folders(folders: Sequence[Path], axes: Axes) -> tuple[list[Measurement], set[str | None], list[str]]:
+    """Read run directories, comparisons and sweeps. Raises UserError for any other folder.
+
+    Returns their models, the names of their baselines, and messages about unfinished points of sweeps. Runs that differ
+    only in the seed are one model.
+    """
     if folders:
         check_one_of("--x", axes.x, X_QUANTITIES)
         check_one_of("--y", axes.y, LOSSES)
-    points = list[tuple[str, Point]]()
+    measurements = list[Measurement]()
     baselines = set[str | None]()
     left_out = list[str]()
     runs_of_recipe: dict[str, list[RunDir]] = {}
@@ -200,7 +205,7 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Poin
                 if not isinstance(variant, Variant):
                     continue
                 group = (variant.group or path.name) if outcome.axes else variant.name
-                points.append(_placed(variant, axes, f"{path}: {variant.name}", group, path))
+                measurements.append(_measurement(variant, axes, f"{path}: {variant.name}", group, path))
         elif RunDir(path).exists:
             recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
             recipe.get("train", {}).pop("seed", None)
@@ -208,7 +213,7 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Poin
         else:
             allowed = "a .csv file, a run directory (config.yaml), or a folder with outcome.json"
             raise UserError(f"{path}: is not {allowed}")
-    for runs in runs_of_recipe.values():  # which differ only in the seed
+    for runs in runs_of_recipe.values():
         first = runs[0].path
         results = list[RunResult]()
         for run in runs:
@@ -217,5 +222,5 @@ def _measured(folders: Sequence[Path], axes: Axes) -> tuple[list[tuple[str, Poin
                 raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
             results.append(result)
         variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], results), None)
-        points.append(_placed(variant, axes, str(first), "runs", first.resolve().parent))
-    return points, baselines - {None}, left_out
+        measurements.append(_measurement(variant, axes, str(first), "runs", first.resolve().parent))
+    return measurements, baselines - {None}, left_out
