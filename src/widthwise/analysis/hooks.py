@@ -24,7 +24,6 @@ from widthwise.model.layer_module import DecoderLayer
 
 SCORES_AT_ONCE = 1 << 23
 ROWS_AT_ONCE = 1024
-"""Tokens whose units in all experts are held in memory."""
 IN_BLOCKS = torch.ops.widthwise.attention.default
 """Operator of `kernels.attention_in_blocks.forward`."""
 

@@ -194,7 +194,6 @@ class BlockExits:
 
     _n_tokens: int = 0
     _sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """(layer, block) -> sum of the log probabilities of the targets."""
 
     def add(
         self, hidden: Mapping[tuple[int, int], Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]

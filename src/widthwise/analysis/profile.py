@@ -52,7 +52,6 @@ class Profile:
         self._n_tokens = 0
         new_meter = partial(ActivationMeter, options.thresholds, options.utilisation_threshold)
         self._activations: dict[tuple[int, int], ActivationMeter] = defaultdict(new_meter)
-        """(layer, block) -> meter of its units."""
         self._entropies: list[MatrixEntropy] = []
         self._lens = LogitLens()
         self._exits = BlockExits()

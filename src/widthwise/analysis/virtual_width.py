@@ -27,7 +27,6 @@ from widthwise.model.residual.slots import SlotsConfig
 from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 
 N_DECIMALS = 6
-"""Decimals of recorded statistics."""
 SITES_PER_LAYER = 2
 N_SPECTRA = 32
 """Largest number of tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
@@ -36,12 +35,14 @@ SAMPLE_TOKENS = 4096
 
 
 class DepthWeights:
-    """The weights of all sources in the stream of each of N tokens, updated site by site."""
+    """The weights of all sources in the stream of each of N tokens, updated site by site.
+
+    weights: (N or 1, n_slots, blocks of all sources).
+    """
 
     def __init__(self, identity: Tensor):
         """Start with the embedding alone. identity: (n_slots, n_slots), in the dtype of the coefficients."""
         self.weights = identity[None]
-        """(N or 1, n_slots, blocks of all sources)"""
         self._n_blocks = [len(identity)]
 
     def in_input(self, read: Tensor) -> list[Tensor]:
@@ -176,6 +177,7 @@ class _SiteMeter:
 
 
 def _rounded(values: Tensor) -> Any:
+    """Return the values as plain data, rounded to N_DECIMALS."""
     return values.cpu().numpy().round(N_DECIMALS).tolist()
 
 
