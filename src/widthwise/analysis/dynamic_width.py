@@ -75,7 +75,7 @@ class _LayerMeter:
         self._n_floor = 0
         self._n_ceiling = 0
         self.units = np.zeros(4)
-        """Sums over tokens of the units: full, asked, bucketed, executed, as in `TokenWidths.flops_per_token`."""
+        """Sums over tokens of the four numbers of units in `TokenWidths.flops_per_token`, in its order."""
 
     def add(self, fraction: Tensor) -> None:
         """Add the width fractions of n tokens, (n,)."""

@@ -45,7 +45,7 @@ class AttentionCall(NamedTuple):
     def first_key_weights(self) -> Tensor:
         """Return the attention weight of key 0 for each query, (B, n_heads, T), in fp32 or wider.
 
-        Holds at most SCORES_AT_ONCE scores in memory, but at least those of one query position.
+        Holds at most SCORES_AT_ONCE scores in memory, but at least all scores of one query position.
         """
         n_texts, n_heads, n_queries, _ = self.queries.shape
         chunk = max(1, SCORES_AT_ONCE // (n_texts * n_heads * self.keys.shape[2]))
