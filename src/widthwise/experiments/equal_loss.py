@@ -46,10 +46,10 @@ class LossCurve:
                 losses[name] = values
         rates = [finite(record.get("lr")) for record in records if record["event"] == "train"]
         return cls(
-            np.array([finite(validation["tokens"]) for validation in validations]),
-            np.array([finite(validation["training_flops"]) for validation in validations]),
-            losses,
-            rates[-1] / max(rates) if rates and max(rates) > 0 else float("nan"),
+            tokens=np.array([finite(validation["tokens"]) for validation in validations]),
+            training_flops=np.array([finite(validation["training_flops"]) for validation in validations]),
+            losses=losses,
+            final_lr_share=rates[-1] / max(rates) if rates and max(rates) > 0 else float("nan"),
         )
 
     def tokens_at(self, loss: str, level: float) -> float:
@@ -58,7 +58,7 @@ class LossCurve:
         NaN if unknown: the run never reaches the level, or was below it at its first validation.
         """
         values = self.losses[loss]
-        positions = np.log(self.tokens)
+        log_tokens = np.log(self.tokens)
         reached = np.flatnonzero(values <= level)
         if not len(reached) or (reached[0] == 0 and values[0] < level):
             return float("nan")
@@ -66,7 +66,7 @@ class LossCurve:
         if values[i] == level:
             return float(self.tokens[i])
         share = (values[i - 1] - level) / (values[i - 1] - values[i])
-        return float(np.exp(positions[i - 1] + share * (positions[i] - positions[i - 1])))
+        return float(np.exp(log_tokens[i - 1] + share * (log_tokens[i] - log_tokens[i - 1])))
 
     def flops_at(self, tokens: float) -> float:
         """Return the training FLOPs after a number of tokens, interpolated linearly between validations."""
@@ -92,22 +92,22 @@ def equal_losses(variant: LossCurves, baseline: LossCurves) -> dict[str, EqualLo
     """Return a dict from each held-out loss that all runs have to the tokens and FLOPs to equal loss."""
     equal = dict[str, EqualLoss]()
     for loss in _common_losses(variant, baseline):
-        tokens_ratios = list[float]()
-        flops_ratios = list[float]()
         targets = [float(base_run.losses[loss][-1]) for base_run in baseline]
         tokens = [run.tokens_at(loss, target) for run, target in zip(variant, targets, strict=True)]
+        tokens_ratios = list[float]()
+        flops_ratios = list[float]()
         for run, base_run, target in zip(variant, baseline, targets, strict=True):
-            level = max(target, float(run.losses[loss][-1]))
-            run_tokens = run.tokens_at(loss, level)
-            base_tokens = base_run.tokens_at(loss, level)
+            common_loss = max(target, float(run.losses[loss][-1]))
+            run_tokens = run.tokens_at(loss, common_loss)
+            base_tokens = base_run.tokens_at(loss, common_loss)
             tokens_ratios.append(run_tokens / base_tokens)
             flops_ratios.append(run.flops_at(run_tokens) / base_run.flops_at(base_tokens))
         equal[loss] = EqualLoss(
             n_reached=sum(bool((run.losses[loss] <= target).any()) for run, target in zip(variant, targets)),
             tokens=seed_interval(tokens),
             training_flops=seed_interval([run.flops_at(n_tokens) for run, n_tokens in zip(variant, tokens)]),
-            tokens_ratio=_geometric(tokens_ratios),
-            training_flops_ratio=_geometric(flops_ratios),
+            tokens_ratio=_geometric_mean(tokens_ratios),
+            training_flops_ratio=_geometric_mean(flops_ratios),
         )
     return equal
 
@@ -126,7 +126,7 @@ def tokens_ratios(variant: LossCurves, baseline: LossCurves) -> dict[str, OverTo
                 by_tokens[tokens] = ratio
         return by_tokens
 
-    return _over_tokens(variant, baseline, ratios, _geometric)
+    return _over_tokens(variant, baseline, ratios, _geometric_mean)
 
 
 def gaps(variant: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
@@ -151,10 +151,10 @@ def _common_losses(variant: LossCurves, baseline: LossCurves) -> list[str]:
     return [name for name in OF_HELD_OUT if curves and all(name in curve.losses for curve in curves)]
 
 
-def _geometric(ratios: Sequence[float]) -> Estimate:
-    """Return the geometric mean; its interval comes from the mean logarithm."""
-    of_logarithm = seed_interval(np.log(ratios).tolist())
-    mean, low, high = (float(np.exp(finite(end))) for end in (of_logarithm.mean, of_logarithm.low, of_logarithm.high))
+def _geometric_mean(ratios: Sequence[float]) -> Estimate:
+    """Return the geometric mean over seeds, with the interval of the mean logarithm."""
+    log_mean = seed_interval(np.log(ratios).tolist())
+    mean, low, high = (float(np.exp(finite(value))) for value in (log_mean.mean, log_mean.low, log_mean.high))
     return Estimate(mean=mean, low=low, high=high, per_seed=list(ratios))
 
 
@@ -172,7 +172,7 @@ def _over_tokens(
     for loss in _common_losses(variant, baseline):
         by_seed = [values(loss, run, base_run) for run, base_run in zip(variant, baseline, strict=True)]
         if tokens := sorted(set(by_seed[0]).intersection(*by_seed[1:])):
-            estimates = [estimate([value[at] for value in by_seed]) for at in tokens]
+            estimates = [estimate([by_tokens[n] for by_tokens in by_seed]) for n in tokens]
             over_tokens[loss] = OverTokens(
                 tokens=tokens,
                 mean=[point.mean for point in estimates],

@@ -23,8 +23,6 @@ from widthwise.yaml_io import parse_yaml
 
 X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*LOSSES, "val_perplexity")]
 """All quantities that are not losses."""
-BY_FOLDER = "folder"
-"""Value of --group that groups models by folder."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Axes:
     x: str
     y: str
     group_by: str | None = None
-    """A column of a table; "folder", or a key of a sweep. None: the variant of a comparison, the group of a sweep, the
-    stem of a table; all run directories are one group."""
+    """A column of a table; "folder", to group models by folder; or a key of a sweep. None: the variant of a comparison,
+    the group of a sweep, the stem of a table; all run directories are one group."""
 
 
 class SeededPoint(ScalingPoint):
@@ -85,8 +83,8 @@ class FitData:
     """Messages about unfinished points of sweeps in the paths."""
 
 
-Measurement = tuple[str, str, float, Sequence[float]]
-"""A group, the name of one of its models, its x, and the y of its seeds."""
+PointKey = tuple[str, str, str, float]
+"""The table of a point, or "" for folders; its group, name and x."""
 
 
 def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> FitData:
@@ -100,14 +98,11 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
         if n_times > 1:
             raise UserError(f"{path}: is given twice; a model counts once")
     tables = [path for path in paths if path.is_file()]
-    rows: list[tuple[Path | None, Measurement]] = []
-    for path in tables:
-        rows += [(path, measurement) for measurement in _read_table(path, axes)]
-    measurements, baselines, left_out = _read_folders([path for path in paths if path not in tables], axes)
-    rows += [(None, measurement) for measurement in measurements]
-    seeds: dict[tuple[Path | None, str, str, float], list[float]] = {}
-    for table, (group, name, x, per_seed) in rows:
-        seeds.setdefault((table, group, name, x), []).extend(per_seed)
+    rows = [row for path in tables for row in _read_table(path, axes)]
+    models, baselines, left_out = _read_folders([path for path in paths if path not in tables], axes)
+    seeds: dict[PointKey, list[float]] = {}
+    for key, per_seed in (*rows, *models):
+        seeds.setdefault(key, []).extend(per_seed)
     groups: dict[str, list[SeededPoint]] = {}
     for (_, group, name, x), per_seed in seeds.items():
         groups.setdefault(group, []).append(SeededPoint.of_seeds(name, x, per_seed))
@@ -121,8 +116,8 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Fi
     return FitData(axes, tuple(curves), baseline, tuple(left_out))
 
 
-def _read_table(path: Path, axes: Axes) -> Iterator[Measurement]:
-    """Yield the rows of a table with a header. Empty lines and comments (#) are skipped.
+def _read_table(path: Path, axes: Axes) -> Iterator[tuple[PointKey, list[float]]]:
+    """Yield the point and the y of each row of a table with a header. Empty lines and comments (#) are skipped.
 
     A model is named by the column `name`, or without it by its line. Without a column to group by, all rows are one
     group. Raises UserError that names the line of a mistake.
@@ -151,7 +146,7 @@ def _read_table(path: Path, axes: Axes) -> Iterator[Measurement]:
         row = dict(zip(header, cells))
         x, y = (_positive(row[column], column, f"{path}: {where}") for column in (axes.x, axes.y))
         group = path.stem if axes.group_by is None else row[axes.group_by]
-        yield group, row.get("name") or where, x, [y]
+        yield (str(path), group, row.get("name") or where, x), [y]
 
 
 def _positive(text: str | float, name: str, where: str) -> float:
@@ -165,8 +160,8 @@ def _positive(text: str | float, name: str, where: str) -> float:
     return value
 
 
-def _measurement(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> Measurement:
-    """Return the x and y of a variant. folder: of its comparison or sweep, or above its run."""
+def _point(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> tuple[PointKey, list[float]]:
+    """Return the point of a variant, and the y of its seeds. folder: of its comparison or sweep, or above its run."""
     values = dict[str, list[float]]()
     for name in (axes.x, axes.y):
         value = QUANTITY[name].of_variant(variant)
@@ -176,22 +171,24 @@ def _measurement(variant: Variant, axes: Axes, where: str, default_group: str, f
         values[name] = [_positive(finite(number), name, where) for number in numbers]
     group = default_group
     if axes.group_by is not None:
-        groups = {BY_FOLDER: folder.resolve().name, **variant.values}
+        groups = {"folder": folder.resolve().name, **variant.values}
         check_one_of("--group", axes.group_by, groups)
         group = str(groups[axes.group_by])
-    return group, variant.name, values[axes.x][0], values[axes.y]
+    return ("", group, variant.name, values[axes.x][0]), values[axes.y]
 
 
-def _read_folders(folders: Sequence[Path], axes: Axes) -> tuple[list[Measurement], set[str | None], list[str]]:
+def _read_folders(
+    folders: Sequence[Path], axes: Axes
+) -> tuple[list[tuple[PointKey, list[float]]], set[str | None], list[str]]:
     """Read run directories, comparisons and sweeps. Raises UserError for any other folder.
 
-    Returns their models, the names of their baselines, and messages about unfinished points of sweeps. Runs that differ
-    only in the seed are one model.
+    Returns their models with the y of the seeds, the names of their baselines, and messages about unfinished points of
+    sweeps. Runs that differ only in the seed are one model.
     """
     if folders:
         check_one_of("--x", axes.x, X_QUANTITIES)
         check_one_of("--y", axes.y, LOSSES)
-    measurements = list[Measurement]()
+    models = list[tuple[PointKey, list[float]]]()
     baselines = set[str | None]()
     left_out = list[str]()
     runs_of_recipe: dict[str, list[RunDir]] = {}
@@ -205,7 +202,7 @@ def _read_folders(folders: Sequence[Path], axes: Axes) -> tuple[list[Measurement
                 if not isinstance(variant, Variant):
                     continue
                 group = (variant.group or path.name) if outcome.axes else variant.name
-                measurements.append(_measurement(variant, axes, f"{path}: {variant.name}", group, path))
+                models.append(_point(variant, axes, f"{path}: {variant.name}", group, path))
         elif RunDir(path).exists:
             recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
             recipe.get("train", {}).pop("seed", None)
@@ -222,5 +219,5 @@ def _read_folders(folders: Sequence[Path], axes: Axes) -> tuple[list[Measurement
                 raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
             results.append(result)
         variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], results), None)
-        measurements.append(_measurement(variant, axes, str(first), "runs", first.resolve().parent))
-    return measurements, baselines - {None}, left_out
+        models.append(_point(variant, axes, str(first), "runs", first.resolve().parent))
+    return models, baselines - {None}, left_out
