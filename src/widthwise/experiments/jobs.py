@@ -51,10 +51,12 @@ class Run:
 
 @dataclass(frozen=True)
 class _Order:
-    """The next work of the processes other than the first."""
+    """The next work of the processes other than the first.
+
+    run: the run to train; None only shows that the first process is alive.
+    """
 
     run: Run | None = None
-    """The run to train; None only shows that the first process is alive."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,26 @@ class ProcessGroup:
     data_cache: DataCache = field(default_factory=DataCache)
 
     def do(self, work: Callable[[], T]) -> T:
-        """Run `work` in the first process; the other processes join each run that it trains. All get its value or
-        error."""
+        """Run `work` in the first process; the other processes join each run that it trains.
+
+        Returns the value of `work`, or raises its error, in all processes.
+        """
         if self.processes.is_rank_zero:
             return self.processes.on_rank_zero(work)
         with watch_signals() as watch:
-            while isinstance(order := self.processes.on_rank_zero(lambda: None), _Order):
-                if self.processes.all_reduce_max(watch.received or 0)[0] or order.run is None:
+            while True:
+                # An order of `_send`, or at the end the value of `work`.
+                received = self.processes.on_rank_zero(lambda: None)
+                if not isinstance(received, _Order):
+                    return cast(T, received)
+                if self.processes.all_reduce_max(watch.received or 0)[0] or received.run is None:
                     continue
                 try:
-                    order.run.train(data_cache=self.data_cache)
-                except (UserError, RunFailed, Interrupted) as error:
-                    if isinstance(error, RankLocalError):
-                        raise  # the first process gets all other errors too, and handles them
-        return cast(T, order)
+                    received.run.train(data_cache=self.data_cache)
+                except RankLocalError:
+                    raise
+                except (UserError, RunFailed, Interrupted):
+                    pass  # the first process gets the same error, and handles it
 
     def train(self, run: Run, observer: Observer) -> RunResult:
         """Train a run in all processes. Call inside `do`."""
@@ -86,7 +94,7 @@ class ProcessGroup:
         return run.train(observer, self.data_cache)
 
     def wait(self, seconds: float) -> None:
-        """Wait. Raises Interrupted after Ctrl-C or SIGTERM. Call inside `do`."""
+        """Wait, without losing signals. Raises Interrupted after Ctrl-C or SIGTERM. Call inside `do`."""
         deadline = time.monotonic() + seconds
         with watch_signals() as watch:
             while watch.received is None and (remaining := deadline - time.monotonic()) > 0:
@@ -96,10 +104,11 @@ class ProcessGroup:
         self._send(_Order())
 
     def _send(self, order: _Order) -> None:
+        """Send an order. Raises Interrupted if another process received a signal while it waited for the order."""
         self.processes.on_rank_zero(lambda: order)
-        # the largest number of a signal that another process received while it waited for this order
-        if received := int(self.processes.all_reduce_max(0)[0]):
-            raise Interrupted("stopped before the next run", received)
+        signal_number = int(self.processes.all_reduce_max(0)[0])
+        if signal_number:
+            raise Interrupted("stopped before the next run", signal_number)
 
 
 Task = Callable[[Observer], object]
@@ -142,10 +151,11 @@ class Jobs:
         is_small = all(recipe.training_flops / recipe.train.steps <= SMALL_STEP_FLOPS for recipe in recipes)
         variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # "4,2" is for nested regions
         n_threads = int(variable) if variable.strip().isdecimal() else 0
-        n_threads = n_threads or (1 if is_small else n_cores)
+        if n_threads == 0:
+            n_threads = 1 if is_small else n_cores
         if requested is None and n_tasks * max(recipe.training_flops for recipe in recipes) <= SHORT_FLOPS:
             return cls(1, n_threads)
-        if requested is None:  # as many runs as fit into free memory, if all were like the one with the largest steps
+        if requested is None:  # as many as fit into free memory, if all were like the run with the largest steps
             largest = max(recipes, key=lambda recipe: recipe.training_flops / recipe.train.steps)
             n_fitting = int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
             requested = min(n_cores // n_threads, n_fitting)
@@ -169,7 +179,7 @@ class JobProcess:
     """Where its reports arrive, one by one."""
 
     def __init__(self, index: int, jobs: Jobs, observer: Observer):
-        """index: of the process among the jobs. observer: of all its tasks."""
+        """index: of the process among the jobs. observer: for all its tasks, one after another."""
         self.observer = observer
         self._index = index
         self._jobs = jobs
@@ -184,7 +194,7 @@ class JobProcess:
         child_connection.close()
 
     def begin(self, task: Task, observer: Observer) -> None:
-        """Begin a task, which reports to the observer."""
+        """Begin a task, which reports to the observer, in a new process if the last one died."""
         if not self._process.is_alive():
             self.connection.close()
             self._start()
@@ -192,7 +202,10 @@ class JobProcess:
         self.connection.send(task)
 
     def receive(self) -> tuple[bool, BaseException | None]:
-        """Forward a report to the observer. Return True if the task has ended, and its error or None."""
+        """Wait for a report, and forward it to the observer. Return whether the task has ended, and its error or None.
+
+        A report is the name of an observer's method and its arguments, or at the end None and the error.
+        """
         try:
             name, arguments = self.connection.recv()
         except (EOFError, ConnectionError):
@@ -212,7 +225,7 @@ class JobProcess:
             os.kill(self._process.pid, number)
 
     def end(self) -> None:
-        """End the process, by a kill if it is at work."""
+        """End the process; kill it if a task is running."""
         if self._task_observer is not None:
             self._process.kill()
         self.connection.close()
@@ -235,22 +248,19 @@ def _work(connection: Connection, index: int, n_threads: int | None) -> None:
             with watch_signals():  # a signal before the task handles signals is sent again
                 try:
                     task(_Sender(connection))
-                except (UserError, RunFailed, Interrupted, OSError) as known:
-                    error = known
+                except (UserError, RunFailed, Interrupted, OSError) as expected:
+                    error = expected
                 except BaseException:
                     error = RunFailed(f"a training process failed: {traceback.format_exc()}")
                 connection.send((None, error))
-            error = None  # its traceback holds the tensors of the run, which would stay while the process waits
+            error = None  # its traceback holds the tensors of the run, which must not stay while the process waits
 
 
 @dataclass(frozen=True)
 class _Sender:
-    """An observer that sends everything to the first process."""
+    """An observer that sends all calls to the first process."""
 
     connection: Connection
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.connection.send((name, arguments))
-
-    def for_parallel_run(self) -> "_Sender":
-        return self

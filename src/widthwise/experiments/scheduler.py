@@ -28,7 +28,7 @@ class HeldElsewhere(UserError):
 
 
 class RunPolicy:
-    """The decisions on the runs of an experiment: by default all are trained, and a failure stops the rest."""
+    """Decisions about the runs of an experiment. By default all are trained, and a failure stops the experiment."""
 
     @property
     def n_open(self) -> int:
@@ -112,7 +112,7 @@ class Schedule:
 
     def next(self) -> Run | None:
         """Claim the next run for a job of this worker; None if other workers hold all remaining runs."""
-        while (run := self._claimed()) is None:
+        while (run := self._claim()) is None:
             drawn = self._policy.draw()
             if not drawn:
                 return None
@@ -122,7 +122,8 @@ class Schedule:
             self._undrawn_flops = self._undrawn_flops[len(drawn) :]
         return run
 
-    def _claimed(self) -> Run | None:
+    def _claim(self) -> Run | None:
+        """Claim a run that has been drawn; None if other workers hold all of them."""
         self._held_elsewhere = []
         for name, run in list(self._remaining.items()):
             if name in self._at_work or name not in self._remaining:
@@ -146,9 +147,9 @@ class Schedule:
         return _RunObserver(self, run, f"run {number} of {self._n_runs}", observer)
 
     def seconds_left(self, run: Run, step: int, n_steps: int, seconds: float) -> float:
-        """Return the time until all runs end, with as many at a time as now.
+        """Return the time until all runs end, if as many are trained at a time as now.
 
-        The last n_steps of this run, up to this step, took the given seconds, and count for the rate.
+        The last n_steps of this run, up to this step, took the given seconds, which update the rate.
         """
         recipe = run.recipe
         flops_per_step = recipe.training_flops / recipe.train.steps
@@ -196,7 +197,8 @@ def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: s
     the same way, and is raised.
     """
     with interruption_adds(f"the same command resumes the {experiment}"):
-        (_one_at_a_time if jobs.n == 1 else _several_at_a_time)(schedule, group, jobs, waits)
+        train = _one_at_a_time if jobs.n == 1 else _several_at_a_time
+        train(schedule, group, jobs, waits)
     if not schedule.is_over:
         n = schedule.n_held_elsewhere
         raise HeldElsewhere(
@@ -225,7 +227,8 @@ def _one_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: b
 
 
 def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, waits: bool) -> None:
-    errors = list[Exception]()
+    failures = list[Exception]()
+    interruptions = list[Interrupted]()
     with watch_signals(schedule.observer.message) as watch, ExitStack() as ending:
         processes = [JobProcess(index, jobs, schedule.observer.for_parallel_run()) for index in range(jobs.n)]
         for process in processes:
@@ -233,7 +236,7 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
         at_work: dict[JobProcess, Run] = {}
         next_claim = 0.0  # time of the next search for a run, which reads all locks
         while True:
-            stop = signal.SIGTERM if errors else watch.received
+            stop = signal.SIGTERM if failures or interruptions else watch.received
             if stop is not None:
                 for process in at_work:
                     process.signal(stop)
@@ -261,18 +264,19 @@ def _several_at_a_time(schedule: Schedule, group: ProcessGroup, jobs: Jobs, wait
                     continue
                 run = at_work.pop(process)
                 next_claim = 0.0
+                if isinstance(error, Interrupted):
+                    interruptions.append(error)
+                    continue
                 try:
-                    if isinstance(error, Interrupted):
-                        raise error
                     schedule.ended(run, error)
-                except Exception as stopping:
-                    errors.append(stopping)
-        stopped = [error for error in errors if isinstance(error, Interrupted)]
-        if len(stopped) < len(errors):
-            raise next(error for error in errors if not isinstance(error, Interrupted))
-        if len(stopped) > 1:
-            raise Interrupted(f"{len(stopped)} runs stopped, each with a checkpoint", stopped[0].signal_number)
-        if stopped:
-            raise stopped[0]
+                except Exception as failure:
+                    failures.append(failure)
+        if failures:
+            raise failures[0]
+        if len(interruptions) > 1:
+            message = f"{len(interruptions)} runs stopped, each with a checkpoint"
+            raise Interrupted(message, interruptions[0].signal_number)
+        if interruptions:
+            raise interruptions[0]
         if watch.received is not None:
             raise Interrupted("stopped before the next run", watch.received)
