@@ -15,7 +15,7 @@ from widthwise.evaluation.estimate import paired_mean, seed_interval, verdict
 from widthwise.experiments.equal_loss import LossCurve, LossCurves, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.mistakes import UserError
 from widthwise.recipe.inspection import ratios
-from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.estimate import UNCLEAR, Estimate, Verdict
 from widthwise.records.outcome import ValidationScore, Variant
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.record import finite
@@ -28,8 +28,6 @@ ARRIVAL_SECONDS = 60.0
 """Longest delay until a result of another machine appears on a network file system."""
 SETTINGS = ("optimizer", "schedule", "train", "data")
 """Sections of a recipe, apart from the model, in which a variant may differ from its baseline."""
-OF_TASKS = ("acc", "acc_norm", "bits_per_byte")
-"""Metrics of a task that are compared, if it has them."""
 
 SeedResults = Sequence[RunResult]
 """One result per seed, in the order of the seeds."""
@@ -45,7 +43,7 @@ class SeedRuns:
     curves: LossCurves = ()
     """The validations of these runs; empty to leave out statements on equal loss."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Sections SETTINGS of the resolved recipe, as plain data without the seed."""
+    """The sections SETTINGS of the resolved recipe, as plain data without the seed."""
 
     @classmethod
     def read(cls, folder: Path, paths: Sequence[str]) -> "SeedRuns":
@@ -76,7 +74,7 @@ def load_result(run: RunDir) -> RunResult:
 
 
 def check_same_data(run: RunDir, first: RunDir) -> None:
-    """Raises UserError if two runs read different data, for example after an upgrade of Python."""
+    """Raise UserError if two runs read different data, for example after an upgrade of Python."""
     check_data_of_run(run, recorded_identity(first), str(first.path), "; compare in a new folder")
     if run.environment().get(VALIDATION_KEY) != first.environment().get(VALIDATION_KEY):
         raise UserError(f"{run.path}: was validated on other texts or tasks than {first.path}; compare in a new folder")
@@ -85,7 +83,9 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
 def windows(results: SeedResults, loss: str = "val_loss") -> np.ndarray:
     """Return (n_seeds, n_windows) held-out losses; (n_seeds, 0) if a run lacks the loss. loss: one of OF_HELD_OUT."""
     losses = [OF_HELD_OUT[loss].windows(result) for result in results]
-    return np.array(losses if all(losses) else [[]] * len(losses), dtype=np.float64)
+    if not all(losses):
+        return np.empty((len(results), 0))
+    return np.array(losses, dtype=np.float64)
 
 
 def variant_of(name: str, runs: SeedRuns, baseline: SeedRuns | None) -> Variant:
@@ -98,18 +98,19 @@ def variant_of(name: str, runs: SeedRuns, baseline: SeedRuns | None) -> Variant:
     results = runs.results
     estimates = {quantity.name: seed_interval(quantity.over_seeds(results)) for quantity in OF_RUNS.values()}
     fields: dict[str, Any] = {key: estimate for key, estimate in estimates.items() if key in Variant.model_fields}
+    compared_results = None if baseline is None or runs is baseline else baseline.results
     loss_differences = dict[str, Estimate]()
     difference = None
-    judged: Verdict | None = None
+    judged: Verdict | None = None if baseline is None else "baseline"
+    fields["ratio"] = {}
     if baseline is not None:
         fields["ratio"] = _ratios(results, baseline.results)
         unequal = differences(baseline.settings, runs.settings)
         fields["differs_in"] = {key: [value, expected] for key, expected, value in unequal}
-        judged = "baseline"
-    if baseline is not None and runs is not baseline:
-        loss_differences = _differences(results, baseline.results)
+    if compared_results is not None:
+        loss_differences = _differences(results, compared_results)
         difference = loss_differences.pop("val_loss", None)
-        judged = "cannot tell" if difference is None else verdict(difference)
+        judged = UNCLEAR if difference is None else verdict(difference)
     if baseline is not None and difference is not None:
         fields["gap"] = gaps(runs.curves, baseline.curves)
         if runs.curves and validations_of([*runs.curves, *baseline.curves]).suffice:
@@ -123,11 +124,11 @@ def variant_of(name: str, runs: SeedRuns, baseline: SeedRuns | None) -> Variant:
         doubts=[f"seed {result.seed}: {doubt}" for result in results for doubt in result.doubts],
         difference=difference,
         differences=loss_differences,
-        validated=_validated(results, None if runs is baseline or baseline is None else baseline.results),
+        validated=_validated(results, compared_results),
         verdict=judged,
         cost=results[0].cost,
         measured={key: value for key, value in estimates.items() if key not in fields and value.mean is not None},
-        **{"ratio": {}, **fields},
+        **fields,
     )
 
 
@@ -147,7 +148,7 @@ def _differences(results: SeedResults, baseline: SeedResults) -> dict[str, Estim
 
 
 def _ratios(results: SeedResults, baseline: SeedResults) -> dict[str, float | None]:
-    """Return costs and measured quantities, divided by the baseline's."""
+    """Return a dict from quantity to its value divided by the baseline's, for costs and measured quantities."""
     by_quantity: dict[str, float | None] = dict(ratios(results[0].cost, baseline[0].cost))
     for quantity in OF_RUNS.values():
         ratio = float(np.mean(quantity.over_seeds(results))) / float(np.mean(quantity.over_seeds(baseline)))
@@ -174,16 +175,18 @@ def _validated(results: SeedResults, baseline: SeedResults | None) -> dict[str, 
             value = seed_interval(losses.mean(axis=1).tolist())
             scores[f"{name}.loss"] = ValidationScore(value=value, difference=difference)
     for name in _common_names([result.val_tasks or {} for seeds in pair for result in seeds]):
-        for metric in OF_TASKS:
+        for metric in ("acc", "acc_norm", "bits_per_byte"):  # if the task has them
             metrics = [[(result.val_tasks or {})[name].metrics.get(metric) for result in seeds] for seeds in pair]
             values, baseline_values = ([finite(score and score.value) for score in seeds] for seeds in metrics)
             if np.isfinite([*values, *baseline_values]).all():
                 difference = None
                 if baseline is not None:
-                    difference = seed_interval([a - b for a, b in zip(values, baseline_values, strict=True)])
+                    by_seed = zip(values, baseline_values, strict=True)
+                    difference = seed_interval([value - baseline_value for value, baseline_value in by_seed])
                 scores[f"{name}.{metric}"] = ValidationScore(value=seed_interval(values), difference=difference)
     return scores
 
 
 def _common_names(scores: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the names that all runs have. scores: by name, of each run."""
     return [name for name in scores[0] if all(name in run_scores for run_scores in scores[1:])]
