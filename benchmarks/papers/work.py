@@ -102,7 +102,7 @@ class Work(Config):
     @property
     def workload(self) -> str:
         """The amount of work, in words. Raises UserError for a recipe that cannot be trained."""
-        return self.plan.in_words
+        return self.plan.summary
 
     def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> Plan:
         """Train the runs of the plan that have not finished."""
@@ -155,7 +155,7 @@ class AnalysisWork(Work):
 
     @property
     def workload(self) -> str:
-        return f"{self.plan.in_words}; each analysed on {self.n_tokens:,} tokens"
+        return f"{self.plan.summary}; each analysed on {self.n_tokens:,} tokens"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS
@@ -191,7 +191,7 @@ class EvaluationWork(Work):
 
     @property
     def workload(self) -> str:
-        return f"{self.plan.in_words}; each evaluated on up to {2 * self.n_items:,} questions"
+        return f"{self.plan.summary}; each evaluated on up to {2 * self.n_items:,} questions"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS

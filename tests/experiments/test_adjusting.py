@@ -113,7 +113,7 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"^wide: params is 1\.\d+ of base's"):
         read_all(tmp_path, match, small={"d_model": 150}, narrow={"d_model": 200}, wide={"d_model": 250})
     off = read_plan([tmp_path / "tiny.yaml"], match="none")
-    assert (off.match, off.adjustment_lines) == ("none", [])
+    assert (off.match, off.notes) == ("none", [])
     assert off.recipes["narrow"].model.ffn == off.recipes["base"].model.ffn
 
 

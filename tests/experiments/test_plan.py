@@ -101,7 +101,7 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     assert work["points"][0]["params"] == plan.recipes["uniform"].final_model.cost().params
     (change,) = work["points"][1]["adjusted"]["changes"]
     assert change["after"] < change["before"]
-    assert plan.adjustment_lines[0].startswith(f"wide: model.ffn.ratio {change['before']:.7g} -> ")
+    assert plan.notes[0].startswith(f"wide: model.ffn.ratio {change['before']:.7g} -> ")
     unmatched = read_plan([comparison(tmp_path, variants=variants)], match="none").workload()
     assert (unmatched["match"], [row["miss"] for row in unmatched["points"]]) == (None, [None, None])
 
@@ -119,7 +119,7 @@ def test_equal_compute_allows_other_steps_and_unequal_is_refused_with_the_steps_
     per_token = [recipe.explicit_model.cost().training_flops(17) for recipe in (scratch, grown)]
     assert grown.training_flops == 3 * 17 * (2 * per_token[1] + 201 * per_token[0])
     assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
-    assert "6 runs of 202 to 203 steps and 10,302 to 10,353 tokens, together" in plan.in_words
+    assert "6 runs of 202 to 203 steps and 10,302 to 10,353 tokens, together" in plan.summary
     message = refusal(read, 240)
     n_steps = re.match(r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: (\d+) would match", message)[1]
     assert read(int(n_steps)).recipes["grown"].train.steps == int(n_steps)
@@ -190,7 +190,7 @@ def test_each_variant_gets_the_values_of_its_lowest_loss(rates: Path, tmp_path: 
         rate = best.values["optimizer.lr"]
         assert (variant.chosen, variant.val_loss) == ({"optimizer.lr": rate}, best.val_loss.mean)
         assert variant.is_at_limit == (rate == RATES[0])
-        assert f"{variant.name}: optimizer.lr {rate} (of {rates})" in plan.adjustment_lines
+        assert f"{variant.name}: optimizer.lr {rate} (of {rates})" in plan.notes
         by_hand[variant.name] = VARIANTS[variant.name] | {"optimizer": {"lr": rate}}
     for name, expected in tuned(tmp_path, variants=by_hand).recipes.items():
         assert plan.recipes[name].resolved() == expected.resolved()

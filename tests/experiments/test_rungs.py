@@ -41,8 +41,8 @@ def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
         assert point.recipe.train.steps == plan.points[f"uniform-d{d}"].recipe.train.steps == round(0.7 * budget / 51)
         layer = point.recipe.final_model.layers[0]
         assert (layer.d_model, layer.ffn.d_hidden) == hourglass_sizes(budget, 2, 3, 0.5, quantum=8)
-        assert f"hourglass-d{d}: {point.adjustment}" in plan.adjustment_lines
-    assert len(plan.adjustment_lines) == 3
+        assert f"hourglass-d{d}: {point.adjustment}" in plan.notes
+    assert len(plan.notes) == 3
 
 
 def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_drawn_number_is_rounded_and_never_out_of_its_range() -> None:
     axis = Range(low=0.12345649, high=0.98765451)
     for drawn, expected in ((axis.low, axis.low), (0.5000004, 0.5), (axis.high, axis.high)):
         trial = Mock(suggest_float=Mock(return_value=drawn))
-        assert axis.drawn(trial, "optimizer.lr") == expected
+        assert axis.suggest(trial, "optimizer.lr") == expected
 
 
 def test_sweeps_that_train_something_else_may_not_share_a_study(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_every_point_of_a_grid_is_sized_to_the_budget(tmp_path: Path) -> None:
         assert sizes_of(point) == (n_blocks, n_layers, d_model, d_hidden)
         params = n_layers * d_model * (4 * d_model + 3 * n_blocks * d_hidden)
         assert point.adjustment.miss == pytest.approx(params / BUDGET - 1)
-        assert f"{name}: {point.adjustment}" in plan.adjustment_lines
-    assert len(plan.adjustment_lines) == 8
+        assert f"{name}: {point.adjustment}" in plan.notes
+    assert len(plan.notes) == 8
 
 
 @pytest.mark.parametrize("aspect", [12, 31.5])
@@ -200,7 +200,7 @@ def test_a_study_continues_under_another_name_of_the_recipe_and_refuses_another_
         plan = read_sweep(recipe_file(tmp_path, {"over": over, "search": {"n_trials": 3}}, name=title))
         return Study(plan, tmp_path / "out")
 
-    point = study("first").take()
+    point = study("first").claim()
     (continued,) = study("renamed").drawn()
     assert (continued.name, continued.values, continued.state) == (point.name, point.values, "running")
     with pytest.raises(UserError, match=r"study.log: is the study of another search; choose another folder with --out"):

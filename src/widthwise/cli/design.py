@@ -84,7 +84,7 @@ def inspect(
 
         plan = read_all(recipe, changes)
         workload = plan.workload(n_runs=1)
-        notes = list(plan.adjustment_lines)
+        notes = list(plan.notes)
         if workload["n_drawn"]:
             notes.append(f"{workload['n_drawn']} further points are drawn when the sweep runs")
         say_result(workload, as_json, (), [_costs_table(workload)], notes=notes)

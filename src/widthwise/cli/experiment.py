@@ -236,7 +236,7 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: Training
 
     jobs = Jobs.of(plan, training.n_jobs)
     with training_progress(training.track) as observer:
-        for line in (plan.in_words, *plan.adjustment_lines):
+        for line in (plan.summary, *plan.notes):
             observer.message(line)
         try:
             outcome = run_experiment(plan, folder, command_line(), observer, jobs, waits=not training.worker)
@@ -257,5 +257,5 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: Training
 def show_workload(plan: "Plan", as_json: bool) -> None:
     """Print a table of the planned work and the adjustments, or JSON."""
     work = plan.workload()
-    notes = [plan.in_words, *plan.adjustment_lines]
-    say_result(work, as_json, (), [workload_table(work, plan.row)], notes=notes)
+    notes = [plan.summary, *plan.notes]
+    say_result(work, as_json, (), [workload_table(work, plan.point_title)], notes=notes)

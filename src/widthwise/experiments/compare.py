@@ -39,18 +39,18 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.listing import stop_message
 from widthwise.yaml_io import apply_overrides, merge, read_recipe, recipe_name
 
-SECTIONS = ("optimizer.", "schedule.", "train.")
-"""Prefixes of the keys that the sweep may vary: other keys change the model or the held-out text."""
-SHARED = ("model", "seq_len", "optimizer", "schedule", "growth", "train.batch_size")
+TUNABLE_SECTIONS = ("optimizer", "schedule", "train")
+"""Sections whose keys the sweep may vary: other keys change the model or the held-out text."""
+SAME_IN_SWEEP = ("model", "seq_len", "optimizer", "schedule", "growth", "train.batch_size")
 """Prefixes of the keys that must be equal in the sweep and in the comparison."""
-SHORTENED = ("schedule.warmup_steps", "schedule.decay_steps")
-"""Shared keys that may differ in a sweep of fewer steps."""
+SCALED_WITH_STEPS = ("schedule.warmup_steps", "schedule.decay_steps")
+"""Exceptions, which may differ in a sweep of fewer steps."""
 
 
 class CompareConfig(ExperimentSection):
     """The `compare:` section of a recipe."""
 
-    named = "variants"
+    changes_key = "variants"
     variants: Annotated[
         dict[str, dict[str, Any]],
         pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, dict[str, Any] | None]),
@@ -68,7 +68,7 @@ class CompareConfig(ExperimentSection):
             self.match.check_names(self.variants, next(iter(self.variants)))
         return self
 
-    def sized(self, point: Point, baseline: Point) -> Point:
+    def adjusted(self, point: Point, baseline: Point) -> Point:
         """Return a variant, adjusted to the baseline as `match` requires. Raises UserError if it still misses.
 
         Without a `match` section, a variant that cannot be adjusted stays unchanged.
@@ -125,7 +125,7 @@ def read_plan(
     baseline = next(iter(points.values()))
     for name, point in points.items():
         if only in (None, name):
-            points[name] = config.sized(point, baseline)
+            points[name] = config.adjusted(point, baseline)
     plan = Comparison(
         title="-vs-".join(recipe_name(path) for path in files),
         page_title=config.title,
@@ -155,27 +155,25 @@ def with_values(recipe: Recipe, values: Mapping[str, Any], name: str) -> Recipe:
 
 
 def with_rates(plan: Comparison, folder: Path) -> Comparison:
-    """Return the comparison with each variant's best values in the sweep in a folder.
+    """Return the comparison in which each variant has its best values in the sweep in a folder.
 
     Raises UserError if the sweep has not finished, lacks a variant, or is not a fair choice.
     """
     sweep = Outcome.read(folder)
     where = f"--rates-from {folder}"
-    _check_grids(plan, sweep, where)
+    grid = _common_grid(plan, sweep, where)
     points = dict(plan.points)
     variants = list[TunedVariant]()
     shares = dict[str, float]()
     for name, point in plan.points.items():
         best = _best(name, sweep, folder, where)
         recipe = with_values(point.recipe, best.values, name)
-        tried = saved_recipe(RunDir(folder / best.runs[0]))
-        _check_recipe(name, recipe, tried, where)
-        shares[name] = tried.train.steps / recipe.train.steps
+        swept = saved_recipe(RunDir(folder / best.runs[0]))
+        _check_recipe(name, recipe, swept, where)
+        shares[name] = swept.train.steps / recipe.train.steps
         points[name] = replace(point, recipe=recipe)
         is_at_limit = any(
-            len(values) > 1 and best.values[key] in (min(values), max(values))
-            for key, values in sweep.axes[name].items()
-            if isinstance(values, Sequence)
+            len(values) > 1 and best.values[key] in (min(values), max(values)) for key, values in grid.items()
         )
         variants.append(
             TunedVariant(name=name, chosen=dict(best.values), val_loss=best.val_loss.mean, is_at_limit=is_at_limit)
@@ -190,15 +188,18 @@ def with_rates(plan: Comparison, folder: Path) -> Comparison:
     tuning = Tuning(
         sweep=str(folder),
         identity=digests(sweep.to_data())["points"],
-        steps=shares[first],
+        steps=shares[first],  # as a share of the steps of a compared run
         seeds=list(sweep.seeds),
         variants=variants,
     )
     return replace(plan, points=points, tuning=tuning)
 
 
-def _check_grids(plan: Comparison, sweep: Outcome, where: str) -> None:
-    """Raise UserError unless a finished sweep on other seeds has one grid of values for all variants."""
+def _common_grid(plan: Comparison, sweep: Outcome, where: str) -> dict[str, Sequence[Any]]:
+    """Return a dict from recipe key to the values that the sweep tried for every variant.
+
+    Raises UserError unless the sweep has finished, used other seeds, and has one grid for all variants.
+    """
     if sweep.kind != "sweep" or sweep.is_open:
         state = f"an unfinished {sweep.kind}" if sweep.is_open else f"a {sweep.kind}"
         raise UserError(f"{where}: holds {state}; must be a finished sweep")
@@ -215,23 +216,27 @@ def _check_grids(plan: Comparison, sweep: Outcome, where: str) -> None:
             )
         if sweep.axes[name] != sweep.axes[first]:
             raise UserError(f"{where}: {name} has other values than {first}; the grid must be the same for all")
+    grid = dict[str, Sequence[Any]]()
     for key, values in sweep.axes[first].items():
         if not isinstance(values, Sequence):
             raise UserError(f"{where}: {key} is searched in a range; must be a grid")
-        if not key.startswith(SECTIONS):
-            sections = ", ".join(section.rstrip(".") for section in SECTIONS)
-            raise UserError(f"{where}: varies {key}; must be a key of {sections}")
+        section, dot, _ = key.partition(".")
+        if not dot or section not in TUNABLE_SECTIONS:
+            raise UserError(f"{where}: varies {key}; must be a key of {', '.join(TUNABLE_SECTIONS)}")
+        grid[key] = values
+    return grid
 
 
 def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
-    """Return the point of a variant with the lowest loss; a diverged point counts as the worst.
+    """Return the point of a variant with the lowest loss. Diverged points are not candidates.
 
     Raises UserError if all diverged, or if one failed for another reason.
     """
     for point in sweep.of_group(name):
         if isinstance(point, OpenPoint):
-            runs = (RunDir(folder / run_path(point.name, seed)) for seed in sweep.seeds)
-            if not any(map(stop_message, runs)):  # only diverged runs have one
+            runs = [RunDir(folder / run_path(point.name, seed)) for seed in sweep.seeds]
+            has_diverged = any(stop_message(run) for run in runs)
+            if not has_diverged:
                 raise UserError(f"{where}: {point.name} failed: {point.reason}; repeat the sweep")
     # sweep.variants is sorted by loss.
     best = next((point for point in sweep.variants if point.group == name and point.has_loss), None)
@@ -240,24 +245,24 @@ def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
     return best
 
 
-def _check_recipe(name: str, recipe: Recipe, tried: Recipe, where: str) -> None:
+def _check_recipe(name: str, recipe: Recipe, swept: Recipe, where: str) -> None:
     """Raise UserError unless a run of the sweep trained the variant, and was judged on different held-out text.
 
-    recipe: the variant with its values; tried: that run's recipe.
+    recipe: the variant with its best values; swept: the recipe of that run.
     """
-    for key, swept, compared in differences(to_data(tried), to_data(recipe.resolved())):
-        if key.startswith(SHARED) and key not in SHORTENED:
+    for key, value, expected in differences(to_data(swept), to_data(recipe.resolved())):
+        if key.startswith(SAME_IN_SWEEP) and key not in SCALED_WITH_STEPS:
             raise UserError(
-                f"{where}: {name}: {key} is {shortened(swept)}, but {shortened(compared)} in the comparison; must be "
+                f"{where}: {name}: {key} is {shortened(value)}, but {shortened(expected)} in the comparison; must be "
                 "the same"
             )
-    if tried.data != recipe.data:
+    if swept.data != recipe.data:
         return
     start = recipe.train.validation_skip
     end = start + (recipe.train.validation_tokens or math.inf)
-    tried_start = tried.train.validation_skip
-    tried_end = tried_start + (tried.train.validation_tokens or math.inf)
-    if tried_start < end and start < tried_end:
+    swept_start = swept.train.validation_skip
+    swept_end = swept_start + (swept.train.validation_tokens or math.inf)
+    if swept_start < end and start < swept_end:
         advice = f"sweep with train.validation_skip={end}"
         if end == math.inf:
             advice = "set train.validation_tokens, at most half of the text, and sweep the rest"

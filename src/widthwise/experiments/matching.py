@@ -19,7 +19,7 @@ from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect, nearest_siz
 from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
 
-Matched = Literal[Match, "training_flops", "none"]
+MatchedQuantity = Literal[Match, "training_flops", "none"]
 """Quantity that recipes can be required to match. training_flops: the compute of the whole run, so that the numbers of
 steps may differ; if a model grows, each phase counts with its steps."""
 
@@ -52,7 +52,7 @@ class Adjustment:
     """The changes of a variant, and its remaining miss."""
 
     changes: tuple[Change, ...]
-    match: Matched
+    match: MatchedQuantity
     miss: float
     """Quantity of the variant relative to the baseline, minus 1."""
 
@@ -74,19 +74,19 @@ class Point:
 
 
 def check_trainable(point: Point) -> None:
-    """Raises UserError, with the name of the point, if the parts of its recipe are incompatible."""
+    """Raise UserError, with the name of the point, if the parts of its recipe are incompatible."""
     with mistakes_of(point.name):
         point.recipe.check()
 
 
 def check_same_windows(point: Point, reference: Point) -> None:
-    """Raises UserError if two points are not judged on the same held-out text."""
-    if differing := [*_differences(point, reference, HELD_OUT)]:
+    """Raise UserError if two points are not judged on the same held-out text."""
+    if differing := list(_differences(point, reference, HELD_OUT)):
         raise UserError(f"{'; '.join(differing)}; not comparable")
 
 
-def check_matched(points: Iterable[Point], baseline: Point, match: Matched, advice: str) -> None:
-    """Raises UserError, with all differences, if a point is not comparable with the baseline.
+def check_matched(points: Iterable[Point], baseline: Point, match: MatchedQuantity, advice: str) -> None:
+    """Raise UserError, with all differences, if a point is not comparable with the baseline.
 
     Points are comparable if data and tokens are equal, and the matched quantity within LARGEST_MISMATCH. With
     training_flops, the numbers of tokens may differ; the runs of a seed still see the same tokens first. advice: how to
@@ -100,11 +100,12 @@ def check_matched(points: Iterable[Point], baseline: Point, match: Matched, advi
         unfair += _differences(point, baseline, shared)
         ratio = matched_ratio(recipe, baseline.recipe, match)
         if abs(ratio - 1) > LARGEST_MISMATCH:
-            missed.append(f"{point.name}: {match} is {ratio:.4f} of {baseline.name}'s")
+            message = f"{point.name}: {match} is {ratio:.4f} of {baseline.name}'s"
             if match == "training_flops":
-                per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
-                n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
-                missed[-1] += f" (train.steps: {n_steps} would match)"
+                flops_of_last_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
+                n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / flops_of_last_step)
+                message += f" (train.steps: {n_steps} would match)"
+            missed.append(message)
     errors = list[str]()
     if unfair:
         errors.append(f"{'; '.join(unfair)}; not comparable")
@@ -115,28 +116,29 @@ def check_matched(points: Iterable[Point], baseline: Point, match: Matched, advi
 
 
 def _differences(point: Point, reference: Point, shared: Iterable[str]) -> Iterator[str]:
-    for section in shared:
-        pair = [attrgetter(section)(compared.recipe) for compared in (point, reference)]
-        if pair[0] != pair[1]:
-            data = [to_data(value) if isinstance(value, Config) else value for value in pair]
-            for key, value, expected in differences(data[0], data[1], section):
+    """Yield a message for each key in which two recipes differ. shared: paths of settings that must be equal."""
+    for path in shared:
+        settings = [attrgetter(path)(recipe) for recipe in (point.recipe, reference.recipe)]
+        if settings[0] != settings[1]:
+            data = [to_data(setting) if isinstance(setting, Config) else setting for setting in settings]
+            for key, value, expected in differences(data[0], data[1], path):
                 yield f"{point.name}: {key} is {shortened(value)}, but {shortened(expected)} in {reference.name}"
 
 
-def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
+def matched_ratio(recipe: Recipe, baseline: Recipe, match: MatchedQuantity) -> float:
     """Return the matched quantity of the final model relative to the baseline; 1 if nothing is matched."""
     return 1.0 if match == "none" else matched_quantity(recipe, match) / matched_quantity(baseline, match)
 
 
-def matched_quantity(recipe: Recipe, match: Matched) -> float:
+def matched_quantity(recipe: Recipe, match: MatchedQuantity) -> float:
     """Return a cost of the final model, or the training FLOPs of the whole run. match: not "none"."""
     if match == "training_flops":
         return recipe.training_flops
     return OF_MODELS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
 
 
-def _in_turn(parts: Any) -> Any:
-    """Parse "d_model,ffn" as ("d_model", "ffn"). Raises ValueError."""
+def _parse_parts(parts: Any) -> Any:
+    """Parse "d_model,ffn" as ("d_model", "ffn"). Raises ValueError for an unknown or repeated part."""
     if isinstance(parts, str):
         parts = [part.strip() for part in parts.split(",")]
     if not isinstance(parts, (list, tuple)):
@@ -152,15 +154,15 @@ def _in_turn(parts: Any) -> Any:
 Parts = Annotated[
     tuple[Adjust, ...],
     pydantic.Field(min_length=1),
-    pydantic.BeforeValidator(_in_turn, json_schema_input_type=str | list[Adjust]),
+    pydantic.BeforeValidator(_parse_parts, json_schema_input_type=str | list[Adjust]),
 ]
 """Adjusted parts, in order: later parts refine the result of the first."""
 
 
 class MatchConfig(Config):
-    """Quantity that variants must match, and the parts of each that are adjusted until it does."""
+    """Quantity that variants must match, and the parts of a variant that are adjusted until it matches."""
 
-    quantity: Matched = "params"
+    quantity: MatchedQuantity = "params"
     adjust: Annotated[
         Annotated[Parts, Tag("all")] | Annotated[dict[str, Parts], Tag("by name")],
         Discriminator(lambda adjust: "by name" if isinstance(adjust, Mapping) else "all"),
@@ -179,8 +181,10 @@ class MatchConfig(Config):
         return self.adjust.get(name, ()) if isinstance(self.adjust, Mapping) else self.adjust
 
     def check_names(self, names: Iterable[str], baseline: str | None = None) -> None:
-        """Raises ValueError if `adjust` names an unknown variant, or the baseline."""
-        for name in self.adjust if isinstance(self.adjust, Mapping) else ():
+        """Raise ValueError if `adjust` names an unknown variant, or the baseline."""
+        if not isinstance(self.adjust, Mapping):
+            return
+        for name in self.adjust:
             if name == baseline:
                 raise ValueError(f"match.adjust: got {name!r}, the baseline, which is never adjusted")
             check_one_of("match.adjust", name, set(names) - {baseline})
@@ -190,7 +194,7 @@ MatchSection = Annotated[
     MatchConfig,
     pydantic.BeforeValidator(
         lambda match: {"quantity": match} if isinstance(match, str) else match,
-        json_schema_input_type=Matched | MatchConfig,
+        json_schema_input_type=MatchedQuantity | MatchConfig,
     ),
 ]
 """A quantity, or a mapping with the adjusted parts, as written in a recipe."""
@@ -206,8 +210,8 @@ def without_null(changes: Any) -> Any:
 class ExperimentSection(Config):
     """Base of the sections of a recipe that describe an experiment."""
 
-    named: ClassVar[str]
-    """Key of the named changes, of which null drops one, with its adjustment."""
+    changes_key: ClassVar[str]
+    """Key of the variants or groups by name. A null entry is dropped, also from `match.adjust`."""
     title: str | None = None
     """Title of the page; default: the name of its folder."""
     seeds: Seeds = (1, 2, 3)
@@ -215,25 +219,30 @@ class ExperimentSection(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _drop_unused_adjustments(cls, section: Any) -> Any:
+        """Remove the entries of `match.adjust` for variants or groups that are null."""
         match section:
-            case {"match": {"adjust": dict(adjust), **options}} if isinstance(section.get(cls.named), dict):
-                used = {name: part for name, part in adjust.items() if section[cls.named].get(name, {}) is not None}
+            case {"match": {"adjust": dict(adjust), **options}, cls.changes_key: dict(changes)}:
+                used = {name: parts for name, parts in adjust.items() if changes.get(name, {}) is not None}
                 return section | {"match": options | {"adjust": used}}
         return section
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
-    """Return the `match` of a section, as data, changed by --match and --adjust; `none` also disables adjusting."""
+    """Return the `match` of a section, as plain data, changed by --match and --adjust.
+
+    --match none without --adjust also disables the adjustments of the section.
+    """
     if quantity == "none" and adjust is None:
         return quantity
     options = {key: value for key, value in (("quantity", quantity), ("adjust", adjust)) if value is not None}
     if not options:
         return match
-    return {**(match if isinstance(match, Mapping) else {"quantity": match or "params"}), **options}
+    section = match if isinstance(match, Mapping) else {"quantity": match or "params"}
+    return {**section, **options}
 
 
 def adjusted(
-    point: Point, baseline: Point, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
+    point: Point, baseline: Point, match: MatchedQuantity, parts: Sequence[Adjust], aspect: float | None = None
 ) -> Point:
     """Return the point with one number of each part changed, in order, to match the baseline as nearly as possible.
 
@@ -266,7 +275,7 @@ def adjusted(
             changes.append(change)
         miss = miss_of(model)
         if abs(miss) > LARGEST_MISMATCH and parts:
-            # If no value is nearer because the next one is refused, this raises the reason.
+            # The next value may be refused. If so, this raises the reason, which helps more than the error below.
             knob = Knob.of(model, parts[-1], recipe.seq_len)
             miss_of(knob.at(max(1, knob.start + (1 if miss < 0 else -1))))
     if abs(miss) > LARGEST_MISMATCH:
@@ -282,9 +291,8 @@ def adjusted(
 def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[ModelTemplate, Change]:
     """Return the model with the number of a knob changed to the value nearest to the budget, and the change.
 
-    miss_of: relative distance of a model from the budget.
+    miss_of: relative distance of a model from the budget, signed.
     """
-
     try:
         unchanged_miss = abs(miss_of(knob.template))
     except UserError:  # for example a width that is no multiple of its heads
@@ -294,4 +302,4 @@ def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[Mod
     value = knob.adjustable.value
     if abs(miss_of(knob.at(nearest))) < unchanged_miss:
         return knob.at(nearest), Change(key, value, nearest * knob.adjustable.step)
-    return knob.template, Change(key, value, value)  # may be between two steps
+    return knob.template, Change(key, value, value)  # the value may be between two steps

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from widthwise.experiments.matching import Matched, Point, check_trainable
+from widthwise.experiments.matching import MatchedQuantity, Point, check_trainable
 from widthwise.mistakes import counted
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
@@ -20,7 +20,7 @@ ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 
 
 def check_name(key: str, name: str) -> None:
-    """Raises ValueError for a name unsuitable for a folder. key: path of the name in the section."""
+    """Raise ValueError for a name unsuitable for a folder. key: path of the name in the section."""
     if not name or not set(name) <= ALLOWED_IN_NAMES:
         raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
 
@@ -35,16 +35,16 @@ class Plan(ABC):
     """Points that are trained with the same seeds, and compared."""
 
     kind: ClassVar[Literal["comparison", "sweep", "ladder"]]
-    row: ClassVar[str] = "point"
-    """Title of the column that names the points."""
+    point_title: ClassVar[str] = "point"
+    """The word for a point in tables and sentences."""
     title: str
-    """Name of its recipe, or names of several."""
+    """Name of the recipe, or names of several, joined."""
     page_title: str | None = None
-    """Title of its page; default: the name of its folder."""
+    """Title of the page of results; default: the name of the folder."""
     points: Mapping[str, Point]
-    """Points by name, in order, without those that a sampler draws during the experiment."""
+    """Points by name, in order, except points that a sampler draws during the experiment."""
     seeds: tuple[int, ...]
-    match: Matched = "none"
+    match: MatchedQuantity = "none"
     """Quantity that is equal in compared points."""
     baseline: str | None = None
     """Name of the point with which all others are compared."""
@@ -55,12 +55,12 @@ class Plan(ABC):
         """Point and seed of the runs of listed points, in the order of training."""
 
     def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
-        """Return the name of the baseline of a point; the baseline is its own. None if there is none."""
+        """Return the name of the baseline of a point, which for the baseline is its own name; None if there is none."""
         return self.baseline
 
     @property
     def reference(self) -> Recipe:
-        """The recipe whose held-out text all points are judged on."""
+        """A recipe with the data and held-out text of all points."""
         return next(iter(self.points.values())).recipe
 
     @property
@@ -73,28 +73,30 @@ class Plan(ABC):
         return len(self.points)
 
     @property
-    def adjustment_lines(self) -> list[str]:
+    def notes(self) -> list[str]:
         """A line for each adjusted point: its changes and its miss."""
         return [f"{name}: {point.adjustment}" for name, point in self.points.items() if point.adjustment is not None]
 
     @property
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """A sentence on the amount of work."""
         work = self.workload(n_runs=1)
-        counts = ({row[key] for row in work["points"]} for key in ("steps", "tokens"))
-        steps, tokens = (" to ".join(f"{n:,}" for n in sorted({min(count), max(count)})) for count in counts)
+        ranges = dict[str, str]()
+        for key in ("steps", "tokens"):
+            counts = [row[key] for row in work["points"]]
+            ranges[key] = " to ".join(f"{n:,}" for n in sorted({min(counts), max(counts)}))
         compute = pflops_days(work["training_flops"], 1)
         return (
-            f"{counted(work['n_points'], self.row)} x {counted(len(self.seeds), 'seed')}: "
-            f"{counted(work['n_runs'], 'run')} of {steps} steps and {tokens} tokens, together "
+            f"{counted(work['n_points'], self.point_title)} x {counted(len(self.seeds), 'seed')}: "
+            f"{counted(work['n_runs'], 'run')} of {ranges['steps']} steps and {ranges['tokens']} tokens, together "
             f"{work['training_flops']:.3g} training FLOPs ({compute:.3g} PFLOP/s-days)"
         )
 
     def workload(self, n_runs: int | None = None) -> dict[str, Any]:
         """Return the costs of every point and the work of all runs, as plain data.
 
-        Points to be drawn count as the mean of the listed points, or as the reference if there are none.
-        n_runs: number of runs whose tokens and training FLOPs the row of a point sums; by default all seeds. Raises
+        Points to be drawn count as the mean of the listed points, or as the reference if there are none. n_runs: number
+        of runs over which tokens and training FLOPs of each point are summed; default: one for each seed. Raises
         UserError for an impossible model.
         """
         n_seeds = len(self.seeds)
@@ -126,7 +128,7 @@ class Comparison(Plan):
     """Named variants, trained seed by seed, so that all have a first result early."""
 
     kind = "comparison"
-    row = "variant"
+    point_title = "variant"
     tuning: Tuning | None = None
     """Values of the variants that a sweep chose."""
 
@@ -135,9 +137,9 @@ class Comparison(Plan):
         return [(name, seed) for seed in self.seeds for name in self.points]
 
     @property
-    def adjustment_lines(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Lines on adjusted variants, on values that a sweep chose, and on parameters without gradient."""
-        lines = super().adjustment_lines
+        lines = super().notes
         if self.tuning is not None:
             for choice in self.tuning.variants:
                 chosen = ", ".join(f"{key} {value:.7g}" for key, value in choice.chosen.items())
@@ -183,7 +185,7 @@ RATIOS = (*(name for name, cost in OF_MODELS.items() if cost.has_ratio), "tokens
 
 
 def _costs(point: Point) -> dict[str, Any]:
-    """Return a point with the costs of one run."""
+    """Return a row of a workload, with the costs of one run. Raises UserError for an impossible model."""
     recipe = point.recipe
     check_trainable(point)
     cost = cost_summary(recipe.final_model, recipe.seq_len)

@@ -16,7 +16,6 @@ from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, describes_several, load_recipe
 from widthwise.yaml_io import read_recipe
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 EXTENDS = {
     "type": "string",
     "description": "Recipe that this one changes: a path relative to this file, or the name of a bundled recipe.",
@@ -24,7 +23,7 @@ EXTENDS = {
 SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig}
 """Section of a file that describes several runs -> its config."""
 CHANGES = "Changes"
-"""Name of the definition of changes to the recipe."""
+"""Name, in the schema, of the definition of changes to the recipe."""
 
 
 def read_all(path: Path, overrides: Sequence[str] = (), only: str | None = None) -> Plan:
@@ -35,9 +34,10 @@ def read_all(path: Path, overrides: Sequence[str] = (), only: str | None = None)
 
 
 def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
-    """Return the recipe of one run: of a plain recipe, or of a variant or point of a recipe that describes several.
+    """Return the recipe of one run: a plain recipe, or a variant or point of a recipe that describes several runs.
 
-    A variant is adjusted as in its experiment, and has the seed of the recipe. Raises UserError.
+    variant: its name; None for a plain recipe. A variant is adjusted as in its experiment, and has the seed of the
+    recipe. Raises UserError.
     """
     if variant is None:
         return load_recipe(path, overrides)
@@ -62,7 +62,7 @@ def recipe_schema() -> dict[str, Any]:
         definitions[config.__name__] = _changed(definitions[config.__name__], _with_changes)
     sections = {name: {"$ref": f"#/$defs/{config.__name__}"} for name, config in SECTIONS.items()}
     return {
-        "$schema": DIALECT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         **recipe,
         "title": "A recipe of widthwise",
         "properties": {"extends": EXTENDS, **recipe["properties"], **sections},

@@ -37,13 +37,11 @@ S = TypeVar("S", bound=Sweep, covariant=True)
 PRECISION_FILE = "precision"
 """Holds the choice for `precision: auto` in an experiment."""
 PointState = Literal["finished", "failed", "running", "waiting"]
-ENDED = ("finished", "failed")
-"""States of a point that is not trained any more."""
 
 
 @dataclass(frozen=True)
 class PointStatus:
-    """The state of one point of a sweep. reason: of a failure."""
+    """The state of one point of a sweep. reason: of its failure."""
 
     name: str
     group: str
@@ -53,7 +51,7 @@ class PointStatus:
 
 
 class Results(RunPolicy, ABC, Generic[P]):
-    """The results of an experiment."""
+    """The results of an experiment, as the policy of its runs."""
 
     def __init__(self, plan: P, folder: Path, command: str, observer: Observer):
         self.plan = plan
@@ -68,7 +66,7 @@ class Results(RunPolicy, ABC, Generic[P]):
         self._variants: dict[tuple[str, bool], Variant] = {}
         """(Point name, whether its baseline has finished) -> its record."""
         self._first_read: RunDir | None = None
-        """The first run that was read, with whose data all others must agree."""
+        """The first run that was read. All runs must have read the same data."""
 
     def begin(self) -> list[Run]:
         """Write planned.json, and return the runs of the listed points, in the order of training."""
@@ -86,7 +84,7 @@ class Results(RunPolicy, ABC, Generic[P]):
 
     @cached_property
     def precision(self) -> Precision:
-        """The precision of all runs of an experiment, on all machines, which the first worker chooses."""
+        """The precision of all runs with `precision: auto`, on all machines; the first worker chooses it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         chosen = chosen_precision(self.folder, self.observer)
         return cast(Precision, write_first(self.folder / PRECISION_FILE, f"{chosen}\n").strip())
@@ -111,6 +109,7 @@ class Results(RunPolicy, ABC, Generic[P]):
         """Return the record of the results so far."""
 
     def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
+        """Return the record. fields: further fields of this kind of experiment."""
         plan = self.plan
         curves = [curve for runs in self._trained.values() for curve in runs.curves]
         # A file omits fields that are not set, even if they have defaults.
@@ -150,8 +149,8 @@ class Results(RunPolicy, ABC, Generic[P]):
         if key not in self._variants:
             variant = variant_of(name, self._trained[name], baseline)
             axes = tuple(f"{axis}." for axis in values)
-            off_axes = {path: pair for path, pair in variant.differs_in.items() if not f"{path}.".startswith(axes)}
-            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=off_axes)
+            differs_in = {path: pair for path, pair in variant.differs_in.items() if not f"{path}.".startswith(axes)}
+            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=differs_in)
         return self._variants[key]
 
 
@@ -177,8 +176,10 @@ class SweepResults(Results[S]):
     """True if the mean of each group is compared with the baseline."""
 
     def may_begin(self, run: Run) -> bool:
-        """Return False for a run that has diverged, because it would diverge again. Raises UserError if it has another
-        recipe."""
+        """Return False for a run that has diverged, because it would diverge again.
+
+        Raises UserError if the diverged run has another recipe.
+        """
         previous = RunDir(run.path)
         reason = stop_message(previous)
         if reason is None:
@@ -202,20 +203,21 @@ class SweepResults(Results[S]):
             self.write()
 
     def _fail(self, point: str, reason: str, is_final: bool) -> None:
-        """Record why a point failed. is_final: it diverged; otherwise another start retries it."""
+        """Record why a point failed. is_final: True if it diverged; otherwise a later start retries it."""
         self.failures[point] = reason.replace(f"{self.folder}/", "")
 
-    def _outcome(self, drawn: Sequence[PointStatus] = ()) -> Outcome:
-        """Return the record of all points, finished or not.
+    def _drawn(self) -> list[PointStatus]:
+        """Return the points that a study has drawn. The name of a point without a name yet is "#" and a number."""
+        return []
 
-        drawn: points that a study has drawn. A name of "#" and a number means that it is not set.
-        """
-        listed = [self._status(point) for point in self.plan.points.values()]
-        n_ended = sum(point.state in ENDED for point in (*listed, *drawn))
-        named = [point for point in drawn if not point.name.startswith("#") or point.state == "failed"]
+    def _outcome(self) -> Outcome:
+        """Return the record of all points, finished or not. A point that was drawn repeatedly counts once."""
+        points_and_repeats = [*(self._status(point) for point in self.plan.points.values()), *self._drawn()]
+        n_ended = sum(point.state in ("finished", "failed") for point in points_and_repeats)
         by_name = dict[str, PointStatus]()
-        for point in (*listed, *named):
-            by_name.setdefault(point.name, point)
+        for point in points_and_repeats:
+            if not point.name.startswith("#") or point.state == "failed":
+                by_name.setdefault(point.name, point)
         finished = [name for name, point in by_name.items() if point.state == "finished"]
         for name in finished:
             self._read(name)
@@ -252,25 +254,20 @@ class SweepResults(Results[S]):
         return PointStatus(point.name, point.group, dict(point.values), state, reason)
 
     def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
-        return {"points": self._with_wide_verdicts(points), "judged": list(self._judged(points))}
-
-    def _with_wide_verdicts(self, points: Sequence[Variant | OpenPoint]) -> list[Variant | OpenPoint]:
-        """Return the points with verdicts on intervals widened for the number of points, as in `_judged`."""
+        """Return the fields of the record with verdicts. Intervals are widened for the number of compared points."""
         baseline = self.plan.baseline
-        if baseline is None:
-            return list(points)
         compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
-        wide = 1 - (1 - CONFIDENCE) / max(len(compared), 1)
         with_verdicts = list[Variant | OpenPoint]()
         for point in points:
-            if point.name in compared:
+            if baseline is not None and point.name in compared:
+                wide = 1 - (1 - CONFIDENCE) / len(compared)
                 difference = self._difference(point.name, [point.name], baseline, len(compared), wide)
                 point = point.with_changes(verdict=difference.verdict)
             with_verdicts.append(point)
-        return with_verdicts
+        return {"points": with_verdicts, "judged": list(self._judged(points))}
 
     def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
-        """Yield the best point, compared with the baseline, or else with the next best; then the means of groups.
+        """Yield the difference of the best point to the baseline, or else to the next best; then of each group's mean.
 
         The best of many points is partly the luckiest, so its interval is widened for their number (Bonferroni).
         """

@@ -7,7 +7,6 @@ heartbeat, and a file in the folder is enough.
 
 import logging
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from widthwise.experiments.results import PointState, PointStatus, SweepResults
 from widthwise.experiments.sweep import STUDY_FILE, Search
 from widthwise.experiments.sweep_section import point_name
 from widthwise.mistakes import UserError
-from widthwise.records.outcome import Outcome
 from widthwise.records.record import finite
 
 if TYPE_CHECKING:
@@ -55,9 +53,9 @@ class Study:
         self._given_up: dict[int, str] = {}
         """Trial that this worker could not train, and does not retry -> the reason, which may be temporary."""
         (folder / "trials").mkdir(parents=True, exist_ok=True)
-        self._choosing = self._filelock.FileLock(folder / "study.lock")
+        self._study_lock = self._filelock.FileLock(folder / "study.lock")
         """Lets one worker at a time choose."""
-        with self._choosing:
+        with self._study_lock:
             path = folder / STUDY_FILE
             storages = self._optuna.storages
             storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
@@ -71,8 +69,10 @@ class Study:
                 raise UserError(f"{path}: is the study of another search; choose another folder with --out")
 
     def drawn(self) -> list[PointStatus]:
-        """Return the points that all workers have chosen, in order. A point whose name is not set, or too long, is "#"
-        and its trial's number."""
+        """Return the points that all workers have chosen, in order.
+
+        The name of a point is "#" and the number of its trial if it is not set yet, or too long.
+        """
         points = list[PointStatus]()
         for trial in self._trials()[: self._space.n_trials]:  # may be fewer than before
             point = {"name": f"#{trial.number}", "group": "", "values": {}, **trial.user_attrs.get(POINT, {})}
@@ -84,13 +84,13 @@ class Study:
             points.append(PointStatus(**point, state=state, reason=reason))
         return points
 
-    def take(self) -> Point | None:
-        """Claim a point for this worker: one whose worker has died, otherwise a new one. None if none is free.
+    def claim(self) -> Point | None:
+        """Claim a point for this worker: a point whose worker has died, otherwise a new point; None if none is free.
 
-        An impossible point, or one whose name is too long, fails at once, and the next is claimed.
+        An impossible point, or a point whose name is too long, fails at once, and the next point is claimed.
         """
         while True:
-            with self._choosing:
+            with self._study_lock:
                 number = self._lock_next()
                 if number is None:
                     return None
@@ -124,8 +124,11 @@ class Study:
         return None
 
     def _trial(self, number: int) -> "optuna.Trial":
-        """Return a trial, and set its sampler, which depends only on its number and the other trials, so that an
-        interrupted search continues unchanged."""
+        """Return a trial, and set the sampler for it.
+
+        Its choice depends only on the number of the trial and the other trials, so that an interrupted search continues
+        unchanged.
+        """
         samplers = self._optuna.samplers
         if self._sampler == "random":
             self._study.sampler = samplers.RandomSampler(seed=number)
@@ -139,8 +142,10 @@ class Study:
             self._tell(number, values=math.inf if math.isnan(loss) else loss)
 
     def fail(self, name: str, reason: str, is_final: bool) -> None:
-        """Record that this worker could not train a point. is_final: it diverged; otherwise a later start retries
-        it."""
+        """Record that this worker could not train a point.
+
+        is_final: True if it diverged; otherwise a later start retries it.
+        """
         for number in self._held.pop(name, []):
             if is_final:
                 self._tell_failed(number, reason)
@@ -182,10 +187,10 @@ class SearchResults(SweepResults[Search]):
 
     @property
     def n_open(self) -> int:
-        return self.plan.space.n_trials - sum(point.state != "running" for point in self._study.drawn())
+        return self.plan.space.n_trials - sum(point.state != "running" for point in self._drawn())
 
     def draw(self) -> list[Run]:
-        point = self._study.take()
+        point = self._study.claim()
         if point is None:
             return []
         if point.adjustment is not None:
@@ -202,5 +207,5 @@ class SearchResults(SweepResults[Search]):
         super()._fail(point, reason, is_final)
         self._study.fail(point, self.failures[point], is_final)
 
-    def _outcome(self, drawn: Sequence[PointStatus] = ()) -> Outcome:
-        return super()._outcome(self._study.drawn())
+    def _drawn(self) -> list[PointStatus]:
+        return self._study.drawn()

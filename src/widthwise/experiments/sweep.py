@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 RUNG = "rung"
 """Name of the axis of sizes."""
 STUDY_FILE = "study.log"
-GROUP_PARAMETER = "group"
-"""Name, in the study, of the group that a search chose."""
 
 
 class SweepSpace:
-    """All points on the axes of a sweep."""
+    """All points on the axes of a sweep.
+
+    n_trials: number of points that a sampler draws, 0 for a grid. reference: the point on whose held-out text all
+    points are judged.
+    """
 
     def __init__(self, title: str, config: SweepConfig, data: Mapping[str, Any]):
         """data: the recipe without its sweep section. Raises UserError if the baseline cannot be trained."""
@@ -55,7 +57,7 @@ class SweepSpace:
         elif config.search is not None:
             self.reference = Point(title, parse_recipe(dict(data), title))
         else:
-            self.reference = self._point(*config.combinations()[0])
+            self.reference = self._unchecked_point(*config.combinations()[0])
 
     def grid(self) -> dict[str, Point]:
         """Return name -> point, the baseline first; for a search only the baseline.
@@ -74,33 +76,36 @@ class SweepSpace:
 
     def point(self, group: str, values: Mapping[str, Any]) -> Point:
         """Return a point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
-        point = self._point(group, values)
+        point = self._unchecked_point(group, values)
         if self.baseline is not None:
-            return _comparable(point, self.baseline, self.config.matching)
+            return _matched(point, self.baseline, self.config.matching)
         check_trainable(point)
         check_same_windows(point, self.reference)
         return point
 
-    def _point(self, group: str, values: Mapping[str, Any]) -> Point:
-        """Return a point of a group without a check of its recipe."""
+    def _unchecked_point(self, group: str, values: Mapping[str, Any]) -> Point:
+        """Return a point of a group; the parts of its recipe may be incompatible."""
         name = point_name(group, values)
-        data = copy.deepcopy(merge(self._data, self.config.groups[group].change if group else {}))
+        change = self.config.groups[group].change if group else {}
+        data = copy.deepcopy(merge(self._data, change))
         apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items() if key != ASPECT))
         return Point(name, parse(Recipe, data, name), group, values)
 
     def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
         """Return the group and values that the sampler chooses for a trial."""
         axes = self.config.axes
-        group = trial.suggest_categorical(GROUP_PARAMETER, list(axes)) if len(axes) > 1 else next(iter(axes))
+        group = next(iter(axes))
+        if len(axes) > 1:
+            group = trial.suggest_categorical("group", list(axes))
         # The name of a parameter includes the group, because groups may have different values of a key.
         names = {key: f"{group}/{key}" if group else key for key in axes[group]}
         values = dict[str, Any]()
         for key, axis in axes[group].items():
             if isinstance(axis, Range):
-                values[key] = axis.drawn(trial, names[key])
+                values[key] = axis.suggest(trial, names[key])
             else:
-                by_name = {name_part(item): item for item in axis}
-                values[key] = by_name[trial.suggest_categorical(names[key], list(by_name))]
+                choices = {name_part(value): value for value in axis}
+                values[key] = choices[trial.suggest_categorical(names[key], list(choices))]
         return group, values
 
     def identity(self) -> str:
@@ -120,8 +125,8 @@ class SweepSpace:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def _comparable(point: Point, baseline: Point, match: MatchConfig) -> Point:
-    """Return a point, `adjusted` to its baseline if `match` adjusts its group.
+def _matched(point: Point, baseline: Point, match: MatchConfig) -> Point:
+    """Return a point, adjusted to its baseline if `match` adjusts its group.
 
     Raises UserError if the point cannot be trained, or compared with the baseline.
     """
@@ -134,30 +139,31 @@ def _comparable(point: Point, baseline: Point, match: MatchConfig) -> Point:
 
 
 def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Point]:
-    """Return every group at every size, each checked. Changes of the rung apply first, then changes of a group.
+    """Return every group at every size, all checked. Changes of the rung apply first, then changes of the group.
 
     data: the recipe without its sweep section. Raises UserError.
     """
-    first = next(iter(config.groups))
     points: dict[str, Point] = {}
+    baselines: dict[str, Point] = {}  # rung -> point of the first group
     for group, section in config.groups.items():
         for rung, size in config.rungs.items():
             name = point_name(group, {RUNG: rung})
             if name in points:
                 raise UserError(f"sweep: two points are named {name}; rename a rung or a group")
             recipe = parse(Recipe, merge(merge(data, size), section.change), name)
-            base = recipe if group == first else points[point_name(first, {RUNG: rung})].recipe
             if config.tokens_per_param is not None:
+                base = baselines[rung].recipe if rung in baselines else recipe
                 n_params = OF_MODELS[config.count].of_cost(cost_summary(base.explicit_model, base.seq_len))
                 n_steps = max(1, round(config.tokens_per_param * n_params / base.tokens_per_step))
                 recipe = checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
-            points[name] = Point(name, recipe, group, {RUNG: rung})
-            if group == first:
-                check_trainable(points[name])
+            point = Point(name, recipe, group, {RUNG: rung})
+            if rung in baselines:
+                point = _matched(point, baselines[rung], config.matching)
             else:
-                baseline = points[point_name(first, {RUNG: rung})]
-                points[name] = _comparable(points[name], baseline, config.matching)
-            check_same_windows(points[name], next(iter(points.values())))
+                check_trainable(point)
+                baselines[rung] = point
+            points[name] = point
+            check_same_windows(point, next(iter(points.values())))
     return points
 
 
@@ -196,23 +202,25 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), options: Mapping[str, 
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
     config = parse(SweepConfig, _with_options(section, options), f"{path}: sweep")
     title = recipe_name(path)
-    about = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
+    fields = {"title": title, "page_title": config.title, "seeds": config.seeds, "match": config.matching.quantity}
     if config.rungs:
         return Ladder(
-            **about,
+            **fields,
             points=_rung_points(config, data),
             axes={group: {RUNG: list(config.rungs)} for group in config.groups},
             baseline_group=next(iter(config.groups)),
         )
     space = SweepSpace(title, config, data)
-    about |= {"points": space.grid(), "baseline": space.baseline and space.baseline.name, "axes": config.axes_as_data()}
+    fields["points"] = space.grid()
+    fields["baseline"] = None if space.baseline is None else space.baseline.name
+    fields["axes"] = config.axes_as_data()
     if config.search is None:
-        return Sweep(**about)
-    return Search(**about, space=space, sampler=config.search.sampler)
+        return Sweep(**fields)
+    return Search(**fields, space=space, sampler=config.search.sampler)
 
 
 def _sweep_of_variants(path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> Sweep:
-    """Return every variant of a comparison, sized as in the comparison, at every value of the axes."""
+    """Return every variant of a comparison, adjusted as in the comparison, at every value of the axes."""
     if "over" not in options or "search" in options:
         raise UserError(f"{path}: has a compare section; `compare` trains it, and --over sweeps its variants on a grid")
     plan = read_plan(path, overrides, match=options.get("match"), adjust=options.get("adjust"))
@@ -225,16 +233,17 @@ def _sweep_of_variants(path: Path, overrides: Sequence[str], options: Mapping[st
         recipe = with_values(variant.recipe, values, name)
         points[name] = Point(name, recipe, group, values, variant.adjustment)
         check_trainable(points[name])
-    about = {"title": f"{plan.title}-sweep", "seeds": config.seeds, "match": plan.match}
-    return Sweep(**about, points=points, axes=config.axes_as_data())
+    title = f"{plan.title}-sweep"
+    return Sweep(title=title, seeds=config.seeds, match=plan.match, points=points, axes=config.axes_as_data())
 
 
 def _with_options(section: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sweep section changed by options. Raises UserError if --over would change no group."""
     groups = section.get("groups")
-    group_sections = groups.values() if isinstance(groups, dict) else []
-    have_axes = [isinstance(group, dict) and "over" in group for group in group_sections]
-    if "over" in options and have_axes and all(have_axes):
-        raise UserError("--over: has no effect, because every group of the recipe defines its axes")
+    if "over" in options and isinstance(groups, dict):
+        have_axes = [isinstance(group, dict) and "over" in group for group in groups.values()]
+        if have_axes and all(have_axes):
+            raise UserError("--over: has no effect, because every group of the recipe defines its axes")
     changed = {**section, **{key: value for key, value in options.items() if key != "adjust"}}
     if {"match", "adjust"} & options.keys():
         changed["match"] = match_with_options(section.get("match"), options.get("match"), options.get("adjust"))

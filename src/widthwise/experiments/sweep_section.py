@@ -67,8 +67,8 @@ class Range(Config):
             raise ValueError(f"step: got {self.step}; needs whole low and high, and no log")
         return self
 
-    def drawn(self, trial: "Trial", name: str) -> Any:
-        """Return the value that the sampler of a search chooses for a trial."""
+    def suggest(self, trial: "Trial", name: str) -> Any:
+        """Return the value that the sampler of a search chooses for a trial. name: of the parameter in the study."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             return trial.suggest_int(name, self.low, self.high, step=self.step or 1, log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
@@ -77,6 +77,7 @@ class Range(Config):
 
 
 def _checked_axis(data: Any) -> Any:
+    """Return a list of values as a tuple. Raises ValueError for anything but distinct values or a range."""
     if isinstance(data, (list, tuple)):
         if not data:
             raise ValueError("got []; expected at least one value")
@@ -116,7 +117,7 @@ class SearchConfig(Config):
 class SweepConfig(ExperimentSection):
     """The `sweep:` section of a recipe."""
 
-    named = "groups"
+    changes_key = "groups"
     rungs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Name of a size -> changes to the recipe. Every group is trained at every size, must match the first group there,
     and is compared with it."""
@@ -195,36 +196,35 @@ class SweepConfig(ExperimentSection):
         """Return group and values of every point of a grid. Raises UserError for a range, or more than MOST_POINTS."""
         grids = dict[str, list[tuple[Any, ...]]]()
         for group, axes in self.axes.items():
+            grids[group] = []
             for key, axis in axes.items():
                 if isinstance(axis, Range):
                     raise UserError(
                         f"sweep: {self._where(group)}.{key}: got a range; a grid needs a list of values, or add "
                         "search: {n_trials: ...}"
                     )
-            grids[group] = [axis for axis in axes.values() if isinstance(axis, tuple)]
+                grids[group].append(axis)
         n_points = sum(math.prod(map(len, lists)) for lists in grids.values())
         if n_points > MOST_POINTS:
             raise UserError(f"sweep: a grid of {n_points:,} points; must be at most {MOST_POINTS:,}, or add search")
-        return [
-            (group, dict(zip(self.axes[group], values)))
-            for group, lists in grids.items()
-            for values in itertools.product(*lists)
-        ]
+        points = list[tuple[str, dict[str, Any]]]()
+        for group, lists in grids.items():
+            points += [(group, dict(zip(self.axes[group], values))) for values in itertools.product(*lists)]
+        return points
 
     def _where(self, group: str) -> str:
-        """Return the path of the axes of a group in the section."""
+        """Return the path of the axes of a group in the section, for messages."""
         has_axes = group in self.groups and self.groups[group].over is not None
         return f"groups.{group}.over" if has_axes else "over"
 
     def axes_as_data(self) -> dict[str, dict[str, Any]]:
         """Return group -> key -> list of values, or a range as a mapping."""
-        return {
-            group: {
-                key: axis.model_dump(exclude_none=True) if isinstance(axis, Range) else list(axis)
-                for key, axis in axes.items()
-            }
-            for group, axes in self.axes.items()
-        }
+        data = dict[str, dict[str, Any]]()
+        for group, axes in self.axes.items():
+            data[group] = {}
+            for key, axis in axes.items():
+                data[group][key] = axis.model_dump(exclude_none=True) if isinstance(axis, Range) else list(axis)
+        return data
 
     @property
     def matching(self) -> MatchConfig:
