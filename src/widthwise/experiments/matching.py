@@ -182,9 +182,8 @@ class MatchConfig(Config):
 
     def check_names(self, names: Iterable[str], baseline: str | None = None) -> None:
         """Raise ValueError if `adjust` names an unknown variant, or the baseline."""
-        if not isinstance(self.adjust, Mapping):
-            return
-        for name in self.adjust:
+        adjust = self.adjust if isinstance(self.adjust, Mapping) else {}
+        for name in adjust:
             if name == baseline:
                 raise ValueError(f"match.adjust: got {name!r}, the baseline, which is never adjusted")
             check_one_of("match.adjust", name, set(names) - {baseline})
@@ -228,10 +227,7 @@ class ExperimentSection(Config):
 
 
 def match_with_options(match: Any, quantity: str | None, adjust: str | None) -> Any:
-    """Return the `match` of a section, as plain data, changed by --match and --adjust.
-
-    --match none without --adjust also disables the adjustments of the section.
-    """
+    """Return the `match` of a section, as plain data, changed by options; --match none alone drops `adjust`."""
     if quantity == "none" and adjust is None:
         return quantity
     options = {key: value for key, value in (("quantity", quantity), ("adjust", adjust)) if value is not None}
@@ -289,10 +285,7 @@ def adjusted(
 
 
 def _nearest(knob: Knob, miss_of: Callable[[ModelTemplate], float]) -> tuple[ModelTemplate, Change]:
-    """Return the model with the number of a knob changed to the value nearest to the budget, and the change.
-
-    miss_of: relative distance of a model from the budget, signed.
-    """
+    """Return the model with a knob at the value nearest to the budget, and the change. miss_of: signed, relative."""
     try:
         unchanged_miss = abs(miss_of(knob.template))
     except UserError:  # for example a width that is no multiple of its heads
