@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from widthwise.records.estimate import Estimate
-from widthwise.records.record import Known, Number, Record, StoredRecord
+from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord
 
 Answer = Literal["yes", "no", "cannot tell"]
 
@@ -18,7 +18,7 @@ class PaperLine(Record):
     """The quantity in words."""
     printed: str | None = None
     """As the paper prints it, in digits or in a word; None where it does not."""
-    printed_value: Known = None
+    printed_value: FiniteOrNone = None
     """The printed number, or the difference of two printed losses."""
     counted: Number | None = None
     """Counted from the recipe at the paper's size, or from the points that the paper prints."""
@@ -43,9 +43,9 @@ class PaperExperiment(Record):
     command: str
     """The one that repeats it."""
     n_seeds: int | None = None
-    fewest_params: Known = None
+    fewest_params: FiniteOrNone = None
     """Parameters of its smallest model."""
-    most_params: Known = None
+    most_params: FiniteOrNone = None
     core_minutes: float | None = None
 
 
@@ -65,7 +65,7 @@ class PaperItem(StoredRecord):
     """None where nothing was measured."""
     other_scales: Sequence[str] = ()
     """Experiments that have not been run, in words."""
-    small_core_minutes: Known = None
+    small_core_minutes: FiniteOrNone = None
     """Duration of the experiment for two CPU cores, in minutes of one of them."""
     remarks: Sequence[str] = ()
 

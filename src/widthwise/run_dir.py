@@ -34,7 +34,7 @@ from widthwise.files import (
 from widthwise.metrics_file import MetricsFile
 from widthwise.mistakes import UserError
 from widthwise.records.record import CHECKSUMS, SealedFile, check_unchanged, digests
-from widthwise.records.run import Continuation, RunResult, changes_in_words, continued, other_folder
+from widthwise.records.run import Continuation, RunResult, describe_changes, folder_hint, with_continuations
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")
@@ -96,7 +96,7 @@ class RunDir:
     def config_yaml(self) -> str:
         """Return the resolved recipe. Raises UserError without a run, or if the recipe was changed later."""
         if not self.exists:
-            raise UserError(f"{self.path}: is not a run directory (no config.yaml){other_folder(self.path)}")
+            raise UserError(f"{self.path}: is not a run directory (no config.yaml){folder_hint(self.path)}")
         text = read_text(self.path / "config.yaml")
         begun_with = self._begun_with()
         if text == begun_with:
@@ -105,8 +105,8 @@ class RunDir:
         now = parse_yaml(text, "config.yaml")
         continuations = self.continuations()
         # `continue_with` writes two files; a kill between them leaves the earlier recipe, which is as good.
-        expected = (continued(original, continuations), continued(original, continuations[:-1]))
-        changes = min((changes_in_words(recipe, now, of_the_same_run=True) for recipe in expected), key=len)
+        expected = (with_continuations(original, continuations), with_continuations(original, continuations[:-1]))
+        changes = min((describe_changes(recipe, now, skip_allowed=True) for recipe in expected), key=len)
         if changes:
             raise UserError(
                 f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "
@@ -135,7 +135,7 @@ class RunDir:
 
     def continue_with(self, continuation: Continuation) -> None:
         """Change the recipe from here on, and record the change."""
-        recipe = continued(parse_yaml(self.config_yaml(), "config.yaml"), [continuation])
+        recipe = with_continuations(parse_yaml(self.config_yaml(), "config.yaml"), [continuation])
         self.add_to_environment({CONTINUED: [entry.to_data() for entry in (*self.continuations(), continuation)]})
         write_atomic(self.path / "config.yaml", dump_yaml(recipe))
 

@@ -23,7 +23,7 @@ from widthwise.records.evaluation import (
     Evaluation,
     Flips,
     ItemAnswers,
-    TextAnswers,
+    TextScores,
 )
 
 TEXTS = ["a text that two models read", "another one", "and — one more, with dashes"]
@@ -84,18 +84,18 @@ def test_differences_of_means_have_the_error_that_a_jackknife_finds(monkeypatch:
         assert found[name].stderr == pytest.approx(math.sqrt(variance), rel=0.02)
 
 
-def _evaluation(texts: dict[str, TextAnswers]) -> Evaluation:
+def _evaluation(texts: dict[str, TextScores]) -> Evaluation:
     means = text_means([record.metrics for record in texts.values()])
     about = {"step": None, "request": {}, "max_length": 19, "stride": 19, "precision": "fp32"}
     return Evaluation(**about, texts=texts, text_means=means)
 
 
-def _halved(record: TextAnswers) -> TextAnswers:
+def _halved(record: TextScores) -> TextScores:
     """With half as many tokens in each block."""
     return record.with_changes(blocks={**record.blocks, "n_tokens": [n / 2 for n in record.blocks["n_tokens"]]})
 
 
-def _loss(record: TextAnswers, left_out: int | None) -> float:
+def _loss(record: TextScores, left_out: int | None) -> float:
     nats, n_tokens = (np.array(record.blocks[name]) for name in ("nats", "n_tokens"))
     kept = np.arange(len(nats)) != left_out
     return float(nats[kept].sum() / n_tokens[kept].sum())

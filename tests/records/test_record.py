@@ -16,7 +16,7 @@ from widthwise.mistakes import UserError
 from widthwise.records.estimate import EqualLoss, Estimate
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import CHECKSUMS, SealedFile, StoredRecord, digests
-from widthwise.records.run import PlannedRuns, RunResult, changes_in_words
+from widthwise.records.run import PlannedRuns, RunResult, describe_changes
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import evaluate_run, save_evaluation
 from widthwise.runs.grow import grow_run
@@ -90,7 +90,7 @@ def test_an_entry_that_is_changed_added_or_gone_is_refused_by_name(tmp_path: Pat
 )
 def test_of_one_run_only_places_and_processes_change(path: str, before: object, after: object, is_another_run) -> None:
     section, key = path.split(".")
-    found = changes_in_words({section: {key: before}}, {section: {key: after}}, of_the_same_run=True)
+    found = describe_changes({section: {key: before}}, {section: {key: after}}, skip_allowed=True)
     assert bool(found) == is_another_run
 
 

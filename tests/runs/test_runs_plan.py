@@ -14,7 +14,7 @@ from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.design import WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import Deployment
-from widthwise.runs.plan import Planner, device_at_hand, plan
+from widthwise.runs.plan import Planner, local_device, plan
 from widthwise.runs.proposal import Proposal, propose
 from widthwise.training.devices import Device
 
@@ -92,7 +92,7 @@ def test_the_device_at_hand_has_no_more_memory_than_its_driver_shows(monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: f"NVIDIA A100-SXM4-{name}")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=int(n_bytes)))
-    device = device_at_hand()
+    device = local_device()
     assert device is not None
     assert (device.memory_bytes, device.peak_flops_per_second) == (expected, 312e12)
 

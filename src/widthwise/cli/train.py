@@ -33,9 +33,9 @@ def train(
 
     loaded = read_one(recipe, overrides or (), variant)
     if dry_run:
-        from widthwise.runs.plan import device_at_hand, plan
+        from widthwise.runs.plan import local_device, plan
 
-        show_plan(plan(loaded, [n_launched()], device_at_hand()), as_json)
+        show_plan(plan(loaded, [n_launched()], local_device()), as_json)
         return
     from widthwise.runs.train import train as train_recipe
 

@@ -28,8 +28,8 @@ from widthwise.records.evaluation import (
     TableCell,
     TableColumn,
     TableRow,
-    TextAnswers,
-    harness_answers,
+    TextScores,
+    harness_name,
 )
 from widthwise.records.record import finite
 
@@ -92,7 +92,7 @@ def evaluation_differences(baseline: Evaluation, candidate: Evaluation) -> list[
             else:
                 entries += [_difference(name, *item) for item in differences.items()]
     before, after = (
-        {**model.tasks, **{harness_answers(name): items for name, items in model.lm_eval_items.items()}}
+        {**model.tasks, **{harness_name(name): items for name, items in model.lm_eval_items.items()}}
         for model in (baseline, candidate)
     )
     for name in (name for name in before if name in after):
@@ -130,7 +130,7 @@ def _difference(on: str, metric: str, estimate: SampleEstimate, flipped: Flips |
     )
 
 
-def text_differences(baseline: TextAnswers, candidate: TextAnswers) -> dict[str, SampleEstimate] | None:
+def text_differences(baseline: TextScores, candidate: TextScores) -> dict[str, SampleEstimate] | None:
     """Return candidate - baseline by metric; None for different texts.
 
     Differences per token need the same tokens in every block.
@@ -151,12 +151,12 @@ def text_differences(baseline: TextAnswers, candidate: TextAnswers) -> dict[str,
     return differences
 
 
-def _blocks(answers: TextAnswers) -> dict[str, np.ndarray]:
+def _blocks(answers: TextScores) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in answers.blocks.items()}
 
 
 def _perplexity_difference(
-    baseline: TextAnswers, candidate: TextAnswers, before: float | None, after: float | None
+    baseline: TextScores, candidate: TextScores, before: float | None, after: float | None
 ) -> SampleEstimate:
     """Return after - before, perplexities of the same tokens, its error by the delta method; NaN if one overflowed."""
     if before is None or after is None:
@@ -284,7 +284,7 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
     for name, metrics in first.lm_eval.items():
         pairs = first.lm_eval_items.get(name)
         n_items = len(next(iter(pairs.items.values()), ())) if pairs else 0
-        yield from _task_columns(name, harness_answers(name), metrics, HARNESS, n_items or None)
+        yield from _task_columns(name, harness_name(name), metrics, HARNESS, n_items or None)
     tokenizers = {evaluation.tokenizer for evaluation in evaluations}
     metric = "token_perplexity" if len(tokenizers) == 1 else "byte_perplexity"
     files = [Path(name).name for name in first.texts]

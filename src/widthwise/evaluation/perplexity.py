@@ -14,7 +14,7 @@ import numpy as np
 from widthwise.evaluation.estimate import ratio, scores
 from widthwise.evaluation.scorer import Scorer
 from widthwise.mistakes import UserError
-from widthwise.records.evaluation import TextAnswers
+from widthwise.records.evaluation import TextScores
 
 BLOCK_BYTES = 4096
 """Size of the blocks of a document over which scores are summed. Blocks are the units of standard errors, and of pairs
@@ -52,7 +52,7 @@ def _blocks(text: str, n_bytes: int, token_bytes: np.ndarray, nats: np.ndarray) 
 
 def score_documents(
     scorer: Scorer, texts: Iterable[str], stride: int | None = None, max_tokens: int | None = None, where: str = "text"
-) -> TextAnswers:
+) -> TextScores:
     """Score each text separately, after an end-of-text token that is not predicted, as in lm-evaluation-harness.
 
     stride: as in `Scorer.rolling`; max_tokens: of all texts together, the text that crosses it is cut; where: name of
@@ -85,7 +85,7 @@ def score_stream(
     stride: int | None = None,
     where: str = "text",
     bytes_per_token_byte: float = 1.0,
-) -> TextAnswers:
+) -> TextScores:
     """Score concatenated documents, each with its end-of-text token, as in training: a window may hold several.
 
     tokens: integers (n,), the first of which is not predicted; stride: by default windows as in a validation; where:
@@ -110,7 +110,7 @@ def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_t
             yield text, _blocks(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
 
 
-def _summed(documents: Iterable[Blocks], where: str) -> TextAnswers:
+def _summed(documents: Iterable[Blocks], where: str) -> TextScores:
     """Return the metrics of a text; each block is one observation."""
     parts = []
     digest = hashlib.sha256()
@@ -129,7 +129,7 @@ def _summed(documents: Iterable[Blocks], where: str) -> TextAnswers:
         "nats_per_character": by_character,
         "word_perplexity": by_word.exponential(),
     }
-    return TextAnswers(
+    return TextScores(
         n_documents=len(parts),
         n_blocks=len(nats),
         **{name: int(count.sum()) for name, count in zip(COUNTED, counts)},

@@ -23,7 +23,7 @@ from widthwise.files import write_first
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.recipe.recipe import check_same_recipe
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.outcome import Judged, OpenPoint, Outcome, Study, Variant
+from widthwise.records.outcome import Judgement, OpenPoint, Outcome, Study, Variant
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir
@@ -266,8 +266,8 @@ class SweepResults(Results[S]):
             with_verdicts.append(point)
         return {"points": with_verdicts, "judged": list(self._judged(points))}
 
-    def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judged]:
-        """Yield the difference of the best point to the baseline, or else to the next best; then of each group's mean.
+    def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judgement]:
+        """Yield the best point, compared with the baseline, or else with the next best; then the means of groups.
 
         The best of many points is partly the luckiest, so its interval is widened for their number (Bonferroni).
         """
@@ -291,12 +291,12 @@ class SweepResults(Results[S]):
             if group and len(names) > 1:
                 yield self._difference(group, names, rival, len(names), CONFIDENCE)
 
-    def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judged:
+    def _difference(self, title: str, names: list[str], rival: str, n_points: int, confidence: float) -> Judgement:
         """Return the mean of points minus a rival. n_points: number of points that were compared or averaged."""
         mean = np.mean([windows(self._trained[name].results) for name in names], axis=0)
         difference = paired_mean(mean - windows(self._trained[rival].results), confidence)
         judged = {"difference": difference, "confidence": confidence, "verdict": verdict(difference)}
-        return Judged(name=title, beside=rival, n_points=n_points, **judged)
+        return Judgement(name=title, beside=rival, n_points=n_points, **judged)
 
 
 class LadderResults(SweepResults[Ladder]):

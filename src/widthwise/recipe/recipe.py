@@ -20,7 +20,7 @@ from widthwise.recipe.objective import TeacherSizes
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.schedule import ENDLESS, FlopBudget, Schedule
 from widthwise.recipe.train_section import TrainConfig, ValidationConfig
-from widthwise.records.run import OF_PROCESSES, changes_in_words
+from widthwise.records.run import PROCESS_KEYS, describe_changes
 from widthwise.run_dir import RunDir
 from widthwise.shape.template import ModelSection
 from widthwise.sizes import NTokens
@@ -276,8 +276,8 @@ def check_same_recipe(run: RunDir, recipe: Recipe) -> None:
 
     An option that is newer than the run counts as its default.
     """
-    changes = changes_in_words(to_data(saved_recipe(run)), to_data(recipe))
-    changes = [change for change in changes if not change.startswith(OF_PROCESSES)]
+    changes = describe_changes(to_data(saved_recipe(run)), to_data(recipe))
+    changes = [change for change in changes if not change.startswith(PROCESS_KEYS)]
     if changes:
         first = ", ".join(changes[:3])
         raise UserError(f"{run.path}: holds a run of another recipe ({first}); choose another folder with --out")

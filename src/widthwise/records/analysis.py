@@ -1,4 +1,4 @@
-"""`analysis.json`: what happens inside trained models on one text. Runs record the widths that tokens use as well."""
+"""`analysis.json`: statistics of activations inside trained models on one text. result.json holds some of them too."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import pydantic
 
-from widthwise.records.record import Known, Number, Record, StoredRecord, finite
+from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord, finite
 
 
 class LayerWidths(Record):
@@ -21,13 +21,17 @@ class LayerWidths(Record):
     histogram: Sequence[float]
     """Share of the tokens in each of equally wide bins from 0 to 1."""
     floor_share: float
+    """Share of the tokens at the narrowest width that the layer allows."""
     ceiling_share: float
+    """Share of the tokens at the full width."""
     dead_share: float
     """Share of the hidden units that no token used."""
     max_units: int
-    gain: Known = None
-    bias: Known = None
-    temperature: Known = None
+    """Hidden units that the widest token used."""
+    gain: FiniteOrNone = None
+    """Learned parameter of the layer; None if it has none, like `bias` and `temperature`."""
+    bias: FiniteOrNone = None
+    temperature: FiniteOrNone = None
 
 
 class ForcedLoss(Record):
@@ -42,12 +46,12 @@ class TokenWidths(Record):
 
     n_tokens: int
     mean_fraction: float
-    token_variance_share: Known = None
+    token_variance_share: FiniteOrNone = None
     """Share of the variance of the fractions that is between tokens; the rest is between layers."""
     flops_per_token: Mapping[str, float]
     """Kind of count, such as full or executed -> FLOPs of these layers."""
     layers: Sequence[LayerWidths] = pydantic.Field(min_length=1)
-    by_frequency_decile: Sequence[Known] = ()
+    by_frequency_decile: Sequence[FiniteOrNone] = ()
     """Mean fraction by frequency of the token, the most frequent tenth first."""
     by_token_class: Mapping[str, float] = pydantic.Field(default_factory=dict)
     forced: Sequence[ForcedLoss] = ()
@@ -56,37 +60,38 @@ class TokenWidths(Record):
 class CarrySpectrum(Record):
     """Spectral radius and norm of the carry of a site, and of the product of all carries up to and including it.
 
-    Means over some tokens.
+    Means over a sample of tokens.
     """
 
-    radius: Known
-    norm: Known
-    product_radius: Known
-    product_norm: Known
+    radius: FiniteOrNone
+    norm: FiniteOrNone
+    product_radius: FiniteOrNone
+    product_norm: FiniteOrNone
 
 
 class SiteSlots(Record):
-    """Reads and writes of one sublayer on a stream of slots; tables have one row per slot."""
+    """Reads and writes of one sublayer on a stream of slots. `read`, `carry` and `write` have one row per slot."""
 
     name: str
     reach: Sequence[float]
     """Weights with which this sublayer reads the embedding and every earlier sublayer."""
     reach_sd: Sequence[float]
-    mean_distance: Known
+    mean_distance: FiniteOrNone
     plain_distance: float
     """Mean distance with equal weights."""
     read: Sequence[Sequence[float]]
     carry: Sequence[Sequence[float]]
     write: Sequence[Sequence[float]]
     sd: Mapping[str, Sequence[float]]
-    window_share: Known
+    """read, carry or write -> standard deviation over tokens of each row."""
+    window_share: FiniteOrNone
     """Weight of the last n_slots sources divided by the weight of all sources."""
-    gate_distance: Known
-    """Mean distance of the sizes of carries and writes from 0 or 1 (the nearer one); 0 if routing is hard."""
-    identity_distance: Known
+    gate_distance: FiniteOrNone
+    """Mean distance of the absolute carries and writes from the nearer of 0 and 1; 0 if routing is hard."""
+    identity_distance: FiniteOrNone
     """Mean Frobenius norm of a carry minus the identity, divided by the root of n_slots."""
-    carry_entropy: Known
-    """Mean entropy of the rows of a carry in nats, of the sizes: 0 for a permutation, log(n_slots) for a mean."""
+    carry_entropy: FiniteOrNone
+    """Mean entropy, in nats, of the rows of absolute carries: 0 for a permutation, log(n_slots) for a mean."""
     spectrum: CarrySpectrum
 
 
@@ -107,15 +112,15 @@ class Activations(Record):
     layer: int = pydantic.Field(ge=1)
     block: int = pydantic.Field(ge=1)
     d_ff: int = pydantic.Field(ge=1)
-    density: Sequence[Known]
+    density: Sequence[FiniteOrNone]
     """Share of the activations beyond each of `Analysis.thresholds`."""
-    utilisation: Sequence[Known]
+    utilisation: Sequence[FiniteOrNone]
     """For each unit, the share of the tokens for which its activation exceeds `Analysis.utilisation_threshold`."""
-    dead_share: Known
+    dead_share: FiniteOrNone
     """Share of the units that no token activates beyond that threshold."""
-    participation: Known
+    participation: FiniteOrNone
     """Effective number of units that carry the energy: (sum of energies)^2 / sum of squared energies."""
-    participation_share: Known
+    participation_share: FiniteOrNone
 
 
 class LayerUnits(NamedTuple):
@@ -143,18 +148,18 @@ class StreamState(Record):
     width: int
     """Coordinates written so far."""
     rank: int
-    entropy: Known
+    entropy: FiniteOrNone
     """Matrix entropy of the tokens' states over log(rank)."""
-    participation: Known = None
+    participation: FiniteOrNone = None
 
 
 class LensPoint(Record):
     """The prediction of final norm and head from the stream at one depth, in nats."""
 
     depth: int = pydantic.Field(ge=0)
-    target_log_prob: Known
-    entropy: Known
-    kl_to_next: Known
+    target_log_prob: FiniteOrNone
+    entropy: FiniteOrNone
+    kl_to_next: FiniteOrNone
     """Symmetrised KL divergence to the prediction at the next depth; None at the last."""
 
 
@@ -163,7 +168,7 @@ class BlockExit(Record):
 
     layer: int = pydantic.Field(ge=1)
     block: int = pydantic.Field(ge=1)
-    target_log_prob: Known
+    target_log_prob: FiniteOrNone
     """Mean log probability of the next token, in nats."""
 
 
@@ -171,10 +176,10 @@ class Sink(Record):
     """Attention of one layer to the first token, and the norm of that token's state after the layer."""
 
     layer: int = pydantic.Field(ge=1)
-    first_token_share: Known
+    first_token_share: FiniteOrNone
     """Mean over heads and queries."""
-    heads: Sequence[Known]
-    norm_ratio: Known
+    heads: Sequence[FiniteOrNone]
+    norm_ratio: FiniteOrNone
     """Norm of the first token's state divided by the mean norm of the other states."""
 
     @property
@@ -231,21 +236,22 @@ class AnalysedModel(Record):
 
     @property
     def units(self) -> Sequence[LayerUnits]:
-        """Hidden units of each layer whose feed-forward was measured, first to last."""
+        """Hidden units of each layer whose feed-forward was measured, first to last; means are weighted by d_ff."""
         layers = list[LayerUnits]()
-        for layer in sorted({units.layer for units in self.activations}):
-            maps = [units for units in self.activations if units.layer == layer]
-            sizes = [units.d_ff for units in maps]
-            utilisation = sorted((finite(share) for units in maps for share in units.utilisation), reverse=True)
-            participation = sum(finite(units.participation) for units in maps)
+        for layer in sorted({activations.layer for activations in self.activations}):
+            maps = [activations for activations in self.activations if activations.layer == layer]
+            sizes = [gated_map.d_ff for gated_map in maps]
+            utilisation = [finite(share) for gated_map in maps for share in gated_map.utilisation]
+            densities = zip(*(gated_map.density for gated_map in maps))  # of all maps at each threshold
+            participation = sum(finite(gated_map.participation) for gated_map in maps)
             layers.append(
                 LayerUnits(
                     depth=layer,
                     d_ff=sum(sizes),
-                    utilisation=utilisation,
+                    utilisation=sorted(utilisation, reverse=True),
                     density=fmean(utilisation),
-                    densities=[fmean(map(finite, shares), sizes) for shares in zip(*(units.density for units in maps))],
-                    dead_share=fmean([finite(units.dead_share) for units in maps], sizes),
+                    densities=[fmean(map(finite, shares), sizes) for shares in densities],
+                    dead_share=fmean([finite(gated_map.dead_share) for gated_map in maps], sizes),
                     participation=participation,
                     participation_share=participation / sum(sizes),
                 )

@@ -1,4 +1,4 @@
-"""The cost of a model, counted from its config, and the predictions of `plan`; nothing is measured."""
+"""The cost of a model, counted from its config, and the predictions of `plan`. No value is measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -47,7 +47,7 @@ class CostSummary(Record):
     hidden_widths: Sequence[Sequence[int]] = ()
     """Widths of the gated maps of each layer's feed-forward."""
     params: Mapping[str, Number]
-    """Parameters by part: total, active, one entry for each of PARTS, and dead, those whose gradient is always 0."""
+    """Parameters: `total`, `active`, one entry for each of PARTS, and `dead`, whose gradient is always 0."""
     flops_per_token: FlopsPerToken
     flops_by_part: Mapping[str, Number] = pydantic.Field(default_factory=dict)
     """Forward FLOPs per token by part, including multi-token prediction."""
@@ -55,7 +55,7 @@ class CostSummary(Record):
     activation_bytes_per_token: Number | None = None
 
     @pydantic.model_validator(mode="after")
-    def _one_entry_per_layer(self) -> Self:
+    def _check_lengths(self) -> Self:
         if not self.widths or min(self.widths) <= 0:
             raise ValueError("widths: expected at least one layer and widths above 0")
         for key in ("n_heads", "n_kv_heads", "head_dim", "hidden_widths"):
@@ -84,7 +84,7 @@ class CostSummary(Record):
 
 
 class RankMemory(Record):
-    """Bytes of a process at the moment of a step when it needs the most memory; the total is the sum of the others."""
+    """Memory of a process at one moment of a step, in bytes; `total_bytes` is the sum of the other fields."""
 
     moment: str
     """The loss, the update, or the layer or MTP head that the backward pass has reached."""
@@ -100,14 +100,14 @@ class RankMemory(Record):
     cast_weight_bytes: int
     """Gathered matrices of layers in bf16, which autograd keeps from forward to backward; 0 in fp32."""
     activation_bytes: int
-    """Everything else that autograd keeps for one pass, by the cost model; at a layer also its recomputed activations
-    and their gradients."""
+    """Other tensors that autograd keeps for one pass, by the cost model; in the backward pass of a layer also its
+    recomputed activations and their gradients."""
     buffer_bytes: int
-    """The larger of two needs at different times: logits and weight gradient of the loss, or gathered layers with their
-    gradients. In addition the masks of documents, if `data` sets them. A growth that freezes old entries needs a mask
-    of all entries and, in the update, the weights before it."""
+    """Temporary tensors. At the loss, the larger of logits with weight gradient and gathered layers with their
+    gradients; at a layer, the gathered layers. Also the masks of documents if `data` sets them, and after a growth
+    that freezes old entries a mask of all entries and, in the update, the old weights."""
     teacher_bytes: int = 0
-    """Bytes of a teacher: its weights, sharded like the student's; in its pass also activations, in the loss logits."""
+    """Weights of a teacher, sharded like the student's; in its forward pass also activations, in the loss logits."""
 
     @pydantic.computed_field
     @property
@@ -125,8 +125,8 @@ class StepTraffic(Record):
     """Muon's updates: one process orthogonalises each matrix. Gathering the matrix counts as `all_gather_bytes`."""
 
 
-class Setup(Record):
-    """The largest pass with one kind of activation checkpointing on the device."""
+class LargestPass(Record):
+    """The largest forward and backward pass that fits on a device with one kind of activation checkpointing."""
 
     activation_checkpointing: str
     micro_batch_size: int | None
@@ -137,18 +137,27 @@ class Setup(Record):
     """None if the FLOPs of the device are unknown."""
 
 
-class Deployment(Record):
-    """A run on some number of devices, one process on each."""
+class Layout(Record):
+    """Division of a step among devices with one process each. Processes with neighbouring ranks share a replica."""
 
     n_devices: int
     n_shards: int
-    """Processes that share one copy of the model."""
+    """Processes that share one replica, a copy of the model."""
     batch_size: int
     """Sequences of a process in a step."""
     micro_batch_size: int
     """Sequences of a forward pass."""
     n_passes: int
     """Forward and backward passes of a process in a step."""
+
+    @property
+    def n_replicas(self) -> int:
+        return self.n_devices // self.n_shards
+
+
+class Deployment(Layout):
+    """A run on some number of devices."""
+
     padding: float
     """Padding of the parameters divided by the parameters."""
     memory: RankMemory
@@ -156,17 +165,17 @@ class Deployment(Record):
     training_flops: Number
     """FLOPs of a process in a step."""
     fits: bool | None = None
-    """True if a device has the memory; None without a device."""
+    """True if `memory` fits on the device; None without a device."""
     remedy: str | None = None
-    """The smallest change with which it would fit; None if none is needed, or none helps."""
+    """Overrides of the smallest change that makes the run fit; None if it fits, or if no change helps."""
     compute_seconds: Number | None = None
     """Computation of a step; None if the FLOPs of the device are unknown."""
     communication_seconds: Number | None = None
-    """Communication of a step; None if the links of the device are unknown. A step takes the longer of the two if
-    communication overlaps computation, otherwise their sum."""
+    """Communication of a step; None if a bandwidth of the device is unknown. A step takes the longer of the two times
+    if communication overlaps computation, otherwise their sum."""
     run_hours: Number | None = None
     """Computation of all steps, without communication."""
-    setups: Sequence[Setup] = ()
+    setups: Sequence[LargestPass] = ()
     """The largest passes, by kind of activation checkpointing; empty without a device."""
 
 
@@ -197,5 +206,6 @@ class Plan(Record):
     tokens_per_param: Number
     training_flops: Number
     asked_hours: Number | None
+    """Requested limit for the time of the run (`--days`); None without a limit."""
     deployments: Sequence[Deployment]
     data: DataCost

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 import pydantic
 
-from widthwise.records.record import Known, Record
+from widthwise.records.record import FiniteOrNone, Record
 
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
 UNCLEAR: Verdict = "cannot tell"
@@ -24,16 +24,16 @@ TIE_MARGIN = 0.01
 class Estimate(Record):
     """A mean with its interval; no interval (None) if there are too few values for one."""
 
-    mean: Known
-    low: Known = None
-    high: Known = None
-    per_seed: Sequence[Known] = ()
+    mean: FiniteOrNone
+    low: FiniteOrNone = None
+    high: FiniteOrNone = None
+    per_seed: Sequence[FiniteOrNone] = ()
     """One value per seed, in the order of the seeds."""
-    df: Known = None
-    """Degrees of freedom of the interval, if they differ from the seeds'."""
+    df: FiniteOrNone = None
+    """Degrees of freedom of the interval; None for the number of seeds minus 1."""
 
     def side(self, level: float = 0.0) -> int:
-        """Return -1 or 1 if the whole interval is below or above a level; otherwise 0."""
+        """Return -1 if the whole interval is below a level, 1 if it is above, otherwise 0. No interval gives 0."""
         if self.low is None or self.high is None:
             return 0
         return (self.low > level) - (self.high < level)
@@ -58,16 +58,16 @@ class EqualLoss(Record):
 
 
 class OverTokens(Record):
-    """A number during training: mean over seeds with its interval."""
+    """A number as a function of the training tokens: mean over seeds with its interval."""
 
     tokens: Sequence[float]
     """Tokens at the measurements, ascending."""
-    mean: Sequence[Known]
-    low: Sequence[Known]
-    high: Sequence[Known]
+    mean: Sequence[FiniteOrNone]
+    low: Sequence[FiniteOrNone]
+    high: Sequence[FiniteOrNone]
 
     @pydantic.model_validator(mode="after")
-    def _are_equally_many(self) -> Self:
+    def _check_lengths(self) -> Self:
         if len({len(numbers) for numbers in (self.tokens, self.mean, self.low, self.high)}) > 1:
             raise ValueError("tokens, mean, low and high: differ in length")
         return self
@@ -77,11 +77,11 @@ class Validations(Record):
     """Validations of the runs of a comparison, from which tokens to equal loss are computed."""
 
     n_fewest: int
-    """Validations of the run with the fewest, including the last one."""
+    """Number of validations, including the last one, of the run with the fewest."""
     n_needed: int
-    """With fewer, tokens to equal loss are omitted."""
-    final_lr_share: Known = None
-    """Last learning rate divided by the highest, in the run in which it fell most."""
+    """Least `n_fewest` for tokens to equal loss, which are otherwise omitted."""
+    final_lr_share: FiniteOrNone = None
+    """Last learning rate divided by the highest one; the smallest ratio of all runs."""
 
     @property
     def suffice(self) -> bool:

@@ -1,4 +1,4 @@
-"""Scores of checkpoints: `evaluations/step_STEP-REQUEST.json` of one, `evaluation_table.json` of several."""
+"""Scores: `evaluations/step_STEP-REQUEST.json` of one checkpoint, `evaluation_table.json` of several models."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,22 +7,22 @@ from typing import Any, ClassVar
 import pydantic
 
 from widthwise.config_io import parse
-from widthwise.records.record import Known, Record, SealedFile, StoredRecord
+from widthwise.records.record import FiniteOrNone, Record, SealedFile, StoredRecord
 
 MEAN_OVER_TEXTS = "mean over texts"
-"""Name of the means over texts among scores and differences."""
+"""Name by which scores and differences list the means over texts."""
 
 
-def harness_answers(task: str) -> str:
-    """Return the name of a task of lm-evaluation-harness among scores and differences."""
+def harness_name(task: str) -> str:
+    """Return the name by which scores and differences list a task of lm-evaluation-harness."""
     return f"lm-eval {task}"
 
 
 class Score(Record):
     """A number with its standard error, if known."""
 
-    value: Known
-    stderr: Known = None
+    value: FiniteOrNone
+    stderr: FiniteOrNone = None
 
 
 Scores = Mapping[str, Score]
@@ -33,7 +33,7 @@ class TaskResult(Record):
     """The scores on a task."""
 
     n_items: int
-    chance: Known = None
+    chance: FiniteOrNone = None
     """The accuracy of guessing at random."""
     n_cut_contexts: int = 0
     """Contexts that were cut at the start because they were too long for a window."""
@@ -41,11 +41,11 @@ class TaskResult(Record):
 
 
 class ItemAnswers(Record):
-    """The answers to the single questions of a task, by which two models are paired."""
+    """The answers to each question of a task, for paired comparisons of two models."""
 
     fingerprint: str
     """Hash of the questions; equal for equal questions."""
-    items: Mapping[str, Sequence[Known]] = {}
+    items: Mapping[str, Sequence[FiniteOrNone]] = {}
     """Metric of the task -> its value for each question."""
 
 
@@ -56,8 +56,8 @@ class TaskAnswers(TaskResult, ItemAnswers):
     """The text between question and answer."""
 
 
-class TextAnswers(Record):
-    """The metrics of a text; `blocks` allow pairing two models."""
+class TextScores(Record):
+    """The metrics of a text, and sums over its blocks for paired comparisons of two models."""
 
     n_documents: int
     n_blocks: int
@@ -92,10 +92,10 @@ class Evaluation(Record):
     max_length: int
     stride: int
     precision: str
-    texts: Mapping[str, TextAnswers] = {}
+    texts: Mapping[str, TextScores] = {}
     text_means: TextMeans | None = None
     """None for fewer than two texts."""
-    bits_per_byte: Known = None
+    bits_per_byte: FiniteOrNone = None
     """Bits per byte of the text, or the mean over several texts; None without a text."""
     tasks: Mapping[str, TaskAnswers] = {}
     lm_eval: Mapping[str, Scores] = {}
@@ -117,10 +117,10 @@ class Evaluation(Record):
 
     @property
     def scores(self) -> Mapping[str, Scores]:
-        """Text, task or mean over texts, by its name among differences -> scores."""
+        """Name of a text, a task or MEAN_OVER_TEXTS -> scores. Tasks of the harness have their `harness_name`."""
         scores = {name: text.metrics for name, text in self.texts.items()}
         scores |= {name: task.metrics for name, task in self.tasks.items()}
-        scores |= {harness_answers(name): metrics for name, metrics in self.lm_eval.items()}
+        scores |= {harness_name(name): metrics for name, metrics in self.lm_eval.items()}
         if self.text_means is not None:
             scores[MEAN_OVER_TEXTS] = self.text_means.metrics
         return scores
@@ -149,11 +149,11 @@ class Difference(Record):
     """Text, task or mean."""
     metric: str | None
     """None if the texts or questions differ; all numbers are then None."""
-    value: Known = None
-    stderr: Known = None
-    low: Known = None
-    high: Known = None
-    p_value: Known = None
+    value: FiniteOrNone = None
+    stderr: FiniteOrNone = None
+    low: FiniteOrNone = None
+    high: FiniteOrNone = None
+    p_value: FiniteOrNone = None
     """Two-sided p of no difference: McNemar's exact test for `flips`, otherwise Student's t; None if undefined."""
     flips: Flips | None = None
     """None for metrics other than right or wrong."""
@@ -187,14 +187,14 @@ class TableColumn(Record):
 class TableCell(Record):
     """The value of a model, and its difference from the baseline's value."""
 
-    value: Known
-    stderr: Known = None
-    difference: Known = None
+    value: FiniteOrNone
+    stderr: FiniteOrNone = None
+    difference: FiniteOrNone = None
     """Value minus the baseline's value; None for a baseline, and if the questions differ."""
-    low: Known = None
-    high: Known = None
+    low: FiniteOrNone = None
+    high: FiniteOrNone = None
     """Ends of the interval of the difference; None if unknown."""
-    p_value: Known = None
+    p_value: FiniteOrNone = None
     """Two-sided p of no difference from the baseline, from pairs; None without pairs."""
     is_better: bool | None = None
     """True if the tested difference favours the model; None without a test."""

@@ -8,7 +8,7 @@ import pydantic
 from widthwise.files import PathInside
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import EqualLoss, Estimate, OverTokens, Validations, Verdict
-from widthwise.records.record import Known, Number, Record, StoredRecord
+from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord
 
 
 class ValidationScore(Record):
@@ -56,7 +56,7 @@ class Variant(Record):
     """Verdict on `difference`; None without a baseline. For a point of a sweep, the interval is widened for the number
     of points."""
     cost: CostSummary
-    ratio: Mapping[str, Known]
+    ratio: Mapping[str, FiniteOrNone]
     """Quantity -> value divided by the baseline's."""
     validated: Mapping[str, ValidationScore] = pydantic.Field(default_factory=dict)
     """TEXT.loss, TASK.acc and so on -> score, for the further texts and tasks of the recipes."""
@@ -88,18 +88,19 @@ class SearchedRange(Record):
     """Distance between the values, if they are whole numbers."""
 
 
-class Judged(Record):
-    """The difference of the best point, with an interval widened for all points, or the mean difference of a group."""
+class Judgement(Record):
+    """The verdict on the best point of a sweep, or on the mean over a group of a grid."""
 
     name: str
     """The best point, or the group whose points are averaged."""
     beside: str
-    """The baseline, or without one the next best point."""
+    """The point or group with which it is compared: the baseline, or without one the next best point."""
     n_points: int
     """Number of points compared or averaged."""
     difference: Estimate
     confidence: float = pydantic.Field(gt=0, lt=1)
-    """Confidence level of the interval. For the best point it exceeds the record's (Bonferroni over the points)."""
+    """Confidence level of the interval. For the best point it exceeds the record's (Bonferroni correction for
+    n_points)."""
     verdict: Verdict
 
 
@@ -126,7 +127,7 @@ class TunedVariant(Record):
     name: str
     chosen: Mapping[str, Number]
     """Recipe key -> the value with the lowest loss, used in the comparison."""
-    val_loss: Known = None
+    val_loss: FiniteOrNone = None
     """The lowest loss, a mean over the seeds of the sweep."""
     is_at_limit: bool
     """True if a value is at an end of its grid, so that a better value may be outside."""
@@ -169,7 +170,7 @@ class Outcome(StoredRecord):
     points: Sequence[Annotated[Variant | OpenPoint, pydantic.Field(discriminator="state")]]
     study: Study | None = None
     """The study of a sweep; None for other experiments."""
-    judged: Sequence[Judged] = ()
+    judged: Sequence[Judgement] = ()
     """The best point of a sweep, corrected for the number of points, and the mean of each group of a grid."""
     tuning: Tuning | None = None
     """The choice of the values of each variant; None without tuning."""
@@ -177,7 +178,7 @@ class Outcome(StoredRecord):
     """Names of the quantities in the main table, in order; None: the default quantities."""
 
     @pydantic.model_validator(mode="after")
-    def _names_agree(self) -> Self:
+    def _check_names(self) -> Self:
         names = [point.name for point in self.points]
         if len(set(names)) < len(names):
             raise ValueError("points: two have the same name")
@@ -218,10 +219,10 @@ class Outcome(StoredRecord):
         """The baseline as text; None if it is missing or has no loss."""
         if self.baseline_group is not None:
             return f"{self.baseline_group} of the same size"
-        return self.baseline_variant and self.baseline
+        return None if self.baseline_variant is None else self.baseline
 
     def baseline_of(self, variant: Variant) -> Variant | None:
-        """Return the baseline of a point, which is the point itself if it is a baseline; None if it has no loss."""
+        """Return the baseline of a point; None if it has no loss. The baseline of a baseline is the point itself."""
         if self.baseline_group is None:
             return self.baseline_variant
         points = [point for point in self.of_group(self.baseline_group) if point.values == variant.values]
@@ -235,7 +236,7 @@ class Outcome(StoredRecord):
 
     @property
     def groups(self) -> list[str]:
-        """Groups in the order of the points; "" for points without a group. The baseline alone is no group."""
+        """Groups in the order of the points; "" for points without a group. The group of `baseline` is not counted."""
         return list(dict.fromkeys(point.group for point in self.points if point.name != self.baseline))
 
     def of_group(self, group: str) -> list[Variant | OpenPoint]:

@@ -74,25 +74,25 @@ class Quantity(ABC):
     def ratio(self, variant: Variant, baseline: Variant) -> float | None:
         """Return the ratio to the baseline: the recorded one, or else the ratio of the means.
 
-        None if a value is unknown, and for the speed if other processes used the machine.
+        None if a value is unknown or the baseline's is 0, and for the speed if other processes used the machine.
         """
         if self.name == SPEED and (variant.shares_machine or baseline.shares_machine):
             return None
         if self.name in variant.ratio:
             return variant.ratio[self.name]
-        value = finite(self.value(variant))
-        reference = finite(self.value(baseline))
-        return value / reference if reference and value == value and reference == reference else None
+        value = self.value(variant)
+        reference = self.value(baseline)
+        return None if value is None or not reference else value / reference
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfModel(Quantity):
-    """A quantity counted from the config of the last model."""
+class ModelCost(Quantity):
+    """A size or cost of the last model, counted from its config: a field of CostSummary."""
 
     path: str = ""
-    """Fields and keys in a CostSummary, joined by dots, if that is not the field `name`."""
+    """Fields and keys in a CostSummary, joined by dots; default: the field `name`."""
     column: str = ""
-    """Column in CSV files, if it is not named after the path."""
+    """Column in CSV files; default: the path with underscores."""
 
     @property
     def csv_column(self) -> str:
@@ -106,7 +106,7 @@ class OfModel(Quantity):
         return value
 
     def of_cost(self, cost: CostSummary) -> Number:
-        """Return the value for a newly counted model, in which no value is missing."""
+        """Return the value for a model that was counted now. Only files of older versions lack values."""
         value = self.read(cost)
         assert value is not None
         return value
@@ -119,39 +119,40 @@ class OfModel(Quantity):
         return None if value is None else Estimate(mean=value)
 
 
-class OfRun(Quantity):
+class RunQuantity(Quantity):
     """A quantity measured in training: a field of RunResult."""
 
     def of_run(self, result: RunResult) -> Number | None:
         return getattr(result, self.name)
 
     def of_variant(self, variant: Variant) -> Estimate | None:
-        estimate = variant.measured.get(self.name, getattr(variant, self.name, None))
-        return estimate if isinstance(estimate, Estimate) else None
+        if self.name in variant.measured:
+            return variant.measured[self.name]
+        return getattr(variant, self.name, None)  # not every quantity is a field
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfHeldOut(OfRun):
+class HeldOutLoss(RunQuantity):
     """A loss on held-out text."""
 
     depth: int = 0
-    """The depth of multi-token prediction; 0: the model itself."""
+    """Depth of multi-token prediction; 0 for the next token."""
 
-    def at_depth(self, first: Any, further: Sequence[Any] | None) -> Any:
-        """Return `first` for depth 0, otherwise the entry of `further` for the depth; None if that is missing."""
-        values = (first, *(further or ()))
+    def at_depth(self, of_model: Any, of_mtp: Sequence[Any] | None) -> Any:
+        """Return the value at this depth; None if missing. of_model: at depth 0; of_mtp: at depths 1, 2, ..."""
+        values = (of_model, *(of_mtp or ()))
         return values[self.depth] if self.depth < len(values) else None
 
     def of_run(self, result: RunResult) -> Number | None:
         return self.at_depth(result.val_loss, result.val_mtp_losses)
 
     def windows(self, run: RunResult) -> Sequence[float]:
-        """Return the mean loss of every held-out window, by which differences are paired; empty if unknown."""
+        """Return the mean loss of every held-out window, for paired differences; empty if unknown."""
         return self.at_depth(run.val_window_losses, run.val_mtp_window_losses) or ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfDifference(Quantity):
+class LossDifference(Quantity):
     """A loss minus the baseline's loss."""
 
     loss: str
@@ -163,7 +164,7 @@ class OfDifference(Quantity):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfEqualLoss(Quantity):
+class EqualLossQuantity(Quantity):
     """The cost of reaching the same held-out loss as the baseline."""
 
     loss: str
@@ -171,60 +172,65 @@ class OfEqualLoss(Quantity):
     """Name of the field of `EqualLoss` that holds the quantity."""
 
     def of_variant(self, variant: Variant) -> Estimate | None:
-        return getattr(variant.at_equal_loss.get(self.loss), self.field, None)
+        costs = variant.at_equal_loss.get(self.loss)
+        return None if costs is None else getattr(costs, self.field)
 
 
-def _of_mtp(depth: int) -> Iterator[Quantity]:
+def _mtp_losses(depth: int) -> Iterator[Quantity]:
     """Yield the loss of a depth of multi-token prediction and its difference, named by the position of the token."""
     loss = f"val_loss_next_{depth + 1}"
-    place = f"next-{depth + 1}"
-    yield OfHeldOut(loss, f"{place} held-out loss", short=f"loss {place}", n_decimals=4, is_main=True, depth=depth)
-    yield OfDifference(f"difference_next_{depth + 1}", f"difference, {place}", is_main=True, loss=loss)
+    token = f"next-{depth + 1}"
+    yield HeldOutLoss(loss, f"{token} held-out loss", short=f"loss {token}", n_decimals=4, is_main=True, depth=depth)
+    yield LossDifference(f"difference_next_{depth + 1}", f"difference, {token}", is_main=True, loss=loss)
 
 
 def _at_equal_loss(depth: int) -> Iterator[Quantity]:
-    """Yield the quantities at equal held-out loss with the baseline, for the model (depth 0) or an MTP depth."""
+    """Yield tokens and FLOPs to equal held-out loss, as ratios and as numbers. depth: of `HeldOutLoss`."""
     suffix = "" if depth == 0 else f"_next_{depth + 1}"
-    place = "" if depth == 0 else f"next-{depth + 1} "
+    token = "" if depth == 0 else f"next-{depth + 1} "
     loss = f"val_loss{suffix}"
     titles = {"tokens": "tokens", "training_flops": "training FLOPs"}
     for key, title in titles.items():
         name = f"{key}_at_equal_loss{suffix}"
-        at_equal = f"{title} at equal {place}loss"
-        yield OfEqualLoss(name, at_equal, n_decimals=3, is_main=depth == 0, loss=loss, field=f"{key}_ratio")
+        at_equal = f"{title} at equal {token}loss"
+        yield EqualLossQuantity(name, at_equal, n_decimals=3, is_main=depth == 0, loss=loss, field=f"{key}_ratio")
     for key, title in titles.items():
-        to_baseline = f"{title} to the baseline's {place}loss"
-        yield OfEqualLoss(f"{key}_to_baseline_loss{suffix}", to_baseline, loss=loss, field=key)
+        to_baseline = f"{title} to the baseline's {token}loss"
+        yield EqualLossQuantity(f"{key}_to_baseline_loss{suffix}", to_baseline, loss=loss, field=key)
 
 
-_MODELS = (
-    OfModel("params", "parameters", short="params", path="params.total", column="params", is_main=True, has_ratio=True),
-    *(OfModel(f"params_{part}", f"parameters, {part}", path=f"params.{part}") for part in PARTS),
-    OfModel("layer_params", "parameters, layers without norms", short="layer params", is_main=True, has_ratio=True),
-    OfModel("active_params", "parameters, active", short="active", path="params.active", has_ratio=True),
-    OfModel("dead_params", "parameters that never learn", short="dead", is_main=True),
-    OfModel(
+_MODEL_COSTS = (
+    ModelCost(
+        "params", "parameters", short="params", path="params.total", column="params", is_main=True, has_ratio=True
+    ),
+    *(ModelCost(f"params_{part}", f"parameters, {part}", path=f"params.{part}") for part in PARTS),
+    ModelCost("layer_params", "parameters, layers without norms", short="layer params", is_main=True, has_ratio=True),
+    ModelCost("active_params", "parameters, active", short="active", path="params.active", has_ratio=True),
+    ModelCost("dead_params", "parameters that never learn", short="dead", is_main=True),
+    ModelCost(
         "flops", "FLOPs per token, forward", short="FLOPs", path="flops_per_token.forward", is_main=True, has_ratio=True
     ),
     # Forward FLOPs exclude multi-token prediction.
     *(
-        OfModel(
+        ModelCost(
             f"flops_{part}", f"FLOPs per token, forward, {part}", path=f"flops_by_part.{part}", column=f"flops_{part}"
         )
         for part in PARTS
         if part != "mtp"
     ),
-    OfModel("flops_causal", "FLOPs per token, forward, causal", path="flops_per_token.forward_causal", has_ratio=True),
-    OfModel("flops_training", "FLOPs per token, training", path="flops_per_token.training"),
-    OfModel("flops_training_mtp", "FLOPs per token, training, mtp", path="flops_per_token.training_mtp"),
-    OfModel("d_model", "d_model", n_decimals=0),
-    OfModel("average_width", "average width", short="width", n_decimals=1, is_main=True, has_ratio=True),
-    OfModel("stream_width", "width of the stream", n_decimals=0),
-    OfModel("virtual_width", "virtual width, times d_model", n_decimals=2),
-    OfModel(
+    ModelCost(
+        "flops_causal", "FLOPs per token, forward, causal", path="flops_per_token.forward_causal", has_ratio=True
+    ),
+    ModelCost("flops_training", "FLOPs per token, training", path="flops_per_token.training"),
+    ModelCost("flops_training_mtp", "FLOPs per token, training, mtp", path="flops_per_token.training_mtp"),
+    ModelCost("d_model", "d_model", n_decimals=0),
+    ModelCost("average_width", "average width", short="width", n_decimals=1, is_main=True, has_ratio=True),
+    ModelCost("stream_width", "width of the stream", n_decimals=0),
+    ModelCost("virtual_width", "virtual width, times d_model", n_decimals=2),
+    ModelCost(
         "kv_bytes", "KV bytes per token (bf16)", short="KV B", path="kv_bytes_per_token", is_main=True, has_ratio=True
     ),
-    OfModel(
+    ModelCost(
         "activation_bytes",
         "activation bytes per token (bf16)",
         short="act. B",
@@ -233,28 +239,28 @@ _MODELS = (
     ),
 )
 QUANTITIES: Sequence[Quantity] = (
-    OfRun("steps", "steps", n_decimals=0),
-    OfRun("tokens", "tokens"),
-    OfHeldOut("val_loss", "held-out loss", short="loss", n_decimals=4, is_main=True),
-    OfDifference("difference", "difference", short="diff", is_main=True, loss="val_loss"),
-    *chain.from_iterable(_of_mtp(depth) for depth in range(1, MOST_MTP_DEPTHS + 1)),
+    RunQuantity("steps", "steps", n_decimals=0),
+    RunQuantity("tokens", "tokens"),
+    HeldOutLoss("val_loss", "held-out loss", short="loss", n_decimals=4, is_main=True),
+    LossDifference("difference", "difference", short="diff", is_main=True, loss="val_loss"),
+    *chain.from_iterable(_mtp_losses(depth) for depth in range(1, MOST_MTP_DEPTHS + 1)),
     *chain.from_iterable(_at_equal_loss(depth) for depth in range(MOST_MTP_DEPTHS + 1)),
-    OfRun("train_loss", "training loss", n_decimals=4, is_main=True),
-    OfDifference("difference_train_loss", "difference, training loss", loss="train_loss"),
-    OfRun("val_perplexity", "perplexity", n_decimals=2),
-    OfRun("val_bits_per_byte", "bits per byte", short="bits/B", n_decimals=4, is_main=True, has_ratio=True),
-    *_MODELS,
-    OfRun(SPEED, "tokens per second", short="tok/s", is_main=True, has_ratio=True),
-    OfRun("wall_seconds", "seconds", n_decimals=1),
-    OfRun("training_flops", "training FLOPs", has_ratio=True),
-    OfRun("pflops_days", "PFLOP/s-days", is_main=True),
-    OfRun("peak_memory_bytes", "peak memory in bytes", is_main=True),
+    RunQuantity("train_loss", "training loss", n_decimals=4, is_main=True),
+    LossDifference("difference_train_loss", "difference, training loss", loss="train_loss"),
+    RunQuantity("val_perplexity", "perplexity", n_decimals=2),
+    RunQuantity("val_bits_per_byte", "bits per byte", short="bits/B", n_decimals=4, is_main=True, has_ratio=True),
+    *_MODEL_COSTS,
+    RunQuantity(SPEED, "tokens per second", short="tok/s", is_main=True, has_ratio=True),
+    RunQuantity("wall_seconds", "seconds", n_decimals=1),
+    RunQuantity("training_flops", "training FLOPs", has_ratio=True),
+    RunQuantity("pflops_days", "PFLOP/s-days", is_main=True),
+    RunQuantity("peak_memory_bytes", "peak memory in bytes", is_main=True),
 )
 QUANTITY = {quantity.name: quantity for quantity in QUANTITIES}
 TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}
-OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfModel)}
-OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfRun)}
-OF_HELD_OUT = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfHeldOut)}
+OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, ModelCost)}
+OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, RunQuantity)}
+OF_HELD_OUT = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, HeldOutLoss)}
 SHAPE_COSTS = [OF_MODELS[name] for name in ("params", "layer_params", "flops", "kv_bytes", "activation_bytes")]
 """Costs that searches, plans and inspections show of a shape."""
 LOSSES = (*OF_HELD_OUT, "train_loss", "val_bits_per_byte")

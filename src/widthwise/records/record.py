@@ -15,21 +15,21 @@ from widthwise.files import read_json_mapping, write_atomic
 from widthwise.mistakes import UserError
 
 CHECKSUMS = "checksums"
-"""Key of the checksums of the entries in a file; in result.json the seal is stored with them."""
+"""Key of the checksums of the other entries in a file; in result.json it also holds the seal (`run_dir.Seal`)."""
 Number = int | float
 """An integer or a float; the type in the file is kept."""
-Known = Annotated[
+FiniteOrNone = Annotated[
     float | None,
     pydantic.BeforeValidator(lambda value: None if isinstance(value, float) and not math.isfinite(value) else value),
 ]
-"""A number, or None for a missing, NaN or infinite one, because JSON has neither NaN nor infinity."""
+"""A finite float or None. NaN and infinity become None, because JSON has neither."""
 
 
 class Record(pydantic.BaseModel):
     """Base of the records: frozen and strict.
 
-    Fields that were not passed have their default and are not written, so that a file is written as it was read.
-    Unknown keys are ignored.
+    Only fields that were passed are written, so that reading and writing a file does not add defaults. Unknown keys are
+    ignored.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
@@ -41,8 +41,8 @@ class Record(pydantic.BaseModel):
         return getattr(self, key)
 
     def keys(self) -> KeysView[str]:
-        """Return the keys of the fields that were passed."""
-        return {name: None for name in type(self).model_fields if name in self.model_fields_set}.keys()
+        """Return the keys of the fields that were passed, in the order of the class."""
+        return dict.fromkeys(name for name in type(self).model_fields if name in self.model_fields_set).keys()
 
     def __contains__(self, key: str) -> bool:
         return key in self.model_fields_set
@@ -52,16 +52,17 @@ class Record(pydantic.BaseModel):
         return self.model_dump(exclude_unset=True)
 
     def with_changes(self, **changes: Any) -> Self:
-        """Return a copy with changed fields, validated like a file."""
-        return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+        """Return a copy with changed fields, validated like a file. Raises pydantic.ValidationError."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self).model_validate({**fields, **changes})
 
 
 class StoredRecord(Record):
-    """A record in a file, which has the same name in every folder and holds checksums of its entries."""
+    """A record in a file of fixed name, with checksums of its entries."""
 
     file_name: ClassVar[str]
     notebook_view: ClassVar["Callable[[StoredRecord, Path], str | None] | None"] = None
-    """Returns the HTML of a record and its folder for notebooks; set by reports."""
+    """Function of a record and its folder that returns HTML for notebooks; set by reports."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -82,15 +83,17 @@ class StoredRecord(Record):
         return path
 
     def stored_in(self, folder: Path) -> Self:
-        """Set the folder of the file, which is not part of the record, and return the record."""
+        """Remember the folder of the file for notebooks and return the record. The folder is not written."""
         vars(self)["_folder"] = folder
         return self
 
     def _repr_html_(self) -> str | None:
-        """Return answer, figures and tables for a notebook; None, which is shown as plain text, without a file."""
+        """Return answer, figures and tables as HTML. None without a file; the notebook then shows plain text."""
         folder = vars(self).get("_folder")
         view = StoredRecord.notebook_view
-        return None if folder is None or view is None else view(self, folder)
+        if folder is None or view is None:
+            return None
+        return view(self, folder)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class SealedFile:
 
     @staticmethod
     def checked(data: dict[str, Any], where: Path | str) -> dict[str, Any]:
-        """Return the entries of the content of a file. Raises UserError for changed entries."""
+        """Remove the checksums from the content of a file and return its entries. Raises UserError for changed ones."""
         check_unchanged(data, data.pop(CHECKSUMS, None), where)
         return data
 
@@ -125,11 +128,13 @@ def digests(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_unchanged(data: Mapping[str, Any], written: Any, where: Path | str) -> None:
-    """Raise UserError if entries of a file differ from the written ones.
+    """Raise UserError if entries of a file differ from their checksums.
 
-    written: checksums of the written entries; None checks nothing.
+    written: the checksums in the file; None for a file without checksums, which is not checked.
     """
-    changed = [] if written is None else [key or CHECKSUMS for key, *_ in differences(written, digests(data))]
+    if written is None:
+        return
+    changed = [key or CHECKSUMS for key, *_ in differences(written, digests(data))]  # "" if `written` is no mapping
     if changed:
         raise UserError(
             f"{where}: {', '.join(changed[:3])}: was changed after it was written; undo that, or repeat the command "

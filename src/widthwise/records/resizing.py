@@ -1,4 +1,4 @@
-"""Changes of the sizes of a trained model: `certificate.json` of a growth, and `shrunk.json` of a cut."""
+"""Records of resized models: `certificate.json` of a growth, and `shrunk.json` of a cut."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -12,11 +12,13 @@ SHRUNK = "shrunk"
 
 
 class LivenessCounts(Record):
-    """Numbers of new entries of one tensor, by the gradients they received in two steps of AdamW."""
+    """Counts of the new entries of one tensor after two steps of AdamW."""
 
     n_new: int
     n_alive: int
+    """Entries that received a gradient."""
     n_dead: int
+    """Entries that received none, although their row was used."""
     n_unjudged: int
     """Entries in rows of tokens or positions that did not occur."""
 
@@ -30,7 +32,7 @@ class ModelSize(Record):
 
 
 class Certificate(StoredRecord):
-    """Old and grown model compared on random tokens. Each difference is the largest over all entries."""
+    """The comparison of an old and a grown model on random tokens. Differences are maxima over all entries."""
 
     file_name: ClassVar[str] = "certificate.json"
 
@@ -43,7 +45,7 @@ class Certificate(StoredRecord):
     logit_difference: float
     logit_bound: float
     stored_logit_difference: float
-    """`logit_difference` with the grown weights as stored, where multiplied or averaged entries are rounded."""
+    """`logit_difference` after the grown weights were rounded to fp32, as they are stored."""
     stored_logit_bound: float
     gradient_difference: float
     """Difference of the gradients of old parameters, divided by the largest entry of all gradients."""
@@ -106,20 +108,19 @@ class Certificate(StoredRecord):
 
 
 class Curve(Record):
-    """A `shape` section of a recipe: a point for each layer."""
+    """A `shape` section of a recipe: for each layer, its sizes relative to the uniform model."""
 
     kind: Literal["curve"] = "curve"
     widths: Sequence[float]
-    """Over the width of the uniform model."""
+    """Width of each layer divided by the width of the uniform model."""
     attention: Sequence[float] | None = None
-    """Width of attention over the uniform model's, and over the width of the layer; `hidden` likewise."""
+    """Width of attention divided by the uniform model's and by the relative width of the layer; None if attention
+    scales with the layer."""
     hidden: Sequence[float] | None = None
+    """The same for hidden units."""
 
     def section(self, match: str) -> dict[str, Any]:
-        """Return `model.shape` of a recipe, without sizes that follow its rule.
-
-        match: the quantity that equals the uniform model's.
-        """
+        """Return `model.shape` of a recipe. match: quantity equal to the uniform model's."""
         sizes = {"widths": self.widths, "attention": self.attention, "hidden": self.hidden}
         points = {size: [round(value, 4) for value in values] for size, values in sizes.items() if values}
         return {"kind": "curve", "match": match, "rounding": "balanced", **points}
@@ -137,7 +138,7 @@ class LayerCut(Record):
     lost: float
     """Sum of first-order changes of the loss over everything that was cut, in nats."""
     energy_kept: Sequence[float]
-    """[attention, feed-forward]: share of the squared norm of the input that is in the remaining coordinates."""
+    """[attention, feed-forward]: share of the input's squared norm in the remaining coordinates."""
 
 
 class Shrinking(StoredRecord):
@@ -154,7 +155,7 @@ class Shrinking(StoredRecord):
     turned: bool
     """True if the stream was rotated; otherwise its coordinates were at most reordered."""
     not_turned: str | None
-    """Reason if a rotation was requested but impossible."""
+    """Reason why the stream was not rotated; None if it was."""
     loss_before: float
     """Held-out loss before the cut, in nats per token."""
     loss_after: float
@@ -171,5 +172,5 @@ class Shrinking(StoredRecord):
     """Width of embedding and head, before and after."""
     layers: Sequence[LayerCut]
     shape: Curve | None = None
-    """Sizes after the cut relative to the original model; None if that was not uniform, or if no curve describes
-    them."""
+    """Sizes after the cut relative to the original model; None if the original is not uniform, or if no curve gives
+    these sizes."""

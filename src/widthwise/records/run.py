@@ -1,4 +1,4 @@
-"""Run directories: `result.json`, allowed changes of the recipe, listings, and folders mistaken for a run."""
+"""Records of runs: `result.json`, changes of the recipe, listings, and hints for folders that are not runs."""
 
 import copy
 import difflib
@@ -14,12 +14,12 @@ from widthwise.mistakes import shortened
 from widthwise.records.analysis import TokenWidths, VirtualWidth
 from widthwise.records.cost import CostSummary
 from widthwise.records.evaluation import Evaluation, TaskResult
-from widthwise.records.record import Known, Number, Record, StoredRecord
+from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord
 from widthwise.records.resizing import Certificate, Shrinking
 
 
 class GrowthRecord(Record):
-    """The replacement of the model of a run, usually by a larger one."""
+    """The replacement of a run's model during the run, usually by a larger one."""
 
     event: Literal["growth", "grown"] = "growth"
     """growth: by the recipe, during the run; grown: by `grow`, before the first step of the run."""
@@ -30,9 +30,9 @@ class GrowthRecord(Record):
     """Training FLOPs of all steps before the growth."""
     params_before: Number
     params_after: Number
-    loss_before: Known = None
+    loss_before: FiniteOrNone = None
     """Held-out loss just before the growth, in nats per token."""
-    loss_after: Known = None
+    loss_after: FiniteOrNone = None
 
 
 class DataCounts(Record):
@@ -48,9 +48,9 @@ class DataCounts(Record):
 class TextResult(Record):
     """The loss on a text at the end of a run, in nats per token and other units."""
 
-    loss: Known
-    perplexity: Known = None
-    bits_per_byte: Known = None
+    loss: FiniteOrNone
+    perplexity: FiniteOrNone = None
+    bits_per_byte: FiniteOrNone = None
     window_losses: Sequence[float] = ()
     """Mean loss of every window of the text, in order, for paired comparisons."""
 
@@ -61,8 +61,8 @@ class RunResult(StoredRecord):
     file_name: ClassVar[str] = "result.json"
 
     status: str = "finished"
-    other_cpu_share: Known = None
-    """Share of the CPUs that other processes used during the run."""
+    other_cpu_share: FiniteOrNone = None
+    """Mean share of the machine's CPUs that other processes used during the run."""
     cost: CostSummary
     """Sizes and costs of the last model."""
     name: str | None = None
@@ -70,30 +70,30 @@ class RunResult(StoredRecord):
     steps: int | None = None
     tokens: int | None = None
     """Tokens of all steps, including the run that this run continues."""
-    train_loss: Known = None
+    train_loss: FiniteOrNone = None
     """Mean of the last `loss_window_steps` steps."""
     loss_window_steps: int | None = None
-    val_loss: Known = None
+    val_loss: FiniteOrNone = None
     """Held-out loss in nats per token."""
-    val_perplexity: Known = None
-    val_bits_per_byte: Known = None
+    val_perplexity: FiniteOrNone = None
+    val_bits_per_byte: FiniteOrNone = None
     val_window_losses: Sequence[float] = ()
     """Mean loss of every held-out window, in order, for paired comparisons."""
     data: DataCounts | None = None
     val_losses: Mapping[str, float] | None = None
     """Mean held-out loss of each source of a mixture; None for a single source."""
     val_texts: Mapping[str, TextResult] | None = None
-    """Name of a further text of the recipe -> result at the end; None without further texts."""
+    """Name in `validation.texts` of the recipe -> result at the end; None without such texts."""
     val_tasks: Mapping[str, TaskResult] | None = None
-    """Name of a task of the recipe -> result at the end; None without tasks."""
-    tokens_per_second: Known = None
-    """Median over the records of the last model, which excludes start-up, compilation and hiccups."""
-    wall_seconds: Known = None
+    """Name in `validation.tasks` of the recipe -> result at the end; None without such tasks."""
+    tokens_per_second: FiniteOrNone = None
+    """Median over the training records of the last model, to exclude start-up and compilation."""
+    wall_seconds: FiniteOrNone = None
     peak_memory_bytes: int | None = None
     """Peak memory of the run: of tensors on a GPU, otherwise of the whole process. None if unknown."""
-    training_flops: Known = None
+    training_flops: FiniteOrNone = None
     """Training FLOPs of all passes over tokens, including the run that this run continues."""
-    pflops_days: Known = None
+    pflops_days: FiniteOrNone = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
     expert_loads: Sequence[Sequence[float] | None] | None = None
@@ -101,7 +101,7 @@ class RunResult(StoredRecord):
     val_mtp_losses: Sequence[float] | None = None
     """Held-out losses of multi-token prediction, nearest token first; None without it."""
     val_mtp_window_losses: Sequence[Sequence[float]] = ()
-    """For each of these losses, its mean in every held-out window."""
+    """For each of `val_mtp_losses`, the mean loss of every held-out window."""
     virtual_width: VirtualWidth | None = None
     """None for a model without hyper-connections."""
     growth: Sequence[GrowthRecord] = ()
@@ -113,7 +113,8 @@ class RunResult(StoredRecord):
     @property
     def n_val_tokens(self) -> int | None:
         """Number of held-out tokens of `val_loss`; None if the windows or their length are unknown."""
-        return len(self.val_window_losses) * (self.cost.seq_len or 0) or None
+        n_tokens = len(self.val_window_losses) * (self.cost.seq_len or 0)
+        return n_tokens or None
 
 
 @dataclass(frozen=True)
@@ -137,18 +138,20 @@ class Run:
 
     @property
     def name(self) -> str:
-        return (self.result and self.result.name) or Path(self.path).name or self.path
+        if self.result is not None and self.result.name:
+            return self.result.name
+        return Path(self.path).name or self.path
 
 
-OF_PROCESSES = ("train.shards", "train.hang_seconds")
-"""Keys of a recipe that describe the processes and do not change the run."""
-MAY_CHANGE = ("data.", *OF_PROCESSES)
-"""Keys of a recipe that may change in config.yaml. Data may move because checksums protect them."""
-MAY_MOVE = re.compile(r"validation\.(texts\.[^.]+\.source|tasks\.[^.]+\.file)")
-"""More keys that may change: files of texts and tasks, which have checksums."""
-MUST_STAY = ("data.mask_documents", "data.reset_positions")
-"""Keys of the data section that must not change, because they set how data are read."""
-MAY_CONTINUE_WITH = (
+PROCESS_KEYS = ("train.shards", "train.hang_seconds")
+"""Keys of a recipe that configure the processes and do not change the results of a run."""
+EDITABLE_KEYS = ("data.", *PROCESS_KEYS)
+"""Beginnings of keys that a user may edit in config.yaml. Data may move because they have checksums."""
+EDITABLE_FILE_KEYS = re.compile(r"validation\.(texts\.[^.]+\.source|tasks\.[^.]+\.file)")
+"""Further editable keys: files of texts and tasks, which have checksums."""
+FIXED_DATA_KEYS = ("data.mask_documents", "data.reset_positions")
+"""Keys of the data section that must not be edited, because they determine how data are read."""
+RESUME_KEYS = (
     "train.steps",
     "train.log_every",
     "train.norms_every",
@@ -159,13 +162,13 @@ MAY_CONTINUE_WITH = (
     "train.keep_last",
     "train.keep_every",
     "train.max_loss_rise",
-    *OF_PROCESSES,
+    *PROCESS_KEYS,
 )
-"""Keys that `resume` may change: the length of the run, its records and its checkpoints."""
+"""Keys that `resume` may change: length, logging and checkpoints of the run."""
 
 
 class Continuation(Record):
-    """A resumption of a run with changed settings."""
+    """A change of settings when a run was resumed."""
 
     after_step: int
     before: Mapping[str, Any]
@@ -174,35 +177,40 @@ class Continuation(Record):
     """The same keys -> new values."""
 
     @property
-    def words(self) -> str:
-        """`train.steps from 9 to 18, train.log_every from 4 to 1`."""
-        pairs = (f"{path} from {shortened(old)} to {shortened(self.after[path])}" for path, old in self.before.items())
-        return ", ".join(pairs)
+    def description(self) -> str:
+        """The changes as text, such as `train.steps from 9 to 18, train.log_every from 4 to 1`."""
+        changes = (describe_change(key, old, self.after[key]) for key, old in self.before.items())
+        return ", ".join(changes)
 
 
-def continued(recipe: Any, continuations: Iterable[Continuation]) -> Any:
-    """Return a copy of a recipe, as plain data, with the settings of continuations."""
+def with_continuations(recipe: Any, continuations: Iterable[Continuation]) -> Any:
+    """Return a copy of a recipe, as plain data, with the changes of all continuations."""
     changed = copy.deepcopy(recipe)
     for continuation in continuations:
-        for path, value in continuation.after.items():
-            section, key = path.split(".")
-            changed[section][key] = value
+        for key, value in continuation.after.items():
+            section, field = key.split(".")
+            changed[section][field] = value
     return changed
 
 
-def changes_in_words(before: Any, after: Any, of_the_same_run: bool = False) -> list[str]:
+def describe_changes(before: Any, after: Any, skip_allowed: bool = False) -> list[str]:
     """Return the differences between two recipes as text.
 
-    of_the_same_run: omit changes that are allowed within the same run.
+    skip_allowed: omit changes that a user may make in config.yaml.
     """
     changes = list[str]()
-    for path, old, new in differences(before, after):
-        may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
-        if path in MUST_STAY and (old or new):  # both are unset if the section was rewritten
-            may_change = False
-        if not (of_the_same_run and may_change):
-            changes.append(f"{path} from {shortened(old)} to {shortened(new)}")
+    for key, old, new in differences(before, after):
+        is_allowed = key.startswith(EDITABLE_KEYS) or EDITABLE_FILE_KEYS.fullmatch(key) is not None
+        if key in FIXED_DATA_KEYS and (old or new):  # a missing key is the default, False
+            is_allowed = False
+        if not (skip_allowed and is_allowed):
+            changes.append(describe_change(key, old, new))
     return changes
+
+
+def describe_change(key: str, old: Any, new: Any) -> str:
+    """Return `KEY from OLD to NEW`."""
+    return f"{key} from {shortened(old)} to {shortened(new)}"
 
 
 RunState = Literal["running", "finished", "ready", "stopped", "failed", "waiting", "unreadable"]
@@ -213,18 +221,18 @@ class ListedRun(Record):
 
     path: str
     state: RunState
-    """running: a process holds the folder. ready: weights from elsewhere, such as an import, and no step yet. stopped:
-    not finished, and no process holds the folder. failed: ended by an error, such as a diverged loss. waiting: not yet
+    """running: a process has locked the folder. ready: imported or saved weights, and no step yet. stopped: not
+    finished, and no process has locked the folder. failed: ended by an error, such as a diverged loss. waiting: not yet
     started by its experiment. unreadable: broken files."""
     step: int | None = None
     """Step of the last record."""
     n_steps: int | None = None
-    loss: Known = None
+    loss: FiniteOrNone = None
     """Training loss of the last training record."""
-    val_loss: Known = None
+    val_loss: FiniteOrNone = None
     """Held-out loss of the last validation."""
-    tokens_per_second: Known = None
-    age_seconds: Known = None
+    tokens_per_second: FiniteOrNone = None
+    age_seconds: FiniteOrNone = None
     """Time since the last record."""
     n_bytes: int | None = None
     """Size of all files."""
@@ -253,15 +261,16 @@ class PlannedRuns(StoredRecord):
     """Runs in the order of training."""
 
 
-def other_folder(path: Path) -> str:
-    """Return `; it is ...`, with the kind of a path that is not a run directory and a hint; "" if unknown."""
+def folder_hint(path: Path) -> str:
+    """Return the end of an error about a path that is not a run directory, `; it is ...`; "" without a hint."""
     if not path.exists():
         runs = [str(config.parent) for config in path.parent.glob("*/config.yaml")]
-        near = difflib.get_close_matches(str(path), runs, n=1)
-        return "; there is no such folder" + (f", did you mean {near[0]}?" if near else "")
+        nearest = difflib.get_close_matches(str(path), runs, n=1)
+        return "; there is no such folder" + "".join(f", did you mean {run}?" for run in nearest)
     if path.is_file():
-        is_recipe = path.suffix == ".yaml" and path.name != "config.yaml"
-        return f"; it is a recipe: `widthwise train {path}` begins a run" if is_recipe else "; it is a file"
+        if path.suffix == ".yaml" and path.name != "config.yaml":
+            return f"; it is a recipe: `widthwise train {path}` begins a run"
+        return "; it is a file"
     for folder in (path / "runs", path):
         if any(folder.glob("*/config.yaml")):
             return f"; it holds several runs, which are {folder}/NAME"

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 import pydantic
 
 from widthwise.records.estimate import Estimate
-from widthwise.records.record import Known, Number, Record, StoredRecord
+from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord
 
 LawName = Literal["power", "power_irreducible", "log_linear"]
 SYMBOLS: dict[LawName, tuple[str, ...]] = {
@@ -20,8 +20,8 @@ class Band(Record):
     """The confidence band of a curve; three lists of equal length."""
 
     x: Sequence[float]
-    low: Sequence[Known]
-    high: Sequence[Known]
+    low: Sequence[FiniteOrNone]
+    high: Sequence[FiniteOrNone]
 
 
 class FittedLaw(Record):
@@ -30,10 +30,10 @@ class FittedLaw(Record):
     form: str
     parameters: Mapping[str, Estimate]
     """Parameter name -> estimate; empty if the law could not be fitted."""
-    rms: Known = None
+    rms: FiniteOrNone = None
     """Root mean square of y minus the curve."""
-    r_squared: Known = None
-    leave_one_out_rms: Known = None
+    r_squared: FiniteOrNone = None
+    leave_one_out_rms: FiniteOrNone = None
     """Root mean square of y at each point minus the curve fitted to the other points."""
     band: Band | None = None
     reason: str | None = None
@@ -46,7 +46,7 @@ class ScalingPoint(Record):
     name: str
     x: Number = pydantic.Field(gt=0)
     y: float
-    y_sd: Known = None
+    y_sd: FiniteOrNone = None
     n_seeds: int = 1
 
 
@@ -60,7 +60,7 @@ class ScalingGroup(Record):
     """The law whose curve is drawn."""
 
     @pydantic.model_validator(mode="after")
-    def _symbols_fit_the_law(self) -> Self:
+    def _check_fits(self) -> Self:
         for law, fit in self.fits.items():
             if fit.parameters and set(fit.parameters) != set(SYMBOLS[law]):
                 raise ValueError(f"fits.{law}.parameters: expected {', '.join(SYMBOLS[law])}")
@@ -82,9 +82,9 @@ class Saving(Record):
     """The law, the same for both groups."""
     kind: Literal["curve", "point"]
     at: ScalingPoint
-    """The baseline's largest model, and the y of the comparison."""
+    """The baseline's largest model; its y is the y of the comparison."""
     ratio: Estimate
-    """Ratio of x; no mean if the group's curve never reaches that y."""
+    """Ratio of x; its mean is None if the group's curve never reaches that y."""
     is_extrapolated: bool = False
     """True if the group's curve reaches that y beyond its points."""
 
@@ -107,7 +107,7 @@ class ScalingLaws(StoredRecord):
     savings: Sequence[Saving]
 
     @pydantic.model_validator(mode="after")
-    def _names_agree(self) -> Self:
+    def _check_names(self) -> Self:
         names = [group.name for group in self.groups]
         if len(set(names)) < len(names):
             raise ValueError("groups: two have the same name")

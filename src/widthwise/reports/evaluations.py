@@ -18,7 +18,7 @@ from widthwise.records.evaluation import (
     Score,
     Scores,
     TaskResult,
-    harness_answers,
+    harness_name,
 )
 from widthwise.records.record import finite
 from widthwise.records.run import Run, RunResult
@@ -111,7 +111,7 @@ def answers(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
         yield question(name, items=task.fingerprint), _task_answers(task, evaluation.max_length)
     options = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
     for name, scores in evaluation.lm_eval.items():
-        yield question(harness_answers(name), **options), Answers(scores)
+        yield question(harness_name(name), **options), Answers(scores)
 
 
 def _task_answers(task: TaskResult, max_length: int | None) -> Answers:

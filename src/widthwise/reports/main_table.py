@@ -11,7 +11,7 @@ from widthwise.config_io import check_one_of
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, OfModel, Quantity
+from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, ModelCost, Quantity
 from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, plain, ratio, shorten, shown
 from widthwise.reports.table import Table, by_row, csv_estimate, csv_rows
 
@@ -187,7 +187,7 @@ def main_tables(outcome: Outcome, caption: str, looks: "Looks") -> list[Table]:
     columns = main_columns(outcome)
     losses = columns
     if outcome.columns is None:
-        losses = [q for q in columns if not isinstance(q, OfModel) and q.name not in (SPEED, *RUN_COSTS)]
+        losses = [q for q in columns if not isinstance(q, ModelCost) and q.name not in (SPEED, *RUN_COSTS)]
         losses.sort(key=lambda quantity: quantity.name != JUDGED)  # a narrow screen shows the first columns
     costs = [quantity for quantity in columns if quantity not in losses]
     swatches = [looks[variant.name].swatch for variant in outcome.variants]
@@ -255,7 +255,7 @@ def csv_text(outcome: Outcome) -> str:
 
     Numbers have full precision; unknown numbers are empty.
     """
-    measured = [q for q in QUANTITIES if not isinstance(q, OfModel) and any(map(q.of_variant, outcome.variants))]
+    measured = [q for q in QUANTITIES if not isinstance(q, ModelCost) and any(map(q.of_variant, outcome.variants))]
     rows: list[dict[str, str | float | None]] = []
     for variant in outcome.variants:
         row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
@@ -268,7 +268,7 @@ def csv_text(outcome: Outcome) -> str:
             row |= csv_estimate(name, score and score.value)
             row |= csv_estimate(f"{name}_difference", score and score.difference)
         for quantity in QUANTITIES:
-            if isinstance(quantity, OfModel):
+            if isinstance(quantity, ModelCost):
                 row[quantity.csv_column] = quantity.value(variant)
         baseline = outcome.baseline_of(variant)
         for quantity in QUANTITIES:

@@ -7,7 +7,7 @@ from typing import Any
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Variant
-from widthwise.records.quantities import OF_MODELS, QUANTITIES, QUANTITY, RUN_COSTS, SHAPE_COSTS, OfModel
+from widthwise.records.quantities import OF_MODELS, QUANTITIES, QUANTITY, RUN_COSTS, SHAPE_COSTS, ModelCost
 from widthwise.records.run import ListedRun, RunResult
 from widthwise.reports.formats import MISSING, TIMES, clean, duration, fixed, hidden_widths, plain, shown, si, signed
 from widthwise.reports.table import Table, by_column
@@ -33,7 +33,7 @@ def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
     columns: dict[str, dict[str, str]] = {name: {} for name in models}
     for quantity in QUANTITIES:
         values = {name: quantity.value(model) for name, model in models.items()}
-        is_cost = isinstance(quantity, OfModel) or quantity.name in RUN_COSTS
+        is_cost = isinstance(quantity, ModelCost) or quantity.name in RUN_COSTS
         if is_cost and any(value is not None for value in values.values()):
             for name, value in values.items():
                 columns[name][quantity.title] = shown(value, quantity)

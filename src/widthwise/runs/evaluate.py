@@ -24,7 +24,7 @@ from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.perplexity import score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.mistakes import UserError
-from widthwise.records.evaluation import Evaluation, ItemAnswers, Score, Scores, TextAnswers
+from widthwise.records.evaluation import Evaluation, ItemAnswers, Score, Scores, TextScores
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
@@ -100,9 +100,9 @@ def evaluate_run(
     )
 
 
-def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextAnswers]]:
+def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
     """Return the readings of texts by name. Raises UserError for a text that is missing or has another tokenizer."""
-    readings: dict[str, Callable[[], TextAnswers]] = {}
+    readings: dict[str, Callable[[], TextScores]] = {}
     for source in config.texts:
         next(read_documents(source, config.field))
         documents = (document.text for document in read_documents(source, config.field))
@@ -141,7 +141,7 @@ def _own_texts(loaded: Model) -> dict[str, tuple[PreparedData, int]]:
     }
 
 
-def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextAnswers:
+def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextScores:
     n_tokens = data.held_out.n_tokens
     if max_tokens is not None:
         n_tokens = min(n_tokens, max_tokens + 1)

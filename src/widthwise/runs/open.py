@@ -20,7 +20,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
-from widthwise.records.run import other_folder
+from widthwise.records.run import folder_hint
 from widthwise.run_dir import RunDir
 from widthwise.runs.scoring import EvaluationConfig
 from widthwise.training import checkpoint, checkpoint_folder
@@ -261,7 +261,7 @@ def check_model(path: Path, step: int | None = None) -> None:
     run = RunDir(path)
     if not run.exists:
         raise UserError(
-            f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG}){other_folder(path)}"
+            f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG}){folder_hint(path)}"
         )
     chosen_checkpoint(run, step)
     tokenizer_of(run)

@@ -1,4 +1,4 @@
-"""Costs of training a recipe on devices of a kind: memory, time, traffic and data. Nothing is trained or written."""
+"""Costs of training a recipe on devices of one kind: memory, time, traffic and data. Nothing is trained or written."""
 
 import math
 import re
@@ -16,8 +16,8 @@ from widthwise.data.tokenizer import N_BYTES
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.records.cost import DataCost, Deployment, Plan, RankMemory, Setup, StepTraffic
-from widthwise.runs.rank_memory import Layout, ShardedModel
+from widthwise.records.cost import DataCost, Deployment, LargestPass, Plan, RankMemory, StepTraffic
+from widthwise.runs.rank_memory import ShardedModel, step_layout
 from widthwise.training.devices import DEVICES_PER_NODE, Device, known_gpu
 
 BYTES_PER_TOKEN = 4.0
@@ -35,21 +35,21 @@ class Planner:
     """A recipe on a number of devices; for a recipe that grows, its last model."""
 
     def __init__(self, recipe: Recipe, n_devices: int = 1, sharded: ShardedModel | None = None):
-        """sharded: the model, if it exists already. Raises UserError for numbers that do not divide."""
+        """sharded: default: the recipe's last model. Raises UserError for numbers that do not divide each other."""
         self.recipe = recipe
-        self.layout = Layout.of(recipe.train, n_devices)
+        self.layout = step_layout(recipe.train, n_devices)
         self._sharded = sharded or ShardedModel(recipe)
         self._memory_of_pass: dict[tuple[ActivationCheckpointing, int], RankMemory] = {}
 
     def deployment(self, device: Device | None) -> Deployment:
-        """Return the layout and cost of a step; without a device there are no times and no fit."""
+        """Return the layout and cost of a step. Without a device, times and fit are omitted."""
         train = self.recipe.train
         layout = self.layout
         memory = self.memory(train)
         n_tokens = layout.batch_size * self.recipe.seq_len
         n_padded = layout.n_shards * self._sharded.block_entries(layout.n_shards)
         deployment = Deployment(
-            **vars(layout),
+            **layout.to_data(),
             padding=n_padded / self._sharded.n_params - 1,
             memory=memory,
             traffic=self._sharded.traffic(train, layout.n_devices),
@@ -67,16 +67,16 @@ class Planner:
             remedy=None if fits else self._remedy(device),
             **times,
             run_hours=self.run_hours(device, train),
-            setups=[self.setup(device, kind) for kind in RECOMPUTE],
+            setups=[self.largest_pass(device, kind) for kind in RECOMPUTE],
         )
 
     def memory(self, train: TrainConfig) -> RankMemory:
         """Return the memory of a device for a train section with the same batch."""
         return self._sharded.memory(train, self.layout.n_devices)
 
-    def setup(self, device: Device, kind: ActivationCheckpointing) -> Setup:
-        """Return the largest pass that fits with a kind of activation checkpointing, or else a pass of one sequence."""
-        n_rows = n = self.layout.batch_size
+    def largest_pass(self, device: Device, kind: ActivationCheckpointing) -> LargestPass:
+        """Return the largest pass that fits with a kind of activation checkpointing; if none fits, one sequence."""
+        n = self.layout.batch_size
         while True:
             train = self.recipe.train.model_copy(update={"activation_checkpointing": kind, "micro_batch_size": n})
             if (kind, n) not in self._memory_of_pass:
@@ -85,8 +85,8 @@ class Planner:
             fits = memory.total_bytes <= device.memory_bytes
             if fits or n == 1:
                 break
-            n = max(size for size in range(1, n) if n_rows % size == 0)
-        return Setup(
+            n = max(divisor for divisor in range(1, n) if self.layout.batch_size % divisor == 0)
+        return LargestPass(
             activation_checkpointing=kind,
             micro_batch_size=n if fits else None,
             memory=memory,
@@ -94,7 +94,10 @@ class Planner:
         )
 
     def run_hours(self, device: Device, train: TrainConfig) -> float | None:
-        """Return the hours to compute the whole run, or to move its weights through the device's memory if longer."""
+        """Return the hours of the whole run, limited by computation or by reading and writing weights in memory.
+
+        None if the FLOPs of the device are unknown. Communication is excluded.
+        """
         if not device.peak_flops_per_second:
             return None
         work = self._recompute_factor(train.activation_checkpointing)
@@ -120,15 +123,16 @@ class Planner:
         return shard_bytes / shard_bandwidth + traffic.all_reduce_bytes / replica_bandwidth
 
     def _recompute_factor(self, kind: ActivationCheckpointing) -> float:
-        """Return the FLOPs that a device computes over the training FLOPs; above 1 with recomputed layers."""
+        """Return the FLOPs that a device computes divided by the training FLOPs; above 1 with recomputed layers."""
         model = self.recipe.final_model
         seq_len = self.recipe.seq_len
         return 1 + RECOMPUTE[kind].repeated_flops(model, seq_len) / model.cost().training_flops(seq_len)
 
     def _remedy(self, device: Device) -> str | None:
-        """Return the smallest change to the recipe that makes it fit, as overrides: one change before two or three.
+        """Return the overrides of the smallest change that makes the recipe fit; None if no change does.
 
-        The order is by cost: more shards and smaller passes cost traffic, recomputed layers cost computation.
+        One override is tried before two, and two before three. Their order is by cost: more shards and smaller passes
+        cost traffic, recomputed layers cost computation.
         """
         train = self.recipe.train
         layout = self.layout
@@ -154,9 +158,8 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
     refuses, and for numbers that do not divide each other.
     """
     recipe.check()
-    for n in n_devices:
-        Layout.of(recipe.train, n)  # raises UserError
     model = ShardedModel(recipe)
+    planners = [Planner(recipe, n, model) for n in n_devices]
     return Plan(
         device=None if device is None else device.name,
         device_memory_bytes=None if device is None else device.memory_bytes,
@@ -168,13 +171,13 @@ def plan(recipe: Recipe, n_devices: Sequence[int], device: Device | None = None,
         tokens_per_param=recipe.n_tokens / model.n_params,
         training_flops=recipe.training_flops,
         asked_hours=None if days is None else 24 * days,
-        deployments=[Planner(recipe, n, model).deployment(device) for n in n_devices],
+        deployments=[planner.deployment(device) for planner in planners],
         data=_data_cost(recipe),
     )
 
 
-def device_at_hand() -> Device | None:
-    """Return the GPU of this machine; None on a CPU. Its memory is the smaller number of driver and data sheet."""
+def local_device() -> Device | None:
+    """Return the GPU of this machine; None on a CPU. Its memory is the smaller of driver and data sheet."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()

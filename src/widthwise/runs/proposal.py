@@ -98,7 +98,7 @@ def propose(
             kind = cheaper
             break
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
-    pass_of = Planner(recipe, n_devices).setup(device, kind).micro_batch_size or 1
+    pass_of = Planner(recipe, n_devices).largest_pass(device, kind).micro_batch_size or 1
     recipe, data = family.recipe(size, n_tokens, {"activation_checkpointing": kind, "micro_batch_size": pass_of})
     if not family.has_data:
         section = recipe.data

@@ -22,7 +22,6 @@ gathers and reduces nothing.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from widthwise.computing import ActivationCheckpointing
@@ -35,7 +34,7 @@ from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.shards import block_entries, sharded_units
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.records.cost import RankMemory, StepTraffic
+from widthwise.records.cost import Layout, RankMemory, StepTraffic
 
 FP32_BYTES = 4
 BF16_BYTES = 2
@@ -44,34 +43,19 @@ LOGITS_OF_TEACHER = 6
 predictions, its probabilities, their product with the difference, and the gradient of the previous chunk."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Division of a step among devices with one rank each; neighbouring ranks share a replica."""
-
-    n_devices: int
-    n_shards: int
-    """Devices that share one copy of the model."""
-    batch_size: int
-    """Sequences of a step on one device."""
-    micro_batch_size: int
-    """Sequences of a forward pass."""
-    n_passes: int
-    """Forward and backward passes of a device in a step."""
-
-    @classmethod
-    def of(cls, train: TrainConfig, n_devices: int) -> "Layout":
-        """Return the layout of a train section. Raises UserError for numbers that do not divide each other."""
-        if n_devices < 1:
-            raise UserError(f"--devices: got {n_devices}; must be at least 1")
-        batch_size = train.rows_of_process(n_devices)
-        micro_batch_size = min(train.sequences_per_pass, batch_size)
-        n_passes = batch_size // micro_batch_size * train.n_passes
-        return cls(n_devices, train.shards, batch_size, micro_batch_size, n_passes)
-
-    @property
-    def n_replicas(self) -> int:
-        """Copies of the model."""
-        return self.n_devices // self.n_shards
+def step_layout(train: TrainConfig, n_devices: int) -> Layout:
+    """Return the layout of a train section. Raises UserError for numbers that do not divide each other."""
+    if n_devices < 1:
+        raise UserError(f"--devices: got {n_devices}; must be at least 1")
+    batch_size = train.rows_of_process(n_devices)
+    micro_batch_size = min(train.sequences_per_pass, batch_size)
+    return Layout(
+        n_devices=n_devices,
+        n_shards=train.shards,
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        n_passes=batch_size // micro_batch_size * train.n_passes,
+    )
 
 
 class ShardedModel:
@@ -82,26 +66,27 @@ class ShardedModel:
         which is the largest if it grows.
         """
         self.recipe = recipe
-        self.model = model = model or blueprint(recipe.final_model)
+        model = model or blueprint(recipe.final_model)
+        self.model = model
         self._layers = list(sharded_units(model.named_layers(), model))
         self._root = self._layers.pop()
         self._freezes_entries = recipe.freezes(recipe.phases[-1])
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
         self._hidden_matrices = recipe.optimizer.hidden_matrices(model)
-        """Parameters with one number of optimizer state per entry, not two."""
+        """Parameters whose optimizer state is one number per entry (Muon), not two."""
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
         units = (*self._layers, self._root)
         self.n_params = sum(unit.n_params for unit in units)
         self._n_cast = [sum(weight.numel() for weight in matrices.intersection(unit.parameters)) for unit in units]
-        """Number of entries of each layer, and last of the root, that are cast to bf16."""
+        """For each layer, and last for the root, the number of entries that are cast to bf16."""
 
     def block_entries(self, n_shards: int) -> int:
         """Return the number of entries that each process holds, including padding."""
         return sum(unit.block_entries(n_shards) for unit in (*self._layers, self._root))
 
     def memory(self, train: TrainConfig, n_devices: int = 1) -> RankMemory:
-        """Return the row with the largest sum, for the process that holds the most."""
-        return max(self._memory_table(train, Layout.of(train, n_devices)), key=lambda row: row.total_bytes)
+        """Return the row with the largest sum, for the process that needs the most memory."""
+        return max(self._memory_table(train, step_layout(train, n_devices)), key=lambda row: row.total_bytes)
 
     def _memory_table(self, train: TrainConfig, layout: Layout) -> Iterator[RankMemory]:
         """Yield a row for each moment of a step, in order; see the top of this file."""
@@ -113,7 +98,7 @@ class ShardedModel:
         n_tokens = layout.micro_batch_size * seq_len
         n_bytes = number_bytes(train)
         masks = n_entries if self._freezes_entries else 0  # a byte for each entry
-        teacher = self._teacher_bytes(train, n_tokens)
+        teacher = self._teacher_bytes(train, n_tokens)  # 0 for moments without an entry
         layer = root = 0
         if layout.n_devices > 1:
             # In the backward pass: two gathered layers, the gradients of one layer twice, of the root once.
@@ -155,7 +140,7 @@ class ShardedModel:
         yield row("update", n_entries, 0, Cost(), max(tied, layer, old_weights))
 
     def _teacher_bytes(self, train: TrainConfig, n_tokens: int) -> Counter[str]:
-        """Return the bytes of a teacher's weights, sharded like the student's, and what a moment adds to them.
+        """Return the bytes of a teacher: `weights`, which are held in every moment, and further bytes by moment.
 
         The result is empty without a teacher.
         """
@@ -179,10 +164,10 @@ class ShardedModel:
         )
 
     def _saved_at_layers(self, kind: ActivationCheckpointing) -> list[Cost]:
-        """Return the activations per token alive in the backward pass of each layer and MTP head, in forward order.
+        """Return the activations per token in memory in the backward pass of each layer and MTP head, in forward order.
 
         These are the saved activations of the layer and all layers before it, its recomputed activations, and the
-        gradients of its larger sublayer's activations.
+        gradients of the activations of its larger sublayer.
         """
         config = self.model.config
         recompute = RECOMPUTE[kind]
@@ -190,10 +175,11 @@ class ShardedModel:
         if config.mtp is not None:
             layers += [config.mtp.layer.costs(config.residual, config.d_model)] * config.mtp.n_depths
         sublayers = [max(costs["attention"], costs["ffn"], key=Cost.activation_bytes) for costs in layers]
-        saved = list(accumulate(recompute.kept_by_layer(config), initial=config.end_costs()["embedding"]))[1:]
+        embedding = config.end_costs()["embedding"]
+        _, *saved = accumulate(recompute.kept_by_layer(config), initial=embedding)
         return [
-            before + (recomputed + activations_of(sublayer))
-            for before, recomputed, sublayer in zip(saved, recompute.recomputed(config), sublayers, strict=False)
+            up_to_layer + (recomputed + activations_of(sublayer))
+            for up_to_layer, recomputed, sublayer in zip(saved, recompute.recomputed(config), sublayers, strict=False)
         ]
 
     def _hidden_entries(self, n_shards: int) -> int:
@@ -205,17 +191,18 @@ class ShardedModel:
         A pass reads the weights forward and backward and adds to the gradients; the update reads weights, gradients
         and optimizer state and writes weights and optimizer state.
         """
-        layout = Layout.of(train, n_devices)
-        held = self.block_entries(layout.n_shards)
-        return FP32_BYTES * (layout.n_passes * 4 * self.n_params + 7 * held - 2 * self._hidden_entries(layout.n_shards))
+        layout = step_layout(train, n_devices)
+        of_passes = layout.n_passes * 4 * self.n_params
+        of_update = 7 * self.block_entries(layout.n_shards) - 2 * self._hidden_entries(layout.n_shards)
+        return FP32_BYTES * (of_passes + of_update)
 
     def traffic(self, train: TrainConfig, n_devices: int) -> StepTraffic:
         """Return the bytes that a process sends in a step. Every pass gathers the layers of a teacher.
 
-        In a ring of n, gathering, scattering or broadcasting B bytes sends (n - 1) / n of them from each process, and
-        an all-reduce sends twice as much.
+        In a ring of n processes, each sends (n - 1) / n of B bytes to gather, scatter or broadcast them, and twice as
+        much to all-reduce them.
         """
-        layout = Layout.of(train, n_devices)
+        layout = step_layout(train, n_devices)
         n = layout.n_shards
         n_replicas = layout.n_replicas
         held = FP32_BYTES * self.block_entries(n)
@@ -234,10 +221,10 @@ class ShardedModel:
     def _loss_bytes(self, n_tokens: int, train: TrainConfig) -> int:
         """Return the bytes of the loss: for each head the gradient of its matrix, and chunks of logits.
 
-        A chunk holds logits and probabilities in fp32, and the gradient in bf16. While the logits of the next chunk are
-        computed, everything except the logits of the current chunk is alive; before that its part of the matrix's
-        gradient is computed and added. In bf16 the head's matrix is copied. When the backward pass begins, the chunks
-        are freed and one gradient of the matrix exists twice.
+        A chunk holds logits and probabilities in fp32, and in bf16 the gradient of the logits. The part of the chunk in
+        the gradient of the head's matrix is computed and added; then the logits of the next chunk are computed, while
+        all tensors of this chunk except its logits are still in memory. In bf16 the head's matrix is copied. When the
+        backward pass begins, the chunks are freed and one gradient of the matrix exists twice.
         """
         n_vocab = self.model.head.weight.shape[0]
         n_weights = self.model.head.weight.numel()
@@ -261,11 +248,13 @@ class ShardedModel:
             mask_bytes = bytes_per_element * n_rows * seq_len**2 * len(windows)
         else:
             mask_bytes = seq_len**2 * sum(window is not None and window < seq_len for window in windows)
-        return mask_bytes + (FP32_BYTES * n_rows * seq_len * n_factors if self.recipe.data.reset_positions else 0)
+        if self.recipe.data.reset_positions:
+            return mask_bytes + FP32_BYTES * n_rows * seq_len * n_factors
+        return mask_bytes
 
 
 def number_bytes(train: TrainConfig) -> int:
-    """Return the bytes of a number in the precision of a run's matrix products."""
+    """Return the bytes of an element in the precision of a run's matrix products."""
     return FP32_BYTES if train.precision == "fp32" else BF16_BYTES
 
 

@@ -14,7 +14,7 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.mistakes import UserError
 from widthwise.recipe.recipe import Recipe, check_same_recipe, saved_recipe
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.records.run import MAY_CONTINUE_WITH, Continuation, RunResult
+from widthwise.records.run import RESUME_KEYS, Continuation, RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import REPRODUCED_WITH, chosen_precision, environment, read_clocks, share_of_others
 from widthwise.runs.open import check_tokenizer, check_vocabulary
@@ -67,7 +67,7 @@ def train_or_resume(
 def resume(path: Path | str, observer: Observer | None = None, overrides: Sequence[str] = ()) -> RunResult:
     """Resume the run in a folder from its last good checkpoint and return the result. Raises as `train`.
 
-    overrides: changed settings, such as `["train.steps=2000"]`; MAY_CONTINUE_WITH lists the allowed keys. With more
+    overrides: changed settings, such as `["train.steps=2000"]`; RESUME_KEYS lists the allowed keys. With more
     steps, a finished run continues too.
 
     On a CPU, with the same number of threads and processes, the weights and all records except the measured ones
@@ -257,8 +257,8 @@ def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Rec
     apply_overrides(data, overrides)
     changed = parse(Recipe, data, f"{run.path}: {' '.join(overrides)}")
     for path, *_ in differences(to_data(recipe), to_data(changed)):
-        if not f"{path}.".startswith(tuple(f"{allowed}." for allowed in MAY_CONTINUE_WITH)):
-            allowed = ", ".join(MAY_CONTINUE_WITH)
+        if not f"{path}.".startswith(tuple(f"{allowed}." for allowed in RESUME_KEYS)):
+            allowed = ", ".join(RESUME_KEYS)
             raise UserError(
                 f"{path}: cannot change in an existing run; allowed: {allowed}; "
                 f"`widthwise grow {run.path} KEY=VALUE --out NEW` starts another run from its checkpoint"
@@ -302,7 +302,7 @@ def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
     if not continuations:
         return None
     last = continuations[-1]
-    text = f"resumed after step {last.after_step} with {last.words}"
+    text = f"resumed after step {last.after_step} with {last.description}"
     if "train.steps" not in last.after or last.after_step == 0:
         return text
     shorter = checked_copy(
