@@ -1,4 +1,4 @@
-"""The runs below a folder, with their progress. Does not import torch, and reads only the part that is shown."""
+"""Listing of the runs below a folder, with their progress. Imports no torch, and reads no more than is shown."""
 
 import os
 import time
@@ -18,7 +18,7 @@ STOPPED = "stopped"
 
 
 def list_runs(folder: Path | str) -> list[ListedRun]:
-    """Return every run in a folder and below, by path, including the runs that an experiment has not begun.
+    """Return all runs in a folder and its subfolders, sorted by path, including planned runs of experiments.
 
     A run with damaged files is listed as unreadable. Raises UserError if there is no such folder.
     """
@@ -31,15 +31,16 @@ def list_runs(folder: Path | str) -> list[ListedRun]:
         if RunDir(path).exists:
             runs[path] = listed_run(path)
         elif (path / PlannedRuns.file_name).is_file():
-            planned = {path / run.path: run.n_steps for run in PlannedRuns.read(path).runs}
-            runs |= {run: planned_run(run, n) for run, n in planned.items() if not RunDir(run).exists}
-        # Nothing within a run, and nothing hidden.
+            for planned in PlannedRuns.read(path).runs:
+                if not RunDir(path / planned.path).exists:
+                    runs[path / planned.path] = planned_run(path / planned.path, planned.n_steps)
+        # Skip the folders of a run, and hidden folders.
         subfolders[:] = [] if "config.yaml" in files else sorted(s for s in subfolders if not s.startswith("."))
     return [runs[path] for path in sorted(runs)]
 
 
 def listed_run(path: Path) -> ListedRun:
-    """Return the entry of a run that was begun."""
+    """Return the entry of a run directory."""
     run = RunDir(path)
     metrics = run.metrics_file
     try:
@@ -70,7 +71,7 @@ def planned_run(path: Path, n_steps: int) -> ListedRun:
 
 
 def stop_message(run: RunDir) -> str | None:
-    """Return the error that stopped a run without a process; None for any other run."""
+    """Return the error that stopped an unfinished run; None for any other run."""
     if not run.exists or run.has_result:
         return None
     last, _ = run.metrics_file.last_records()
@@ -89,7 +90,7 @@ def _state(run: RunDir, last: Mapping[str, Any]) -> RunState:
 
 
 def _n_bytes(folder: Path) -> int:
-    """Return the sum of file sizes, without files that a running process deletes meanwhile."""
+    """Return the sum of file sizes. Files that a running process deletes meanwhile are skipped."""
     total = 0
     for path, _, files in os.walk(folder):
         for name in files:

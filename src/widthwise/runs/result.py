@@ -28,9 +28,7 @@ SPIKE_NATS = 0.5
 def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None) -> RunResult:
     """Return the content of result.json, from a finished loop, its last validation and its unsharded model.
 
-    model: None if `is_analysed` is False. cost: of the last model. tokens and training compute: of all steps, including
-    the parent run. tokens_per_second: from the median record of the last model, which excludes start-up, compilation
-    and hiccups.
+    model: None if `is_analysed` is False.
     """
     recipe = loop.recipe
     state = loop.state
@@ -41,30 +39,26 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
     of_last_model = _since(records, ("growth", "grown"))
-    seconds = [[r["step_seconds"] for r in part if r["event"] == "train"] for part in (of_last_model, records)]
-    step_seconds = seconds[0] or seconds[1]
+    step_seconds = _step_seconds(of_last_model) or _step_seconds(records)
     optional = {
-        "val_losses": validation.losses_by_source or None,
+        "val_losses": validation.losses_by_source,
         "val_texts": {
             name: TextResult(**text.numbers(), window_losses=text.window_losses)
             for name, text in validation.texts.items()
-        }
-        or None,
-        "val_tasks": {name: TaskResult.model_validate(task.to_data()) for name, task in validation.tasks.items()}
-        or None,
-        "token_widths": analyses.get("token_widths"),
+        },
+        "val_tasks": {name: TaskResult.model_validate(task.to_data()) for name, task in validation.tasks.items()},
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,
-        "val_mtp_window_losses": validation.mtp_window_losses or None,
-        "virtual_width": analyses.get("virtual_width"),
-        "doubts": loss_curve_warnings(records) or None,
+        "val_mtp_window_losses": validation.mtp_window_losses,
+        "doubts": loss_curve_warnings(records),
         "growth": [
             GrowthRecord.model_validate({key: value for key, value in record.items() if key != "event"})
             for record in records
             if record["event"] == "growth"
-        ]
-        or None,
+        ],
+        **analyses,
     }
+    memory = [record["memory_bytes"] for record in _since(records, ("grown",)) if record.get("memory_bytes")]
     notes = list(state.notes)
     skipped = [str(record["step"]) for record in records if record["event"] == "skipped"]
     if skipped:
@@ -91,12 +85,11 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         ),
         tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds),
         wall_seconds=state.wall_seconds,
-        peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in _since(records, ("grown",))), default=0)
-        or None,
+        peak_memory_bytes=max(memory, default=None),
         cost=cost_summary(recipe.final_model, recipe.seq_len),
         training_flops=spent.training_flops,
         pflops_days=pflops_days(spent.training_flops, 1),
-        **{key: value for key, value in optional.items() if value is not None},
+        **{key: value for key, value in optional.items() if value},
         notes=notes,
     )
 
@@ -107,7 +100,7 @@ def is_analysed(model: ModelConfig) -> bool:
 
 
 def model_analyses(model: Decoder, held_out: HeldOut, widths: TokenWidths | None) -> dict[str, Any]:
-    """Return `token_widths` and `virtual_width`, each None for models without it.
+    """Return `token_widths` and `virtual_width` of a result, or None for a model without it.
 
     widths: `Validation.token_widths`.
     """
@@ -118,13 +111,17 @@ def model_analyses(model: Decoder, held_out: HeldOut, widths: TokenWidths | None
 
 
 def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the records after the last of some events; all records without one."""
+    """Return the records after the last record of these events; without such a record, all."""
     indices = [i for i, record in enumerate(records) if record["event"] in events]
     return records[max(indices, default=-1) + 1 :]
 
 
+def _step_seconds(records: list[dict[str, Any]]) -> list[float]:
+    return [record["step_seconds"] for record in records if record["event"] == "train"]
+
+
 def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return warnings of a spike of the training loss, and of a better validation before the last.
+    """Return warnings of a spike of the training loss, and of a validation better than the last one.
 
     records: of metrics.jsonl.
     """
@@ -135,15 +132,16 @@ def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
     warnings = []
     lowest = math.inf
-    highest = (SPIKE_NATS, 0)
+    largest_rise = (SPIKE_NATS, 0)
     for loss, step in curve("train"):
         lowest = min(lowest, loss)
-        highest = max(highest, (loss - lowest, step))
-    if highest[1]:
-        warnings.append(f"the training loss rose by {highest[0]:.2f} nats, at step {highest[1]}")
+        largest_rise = max(largest_rise, (loss - lowest, step))
+    rise, spike_step = largest_rise
+    if spike_step:
+        warnings.append(f"the training loss rose by {rise:.2f} nats, at step {spike_step}")
     validations = curve("validation")
     last = validations[-1][0] if validations else math.inf
-    loss, step = min(validations, default=(math.inf, 0))
-    if loss < last:
-        warnings.append(f"the last validation, {last:.4f}, is worse than the validation of step {step}, {loss:.4f}")
+    best, step = min(validations, default=(math.inf, 0))
+    if best < last:
+        warnings.append(f"the last validation, {last:.4f}, is worse than the validation of step {step}, {best:.4f}")
     return warnings

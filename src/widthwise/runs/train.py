@@ -1,4 +1,4 @@
-"""Starting and resuming runs, optionally with changed settings: more steps, other intervals of records."""
+"""Starting and resuming runs. A resumed run may have changed settings, such as more steps."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,16 +30,16 @@ from widthwise.yaml_io import apply_overrides, to_yaml
 
 @contextmanager
 def launched_processes(config: TrainConfig) -> Iterator[Processes]:
-    """Join the processes of this launch for a `with` block.
+    """Join the process group of this launch for a `with` block.
 
-    Raises UserError for a batch or a model that they cannot share evenly.
+    Raises UserError for a batch or a model that cannot be divided evenly among the processes.
     """
     n = n_launched()
     config.rows_of_process(n)
     if n == 1:
         yield ALONE
         return
-    from widthwise.training.distributed import group  # slow to import, and a single process does without it
+    from widthwise.training.distributed import group  # slow to import, and unused by a single process
 
     with group(config) as processes:
         yield processes
@@ -59,7 +59,7 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
 def train_or_resume(
     recipe: Recipe, out: Path | str, observer: Observer | None = None, data_cache: DataCache | None = None
 ) -> RunResult:
-    """Train as `train` does, but resume an unfinished run of the same recipe. data_cache: of earlier runs."""
+    """Train like `train`, but resume an unfinished run of the same recipe. data_cache: data that are open already."""
     with launched_processes(recipe.train) as processes:
         return _Launch(RunDir(out), observer, processes, data_cache).train(recipe, may_resume=True)
 
@@ -80,7 +80,7 @@ def resume(path: Path | str, observer: Observer | None = None, overrides: Sequen
 
 
 class _Launch:
-    """The start of a run: everything before its first step, including all checks."""
+    """One process of a launch, which checks, starts or resumes a run, trains it and writes its result."""
 
     def __init__(
         self, run: RunDir, observer: Observer | None, processes: Processes, data_cache: DataCache | None = None
@@ -96,7 +96,8 @@ class _Launch:
         recipe = self.processes.same_on_every_rank(recipe.resolved)
         self.processes.same_on_every_rank(recipe.check)
 
-        def is_begun() -> bool:
+        def lock_and_check() -> bool:
+            """Lock the folder for the `with` block below. Return True if it holds a run of the same recipe."""
             if path.exists() and not path.is_dir():
                 raise UserError(f"{path}: is a file; choose another folder with --out")
             lock.enter_context(self.run.locked())
@@ -106,20 +107,22 @@ class _Launch:
             if self.run.result() is None and not may_resume:
                 if not is_launched():
                     raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` continues it")
-                for record in self.run.metrics()[-1:]:
-                    if record["event"] == "stopped":
-                        reason = f"step {record['step']}: {record.get('reason')}"
-                        raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
+                records = self.run.metrics()
+                if records and records[-1]["event"] == "stopped":
+                    reason = f"step {records[-1]['step']}: {records[-1].get('reason')}"
+                    raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
             return True
 
         with ExitStack() as lock:
-            return self._resume(recipe) if self.processes.on_rank_zero(is_begun) else self._start(recipe)
+            if self.processes.on_rank_zero(lock_and_check):
+                return self._resume(recipe)
+            return self._start(recipe)
 
     def resume(self, before: Recipe, recipe: Recipe) -> RunResult:
         self.processes.same_on_every_rank(recipe.check)
         with ExitStack() as lock:
             self.processes.on_rank_zero(lambda: lock.enter_context(self.run.locked()))
-            self.processes.on_rank_zero(lambda: take_over(self.run, before, recipe))
+            self.processes.on_rank_zero(lambda: apply_changes(self.run, before, recipe))
             return self._resume(recipe)
 
     def _start(self, recipe: Recipe) -> RunResult:
@@ -128,17 +131,20 @@ class _Launch:
 
         def begin() -> None:
             self.run.check_checkpoints_are_own()
-            for checkpoint in checkpoint_folder.checkpoint_paths(self.run.checkpoints):
-                raise UserError(f"{checkpoint}: a new run would replace it; choose another folder with --out")
+            checkpoints = checkpoint_folder.checkpoint_paths(self.run.checkpoints)
+            if checkpoints:
+                raise UserError(f"{checkpoints[0]}: a new run would replace it; choose another folder with --out")
             data.tokenizer.save(self.run.tokenizer_folder)
-            self.run.begin(to_yaml(recipe), {**self._environment(), **data.identity.record(), **_bound_record(loop)})
+            self.run.begin(
+                to_yaml(recipe), {**self._environment(), **data.identity.record(), **_validation_record(loop)}
+            )
             if isinstance(data, MixedData):
                 usage = data.shares_and_epochs(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
                 n_held_out = Counter(recipe.held_out(data).sources)
-                lines = (  # a small source may be repeated, or be missing in validations
+                lines = [  # a small source may be repeated, or be missing in validations
                     f"{name} {share:.1%} of the windows, each read {n_epochs:.3g} times; {n_held_out[name]} held out"
                     for name, (share, n_epochs) in usage.items()
-                )
+                ]
                 self.observer.message(f"data: {' | '.join(lines)}")
 
         self.processes.on_rank_zero(begin)
@@ -159,7 +165,7 @@ class _Launch:
         before, now = self.processes.on_rank_zero(lambda: (self.run.environment(), self._environment()))
 
         def check() -> None:
-            if not has_seen_data(self.run):  # bind the run to the data, if its model has their tokens
+            if not has_seen_data(self.run):  # an imported model: from now on the run has these data
                 check_tokenizer(self.run, data.tokenizer)
                 data.tokenizer.save(self.run.tokenizer_folder)
                 self.run.add_to_environment(data.identity.record())
@@ -169,7 +175,7 @@ class _Launch:
 
         self.processes.on_rank_zero(check)
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
-        self.processes.on_rank_zero(lambda: self._check_same_bonds(loop))
+        self.processes.on_rank_zero(lambda: self._check_validation(loop))
         loop.restore()
         note = self.processes.on_rank_zero(lambda: last_continuation(self.run, recipe))
         if note is not None:
@@ -227,10 +233,13 @@ class _Launch:
         self.data_cache.check(recipe.data, self.observer.preparing)
         return data
 
-    def _check_same_bonds(self, loop: TrainingLoop) -> None:
-        """Check texts, tasks and teacher; a run made by another verb is bound to them when it is first trained."""
+    def _check_validation(self, loop: TrainingLoop) -> None:
+        """Raise UserError if texts and tasks of validations or the teacher differ from the recorded ones.
+
+        A run that another verb made has none recorded, and records them now.
+        """
         before = self.run.environment()
-        now = _bound_record(loop)
+        now = _validation_record(loop)
         if before.get(VALIDATION_KEY) is not None:
             for path, *_ in differences(before[VALIDATION_KEY], now.get(VALIDATION_KEY, {})):
                 raise UserError(f"{self.run.path}: validation.{path}: differs from the one the run started with")
@@ -243,12 +252,16 @@ class _Launch:
         self.run.add_to_environment({key: value for key, value in now.items() if key not in before})
 
 
-def _bound_record(loop: TrainingLoop) -> dict[str, Any]:
+def _validation_record(loop: TrainingLoop) -> dict[str, Any]:
     """Return the entries of environment.json on the texts and tasks of validations and on the teacher, if any."""
+    record = dict[str, Any]()
     identity = loop.sets.identity()
+    if any(identity.values()):
+        record[VALIDATION_KEY] = identity
     teacher = loop.train_state.objective.teacher
-    record: dict[str, Any] = {VALIDATION_KEY: identity} if any(identity.values()) else {}
-    return record if teacher is None else {**record, TEACHER_KEY: teacher.step}
+    if teacher is not None:
+        record[TEACHER_KEY] = teacher.step
+    return record
 
 
 def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -266,38 +279,39 @@ def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Rec
     return changed
 
 
-def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
-    """Record the changed settings of a run, and reopen a finished run for more steps. For the holder of its lock.
+def apply_changes(run: RunDir, before: Recipe, recipe: Recipe) -> None:
+    """Record the changed settings of a run, and reopen a finished run for more steps. The caller holds its lock.
 
     before: the previous recipe. Raises UserError for fewer steps than the run has made, and if no steps remain.
     """
     result = run.result()
     old = to_data(before.train)
     new = to_data(recipe.train)
-    pairs = {f"train.{key}": (old[key], new[key]) for key in new if old[key] != new[key]}
+    changed = [key for key in new if old[key] != new[key]]
     if result is not None:
         reached = result.steps or before.train.steps
-    elif pairs:
+    elif changed:
         newest, _ = checkpoint_folder.latest_valid(run.checkpoints)
         reached = 0 if newest is None else checkpoint_folder.step_of(newest)
     else:
         return
     is_longer = recipe.train.steps > reached
-    if pairs and (recipe.train.steps < reached or (result is not None and not is_longer)):
+    if changed and (recipe.train.steps < reached or (result is not None and not is_longer)):
         has = "has finished with" if result is not None else "has made"
         least = "more than" if result is not None else "at least"
         raise UserError(
             f"train.steps: got {recipe.train.steps}; must be {least} {reached}, the steps that {run.path} {has}"
         )
-    if pairs:
-        before_after = [{path: pair[i] for path, pair in pairs.items()} for i in range(2)]
-        run.continue_with(Continuation(after_step=reached, before=before_after[0], after=before_after[1]))
+    if changed:
+        old_values = {f"train.{key}": old[key] for key in changed}
+        new_values = {f"train.{key}": new[key] for key in changed}
+        run.continue_with(Continuation(after_step=reached, before=old_values, after=new_values))
     if result is not None and is_longer:
         (run.path / RunResult.file_name).replace(run.path / f"result_step_{reached:08}.json")
 
 
 def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
-    """Describe the last change of settings for the result; None without one."""
+    """Return a note on the last change of settings, for the result; None without a change."""
     continuations = run.continuations()
     if not continuations:
         return None
@@ -305,9 +319,8 @@ def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
     text = f"resumed after step {last.after_step} with {last.description}"
     if "train.steps" not in last.after or last.after_step == 0:
         return text
-    shorter = checked_copy(
-        recipe, "recipe", train=checked_copy(recipe.train, "train", steps=last.before["train.steps"])
-    )
+    old_train = checked_copy(recipe.train, "train", steps=last.before["train.steps"])
+    shorter = checked_copy(recipe, "recipe", train=old_train)
     old_lr = shorter.optimizer.lr * shorter.lr_factor(last.after_step)
     new_lr = recipe.optimizer.lr * recipe.lr_factor(last.after_step + 1)
     return f"{text}; the schedule of {recipe.train.steps:,} steps changes the rate from {old_lr:.3g} to {new_lr:.3g}"
