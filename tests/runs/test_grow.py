@@ -13,7 +13,7 @@ from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
-from widthwise.runs.grow import GrowOptions, grow_run, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, grow_run, plan_run_growth, target_recipe
 from widthwise.runs.open import RunCheckpoint
 from widthwise.runs.train import resume, train
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
@@ -124,9 +124,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(source: RunCheckpo
 def test_a_tied_model_gets_a_virtual_width_with_the_embedding_that_the_changes_name(trained) -> None:
     source = RunCheckpoint.of(trained("model.shape={kind: uniform}", "model.tie_embeddings=true", name="tied"))
     wider = NewSizes(virtual_width=1.5)
-    found = wanted_recipe(source, None, ["model.residual.embedding=pad"], wider).explicit_model.residual
+    found = target_recipe(source, None, ["model.residual.embedding=pad"], wider).explicit_model.residual
     assert (found.kind, found.embedding, found.stream_width) == ("hyper_connections", "pad", 1.5 * source.model.d_model)
-    assert "embedding: " in refusal(wanted_recipe, source, None, [], wider)
+    assert "embedding: " in refusal(target_recipe, source, None, [], wider)
 
 
 def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source: RunCheckpoint, tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ def test_a_run_that_grew_grows_from_the_model_of_its_checkpoint(tmp_path: Path) 
 
 def test_rates_rise_again_behind_a_growth(source: RunCheckpoint) -> None:
     """Over the steps that the optimizer looks back, but no more than are left, or over those asked for."""
-    wanted = wanted_recipe(source, None, WIDER)
+    wanted = target_recipe(source, None, WIDER)
     n_left = wanted.train.steps - STEP
     for options, n_steps in (({}, n_left), ({"rewarmup_steps": 2}, 2), ({"rewarmup_steps": 0}, 1)):
-        found = growth_intended(source, wanted, GrowOptions(**options)).recipe
+        found = plan_run_growth(source, wanted, GrowOptions(**options)).recipe
         ratios = [found.lr_factor(step) / wanted.lr_factor(step) for step in range(1, wanted.train.steps + 1)]
         expected = [1.0] * STEP + [min(1.0, (i + 1) / n_steps) for i in range(n_left)]
         assert ratios == pytest.approx(expected)

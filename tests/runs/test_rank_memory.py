@@ -24,7 +24,7 @@ from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.cost import RankMemory
 from widthwise.runs.rank_memory import ShardedModel
-from widthwise.runs.save import write_first
+from widthwise.runs.save import write_new_run
 from widthwise.training.growth_step import FrozenEntries
 from widthwise.training.objective import LoadedTeacher
 from widthwise.training.train_state import TrainState
@@ -71,7 +71,7 @@ def taught_by(teacher: Path, *changes: str) -> Recipe:
         return tiny_recipe(*LARGER, *changes)
     if not teacher.exists():
         recipe = tiny_recipe(*LARGER[:3]).resolved()
-        write_first(teacher, recipe, build(recipe.explicit_model, seed=1), None, {})
+        write_new_run(teacher, recipe, build(recipe.explicit_model, seed=1), None, {})
     return tiny_recipe(*LARGER, f"train.distill.teacher={teacher}", *changes)
 
 

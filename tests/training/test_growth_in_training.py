@@ -19,7 +19,7 @@ from widthwise.recipe.growth_events import Rewarmup
 from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.grow import GrowOptions, grow_run, growth_intended, wanted_recipe
+from widthwise.runs.grow import GrowOptions, grow_run, plan_run_growth, target_recipe
 from widthwise.runs.open import RunCheckpoint, open_model
 from widthwise.runs.train import resume, train
 from widthwise.training import growth_step
@@ -221,10 +221,10 @@ def test_update_norms_are_those_of_what_has_moved(apart: Path) -> None:
 def test_a_run_that_was_grown_learns_apart_and_resumes_to_the_bit(apart: Path, tmp_path: Path) -> None:
     source = RunCheckpoint.of(unfinished_copy(apart, tmp_path / "source", 4))
     wider = ["model.layers.1.ffn.d_ff=80"]
-    wanted = wanted_recipe(source, None, wider)
-    alike = growth_intended(source, wanted, GrowOptions()).recipe.rewarmup
+    wanted = target_recipe(source, None, wider)
+    alike = plan_run_growth(source, wanted, GrowOptions()).recipe.rewarmup
     options = GrowOptions(rewarmup_steps=4, freeze_steps=2)
-    differ = growth_intended(source, wanted, options).recipe.rewarmup
+    differ = plan_run_growth(source, wanted, options).recipe.rewarmup
     assert (alike and alike.grown_from, differ and differ.grown_from) == (None, source.model)
     grow_run(source.run.path, tmp_path / "grown", overrides=wider, options=options)
     resume(tmp_path / "grown")

@@ -75,7 +75,7 @@ def eval_(
     from widthwise.reports.evaluations import evaluation_tables, tables_by_checkpoint
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.evaluate import evaluate_run, save_evaluation
-    from widthwise.runs.open import kept_steps
+    from widthwise.runs.open import checkpoint_steps
 
     out = options.out
     report = options.report
@@ -95,7 +95,7 @@ def eval_(
     # The bars of the evaluation harness would break our bars.
     with nullcontext(LineObserver(console)) if config.tasks else shown_progress(console) as observer:
         for run in runs:
-            for step in kept_steps(run, observer.message) if options.every_checkpoint else (options.step,):
+            for step in checkpoint_steps(run, observer.message) if options.every_checkpoint else (options.step,):
                 evaluation = evaluate_run(run, config, observer, step)
                 evaluations.append(evaluation)
                 if out is None and report is None and evaluation.step is not None:

@@ -27,7 +27,7 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line, shown_path
-from widthwise.runs.open import Model, check_model, is_run, kept_steps, open_model
+from widthwise.runs.open import Model, check_model, checkpoint_steps, is_run, open_model
 from widthwise.runs.result import model_analyses
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.validation import validate
@@ -71,7 +71,7 @@ def analyse(
         checkpoints = {
             f"{name}, step {saved_step}": (path, saved_step, name)
             for name, path in paths.items()
-            for saved_step in kept_steps(path, observer.message)
+            for saved_step in checkpoint_steps(path, observer.message)
         }
     first = next(iter(paths.values()))
     if text is not None:

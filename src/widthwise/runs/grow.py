@@ -37,7 +37,7 @@ from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
-OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
+TEMPLATE_KEYS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
 """Keys that describe all layers at once, which cannot change a model with explicit layers."""
 DEFAULT_OPTIONS = GrowOptions()
 
@@ -59,21 +59,21 @@ def grow_run(
     preserved, and if `out` is not free.
     """
     source = RunCheckpoint.of(path, step)
-    recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
-    intention = growth_intended(source, recipe, options)
+    recipe = target_recipe(source, None if to is None else Path(to), overrides, sizes)
+    intention = plan_run_growth(source, recipe, options)
     if out is None:
         return intention.record()
     return _carry_out(source, intention, Path(out), observer or SilentObserver())
 
 
-def wanted_recipe(
+def target_recipe(
     source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES
 ) -> Recipe:
     """Return the recipe of a file, or of the run at its checkpoint with other sizes, with overrides `a.b=c`.
 
     A budget of training FLOPs in it includes the FLOPs that the run has spent. Raises UserError.
     """
-    data, where = _wanted_data(source, to, overrides, sizes)
+    data, where = _target_data(source, to, overrides, sizes)
     recipe = parse_recipe(data, where)
     budget = FlopBudget.of(data)
     if budget is None:
@@ -82,7 +82,7 @@ def wanted_recipe(
     return checked_copy(recipe, "recipe", train=recipe.train.model_copy(update={"steps": steps}))
 
 
-def _wanted_data(
+def _target_data(
     source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes
 ) -> tuple[dict[str, Any], str]:
     """Return the recipe as plain data, and its file."""
@@ -102,7 +102,7 @@ def _wanted_data(
     for override in overrides:  # the run's model has explicit layers
         key = override.partition("=")[0].strip()
         section, name, *_ = f"{key}.".split(".")
-        if key == "model.residual" or (section == "model" and name in OF_ALL_LAYERS):
+        if key == "model.residual" or (section == "model" and name in TEMPLATE_KEYS):
             raise UserError(
                 f"{key}: {source.run.path} has explicit layers and no rule for all of them; give the run's recipe, as "
                 f"--to RECIPE '{override}', name layers, as model.layers.0.ffn.d_ff=96, or use --d-model, --d-ff, "
@@ -113,7 +113,7 @@ def _wanted_data(
 
 
 @dataclass(frozen=True)
-class Intention:
+class RunGrowth:
     """The planned growth of a run, made before its weights are read."""
 
     recipe: Recipe
@@ -138,7 +138,7 @@ class Intention:
         }
 
 
-def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> Intention:
+def plan_run_growth(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> RunGrowth:
     """Plan the growth of a run's model to a recipe's. Raises UserError if it is impossible.
 
     The old entries of an earlier growth must not be frozen, because the new run would not freeze them.
@@ -172,7 +172,7 @@ def growth_intended(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
     if omitted and not recipe.growth:
         notes = [f"left out: the growth that the run would have made after step {omitted[0]}"]
     new_recipe = checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup)
-    return Intention(new_recipe, plan, options, constants, changes, notes)
+    return RunGrowth(new_recipe, plan, options, constants, changes, notes)
 
 
 def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
@@ -188,10 +188,10 @@ def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: 
     return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
-def _carry_out(source: RunCheckpoint, intention: Intention, out: Path, observer: Observer) -> dict[str, Any]:
+def _carry_out(source: RunCheckpoint, intention: RunGrowth, out: Path, observer: Observer) -> dict[str, Any]:
     """Certify the new model, then write its run directory atomically.
 
-    Returns `Intention.record` with the certificate. Raises UserError if the function is not preserved, unless the
+    Returns `RunGrowth.record` with the certificate. Raises UserError if the function is not preserved, unless the
     options allow it, and if `out` is not free.
     """
     check_free(out)

@@ -1,4 +1,4 @@
-"""Trained models with their tokenizers: runs at one of their checkpoints, and Hugging Face folders."""
+"""Trained models with their tokenizers, from a checkpoint of a run or a Hugging Face folder."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ from widthwise.training.growth_step import state_by_name
 from widthwise.training.state import RunState, Spent, inherited
 
 LONGEST_WINDOW = 1024
-"""Default limit of the tokens per window."""
+"""Largest default of the tokens per window."""
 
 
 def usual_seq_len(n_positions: int | None) -> int:
-    """Return the default tokens per window. n_positions: the model's longest text; None: any."""
+    """Return the default tokens per window. n_positions: tokens of the model's longest text; None: no limit."""
     return min(LONGEST_WINDOW, n_positions or LONGEST_WINDOW)
 
 
@@ -48,7 +48,7 @@ def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> Non
 def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[Damage]]:
     """Return the checkpoint of a step, or by default the newest undamaged one, with the damage of newer ones.
 
-    Raises UserError if the checkpoint of the step is missing or damaged, and if the run has no good checkpoint.
+    Raises UserError if that checkpoint is missing or damaged, and if the run has no undamaged checkpoint.
     """
     if step is None:
         path, damages = checkpoint_folder.latest_valid(run.checkpoints)
@@ -69,14 +69,14 @@ def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[
     return path, damages
 
 
-def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: None) -> list[int]:
-    """Return the steps of all good checkpoints of a run, ascending. say: prints a message on each damaged one.
+def checkpoint_steps(path: Path | str, say: Callable[[str], None] = lambda message: None) -> list[int]:
+    """Return the steps of all undamaged checkpoints of a run, ascending. say: reports each damaged one.
 
-    Raises UserError if the folder is not a run directory or has no good checkpoint.
+    Raises UserError if the folder is not a run directory or has no undamaged checkpoint.
     """
     run = RunDir(path)
-    run.config_yaml()  # raises UserError for another folder
-    chosen_checkpoint(run)  # and without a good checkpoint
+    run.config_yaml()  # raises UserError if it is not a run directory
+    chosen_checkpoint(run)  # raises UserError without an undamaged checkpoint
     steps = []
     for saved in checkpoint_folder.checkpoint_paths(run.checkpoints):
         reason = checkpoint_folder.find_damage(saved)
@@ -88,7 +88,7 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
 
 
 def tokenizer_of(run: RunDir) -> Tokenizer:
-    """Return the tokenizer of a run. Raises UserError without one, as after an import from a folder that has none."""
+    """Return the tokenizer of a run. Raises UserError without one, as after the import of a folder without one."""
     files = sorted(run.tokenizer_folder.glob("*.json"))
     identity = recorded_tokenizer(run)
     if identity is None or not files:
@@ -99,32 +99,34 @@ def tokenizer_of(run: RunDir) -> Tokenizer:
 
 
 def check_tokenizer(run: RunDir, data_tokenizer: Tokenizer) -> None:
-    """Raise UserError for the tokenizer of other data if it does not fit the model of a run.
+    """Raise UserError if a run cannot train on data with this tokenizer.
 
     A trained run needs an identical tokenizer; an imported model needs the same tokens, merges and end of text.
     """
     identity = recorded_tokenizer(run)
     if identity is not None and identity.id != data_tokenizer.id:
-        check_tokens(tokenizer_of(run), data_tokenizer, is_free=not has_seen_data(run))
+        check_same_tokens(tokenizer_of(run), data_tokenizer, allow_same_tokens=not has_seen_data(run))
 
 
-def check_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, is_free: bool) -> None:
-    """Raise UserError for a tokenizer of data that differs from the model's.
+def check_same_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, allow_same_tokens: bool) -> None:
+    """Raise UserError if the tokenizer of data differs from the model's.
 
-    is_free: allow a tokenizer with the same tokens, merges and end of text.
+    allow_same_tokens: accept a different tokenizer with the same tokens, merges and end of text.
     """
-    if tokenizer.id == data_tokenizer.id or (is_free and tokenizer.vocabulary_id == data_tokenizer.vocabulary_id):
+    if tokenizer.id == data_tokenizer.id:
+        return
+    if allow_same_tokens and tokenizer.vocabulary_id == data_tokenizer.vocabulary_id:
         return
     allowed = tokenizer.spec
     if tokenizer.eos != data_tokenizer.eos:
         allowed += f", whose texts end in {tokenizer.eos!r} and not in {data_tokenizer.eos!r}"
-    if is_free:
+    if allow_same_tokens:
         allowed += ", or one with the same tokens, merges and end of text"
     raise UserError(f"data.tokenizer: got {data_tokenizer.spec}; must be the model's, {allowed}")
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raise UserError if the tokenizer of a run's data has more tokens than the model; else cap its `vocab_size`."""
+    """Raise UserError if the tokenizer of a run's data has more tokens than the model; lower its `vocab_size`."""
     if tokenizer.n_used > vocab_size:
         raise UserError(
             f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.n_used}, "
@@ -133,7 +135,7 @@ def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
     tokenizer.vocab_size = min(tokenizer.vocab_size, vocab_size)  # refuses adopted data with larger tokens
 
 
-def check_known(tokenizer: Tokenizer, vocab_size: int) -> None:
+def check_fits_model(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raise UserError if the tokenizer of a model has more tokens than the model."""
     if tokenizer.n_used > vocab_size:
         raise UserError(f"{tokenizer.spec}: has {tokenizer.n_used} tokens; the model has {vocab_size}")
@@ -141,7 +143,7 @@ def check_known(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """A run at its newest undamaged checkpoint, or at another one."""
+    """A run at one of its checkpoints."""
 
     run: RunDir
     recipe: Recipe
@@ -157,7 +159,7 @@ class RunCheckpoint:
     def of(cls, path: Path | str, step: int | None = None) -> "RunCheckpoint":
         """Return a run at a checkpoint. step: of the checkpoint; default: the newest undamaged one.
 
-        Raises UserError if the folder is not a run directory or has no such good checkpoint.
+        Raises UserError if the folder is not a run directory or has no such undamaged checkpoint.
         """
         run = RunDir(path)
         recipe = saved_recipe(run)
@@ -176,7 +178,7 @@ class RunCheckpoint:
         return self.recipe.optimizer_of(self.recipe.phase_at(self.step))
 
     def load(self) -> tuple[dict[str, Tensor], State, RunState]:
-        """Return weights and optimizer state by parameter, and the state of the run. Sets torch's random state."""
+        """Return weights and optimizer state by parameter, and the state of the run. Restores torch's random state."""
         model = build(self.model, seed=0)
         optimizer = self.optimizer.build(model)
         state = checkpoint.load(self.saved, model, optimizer)
@@ -197,7 +199,7 @@ class Model:
     seq_len: int
     """Tokens per window if the user does not give it."""
     recipe: Recipe | None = None
-    """None for a Hugging Face folder, like the following fields."""
+    """None for a Hugging Face folder, like `step` and `tokens`."""
     step: int | None = None
     """Step of the checkpoint."""
     tokens: int | None = None
@@ -210,7 +212,7 @@ class Model:
         return options.precision or ("fp32" if self.recipe is None else self.recipe.train.settled_precision)
 
     def scorer(self, options: EvaluationConfig) -> Scorer:
-        """Return the model as a scorer of texts. Raises UserError if it reads fewer tokens than max_length."""
+        """Return a scorer of texts by this model. Raises UserError if the model reads fewer tokens than max_length."""
         dtype = torch.bfloat16 if self.precision_for(options) == "bf16" else None
         if options.no_bos:
             self.tokenizer.bos_id = None
@@ -230,7 +232,7 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
         imported = import_hf(path)
         tokenizer_path = path / TOKENIZER
         tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
-        check_known(tokenizer, imported.config.vocab_size)
+        check_fits_model(tokenizer, imported.config.vocab_size)
         model = build(imported.config, seed=0, device=device)
         model.set_weights(imported.take_weights())
         tokenizer = tokenizer.as_pretrained(imported.token_ids)
@@ -268,7 +270,7 @@ def check_model(path: Path, step: int | None = None) -> None:
 
 
 def is_run(path: Path, step: int | None) -> bool:
-    """Return False for a Hugging Face folder, for which a step raises UserError; otherwise True."""
+    """Return False for a Hugging Face folder, otherwise True. Raises UserError for a step of such a folder."""
     if RunDir(path).exists or not (path / CONFIG).is_file():
         return True
     if step is not None:
@@ -277,7 +279,7 @@ def is_run(path: Path, step: int | None) -> bool:
 
 
 def usual_device(device: torch.device | str | None) -> torch.device:
-    """Return the device; if omitted, cuda if there is one."""
+    """Return the device; default: cuda, if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

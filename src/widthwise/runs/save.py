@@ -1,4 +1,4 @@
-"""Run directories at step 0, on which every verb works, from a model in memory or a Hugging Face folder."""
+"""Writing run directories at step 0, from a model in memory or a Hugging Face folder."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from widthwise.model.decoder import Decoder, allocate, blueprint, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment, faster_precision
-from widthwise.runs.open import check_known, usual_seq_len
+from widthwise.runs.open import check_fits_model, usual_seq_len
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
@@ -37,18 +37,21 @@ def save_run(
 ) -> Path:
     """Write the model of a custom training loop as a run directory at step 0, and return its path.
 
-    `eval --text`, `analyze --text`, `generate`, `grow`, `export` and `resume` then work as on any run.
+    `eval --text`, `analyze --text`, `generate`, `grow`, `export` and `resume` work on it. Weights are saved as fp32;
+    the model is not changed.
+
     tokenizer: a `PreparedData.tokenizer`, or a spec such as `bytes` or the path of a tokenizer.json; without one, only
     verbs that read no text work. recipe: for further training; its model is ignored. Default: gentle settings on the
     default corpus. seq_len: tokens per window; default: the recipe's, or at most 1024. data: the training data, if the
-    recipe names them; then `eval` and `analyze` read their held-out part by default. The model is not changed; weights
-    are saved as fp32. Raises UserError for a mistake in the recipe, for a tokenizer with more tokens than the model or
-    another tokenizer than the data, and if `folder` exists.
+    recipe names them; then `eval` and `analyze` read their held-out part by default.
+
+    Raises UserError for a mistake in the recipe, for a tokenizer with more tokens than the model or another tokenizer
+    than the data, and if `folder` exists.
     """
     if isinstance(tokenizer, (str, Path)):
         tokenizer = open_tokenizer(str(tokenizer))
     if tokenizer is not None:
-        check_known(tokenizer, model.config.vocab_size)
+        check_fits_model(tokenizer, model.config.vocab_size)
     resolved = _recipe(model, tokenizer, recipe, seq_len)
     provenance = without_data(tokenizer)
     if data is not None:
@@ -62,19 +65,19 @@ def save_run(
         provenance = identity.record()
     copied = build(model.config, seed=0)
     copied.set_weights((name, parameter.detach()) for name, parameter in model.named_parameters())
-    write_first(Path(folder), resolved, copied, tokenizer, provenance)
+    write_new_run(Path(folder), resolved, copied, tokenizer, provenance)
     return Path(folder)
 
 
 def _recipe(
     model: Decoder, tokenizer: Tokenizer | None, base: Recipe | Path | str | None, seq_len: int | None
 ) -> Recipe:
-    """Return the checked recipe of the run."""
+    """Return the checked recipe of the run. base: for further training; default: `default_sections`."""
     if base is None:
         positions = model.config.positions
         n_positions = None if positions is None else positions.n_positions
         data = {} if tokenizer is None else {"tokenizer": tokenizer.spec}
-        sections = {**first_sections(n_positions), "model": to_data(model.config), "data": data}
+        sections = {**default_sections(n_positions), "model": to_data(model.config), "data": data}
         recipe = parse_recipe(sections, "save_run")
     else:
         base = base if isinstance(base, Recipe) else load_recipe(base)
@@ -85,10 +88,10 @@ def _recipe(
     return recipe
 
 
-def first_sections(n_positions: int | None) -> dict[str, Any]:
-    """Return default sections of a recipe for gentle further training, without model and data.
+def default_sections(n_positions: int | None) -> dict[str, Any]:
+    """Return default sections of a recipe for further training at a low rate, without model and data.
 
-    n_positions: the longest context of the model, in tokens; None: any.
+    n_positions: tokens of the model's longest text; None: no limit.
     """
     return {
         "seq_len": usual_seq_len(n_positions),
@@ -98,7 +101,7 @@ def first_sections(n_positions: int | None) -> dict[str, Any]:
     }
 
 
-def write_first(
+def write_new_run(
     out: Path,
     recipe: Recipe,
     model: Decoder,
@@ -148,9 +151,11 @@ def import_run(
     imported = read_import(source, overrides, recipe, revision, run.tokenizer_folder / JsonTokenizer.file_name)
     config = imported.model.config
     tokenizer = imported.tokenizer
-    write_first(run.path, imported.recipe, imported.model, tokenizer, {**without_data(tokenizer), **imported.origin})
+    write_new_run(run.path, imported.recipe, imported.model, tokenizer, {**without_data(tokenizer), **imported.origin})
     origin = imported.origin[IMPORTED]
-    ignored = [] if tokenizer is None else [*map(tokenizer.name_of, range(config.vocab_size, tokenizer.vocab_size))]
+    ignored = list[str]()  # tokens that the model has no rows for
+    if tokenizer is not None:
+        ignored = [tokenizer.name_of(token) for token in range(config.vocab_size, tokenizer.vocab_size)]
     return {
         "run": str(run.path),
         **({"commit": origin["commit"]} if "commit" in origin else {}),
@@ -162,7 +167,7 @@ def import_run(
 
 
 def import_plan(source: Path | str, revision: str | None = None) -> dict[str, Any]:
-    """Return what `import_run` would read of a folder or a model of the hub, from its config.json alone.
+    """Return a summary of a Hugging Face folder or a model of the hub, read from its config.json alone.
 
     Raises UserError for a model that cannot be imported.
     """
@@ -171,21 +176,21 @@ def import_plan(source: Path | str, revision: str | None = None) -> dict[str, An
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """The initial model of a new run, with inherited properties."""
+class InitialModel:
+    """The initial model of a new run, which comes from another run or a Hugging Face folder."""
 
     name: str
-    """Name of the run or folder of the model, or org/name on the hub."""
+    """Name of that run or folder, or org/name on the hub."""
     step: int
-    """Step of that run."""
+    """Step of that run; 0 for a folder."""
     model: Decoder
     recipe: Recipe
     """The recipe of the new run, with this model."""
     tokenizer: Tokenizer | None
-    is_free: bool
-    """The model was not trained in a run, so another tokenizer with the same tokens is allowed."""
+    allow_same_tokens: bool
+    """Accept data whose tokenizer has the same tokens, because the model was not trained in a run."""
     origin: dict[str, Any]
-    """The entry IMPORTED of environment.json, if any."""
+    """A dict with the entry IMPORTED of environment.json; empty for a model that was trained here."""
 
 
 def read_import(
@@ -195,12 +200,12 @@ def read_import(
     revision: str | None = None,
     tokenizer_path: Path | None = None,
     device: torch.device | str = "cpu",
-    stays_narrow: bool = False,
-) -> Beginning:
+    keep_bf16: bool = False,
+) -> InitialModel:
     """Read a Hugging Face folder, or a model of the hub, as a run at step 0.
 
-    recipe: for further training; its model is ignored; default: gentle settings. tokenizer_path: the file by which the
-    recipe names the tokenizer of its data; default: the folder's. stays_narrow: keep weights in bf16 if all are bf16
+    recipe: for further training; its model is ignored; default: `default_sections`. tokenizer_path: the file of the
+    tokenizer that the recipe names for its data; default: the folder's. keep_bf16: keep weights in bf16 if all are bf16
     and the run computes in bf16. Raises UserError for a model that cannot be imported exactly, and for mistakes in the
     recipe.
     """
@@ -208,11 +213,13 @@ def read_import(
     imported = import_hf(folder)
     tokenizer = None
     if imported.tokenizer is not None:
-        spec = f"{tokenizer_path or imported.tokenizer}{f'#{imported.eos}' if imported.eos else ''}"
+        spec = str(tokenizer_path or imported.tokenizer)
+        if imported.eos:
+            spec += f"#{imported.eos}"
         with optional_tokenizer():
             tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
         tokenizer.as_pretrained(imported.token_ids)
-    sections = first_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
+    sections = default_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
     apply_overrides(sections, overrides)
     data = dict(sections.get("data") or {})
     if tokenizer is not None and all(data.get(key) is None for key in ("path", "mixture", "tokenizer")):
@@ -232,8 +239,8 @@ def read_import(
         "files": {path.name: file_sha256(path) for path in files},
     }
     dtypes = {weight.dtype for weight in imported.weights.values()}
-    is_narrow = stays_narrow and resolved.train.settled_precision == "bf16" and dtypes == {torch.bfloat16}
-    model = blueprint(resolved.explicit_model).to(torch.bfloat16 if is_narrow else torch.float32)
+    is_bf16 = keep_bf16 and resolved.train.settled_precision == "bf16" and dtypes == {torch.bfloat16}
+    model = blueprint(resolved.explicit_model).to(torch.bfloat16 if is_bf16 else torch.float32)
     allocate(model, device)
     model.set_weights(imported.take_weights())
-    return Beginning(origin["folder"], 0, model, resolved, tokenizer, True, {IMPORTED: record})
+    return InitialModel(origin["folder"], 0, model, resolved, tokenizer, True, {IMPORTED: record})

@@ -1,4 +1,4 @@
-"""Options of an evaluation: texts, tasks and scoring."""
+"""Options of an evaluation."""
 
 from typing import Annotated
 
@@ -10,8 +10,8 @@ from widthwise.config_io import Config
 from widthwise.sizes import Count, NTokens
 
 
-def _known_device(name: str) -> str:
-    """Validate a device name. Raises ValueError for an unavailable device, and for one without storage."""
+def _check_device(name: str) -> str:
+    """Return the name of a device. Raises ValueError for an unavailable device and for meta."""
     import torch
 
     try:
@@ -32,7 +32,7 @@ class EvaluationConfig(Config):
     """Longest context in tokens; default: the recipe's seq_len, for a Hugging Face folder at most 1024."""
     precision: Precision | None = None
     """Type of the matrix products; default: the recipe's, for a Hugging Face folder fp32."""
-    device: Annotated[str, pydantic.AfterValidator(_known_device)] | None = None
+    device: Annotated[str, pydantic.AfterValidator(_check_device)] | None = None
     """cpu, cuda or cuda:1; default: cuda, if there is one."""
     no_bos: bool = False
     """Omit the beginning-of-text token that the tokenizer of an imported model puts before a text."""

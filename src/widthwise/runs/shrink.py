@@ -47,8 +47,8 @@ from widthwise.recipe.shrinking import cost_limits, curve_of_cut, recipe_of_cut,
 from widthwise.records.resizing import SHRUNK, LayerCut, Shrinking
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import faster_precision
-from widthwise.runs.open import check_finite, check_tokens, check_vocabulary, is_run, open_model, usual_device
-from widthwise.runs.save import Beginning, read_import, write_first
+from widthwise.runs.open import check_finite, check_same_tokens, check_vocabulary, is_run, open_model, usual_device
+from widthwise.runs.save import InitialModel, read_import, write_new_run
 from widthwise.training.validation import validate
 from widthwise.yaml_io import apply_overrides, dump_yaml
 
@@ -77,7 +77,7 @@ def shrink_run(
     if hub_name(path) is None and is_run(Path(path), step):
         source = _of_run(Path(path), step, overrides)
     elif step is None:
-        source = read_import(path, overrides, device=usual_device(None), stays_narrow=True)
+        source = read_import(path, overrides, device=usual_device(None), keep_bf16=True)
     else:
         raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
     model = _readable(source.model)
@@ -93,7 +93,7 @@ def shrink_run(
         smaller_config(config, sizes_like(config, to), to.d_model)
     data = open_data(recipe.data)
     if source.tokenizer is not None:
-        check_tokens(source.tokenizer, data.tokenizer, source.is_free)
+        check_same_tokens(source.tokenizer, data.tokenizer, source.allow_same_tokens)
     check_vocabulary(config.vocab_size, data.tokenizer)
     boundaries = recipe.data.boundaries(data)
     train = recipe.train
@@ -161,7 +161,7 @@ def shrink_run(
                 shape_recipe = recipe_of_cut(recipe, config, shape, options.budget or "params")
                 write_atomic(folder / f"{SHRUNK}.yaml", dump_yaml(shape_recipe))
 
-        write_first(Path(out), resolved, small, data.tokenizer, provenance, write_records)
+        write_new_run(Path(out), resolved, small, data.tokenizer, provenance, write_records)
         shrinking.stored_in(Path(out))
     return shrinking
 
@@ -179,20 +179,20 @@ def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Se
             raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
 
 
-def _of_run(path: Path, step: int | None, overrides: Sequence[str]) -> Beginning:
+def _of_run(path: Path, step: int | None, overrides: Sequence[str]) -> InitialModel:
     """Return the model of a run as the initial model of another run."""
     run = RunDir(path)
     loaded = open_model(path, step=step)
     assert loaded.recipe is not None
     data = to_data(checked_copy(loaded.recipe, "recipe", growth=(), rewarmup=None))
     apply_overrides(data, overrides)
-    return Beginning(
+    return InitialModel(
         name=path.resolve().name,
         step=loaded.step or 0,
         model=loaded.model,
         recipe=parse_recipe(data, str(path)).settled(faster_precision),
         tokenizer=loaded.tokenizer,
-        is_free=not has_seen_data(run),
+        allow_same_tokens=not has_seen_data(run),
         origin={key: value for key, value in run.environment().items() if key == IMPORTED},
     )
 
