@@ -91,9 +91,7 @@ class StoredRecord(Record):
         """Return answer, figures and tables as HTML. None without a file; the notebook then shows plain text."""
         folder = vars(self).get("_folder")
         view = StoredRecord.notebook_view
-        if folder is None or view is None:
-            return None
-        return view(self, folder)
+        return None if folder is None or view is None else view(self, folder)
 
 
 @dataclass(frozen=True)

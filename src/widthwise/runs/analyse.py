@@ -38,8 +38,9 @@ TOKENS_AT_ONCE = 4096
 N_IN_TITLE = 3
 """Largest number of models that the title names."""
 SPARE_TOKENS = 16
+"""Tokens that `cut_text` writes in addition, because a document cut within a word can become fewer tokens."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Decoded text of a part of a character."""
+"""The text to which a token is decoded that holds only part of the bytes of a character."""
 
 
 def analyse(
@@ -54,12 +55,13 @@ def analyse(
 ) -> Analysis:
     """Return statistics of every model over the same text, each with its tokenizer.
 
+    Models are loaded one at a time, and memory does not grow with the text.
+
     sources: run directories or Hugging Face folders. text: a file or folder as `data prepare` reads it; default: the
-    held-out documents of the first run's data. n_tokens: targets of the first model, cut to whole windows; the other
-    models read the same amount of text. seq_len: default: the first model's. batch_size: windows of a forward pass.
-    step: of the checkpoint of every run; default: its newest undamaged one. every_checkpoint: analyse all
-    checkpoints of every run, each as a separate model. Models are loaded one at a time, and memory does not grow with
-    the text. Raises UserError for a model or text that cannot be read.
+    held-out documents of the first run's data. n_tokens: number of predicted tokens of the first model, cut to whole
+    windows; the other models read the same text. seq_len: default: the first model's. batch_size: windows of a forward
+    pass. step: of the checkpoint of every run; default: its newest undamaged one. every_checkpoint: analyse all
+    checkpoints of every run, each as a separate model. Raises UserError for a model or text that cannot be read.
     """
     observer = observer or SilentObserver()
     options = ProfileOptions()
@@ -81,9 +83,9 @@ def analyse(
     else:
         raise UserError(f"{first}: a Hugging Face folder has no held-out text; name a text with --text")
     models: list[AnalysedModel] = []
-    tokens_of: dict[str, TokenFile] = {}  # by tokenizer
+    tokens_of: dict[str, TokenFile] = {}  # by id of the tokenizer, the first model's first
     with tempfile.TemporaryDirectory() as folder:
-        beginning = Path(folder) / "text.jsonl"
+        text_file = Path(folder) / "text.jsonl"
         for name, (path, saved_step, run) in checkpoints.items():
             model = open_model(path, step=saved_step)
             tokenizer = model.tokenizer
@@ -91,11 +93,11 @@ def analyse(
             if not models:
                 if n_tokens < seq_len:
                     raise UserError(f"tokens: got {n_tokens}; must be at least one window, seq_len = {seq_len}")
-                cut_text(corpus, tokenizer, n_tokens, beginning)
+                cut_text(corpus, tokenizer, n_tokens, text_file)
             if model.n_positions is not None and seq_len > model.n_positions:
                 raise UserError(f"seq_len: got {seq_len}; {name} was made for at most {model.n_positions} tokens")
             if tokenizer.id not in tokens_of:
-                tokens_of[tokenizer.id] = tokens_of_text(beginning, tokenizer, Path(folder) / str(len(tokens_of)))
+                tokens_of[tokenizer.id] = tokens_of_text(text_file, tokenizer, Path(folder) / str(len(tokens_of)))
             tokens = tokens_of[tokenizer.id]
             if tokens.n_tokens <= seq_len:
                 raise UserError(
@@ -131,7 +133,7 @@ def write_analysis(analysis: Analysis, folder: Path | str) -> Path:
 def _analysed(
     name: str, run: str | None, model: Model, held_out: HeldOut, options: ProfileOptions, observer: Observer
 ) -> AnalysedModel:
-    """Return the statistics of a model. run: name of the run if the model is one of its several checkpoints."""
+    """Return the statistics of a model. run: name of its run if all checkpoints are analysed, otherwise None."""
     for damage in model.damages:
         observer.message(str(damage))
     decoder = model.model
@@ -158,7 +160,10 @@ def _analysed(
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return the paths by folder name, with parent folders where needed. Raises UserError for a repeated path."""
+    """Return a dict from name to path. Names are the shortest ends of the paths that differ.
+
+    Raises UserError without paths, and for a repeated one.
+    """
     if not paths:
         raise UserError("analyze: expected at least one run directory or Hugging Face folder")
     resolved = [path.resolve() for path in paths]
@@ -174,7 +179,7 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
 def held_out_text(data: OpenedData) -> Corpus:
     """Return the held-out documents of prepared data, decoded from their tokens.
 
-    Documents of a mixture are interleaved so that tokens follow the weights, and end when the next source has none.
+    Documents of a mixture are interleaved in proportion to the weights, until the next source has no more documents.
     """
     if isinstance(data, MixedData):
         names = ", ".join(source.manifest.corpus.name for source in data.sources.values())
@@ -186,7 +191,9 @@ def _held_out_documents(data: PreparedData) -> Iterator[Document]:
     tokenizer = data.tokenizer
     for index in range(data.held_out.n_documents):
         ids = data.held_out.document(index).tolist()
-        yield Document(str(index), tokenizer.decode(ids[:-1] if ids[-1:] == [tokenizer.eos_id] else ids))
+        if ids[-1:] == [tokenizer.eos_id]:
+            ids.pop()
+        yield Document(str(index), tokenizer.decode(ids))
 
 
 def _mixed_documents(data: MixedData) -> Iterator[Document]:
@@ -206,18 +213,17 @@ def _mixed_documents(data: MixedData) -> Iterator[Document]:
 
 
 def cut_text(text: Corpus, tokenizer: Tokenizer, n_tokens: int, path: Path) -> None:
-    """Write the beginning of a text to a file, so that it is cut once and not held in memory.
+    """Write the first n_tokens + SPARE_TOKENS tokens of a text to a JSONL file, as text.
 
-    It has n_tokens and SPARE_TOKENS more, because a document that is cut within a word can become fewer tokens.
-    Raises UserError for an empty text.
+    Each line has `text`, and `is_whole`: False for a document that was cut. Raises UserError for an empty text.
     """
     n_left = n_tokens + SPARE_TOKENS
     with writing(path), open(path, "x", encoding="utf-8") as file:
         for document in text:
             ids = tokenizer.encode(document.text)
             is_whole = len(ids) < n_left
-            shown = document.text if is_whole else tokenizer.decode(ids[:n_left]).rstrip(REPLACEMENT)
-            file.write(json.dumps({"text": shown, "is_whole": is_whole}) + "\n")
+            beginning = document.text if is_whole else tokenizer.decode(ids[:n_left]).rstrip(REPLACEMENT)
+            file.write(json.dumps({"text": beginning, "is_whole": is_whole}) + "\n")
             n_left -= len(ids) + 1
             if n_left <= 0:
                 break
@@ -226,7 +232,7 @@ def cut_text(text: Corpus, tokenizer: Tokenizer, n_tokens: int, path: Path) -> N
 
 
 def tokens_of_text(path: Path, tokenizer: Tokenizer, prefix: Path) -> TokenFile:
-    """Tokenise the file of `cut_text` into `prefix.bin` and `prefix.idx`, with end-of-text tokens after documents."""
+    """Tokenise a file of `cut_text` into `prefix.bin` and `prefix.idx`. End-of-text tokens follow whole documents."""
     with reading(path), open(path, encoding="utf-8") as file:
         tokens = (
             tokenizer.encode(document["text"]) + ([tokenizer.eos_id] if document["is_whole"] else [])

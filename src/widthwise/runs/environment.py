@@ -23,20 +23,19 @@ from widthwise.training.observer import Observer
 
 REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads", "n_processes", "n_shards")
 """Keys of `environment` that must not change for a resumed run to be bitwise reproducible."""
-
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def command_line() -> str:
-    """Return the shell command of this process, without passwords or paths outside the working folder."""
+    """Return the shell command of this process. Passwords are masked, and other absolute paths are cut to a name."""
     script = Path(sys.argv[0])
     is_script = script.suffix == ".py" and script.name != "__main__.py"
     command = ["python", shown_path(script)] if is_script else ["widthwise"]
     for argument in sys.argv[1:]:  # scheme://user:secret@host/name?password=secret
-        hidden = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", argument)
-        hidden = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", hidden, flags=re.IGNORECASE)
-        key, equals, value = hidden.rpartition("=")
-        command.append(f"{key}{equals}{shown_path(Path(value))}" if Path(value).is_absolute() else hidden)
+        masked = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", argument)
+        masked = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
+        key, equals, value = masked.rpartition("=")
+        command.append(f"{key}{equals}{shown_path(Path(value))}" if Path(value).is_absolute() else masked)
     return shlex.join(command)
 
 
@@ -90,7 +89,10 @@ BF16_GAIN = 1.3
 
 
 def chosen_precision(folder: Path, observer: Observer | None = None) -> Precision:
-    """Return the precision for recipes with `precision: auto`: as in the runs of a folder, or else the faster one."""
+    """Return the precision for recipes with `precision: auto`: the folder's, or else the faster one.
+
+    folder: of a run, or of an experiment whose runs are in FOLDER/*/RUN; their recipes have the precision.
+    """
     from widthwise.recipe.recipe import saved_recipe
 
     for config in (folder / "config.yaml", *sorted(folder.glob("*/*/config.yaml"))):
@@ -103,7 +105,7 @@ def faster_precision(observer: Observer | None = None) -> Precision:
     """Return the precision with faster matrix products on this machine.
 
     It is bf16 on a GPU that supports it, and on a CPU whose bf16 products are at least BF16_GAIN times as fast as
-    fp32, measured in about a tenth of a second; otherwise fp32.
+    fp32 products; otherwise fp32. The measurement takes about a tenth of a second.
     """
     import torch
 
@@ -121,14 +123,19 @@ def faster_precision(observer: Observer | None = None) -> Precision:
 
 
 def bf16_gain() -> float:
-    """Return the time of fp32 products over bf16 products on this CPU, interleaved so that other work slows both."""
+    """Return the time of fp32 products divided by bf16 products on this CPU.
+
+    They are measured in turns, so that other processes slow both.
+    """
     import torch
 
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter  # others do not change CPU time
+    # CPU time, which other processes do not change, is comparable only with one thread.
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     pairs = [torch.ones(2, 256, 256, dtype=dtype).unbind() for dtype in (torch.float32, torch.bfloat16)]
 
     def seconds(pair: tuple[torch.Tensor, ...]) -> float:
-        _, *times = timeit.repeat(partial(torch.nn.functional.linear, *pair), timer=clock, repeat=4, number=1)
+        product = partial(torch.nn.functional.linear, *pair)
+        _, *times = timeit.repeat(product, timer=clock, repeat=4, number=1)  # the first one warms up
         return statistics.median(times)
 
     rounds = [[seconds(pair) for pair in pairs] for _ in range(3)]
@@ -136,7 +143,7 @@ def bf16_gain() -> float:
 
 
 LARGEST_SHARE = 0.1
-"""Largest share of a machine's CPUs that other processes may use for the speed of a run to be comparable."""
+"""Up to this share of a machine's CPUs used by other processes, the speed of a run is comparable."""
 
 
 class Clocks(NamedTuple):

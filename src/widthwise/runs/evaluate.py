@@ -42,7 +42,7 @@ N_RESAMPLES = 1000
 def evaluate_run(
     path: Path | str, config: EvaluationConfig | None = None, observer: Observer | None = None, step: int | None = None
 ) -> Evaluation:
-    """Evaluate the model of a run or a Hugging Face folder; return every block and item.
+    """Evaluate the model of a run or a Hugging Face folder on texts and tasks, including every block and item.
 
     `bits_per_byte` is the mean over the texts; None without a text. Each text has its metrics with standard errors in
     `texts[name].metrics`, each task in `tasks` or `lm_eval`.
@@ -71,15 +71,19 @@ def evaluate_run(
     for name, task in encoded.items():
         _begin(name, f"{name}: {len(task.requests)} items", scorer, observer)
         tasks[name] = score_task(scorer, task)
-    harness: dict[str, Scores] = {}
+    harness_scores: dict[str, Scores] = {}
     harness_items: dict[str, ItemAnswers] = {}
     if config.tasks:
         names = list(dict.fromkeys(config.tasks))
         _begin("lm-evaluation-harness", f"lm-evaluation-harness: {', '.join(names)}", scorer, observer)
-        harness, harness_items = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
-    text_metrics = [answers.metrics for answers in texts.values()]
-    means = text_means(text_metrics)
-    bits = means.metrics["mean_bits_per_byte"] if means else next(iter(text_metrics), {}).get("bits_per_byte")
+        harness_scores, harness_items = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
+    text_metrics = [scores.metrics for scores in texts.values()]
+    means = text_means(text_metrics)  # None for fewer than two texts
+    bits = None
+    if means is not None:
+        bits = means.metrics["mean_bits_per_byte"].value
+    elif text_metrics:
+        bits = text_metrics[0]["bits_per_byte"].value
     return Evaluation(
         run=str(path),
         step=loaded.step,
@@ -91,9 +95,9 @@ def evaluate_run(
         precision=loaded.precision_for(config),
         texts=texts,
         text_means=means,
-        bits_per_byte=bits and bits.value,
+        bits_per_byte=bits,
         tasks=tasks,
-        lm_eval=harness,
+        lm_eval=harness_scores,
         lm_eval_items=harness_items,
         damages=[str(damage) for damage in loaded.damages],
         environment=environment(),
@@ -101,27 +105,30 @@ def evaluate_run(
 
 
 def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
-    """Return the readings of texts by name. Raises UserError for a text that is missing or has another tokenizer."""
-    readings: dict[str, Callable[[], TextScores]] = {}
+    """Return a dict from text to a function that scores it.
+
+    Raises UserError for a text that cannot be read, and for prepared data of another tokenizer.
+    """
+    scorings: dict[str, Callable[[], TextScores]] = {}
     for source in config.texts:
-        next(read_documents(source, config.field))
+        next(read_documents(source, config.field))  # raises UserError before any text is scored
         documents = (document.text for document in read_documents(source, config.field))
-        readings[source] = partial(score_documents, scorer, documents, config.stride, config.max_tokens, source)
+        scorings[source] = partial(score_documents, scorer, documents, config.stride, config.max_tokens, source)
     for folder in config.data:
         data = PreparedData.open(folder)
         data.check_tokenizer(scorer.tokenizer)
-        readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
+        scorings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
     if config.uses_default_text:
-        for name, (data, n_tokens) in _own_texts(loaded).items():
-            readings[name] = partial(_score_held_out, scorer, data, config.max_tokens or n_tokens, config.stride)
-    return readings
+        for name, (data, n_tokens) in _held_out_texts(loaded).items():
+            scorings[name] = partial(_score_held_out, scorer, data, config.max_tokens or n_tokens, config.stride)
+    return scorings
 
 
-def _own_texts(loaded: Model) -> dict[str, tuple[PreparedData, int]]:
-    """Return the held-out texts of the run's data by name, each with its number of targets in validations.
+def _held_out_texts(loaded: Model) -> dict[str, tuple[PreparedData, int]]:
+    """Return the held-out texts of the run's data by name, with the numbers of their targets in validations.
 
-    There is one for each source of a mixture. The targets are whole windows of the recipe's seq_len, at least one
-    for a source. Raises UserError if there is no text, or the data differ from the run's.
+    A mixture has a text for each source. The targets are whole windows of the recipe's seq_len, at least one window for
+    each source. Raises UserError if there is no text, or the data differ from the run's.
     """
     run = RunDir(loaded.path)
     recipe = loaded.recipe
@@ -162,10 +169,10 @@ def _check_unique(key: str, names: Sequence[str]) -> None:
 
 
 def save_evaluation(evaluation: Evaluation) -> Path:
-    """Write an evaluation into its run, as evaluations/STEP-REQUEST.json with a hash of the request.
+    """Write an evaluation into its run, as evaluations/step_STEP-REQUEST.json with a hash of the request.
 
-    Replaces an evaluation of the same step and request. Training does not read the file. Raises UserError if it cannot
-    be written, and for a Hugging Face folder, which is never written to.
+    Replaces an evaluation of the same step and request. Raises UserError if it cannot be written, and for a Hugging
+    Face folder, which is never written to.
     """
     if evaluation.step is None:
         raise UserError(f"{evaluation.run}: is not a run directory, so the evaluation cannot be saved in it")
@@ -182,7 +189,7 @@ def run_lm_eval(
     """Return the metrics of each task and group, and the items of metrics that are means, in the order of questions.
 
     tasks: names of the harness, and YAML files of tasks. num_fewshot: examples before each question; default: set by
-    the task. limit: number of first questions of each task to use.
+    the task. limit: maximum number of questions of each task, from the front.
 
     Raises UserError if the harness is not installed, does not know a task or cannot load its data, and for a task that
     generates text.
@@ -222,29 +229,28 @@ def run_lm_eval(
 
 
 def _leaves(name: str, tasks_of: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the tasks of a group, including the tasks of its groups."""
-    return [leaf for part in tasks_of[name] for leaf in _leaves(part, tasks_of)] if name in tasks_of else [name]
+    """Return all tasks in a group and its subgroups. tasks_of: group -> tasks and groups; a task has no entry."""
+    if name not in tasks_of:
+        return [name]
+    return [leaf for part in tasks_of[name] for leaf in _leaves(part, tasks_of)]
 
 
 def _pooled(tasks: Sequence[ItemAnswers], metrics: Scores) -> ItemAnswers:
-    """Return the items of a group, for metrics that are means over all items of its tasks."""
-    items = {
-        metric: [value for task in tasks for value in task.items[metric]]
-        for metric in sorted(set.intersection(*(set(task.items) for task in tasks)))
-    }
+    """Return the items of all tasks of a group, for metrics of the group that are means over them."""
+    items = {}
+    for metric in sorted(set.intersection(*(set(task.items) for task in tasks))):
+        values = [value for task in tasks for value in task.items[metric]]
+        if metric in metrics and _is_mean(values, metrics[metric].value):
+            items[metric] = values
     fingerprint = hashlib.sha256("".join(task.fingerprint for task in tasks).encode()).hexdigest()
-    means = {
-        metric: values
-        for metric, values in items.items()
-        if metric in metrics and _is_mean(values, metrics[metric].value)
-    }
-    return ItemAnswers(fingerprint=fingerprint, items=means)
+    return ItemAnswers(fingerprint=fingerprint, items=items)
 
 
 def _items(samples: Sequence[dict[str, Any]], metrics: Scores) -> ItemAnswers:
-    """Return the items of each metric that is a mean, and `nats`, the negative log-likelihoods of a perplexity.
+    """Return the value of every question, for each metric that is their mean.
 
-    samples: one for each question and filter of answers.
+    A perplexity is the exponential of a mean; its items are the negative log-likelihoods, as `nats`. samples: one for
+    each question and filter of answers.
     """
     ordered = sorted(samples, key=lambda sample: sample["doc_id"])
     questions = {sample["doc_id"]: sample["doc_hash"] + sample["prompt_hash"] for sample in ordered}
@@ -257,7 +263,7 @@ def _items(samples: Sequence[dict[str, Any]], metrics: Scores) -> ItemAnswers:
         value = metrics[metric].value if metric in metrics else None
         if _is_mean(values, value):
             items[metric] = [float(item) for item in values]
-        elif value is not None and value > 0 and _is_mean(values, -math.log(value)):
+        elif value is not None and value > 0 and _is_mean(values, -math.log(value)):  # a perplexity
             items["nats"] = [-float(item) for item in values]
     return ItemAnswers(fingerprint=hashlib.sha256("".join(questions.values()).encode()).hexdigest(), items=items)
 

@@ -19,9 +19,7 @@ from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.inspection import layer_rows
-from widthwise.recipe.recipe import Recipe
 from widthwise.records.evaluation import Evaluation
-from widthwise.run_dir import RunDir
 from widthwise.runs.environment import shown_path
 from widthwise.runs.open import RunCheckpoint, tokenizer_of
 from widthwise.training import checkpoint
@@ -57,7 +55,7 @@ def export_run(
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
     config = model if padding is None else padding.new
     reason = None
-    try:  # before gigabytes are read
+    try:  # before the weights are read
         model_type, plan = _family(config, n_positions, origin.get("model_type"), DTYPES[dtype])
     except UserError as error:
         reason = str(error)
@@ -67,7 +65,8 @@ def export_run(
     config = config if plan is None else plan.new
     weights = checkpoint.read_weights(source.saved, blueprint(model))
     for conversion in (padding, plan):
-        weights = weights if conversion is None else dict(conversion.weights(weights))
+        if conversion is not None:
+            weights = dict(conversion.weights(weights))
     tokenizer = tokenizer_of(run) if any(run.tokenizer_folder.glob("*.json")) else None
     definition = None
     if isinstance(tokenizer, JsonTokenizer):
@@ -80,25 +79,20 @@ def export_run(
         token_ids = {} if tokenizer is None else dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
     has_code = reason is not None and standalone
     card = _card(
-        run,
+        source,
         config,
-        recipe,
-        source.step,
         folder=json.dumps(shown_path(Path(out))),
         model_type=model_type,
         has_code=has_code,
         has_tokenizer=definition is not None,
     )
     texts = {"README.md": card}
-    surroundings = Surroundings(
-        n_positions,
-        token_ids,
-        definition,
-        tokenizer.eos if tokenizer and definition else None,
-        settings,
-        (AUTO_MAP if has_code else {}) | dict.fromkeys(TOKEN_IDS) | origin.get("config_token_ids", token_ids),
-        texts | model_code() if has_code else texts,
-    )
+    entries = dict.fromkeys(TOKEN_IDS) | origin.get("config_token_ids", token_ids)
+    if has_code:
+        texts |= model_code()
+        entries = AUTO_MAP | entries
+    eos = tokenizer.eos if tokenizer and definition else None
+    surroundings = Surroundings(n_positions, token_ids, definition, eos, settings, entries, texts)
     export_hf(config, weights, out, surroundings, DTYPES[dtype], model_type)
     return {
         "folder": str(out),
@@ -123,7 +117,8 @@ def _family(
     """
     plan = bake_plan(config, one_eps=True)
     reason = None
-    for model_type in (origin, None) if origin in FAMILIES else (None,):
+    model_types = (origin, None) if origin in FAMILIES else (None,)  # None: any that fits
+    for model_type in model_types:
         for candidate, conversion in ((config, None), (plan.new, plan)):
             try:
                 return hf_config(candidate, n_positions, model_type, dtype)[0].model_type, conversion
@@ -133,12 +128,14 @@ def _family(
     raise reason
 
 
-def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_fields: Any) -> str:
-    """Return the model card as Markdown. config: of the exported model; step: of its weights.
+def _card(source: RunCheckpoint, config: ModelConfig, **folder_fields: Any) -> str:
+    """Return the model card as Markdown. config: of the exported model.
 
     folder_fields: `folder`, quoted for use in a command from the same working folder, `model_type`, `has_code` (the
     code of a `widthwise` model is included) and `has_tokenizer`.
     """
+    run = source.run
+    recipe = source.recipe
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -150,7 +147,7 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
     environment = run.environment()
     evaluations = [
         (name, metric, score.value, score.stderr)
-        for evaluation in Evaluation.read_all(run.path, f"{step:08d}")
+        for evaluation in Evaluation.read_all(run.path, f"{source.step:08d}")
         for name, answers in (*evaluation.texts.items(), *evaluation.tasks.items())
         for metric, score in answers.metrics.items()
     ]
@@ -161,19 +158,16 @@ def _card(run: RunDir, config: ModelConfig, recipe: Recipe, step: int, **folder_
         cost=cost_summary(config, recipe.seq_len),
         vocab_size=config.vocab_size,
         recipe=recipe,
-        step=step,
+        step=source.step,
         data=recorded_identity(run) if environment.get(DATA_KEY) else None,
-        result=result if result is not None and result.steps == step else None,
+        result=result if result is not None and result.steps == source.step else None,
         version=environment.get("widthwise"),
         evaluations=evaluations,
     )
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    """Return a cell of a table: a number with 5 digits or thousands separators, "" for None."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.5g}"

@@ -38,7 +38,7 @@ from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 TEMPLATE_KEYS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
-"""Keys that describe all layers at once, which cannot change a model with explicit layers."""
+"""Keys of `model` that a recipe with explicit layers does not have."""
 DEFAULT_OPTIONS = GrowOptions()
 
 
@@ -54,24 +54,25 @@ def grow_run(
 ) -> dict[str, Any]:
     """Grow the model of a run to the model of the recipe `to`, or to other sizes, as a run to resume.
 
-    out: folder of the new run; None: nothing is written, and no weights are read. step: of the checkpoint; default:
-    the newest undamaged one. Returns the changes, with their certificate. Raises UserError if the function cannot be
-    preserved, and if `out` is not free.
+    out: folder of the new run; None: only plan, without reading weights. step: of the checkpoint; default: the newest
+    undamaged one. Returns the changes, with their certificate. Raises UserError if the function cannot be preserved,
+    and if `out` exists.
     """
     source = RunCheckpoint.of(path, step)
     recipe = target_recipe(source, None if to is None else Path(to), overrides, sizes)
-    intention = plan_run_growth(source, recipe, options)
+    growth = plan_run_growth(source, recipe, options)
     if out is None:
-        return intention.record()
-    return _carry_out(source, intention, Path(out), observer or SilentObserver())
+        return growth.record()
+    return _carry_out(source, growth, Path(out), observer or SilentObserver())
 
 
 def target_recipe(
     source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES
 ) -> Recipe:
-    """Return the recipe of a file, or of the run at its checkpoint with other sizes, with overrides `a.b=c`.
+    """Return the recipe `to`, or the run's recipe with other sizes, with overrides `a.b=c`.
 
-    A budget of training FLOPs in it includes the FLOPs that the run has spent. Raises UserError.
+    A budget of training FLOPs in it includes the FLOPs that the run has spent. Raises UserError for a mistake in the
+    recipe, for sizes together with `to`, and if neither recipe, sizes nor overrides are given.
     """
     data, where = _target_data(source, to, overrides, sizes)
     recipe = parse_recipe(data, where)
@@ -85,7 +86,7 @@ def target_recipe(
 def _target_data(
     source: RunCheckpoint, to: Path | None, overrides: Sequence[str], sizes: NewSizes
 ) -> tuple[dict[str, Any], str]:
-    """Return the recipe as plain data, and its file."""
+    """Return the recipe as plain data, and its file for error messages."""
     if to is not None:
         if sizes != SAME_SIZES:
             option = next(name for name, size in vars(sizes).items() if size).replace("_", "-")
@@ -98,10 +99,11 @@ def _target_data(
         )
     where = f"{source.run.path}/config.yaml"
     model = larger_model(source.model, sizes)
-    data = to_data(source.recipe) | {"model": to_data(model), "growth": ()}  # checked together with the overrides
-    for override in overrides:  # the run's model has explicit layers
+    data = to_data(source.recipe) | {"model": to_data(model), "growth": ()}  # validated after the overrides
+    for override in overrides:
         key = override.partition("=")[0].strip()
-        section, name, *_ = f"{key}.".split(".")
+        section, _, subkey = key.partition(".")
+        name = subkey.partition(".")[0]
         if key == "model.residual" or (section == "model" and name in TEMPLATE_KEYS):
             raise UserError(
                 f"{key}: {source.run.path} has explicit layers and no rule for all of them; give the run's recipe, as "
@@ -114,16 +116,16 @@ def _target_data(
 
 @dataclass(frozen=True)
 class RunGrowth:
-    """The planned growth of a run, made before its weights are read."""
+    """The planned growth of a run; planning reads no weights."""
 
     recipe: Recipe
-    """The recipe of the new run, with the new model; `_carry_out` sets `scaled` of its optimizer."""
+    """The recipe of the new run, with the new model; `scaled` of its optimizer is not set yet."""
     plan: GrowthPlan
     options: GrowOptions
     constants: Sequence[KeptConstant]
-    """Kept constants that differ from the recipe."""
+    """Constants of the old model that the new model keeps, although its recipe has others."""
     changes: Sequence[str]
-    """Changes of constants, one line each."""
+    """Constants that change with `allow_change`, one line each."""
     notes: Sequence[str]
 
     def record(self) -> dict[str, Any]:
@@ -139,9 +141,10 @@ class RunGrowth:
 
 
 def plan_run_growth(source: RunCheckpoint, recipe: Recipe, options: GrowOptions) -> RunGrowth:
-    """Plan the growth of a run's model to a recipe's. Raises UserError if it is impossible.
+    """Plan the growth of a run's model to the model of a recipe.
 
-    The old entries of an earlier growth must not be frozen, because the new run would not freeze them.
+    Raises UserError if it is impossible, and while an earlier growth still freezes old entries, because the new run
+    would not freeze them.
     """
     path = source.run.path
     new_model = recipe.explicit_model
@@ -161,16 +164,16 @@ def plan_run_growth(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
             raise UserError(f"growth.{index}: at_step must be above {source.step}, the step that {path} has reached")
     source.run.check_seal(checkpoint_folder.manifest_of(source.saved).seal, source.saved.name)
     last_growth = source.recipe.phase_at(source.step).growth
-    for earlier in (last_growth and last_growth.rewarmup, source.recipe.rewarmup):
+    for earlier in (None if last_growth is None else last_growth.rewarmup, source.recipe.rewarmup):
         if earlier is not None:
             earlier.check_next(source.step, str(path))
     rewarmup = _rewarmup(source, recipe, plan, options)
     if rewarmup is not None and recipe.growth:
         rewarmup.check_next(recipe.growth[0].at_step, "growth.0")
-    omitted = [phase.start for phase in source.recipe.phases if phase.growth and phase.start >= source.step]
+    later = [phase.start for phase in source.recipe.phases if phase.growth and phase.start >= source.step]
     notes = []
-    if omitted and not recipe.growth:
-        notes = [f"left out: the growth that the run would have made after step {omitted[0]}"]
+    if later and not recipe.growth:
+        notes = [f"left out: the growth that the run would have made after step {later[0]}"]
     new_recipe = checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup)
     return RunGrowth(new_recipe, plan, options, constants, changes, notes)
 
@@ -188,19 +191,19 @@ def _rewarmup(source: RunCheckpoint, recipe: Recipe, plan: GrowthPlan, options: 
     return checked_copy(rewarmup, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
-def _carry_out(source: RunCheckpoint, intention: RunGrowth, out: Path, observer: Observer) -> dict[str, Any]:
+def _carry_out(source: RunCheckpoint, growth: RunGrowth, out: Path, observer: Observer) -> dict[str, Any]:
     """Certify the new model, then write its run directory atomically.
 
     Returns `RunGrowth.record` with the certificate. Raises UserError if the function is not preserved, unless the
-    options allow it, and if `out` is not free.
+    options allow it, and if `out` exists.
     """
     check_free(out)
     old_run = source.run
-    options = intention.options
-    plan = intention.plan
+    options = growth.options
+    plan = growth.plan
     old_params, new_params = (f"{model.cost().params:,.0f}" for model in (plan.old, plan.new))
-    optimizer = intention.recipe.optimizer.with_scaled(grown_factors(plan, source.optimizer.adamw.scaled))
-    recipe = checked_copy(intention.recipe, "recipe", optimizer=optimizer).resolved()
+    optimizer = growth.recipe.optimizer.with_scaled(grown_factors(plan, source.optimizer.adamw.scaled))
+    recipe = checked_copy(growth.recipe, "recipe", optimizer=optimizer).resolved()
     recipe.check()
     too_large = f"{old_run.path}: a model of {new_params} parameters does not fit into memory"
     with torch.random.fork_rng(), allocating(too_large):
@@ -228,7 +231,7 @@ def _carry_out(source: RunCheckpoint, intention: RunGrowth, out: Path, observer:
             kind_notes = [f"optimizer state reset: kind changed from {old_kind} to {recipe.optimizer.kind}"]
         name = old_run.path.resolve().name
         notes = [
-            *intention.notes,
+            *growth.notes,
             *data_notes,
             *(f"{damage}; took step {source.step} instead" for damage in source.damages),
             f"grown from {name} after step {source.step}: {old_params} -> {new_params} parameters",
@@ -272,7 +275,7 @@ def _carry_out(source: RunCheckpoint, intention: RunGrowth, out: Path, observer:
         "out": str(out),
         "step": source.step,
         "steps": recipe.train.steps,
-        **intention.record(),
+        **growth.record(),
         "notes": notes,
         "certificate": certificate.to_data(),
         "lines": certificate.lines(),
@@ -282,10 +285,10 @@ def _carry_out(source: RunCheckpoint, intention: RunGrowth, out: Path, observer:
 def _continued_data(
     run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer
 ) -> tuple[dict[str, int], dict[str, Any], list[str]]:
-    """Continue the data of a run at its position, also in other batches, and restart other data from the beginning.
+    """Return the state of the new run's loader, its entries of environment.json on data and import, and notes.
 
-    Returns the state of the loader, empty if it has read no data; the entries of environment.json on the data and the
-    imported model; and notes. Unchanged data are not opened. loader: the state of the run's loader. Raises UserError
+    The same data continue at their position, even if the batch size changed; other data restart from the beginning.
+    Unchanged data are not opened. loader: the state of the run's loader; empty if it has read no data. Raises UserError
     if changed data are unavailable or have another tokenizer.
     """
     recorded = run.environment()
@@ -294,8 +297,8 @@ def _continued_data(
         if old.data != new.data and origin.get(TOKENIZER_KEY) is not None:
             check_tokenizer(run, open_data(new.data, observer.preparing).tokenizer)
         return loader, origin, []
-    before, after = ((recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new))
-    if before == after:
+    settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
+    if settings[0] == settings[1]:
         return loader, origin, []
     data = open_data(new.data, observer.preparing)
     check_tokenizer(run, data.tokenizer)

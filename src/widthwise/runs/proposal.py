@@ -1,9 +1,9 @@
-"""The inverse of a plan: from devices and days to a model and its tokens, by a scaling law.
+"""Proposal of a model and its number of tokens for given devices and days, by a scaling law.
 
-Compute is days x devices x utilisation x peak. A model of N parameters reads 20 N tokens (Hoffmann et al. 2022,
-arXiv:2203.15556), which takes about 6 N x 20 N FLOPs; here the exact FLOPs are counted, including attention. The
-proposal is the largest model of the family that fits into compute and memory. If memory limits the model, it reads
-more tokens.
+Compute is days x devices x utilisation x peak. By default a model of N parameters trains on 20 N tokens (Hoffmann et
+al. 2022, arXiv:2203.15556), about 6 N x 20 N FLOPs; the exact FLOPs are used, including attention. The proposal is the
+largest model of the family that fits into compute and memory. If memory limits the model, it trains on more tokens.
+A `size` is the number of heads of a model of the family, on which width and depth depend.
 """
 
 import math
@@ -22,14 +22,14 @@ from widthwise.runs.plan import BYTES_PER_TOKEN, CHEAPEST_FIRST, LAW_TOKENS_PER_
 from widthwise.training.devices import NEEDS_SPEED, Device
 
 TOKENS_PER_PASS = 8192
-"""Least number of tokens in a pass, for efficient matrix products; a model that leaves room for fewer is too large."""
+"""Least number of tokens in a pass for efficient matrix products. A model that needs smaller passes is too large."""
 PATH_TO_FILL_IN = "FILL_IN"
 """Value of `data.path` if the family's corpus has too few tokens."""
 MOST_EPOCHS = 4
 """Up to this number of epochs, repeated tokens are nearly as good as new ones (Muennighoff et al. 2023,
 arXiv:2305.16264)."""
 LARGEST_SIZE = 512
-"""Number of heads of the largest proposed model, which determines its width."""
+"""Limit of the search: from here on sizes are not doubled."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ def propose(
 ) -> Proposal:
     """Return the recipe of a family's model for some devices.
 
-    days: of training; None: no limit. tokens_per_param: of the law. n_params: of the model; None: by the law. Raises
-    UserError if the smallest model does not fit, or for days on a device of unknown speed.
+    days: limit of the training time, or None. tokens_per_param: of the law. n_params: approximate parameters of the
+    model; default: by the law. Raises UserError if the smallest model does not fit, or for days on a device of unknown
+    speed.
     """
     rate = device.flops_per_second
     if not rate and days is not None and n_params is None:
@@ -72,14 +73,15 @@ def propose(
         return family.uniform(size).explicit_model.cost().params
 
     def affordable(size: int) -> float:
-        """Return the tokens per parameter that the days have compute for."""
+        """Return the largest tokens per parameter for which the compute suffices."""
         recipe = family.uniform(size)
         cost = recipe.explicit_model.cost()
         return flops / cost.training_flops(recipe.seq_len) / cost.params
 
     if n_params is not None:
-        low = max(1, _largest(lambda size: params(size) <= (n_params or 0)))
-        size = min(low, low + 1, key=lambda size: abs(params(size) - (n_params or 0)))
+        requested = n_params
+        low = max(1, _largest(lambda size: params(size) <= requested))
+        size = min(low, low + 1, key=lambda size: abs(params(size) - requested))
         law = f"the size nearest to {n_params:,.0f} parameters"
         is_short = affordable(size) < tokens_per_param
     else:
@@ -98,8 +100,9 @@ def propose(
             kind = cheaper
             break
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
-    pass_of = Planner(recipe, n_devices).largest_pass(device, kind).micro_batch_size or 1
-    recipe, data = family.recipe(size, n_tokens, {"activation_checkpointing": kind, "micro_batch_size": pass_of})
+    micro_batch_size = Planner(recipe, n_devices).largest_pass(device, kind).micro_batch_size or 1
+    train_section = {"activation_checkpointing": kind, "micro_batch_size": micro_batch_size}
+    recipe, data = family.recipe(size, n_tokens, train_section)
     if not family.has_data:
         section = recipe.data
         assert isinstance(section, DataConfig)
@@ -121,7 +124,7 @@ def propose(
 
 
 def _largest(is_possible: Callable[[int], bool]) -> int:
-    """Return the largest possible size up to 2 * LARGEST_SIZE, by bisection; 0 without one."""
+    """Return the largest possible size, by doubling and bisection; 0 if not even 1 is possible."""
     high = 1
     while high <= LARGEST_SIZE and is_possible(high):
         high *= 2

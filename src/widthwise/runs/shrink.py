@@ -1,8 +1,8 @@
-"""Shrinking of a run or a Hugging Face folder: the least needed parts of the model are cut, and the rest becomes a run
-at step 0, to be healed by training.
+"""Shrinking of a run or a Hugging Face folder: the least needed parts of the model are cut. The smaller model becomes a
+run at step 0, and training it repairs the loss.
 
-Memory stays close to the weights of the model: one weight at a time is reordered and cut. Weights in bf16 stay bf16 if
-the run computes in bf16.
+One weight is reordered and cut at a time, so that memory barely exceeds the model. Weights in bf16 stay bf16 if the run
+computes in bf16.
 """
 
 import math
@@ -65,22 +65,22 @@ def shrink_run(
     """Write a smaller version of a trained model as a run at step 0, and return the record of the cut and its loss.
 
     path: a run, a Hugging Face folder, or `org/name` of the hub. out: folder of the new run; None: nothing is written.
-    overrides: changes to the recipe of the new run, such as data and steps of healing; the recipe is the run's, or the
-    one that `import` writes. step: of the run's checkpoint; default: the newest undamaged one. to: a model with
-    the sizes of the smaller one, in place of a budget. Raises UserError for a model that cannot be cut, a budget
-    that cannot be met, and if `out` is not free.
+    overrides: changes to the recipe of the new run, such as data and steps of training; the recipe is the run's, or the
+    one that `import` writes. step: of the run's checkpoint; default: the newest undamaged one. to: a model with the
+    sizes of the smaller one, instead of a budget. say: reports progress. Raises UserError for a model that cannot be
+    cut, a budget that cannot be met, and if `out` exists.
     """
     _check_request(options, to, overrides)
     if out is not None:
         check_free(Path(out))
     give_back_tensors()
     if hub_name(path) is None and is_run(Path(path), step):
-        source = _of_run(Path(path), step, overrides)
+        source = _model_of_run(Path(path), step, overrides)
     elif step is None:
         source = read_import(path, overrides, device=usual_device(None), keep_bf16=True)
     else:
         raise UserError(f"{path}: step: got {step}; a model of the hub has no steps")
-    model = _readable(source.model)
+    model = _for_measuring(source.model)
     recipe = source.recipe
     config = model.config
     if out is not None:
@@ -107,7 +107,7 @@ def shrink_run(
     if source.tokenizer is not None and bos_id is not None:
         say(str(source.tokenizer.bos_note))
     say("reading held-out text")
-    loss_before, tops = _validated(model, held_out)
+    loss_before, predictions = _validate(model, held_out)
     if not math.isfinite(loss_before):
         raise UserError(f"{path}: its held-out loss is {loss_before}; only a model with a finite loss can be cut")
     say(f"measuring the need of the parts on {options.calibration_batches} batches")
@@ -119,8 +119,8 @@ def shrink_run(
     sizes = sizes_at_budget(config, options, recipe.seq_len, needs) if to is None else sizes_like(config, to, needs)
     smaller = smaller_config(config, sizes, None if to is None else to.d_model)
     energy = energies_kept(need, smaller, sizes)
-    small = _cut_off(model, smaller, sizes, energy)
-    loss_after, tops_after = _validated(small, held_out)
+    small = _cut_model(model, smaller, sizes, energy)
+    loss_after, predictions_after = _validate(small, held_out)
     try:
         shape = curve_of_cut(config, smaller)
     except UserError as error:
@@ -134,15 +134,15 @@ def shrink_run(
         not_turned=reason,
         loss_before=loss_before,
         loss_after=loss_after,
-        agreement=float((tops == tops_after).double().mean()),
-        n_tokens=tops.numel(),
+        agreement=float((predictions == predictions_after).double().mean()),
+        n_tokens=predictions.numel(),
         before=model_size(config, recipe.seq_len),
         after=model_size(smaller, recipe.seq_len),
         d_model=[config.d_model, smaller.d_model],
         kv_bytes=[model.inference_cost().kv_bytes(recipe.seq_len) for model in (config, smaller)],
         layers=[
             LayerCut(
-                **{name: [*pair] for name, *pair in zip(LayerSizes._fields, before, after)},
+                **{size: [old, new] for size, old, new in zip(LayerSizes._fields, before, after)},
                 lost=layer.lost(after),
                 energy_kept=[energy.get(f"layers.{i}.{part}.norm", 0.0) for part in ("attention", "ffn")],
             )
@@ -167,7 +167,7 @@ def shrink_run(
 
 
 def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Sequence[str]) -> None:
-    """Raise UserError unless there is either a budget or a model, and for overrides of the model."""
+    """Raise UserError without a budget or model, for a budget with a model, and for overrides of the model."""
     if options.budget is None and to is None:
         raise UserError("shrink: got no budget; give --params, --flops or --kv-bytes, or --to RECIPE")
     for name in (*BUDGETS, "shape", "multiple"):
@@ -179,8 +179,8 @@ def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Se
             raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
 
 
-def _of_run(path: Path, step: int | None, overrides: Sequence[str]) -> InitialModel:
-    """Return the model of a run as the initial model of another run."""
+def _model_of_run(path: Path, step: int | None, overrides: Sequence[str]) -> InitialModel:
+    """Load the model of a run as the initial model of another run."""
     run = RunDir(path)
     loaded = open_model(path, step=step)
     assert loaded.recipe is not None
@@ -197,14 +197,16 @@ def _of_run(path: Path, step: int | None, overrides: Sequence[str]) -> InitialMo
     )
 
 
-def _readable(model: Decoder) -> Decoder:
-    """Return the model, of any dtype, in evaluation mode with a stream that is summed in fp32 or wider."""
+def _for_measuring(model: Decoder) -> Decoder:
+    """Set a model of any dtype to evaluation mode, with a stream that is summed in fp32 or fp64, and return it."""
     model.embedding.register_forward_hook(lambda *inputs: widened(inputs[-1]))
     return model.eval().requires_grad_(False)  # autocast caches its casts of weights with gradients
 
 
-def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], energy: Mapping[str, float]) -> Decoder:
-    """Return the smaller model. Each weight of the model is freed before the next is cut."""
+def _cut_model(
+    model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], energy: Mapping[str, float]
+) -> Decoder:
+    """Return the smaller model. Each weight of the larger model is freed before the next one is cut."""
     weights = {}
     layers = layers_kept(sizes)
     for name, weight in cut(model, smaller, sizes, energy):
@@ -213,27 +215,28 @@ def _cut_off(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], 
     small = blueprint(smaller)
     small.load_state_dict(weights, strict=False, assign=True)  # strict fails for the second name of a tied weight
     small.tie()
-    return _readable(small)
+    return _for_measuring(small)
 
 
-def _arrange_stream(model: Decoder, correlated: Callable[[], Tensor]) -> str | None:
-    """Sort the coordinates of the stream by need, in place, without changing the function.
+def _arrange_stream(model: Decoder, stream_covariance: Callable[[], Tensor]) -> str | None:
+    """Rotate the stream to the eigenvectors of its covariance, largest first, without changing the function.
 
-    Returns the reason why the stream could not be rotated, or None. Coordinates of a stream that is not rotated are
-    sorted by the squares that sublayers read, or not moved if layers have different widths.
+    The model is changed in place. Returns the reason why the stream could not be rotated, or None. Coordinates that are
+    not rotated are sorted by their sums of squares, or stay in place if layers have different widths.
+    stream_covariance: measures (d_model, d_model) over the inputs of sublayers; called only if needed.
     """
     config = model.config
     reason = why_not_turned(config)
     if reason is None:
         fold_gains(model)
-        reorder(model, Order(torch.linalg.eigh(correlated()).eigenvectors.flip(-1)))
+        reorder(model, Order(torch.linalg.eigh(stream_covariance()).eigenvectors.flip(-1)))
     elif all({layer.d_in, layer.d_model, layer.d_out} == {config.d_model} for layer in config.layers):
-        reorder(model, Order(correlated().diag().argsort(descending=True, stable=True)))
+        reorder(model, Order(stream_covariance().diag().argsort(descending=True, stable=True)))
     return reason
 
 
-def _validated(model: Decoder, held_out: HeldOut) -> tuple[float, Tensor]:
-    """Return the loss on the held-out text, and the most likely token at each of its positions."""
+def _validate(model: Decoder, held_out: HeldOut) -> tuple[float, Tensor]:
+    """Return the loss on the held-out text, and the most likely next token at each position, (n_tokens,)."""
     tokens: list[Tensor] = []
 
     def collect(_: nn.Module, inputs: tuple[Any, ...], hidden: Tensor) -> None:

@@ -114,9 +114,7 @@ class _Launch:
             return True
 
         with ExitStack() as lock:
-            if self.processes.on_rank_zero(lock_and_check):
-                return self._resume(recipe)
-            return self._start(recipe)
+            return self._resume(recipe) if self.processes.on_rank_zero(lock_and_check) else self._start(recipe)
 
     def resume(self, before: Recipe, recipe: Recipe) -> RunResult:
         self.processes.same_on_every_rank(recipe.check)
