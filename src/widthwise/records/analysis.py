@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import pydantic
 
-from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord, finite
+from widthwise.records.record import FiniteOrNone, Number, Record, ReportRecord, finite
 
 
 class LayerWidths(Record):
@@ -268,14 +268,11 @@ class AnalysedText(Record):
     """Number of tokens by the tokenizer of the first model."""
 
 
-class Analysis(StoredRecord):
+class Analysis(ReportRecord):
     """Several models on the same text. Each model uses the tokenizer it was trained with."""
 
     file_name: ClassVar[str] = "analysis.json"
 
-    title: str
-    command: str
-    created: str
     text: AnalysedText
     thresholds: Sequence[float] = pydantic.Field(min_length=1)
     utilisation_threshold: float

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pydantic
 
 from widthwise.config_io import parse
-from widthwise.records.record import FiniteOrNone, Record, SealedFile, StoredRecord
+from widthwise.records.record import FiniteOrNone, Record, ReportRecord, SealedFile
 
 MEAN_OVER_TEXTS = "mean over texts"
 """Name by which scores and differences list the means over texts."""
@@ -184,11 +184,9 @@ class TableColumn(Record):
     """Number of blocks of the text; None for tasks."""
 
 
-class TableCell(Record):
-    """The value of a model, and its difference from the baseline's value."""
+class TableCell(Score):
+    """The score of a model, and its difference from the baseline's score."""
 
-    value: FiniteOrNone
-    stderr: FiniteOrNone = None
     difference: FiniteOrNone = None
     """Value minus the baseline's value; None for a baseline, and if the questions differ."""
     low: FiniteOrNone = None
@@ -211,14 +209,11 @@ class TableRow(Record):
     cells: Sequence[TableCell]
 
 
-class EvaluationTable(StoredRecord):
+class EvaluationTable(ReportRecord):
     """A table of scores, and the command that made it."""
 
     file_name: ClassVar[str] = "evaluation_table.json"
 
-    title: str
-    command: str
-    created: str
     significance: float = pydantic.Field(gt=0, lt=1)
     """Differences with a smaller p are marked."""
     columns: Sequence[TableColumn]

@@ -8,7 +8,7 @@ import pydantic
 from widthwise.files import PathInside
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import EqualLoss, Estimate, OverTokens, Validations, Verdict
-from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord
+from widthwise.records.record import FiniteOrNone, Number, Record, ReportRecord
 
 
 class ValidationScore(Record):
@@ -99,8 +99,7 @@ class Judgement(Record):
     """Number of points compared or averaged."""
     difference: Estimate
     confidence: float = pydantic.Field(gt=0, lt=1)
-    """Confidence level of the interval. For the best point it exceeds the record's (Bonferroni correction for
-    n_points)."""
+    """Confidence level of the interval; for the best point with Bonferroni's correction for n_points."""
     verdict: Verdict
 
 
@@ -146,14 +145,11 @@ class Tuning(Record):
     variants: Sequence[TunedVariant] = pydantic.Field(min_length=1)
 
 
-class Outcome(StoredRecord):
+class Outcome(ReportRecord):
     """The results of an experiment. A comparison is written after its last run, a sweep after each point."""
 
     file_name: ClassVar[str] = "outcome.json"
 
-    title: str
-    command: str
-    created: str
     confidence: float = pydantic.Field(gt=0, lt=1)
     seeds: Sequence[int]
     matched: str | None = None

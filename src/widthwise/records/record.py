@@ -94,6 +94,17 @@ class StoredRecord(Record):
         return None if folder is None or view is None else view(self, folder)
 
 
+class ReportRecord(StoredRecord):
+    """A stored record with its own page.
+
+    title: of the page. command: shell command that made the record. created: time in ISO 8601.
+    """
+
+    title: str
+    command: str
+    created: str
+
+
 @dataclass(frozen=True)
 class SealedFile:
     """A JSON file with a checksum of each entry. Files without checksums are read unchecked."""

@@ -12,13 +12,11 @@ SHRUNK = "shrunk"
 
 
 class LivenessCounts(Record):
-    """Counts of the new entries of one tensor after two steps of AdamW."""
+    """Counts of the new entries of one tensor after two steps of AdamW. Alive entries received a gradient."""
 
     n_new: int
     n_alive: int
-    """Entries that received a gradient."""
     n_dead: int
-    """Entries that received none, although their row was used."""
     n_unjudged: int
     """Entries in rows of tokens or positions that did not occur."""
 
@@ -108,16 +106,16 @@ class Certificate(StoredRecord):
 
 
 class Curve(Record):
-    """A `shape` section of a recipe: for each layer, its sizes relative to the uniform model."""
+    """A `shape` section of a recipe: for each layer, its sizes relative to the uniform model.
+
+    widths: width of a layer divided by the uniform model's. attention, hidden: likewise, and then divided by `widths`;
+    None if they scale with the width of the layer.
+    """
 
     kind: Literal["curve"] = "curve"
     widths: Sequence[float]
-    """Width of each layer divided by the width of the uniform model."""
     attention: Sequence[float] | None = None
-    """Width of attention divided by the uniform model's and by the relative width of the layer; None if attention
-    scales with the layer."""
     hidden: Sequence[float] | None = None
-    """The same for hidden units."""
 
     def section(self, match: str) -> dict[str, Any]:
         """Return `model.shape` of a recipe. match: quantity equal to the uniform model's."""
@@ -172,5 +170,4 @@ class Shrinking(StoredRecord):
     """Width of embedding and head, before and after."""
     layers: Sequence[LayerCut]
     shape: Curve | None = None
-    """Sizes after the cut relative to the original model; None if the original is not uniform, or if no curve gives
-    these sizes."""
+    """Sizes after the cut relative to a uniform original model; None if it is not uniform, or if no curve fits."""

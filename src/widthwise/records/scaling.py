@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 import pydantic
 
 from widthwise.records.estimate import Estimate
-from widthwise.records.record import FiniteOrNone, Number, Record, StoredRecord
+from widthwise.records.record import FiniteOrNone, Number, Record, ReportRecord
 
 LawName = Literal["power", "power_irreducible", "log_linear"]
 SYMBOLS: dict[LawName, tuple[str, ...]] = {
@@ -89,14 +89,11 @@ class Saving(Record):
     """True if the group's curve reaches that y beyond its points."""
 
 
-class ScalingLaws(StoredRecord):
+class ScalingLaws(ReportRecord):
     """The results of `fit`."""
 
     file_name: ClassVar[str] = "scaling.json"
 
-    title: str
-    command: str
-    created: str
     confidence: float = pydantic.Field(gt=0, lt=1)
     x: str
     y: str

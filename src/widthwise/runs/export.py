@@ -50,18 +50,17 @@ def export_run(
     recipe = source.recipe
     model = source.model
     origin = run.environment().get(IMPORTED) or {}
-    has_limit = n_positions is not None
-    n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
+    longest_text = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
     config = model if padding is None else padding.new
     reason = None
     try:  # before the weights are read
-        model_type, plan = _family(config, n_positions, origin.get("model_type"), DTYPES[dtype])
+        model_type, plan = _family(config, longest_text, origin.get("model_type"), DTYPES[dtype])
     except UserError as error:
         reason = str(error)
         model_type = WIDTHWISE.model_type
         plan = None
-        hf_config(config, n_positions, model_type)
+        hf_config(config, longest_text, model_type)
     config = config if plan is None else plan.new
     weights = checkpoint.read_weights(source.saved, blueprint(model))
     for conversion in (padding, plan):
@@ -72,7 +71,7 @@ def export_run(
     if isinstance(tokenizer, JsonTokenizer):
         definition = tokenizer.definition() if origin else tokenizer.plain_definition()
     settings = {name: dict(values) for name, values in origin.get("settings", {}).items()}
-    if has_limit:
+    if n_positions is not None:
         settings.get(TOKENIZER_CONFIG, {}).pop("model_max_length", None)
     token_ids: dict[str, Any] | None = origin.get("token_ids")
     if token_ids is None:  # in training a text follows the end-of-text token of the previous one
@@ -92,7 +91,7 @@ def export_run(
         texts |= model_code()
         entries = AUTO_MAP | entries
     eos = tokenizer.eos if tokenizer and definition else None
-    surroundings = Surroundings(n_positions, token_ids, definition, eos, settings, entries, texts)
+    surroundings = Surroundings(longest_text, token_ids, definition, eos, settings, entries, texts)
     export_hf(config, weights, out, surroundings, DTYPES[dtype], model_type)
     return {
         "folder": str(out),
@@ -100,7 +99,7 @@ def export_run(
         "reason": reason,
         "step": source.step,
         "dtype": dtype,
-        "n_positions": n_positions,
+        "n_positions": longest_text,
         "tokenizer": definition is not None,
         "standalone": has_code,
         "damages": [str(damage) for damage in source.damages],

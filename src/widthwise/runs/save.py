@@ -153,9 +153,7 @@ def import_run(
     tokenizer = imported.tokenizer
     write_new_run(run.path, imported.recipe, imported.model, tokenizer, {**without_data(tokenizer), **imported.origin})
     origin = imported.origin[IMPORTED]
-    ignored = list[str]()  # tokens that the model has no rows for
-    if tokenizer is not None:
-        ignored = [tokenizer.name_of(token) for token in range(config.vocab_size, tokenizer.vocab_size)]
+    ignored = [] if tokenizer is None else [*map(tokenizer.name_of, range(config.vocab_size, tokenizer.vocab_size))]
     return {
         "run": str(run.path),
         **({"commit": origin["commit"]} if "commit" in origin else {}),
