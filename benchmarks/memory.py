@@ -27,7 +27,7 @@ from harness import Part, cpu_parser, run_parts
 from widthwise.config_io import parse
 from widthwise.data.loader import Boundaries
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.rank_memory import memory_on_cpu
+from widthwise.runs.rank_memory import ShardedModel
 from widthwise.training.metrics import PeakMemory
 from widthwise.training.train_state import TrainState
 from widthwise.yaml_io import apply_overrides
@@ -127,7 +127,8 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
         command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=seconds, check=True
     )
     found = json.loads(done.stdout)
-    memory = memory_on_cpu(recipe_of(*CASES[case]))
+    recipe = recipe_of(*CASES[case])
+    memory = ShardedModel(recipe, "cpu").memory(recipe.train)
     ratio = found["measured_bytes"] / memory.total_bytes
     return {
         "overrides": CASES[case],

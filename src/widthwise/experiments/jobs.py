@@ -22,7 +22,7 @@ from widthwise.mistakes import RunFailed, UserError
 from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
-from widthwise.runs.rank_memory import memory_on_cpu
+from widthwise.runs.rank_memory import ShardedModel
 from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import Interrupted, RankLocalError, is_launched, watch_signals
 from widthwise.training.observer import Observer
@@ -157,7 +157,8 @@ class Jobs:
             return cls(1, n_threads)
         if requested is None:  # as many as fit into free memory, if all were like the run with the largest steps
             largest = max(recipes, key=lambda recipe: recipe.training_flops / recipe.train.steps)
-            n_fitting = int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
+            memory = ShardedModel(largest, "cpu").memory(largest.train)
+            n_fitting = int(free_memory() / (PROCESS_BYTES + memory.total_bytes))
             requested = min(n_cores // n_threads, n_fitting)
         return cls(max(1, min(n_tasks, requested)), n_threads)
 

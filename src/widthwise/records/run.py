@@ -179,7 +179,7 @@ class Continuation(Record):
     @property
     def description(self) -> str:
         """The changes as text, such as `train.steps from 9 to 18, train.log_every from 4 to 1`."""
-        changes = (describe_change(key, old, self.after[key]) for key, old in self.before.items())
+        changes = (f"{key} from {shortened(old)} to {shortened(self.after[key])}" for key, old in self.before.items())
         return ", ".join(changes)
 
 
@@ -204,13 +204,8 @@ def describe_changes(before: Any, after: Any, skip_allowed: bool = False) -> lis
         if key in FIXED_DATA_KEYS and (old or new):  # a missing key is the default, False
             is_allowed = False
         if not (skip_allowed and is_allowed):
-            changes.append(describe_change(key, old, new))
+            changes.append(f"{key} from {shortened(old)} to {shortened(new)}")
     return changes
-
-
-def describe_change(key: str, old: Any, new: Any) -> str:
-    """Return `KEY from OLD to NEW`."""
-    return f"{key} from {shortened(old)} to {shortened(new)}"
 
 
 RunState = Literal["running", "finished", "ready", "stopped", "failed", "waiting", "unreadable"]

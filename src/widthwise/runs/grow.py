@@ -222,21 +222,19 @@ def _carry_out(source: RunCheckpoint, growth: RunGrowth, out: Path, observer: Ob
                 f"{old_run.path}: the grown model would not compute the same: logits differ by {logit_difference:.2g}, "
                 f"old gradients by {certificate.gradient_difference:.2g} of the largest; nothing was written"
             )
-        optimizer = recipe.optimizer.build(model)
-        old_kind = source.recipe.optimizer.kind
-        kind_notes = []
-        if recipe.optimizer.kind == old_kind:
-            set_optimizer_state(optimizer, model, grown_states(plan, optimizer_state))
-        else:
-            kind_notes = [f"optimizer state reset: kind changed from {old_kind} to {recipe.optimizer.kind}"]
         name = old_run.path.resolve().name
         notes = [
             *growth.notes,
             *data_notes,
             *(f"{damage}; took step {source.step} instead" for damage in source.damages),
             f"grown from {name} after step {source.step}: {old_params} -> {new_params} parameters",
-            *kind_notes,
         ]
+        optimizer = recipe.optimizer.build(model)
+        old_kind = source.recipe.optimizer.kind
+        if recipe.optimizer.kind == old_kind:
+            set_optimizer_state(optimizer, model, grown_states(plan, optimizer_state))
+        else:
+            notes.append(f"optimizer state reset: kind changed from {old_kind} to {recipe.optimizer.kind}")
         if recipe.train.steps == source.step:
             notes.append(
                 f"train.steps = {recipe.train.steps} is the current step: `widthwise resume` only validates and "

@@ -155,13 +155,7 @@ class ShardedModel:
         if train.shards > 1:
             weights += n_bytes * sizes.root_params
             layers = 2 * n_bytes * sizes.layer_params  # two layers are gathered at a time
-        return Counter(
-            {
-                "weights": weights,
-                "teacher": layers + n_bytes * n_tokens * sizes.pass_elements,
-                "loss": logits,
-            }
-        )
+        return Counter(weights=weights, teacher=layers + n_bytes * n_tokens * sizes.pass_elements, loss=logits)
 
     def _saved_at_layers(self, kind: ActivationCheckpointing) -> list[Cost]:
         """Return the activations per token in memory in the backward pass of each layer and MTP head, in forward order.
@@ -256,8 +250,3 @@ class ShardedModel:
 def number_bytes(train: TrainConfig) -> int:
     """Return the bytes of an element in the precision of a run's matrix products."""
     return FP32_BYTES if train.precision == "fp32" else BF16_BYTES
-
-
-def memory_on_cpu(recipe: Recipe) -> RankMemory:
-    """Return the memory of a recipe's last model in one process on a CPU, without libraries."""
-    return ShardedModel(recipe, "cpu").memory(recipe.train)

@@ -38,8 +38,9 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     held_out = [folder.manifest.splits.held_out for folder in loop.data.folders]
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
-    of_last_model = _since(records, ("growth", "grown"))
-    step_seconds = _step_seconds(of_last_model) or _step_seconds(records)
+    training = [record for record in records if record["event"] == "train"]
+    of_last_model = [record for record in _since(records, ("growth", "grown")) if record["event"] == "train"]
+    step_seconds = [record["step_seconds"] for record in of_last_model or training]
     optional = {
         "val_losses": validation.losses_by_source,
         "val_texts": {
@@ -114,10 +115,6 @@ def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[st
     """Return the records after the last record of these events; without such a record, all."""
     indices = [i for i, record in enumerate(records) if record["event"] in events]
     return records[max(indices, default=-1) + 1 :]
-
-
-def _step_seconds(records: list[dict[str, Any]]) -> list[float]:
-    return [record["step_seconds"] for record in records if record["event"] == "train"]
 
 
 def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -73,10 +73,19 @@ def resume(path: Path | str, observer: Observer | None = None, overrides: Sequen
     On a CPU, with the same number of threads and processes, the weights and all records except the measured ones
     (metrics.MEASURED_KEYS) are bitwise equal to an uninterrupted run's.
     """
-    before = saved_recipe(RunDir(path))
-    recipe = with_overrides(RunDir(path), before, overrides)
+    run = RunDir(path)
+    before = saved_recipe(run)
+    data = to_data(before)
+    apply_overrides(data, overrides)
+    recipe = parse(Recipe, data, f"{run.path}: {' '.join(overrides)}")
+    for key, *_ in differences(to_data(before), to_data(recipe)):
+        if not f"{key}.".startswith(tuple(f"{allowed}." for allowed in RESUME_KEYS)):
+            raise UserError(
+                f"{key}: cannot change in an existing run; allowed: {', '.join(RESUME_KEYS)}; "
+                f"`widthwise grow {run.path} KEY=VALUE --out NEW` starts another run from its checkpoint"
+            )
     with launched_processes(recipe.train) as processes:
-        return _Launch(RunDir(path), observer, processes).resume(before, recipe)
+        return _Launch(run, observer, processes).resume(before, recipe)
 
 
 class _Launch:
@@ -260,21 +269,6 @@ def _validation_record(loop: TrainingLoop) -> dict[str, Any]:
     if teacher is not None:
         record[TEACHER_KEY] = teacher.step
     return record
-
-
-def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a run with overrides. Raises UserError for a setting that cannot change in a run."""
-    data = to_data(recipe)
-    apply_overrides(data, overrides)
-    changed = parse(Recipe, data, f"{run.path}: {' '.join(overrides)}")
-    for path, *_ in differences(to_data(recipe), to_data(changed)):
-        if not f"{path}.".startswith(tuple(f"{allowed}." for allowed in RESUME_KEYS)):
-            allowed = ", ".join(RESUME_KEYS)
-            raise UserError(
-                f"{path}: cannot change in an existing run; allowed: {allowed}; "
-                f"`widthwise grow {run.path} KEY=VALUE --out NEW` starts another run from its checkpoint"
-            )
-    return changed
 
 
 def apply_changes(run: RunDir, before: Recipe, recipe: Recipe) -> None:
