@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def command_line() -> str:
-    """Return the shell command of this process. Passwords are masked, and other absolute paths are cut to a name."""
+    """Return the shell command of this process. Passwords are masked, and absolute paths are shown by `shown_path`."""
     script = Path(sys.argv[0])
     is_script = script.suffix == ".py" and script.name != "__main__.py"
     command = ["python", shown_path(script)] if is_script else ["widthwise"]
@@ -143,7 +143,7 @@ def bf16_gain() -> float:
 
 
 LARGEST_SHARE = 0.1
-"""Up to this share of a machine's CPUs used by other processes, the speed of a run is comparable."""
+"""The speed of a run is comparable if other processes used at most this share of the machine's CPUs."""
 
 
 class Clocks(NamedTuple):

@@ -171,8 +171,8 @@ def _check_unique(key: str, names: Sequence[str]) -> None:
 def save_evaluation(evaluation: Evaluation) -> Path:
     """Write an evaluation into its run, as evaluations/step_STEP-REQUEST.json with a hash of the request.
 
-    Replaces an evaluation of the same step and request. Raises UserError if it cannot be written, and for a Hugging
-    Face folder, which is never written to.
+    Replaces an evaluation of the same step and request. Training does not read the file. Raises UserError if it cannot
+    be written, and for a Hugging Face folder, which is never written to.
     """
     if evaluation.step is None:
         raise UserError(f"{evaluation.run}: is not a run directory, so the evaluation cannot be saved in it")
