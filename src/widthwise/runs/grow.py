@@ -38,7 +38,7 @@ from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
 
 TEMPLATE_KEYS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
-"""Keys of `model` that a recipe with explicit layers does not have."""
+"""Keys of `model` that describe all layers at once, so that they cannot change a model with explicit layers."""
 DEFAULT_OPTIONS = GrowOptions()
 
 
@@ -56,7 +56,7 @@ def grow_run(
 
     out: folder of the new run; None: only plan, without reading weights. step: of the checkpoint; default: the newest
     undamaged one. Returns the changes, with their certificate. Raises UserError if the function cannot be preserved,
-    and if `out` exists.
+    and if `out` is neither missing nor an empty folder.
     """
     source = RunCheckpoint.of(path, step)
     recipe = target_recipe(source, None if to is None else Path(to), overrides, sizes)
@@ -195,7 +195,7 @@ def _carry_out(source: RunCheckpoint, growth: RunGrowth, out: Path, observer: Ob
     """Certify the new model, then write its run directory atomically.
 
     Returns `RunGrowth.record` with the certificate. Raises UserError if the function is not preserved, unless the
-    options allow it, and if `out` exists.
+    options allow it, and if `out` is neither missing nor an empty folder.
     """
     check_free(out)
     old_run = source.run

@@ -68,7 +68,7 @@ def shrink_run(
     overrides: changes to the recipe of the new run, such as data and steps of training; the recipe is the run's, or the
     one that `import` writes. step: of the run's checkpoint; default: the newest undamaged one. to: a model with the
     sizes of the smaller one, instead of a budget. say: reports progress. Raises UserError for a model that cannot be
-    cut, a budget that cannot be met, and if `out` exists.
+    cut, a budget that cannot be met, and if `out` is neither missing nor an empty folder.
     """
     _check_request(options, to, overrides)
     if out is not None:
