@@ -19,7 +19,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.analysis import Activations, AnalysedModel
 from widthwise.records.estimate import Estimate
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import MODEL_COSTS
 from widthwise.records.record import Number, finite
 from widthwise.records.scaling import LawName, ScalingLaws
 from widthwise.runs.rank_memory import ShardedModel
@@ -237,7 +237,7 @@ def count(recipe: Recipe, quantity: str) -> Number | None:
     feed-forwards that is the same in all layers."""
     if quantity in OF_RECIPES:
         return OF_RECIPES[quantity](recipe)
-    if quantity in OF_MODELS:
-        return OF_MODELS[quantity].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
+    if quantity in MODEL_COSTS:
+        return MODEL_COSTS[quantity].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
     options = {getattr(layer.ffn, quantity, None) for layer in recipe.explicit_model.layers}
     return options.pop() if len(options) == 1 else None

@@ -15,7 +15,7 @@ import numpy as np
 
 from widthwise.evaluation.estimate import seed_interval
 from widthwise.records.estimate import EqualLoss, Estimate, OverTokens, Validations
-from widthwise.records.quantities import OF_HELD_OUT
+from widthwise.records.quantities import HELD_OUT_LOSSES
 from widthwise.records.record import finite
 
 FEWEST_VALIDATIONS = 5
@@ -40,7 +40,7 @@ class LossCurve:
         by_step = {record["step"]: record for record in records if record["event"] == "validation"}
         validations = [by_step[step] for step in sorted(by_step)]
         losses = dict[str, np.ndarray]()
-        for name, loss in OF_HELD_OUT.items():
+        for name, loss in HELD_OUT_LOSSES.items():
             values = np.array([finite(loss.at_depth(row["loss"], row.get("mtp_losses"))) for row in validations])
             if len(values) and np.isfinite(values).all():
                 losses[name] = values
@@ -148,7 +148,7 @@ def gaps(variant: LossCurves, baseline: LossCurves) -> dict[str, OverTokens]:
 def _common_losses(variant: LossCurves, baseline: LossCurves) -> list[str]:
     """Return the losses that all runs have; none without runs."""
     curves = (*variant, *baseline)
-    return [name for name in OF_HELD_OUT if curves and all(name in curve.losses for curve in curves)]
+    return [name for name in HELD_OUT_LOSSES if curves and all(name in curve.losses for curve in curves)]
 
 
 def _geometric_mean(ratios: Sequence[float]) -> Estimate:

@@ -14,7 +14,7 @@ from widthwise.mistakes import UserError, shortened
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import Seeds
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import MODEL_COSTS
 from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect, nearest_size
 from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
@@ -134,7 +134,7 @@ def matched_quantity(recipe: Recipe, match: MatchedQuantity) -> float:
     """Return a cost of the final model, or the training FLOPs of the whole run. match: not "none"."""
     if match == "training_flops":
         return recipe.training_flops
-    return OF_MODELS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
+    return MODEL_COSTS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
 
 
 def _parse_parts(parts: Any) -> Any:

@@ -17,7 +17,7 @@ from widthwise.mistakes import UserError
 from widthwise.recipe.inspection import ratios
 from widthwise.records.estimate import UNCLEAR, Estimate, Verdict
 from widthwise.records.outcome import ValidationScore, Variant
-from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
+from widthwise.records.quantities import HELD_OUT_LOSSES, RUN_QUANTITIES
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
@@ -81,8 +81,8 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
 
 
 def windows(results: SeedResults, loss: str = "val_loss") -> np.ndarray:
-    """Return (n_seeds, n_windows) held-out losses; (n_seeds, 0) if a run lacks the loss. loss: one of OF_HELD_OUT."""
-    losses = [OF_HELD_OUT[loss].windows(result) for result in results]
+    """Return (n_seeds, n_windows) held-out losses; (n_seeds, 0) if a run lacks the loss. loss: one of HELD_OUT_LOSSES."""
+    losses = [HELD_OUT_LOSSES[loss].windows(result) for result in results]
     if not all(losses):
         return np.empty((len(results), 0))
     return np.array(losses, dtype=np.float64)
@@ -96,7 +96,7 @@ def variant_of(name: str, runs: SeedRuns, baseline: SeedRuns | None) -> Variant:
     differences, and the verdict "baseline".
     """
     results = runs.results
-    estimates = {quantity.name: seed_interval(quantity.over_seeds(results)) for quantity in OF_RUNS.values()}
+    estimates = {quantity.name: seed_interval(quantity.over_seeds(results)) for quantity in RUN_QUANTITIES.values()}
     fields: dict[str, Any] = {key: estimate for key, estimate in estimates.items() if key in Variant.model_fields}
     compared_results = None if baseline is None or runs is baseline else baseline.results
     loss_differences = dict[str, Estimate]()
@@ -135,12 +135,12 @@ def variant_of(name: str, runs: SeedRuns, baseline: SeedRuns | None) -> Variant:
 def _differences(results: SeedResults, baseline: SeedResults) -> dict[str, Estimate]:
     """Return a dict from loss to its paired difference. The training loss has no windows and is paired by seed."""
     by_loss = dict[str, Estimate]()
-    for name in OF_HELD_OUT:
+    for name in HELD_OUT_LOSSES:
         losses = windows(results, name)
         baseline_losses = windows(baseline, name)
         if losses.size and baseline_losses.size:
             by_loss[name] = paired_mean(losses - baseline_losses)
-    train_loss = OF_RUNS["train_loss"]
+    train_loss = RUN_QUANTITIES["train_loss"]
     by_seed = (np.array(train_loss.over_seeds(results)) - np.array(train_loss.over_seeds(baseline))).tolist()
     if np.isfinite(by_seed).all():
         by_loss["train_loss"] = seed_interval(by_seed)
@@ -150,7 +150,7 @@ def _differences(results: SeedResults, baseline: SeedResults) -> dict[str, Estim
 def _ratios(results: SeedResults, baseline: SeedResults) -> dict[str, float | None]:
     """Return a dict from quantity to its value divided by the baseline's, for costs and measured quantities."""
     by_quantity: dict[str, float | None] = dict(ratios(results[0].cost, baseline[0].cost))
-    for quantity in OF_RUNS.values():
+    for quantity in RUN_QUANTITIES.values():
         ratio = float(np.mean(quantity.over_seeds(results))) / float(np.mean(quantity.over_seeds(baseline)))
         if quantity.has_ratio and math.isfinite(ratio):
             by_quantity[quantity.name] = ratio

@@ -12,7 +12,7 @@ from widthwise.mistakes import counted
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.outcome import Tuning
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import MODEL_COSTS
 
 MOST_POINTS = 1000
 """Largest number of listed variants or points: all of them are built before the first is trained."""
@@ -180,7 +180,7 @@ class Ladder(Sweep):
         return next(point.name for point in self.points.values() if (point.group, point.values) == key)
 
 
-RATIOS = (*(name for name, cost in OF_MODELS.items() if cost.has_ratio), "tokens", "training_flops")
+RATIOS = (*(name for name, cost in MODEL_COSTS.items() if cost.has_ratio), "tokens", "training_flops")
 """Costs whose ratio to the baseline is part of a workload."""
 
 
@@ -189,7 +189,7 @@ def _costs(point: Point) -> dict[str, Any]:
     recipe = point.recipe
     check_trainable(point)
     cost = cost_summary(recipe.final_model, recipe.seq_len)
-    costs = {key: OF_MODELS[key].of_cost(cost) for key in RATIOS if key in OF_MODELS}
+    costs = {key: MODEL_COSTS[key].of_cost(cost) for key in RATIOS if key in MODEL_COSTS}
     costs |= {"steps": recipe.train.steps, "tokens": recipe.n_tokens}
     costs |= {"training_flops": recipe.training_flops, "pflops_days": recipe.pflops_days}
     adjusted = None if point.adjustment is None else asdict(point.adjustment)

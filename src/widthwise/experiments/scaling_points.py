@@ -14,14 +14,14 @@ from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.files import read_text
 from widthwise.mistakes import UserError
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import LOSSES, OF_MODELS, OF_RUNS, QUANTITY
+from widthwise.records.quantities import LOSSES, MODEL_COSTS, QUANTITY, RUN_QUANTITIES
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingPoint
 from widthwise.run_dir import RunDir
 from widthwise.yaml_io import parse_yaml
 
-X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*LOSSES, "val_perplexity")]
+X_QUANTITIES = [name for name in (*RUN_QUANTITIES, *MODEL_COSTS) if name not in (*LOSSES, "val_perplexity")]
 """All quantities that are not losses."""
 
 

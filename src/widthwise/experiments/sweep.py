@@ -24,7 +24,7 @@ from widthwise.experiments.sweep_section import ASPECT, Range, SweepConfig, name
 from widthwise.mistakes import REMOVED, UserError
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import MODEL_COSTS
 from widthwise.yaml_io import apply_overrides, merge, parse_yaml, read_recipe, recipe_name
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _rung_points(config: SweepConfig, data: Mapping[str, Any]) -> dict[str, Poin
             recipe = parse(Recipe, merge(merge(data, size), section.change), name)
             if config.tokens_per_param is not None:
                 base = baselines[rung].recipe if rung in baselines else recipe
-                n_params = OF_MODELS[config.count].of_cost(cost_summary(base.explicit_model, base.seq_len))
+                n_params = MODEL_COSTS[config.count].of_cost(cost_summary(base.explicit_model, base.seq_len))
                 n_steps = max(1, round(config.tokens_per_param * n_params / base.tokens_per_step))
                 recipe = checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
             point = Point(name, recipe, group, {RUNG: rung})

@@ -14,7 +14,7 @@ from widthwise.model.attention import with_kv_group_size
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import MODEL_COSTS
 from widthwise.records.record import SealedFile
 from widthwise.shape.adjusting import nearest_size
 from widthwise.shape.schedule import SCHEDULES
@@ -103,7 +103,7 @@ def budget_met(recipe: Recipe, request: ShapeRequest) -> dict[str, Any]:
     if request.budget is None:
         return {}
     target = parse_quantity(request.budget)
-    cost = OF_MODELS[request.match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
+    cost = MODEL_COSTS[request.match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
     return {"budget": {"match": request.match, "asked": target, "miss": cost / target - 1}}
 
 
@@ -135,7 +135,7 @@ def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
 
     def miss(n_quanta: int) -> float:
         sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
-        return OF_MODELS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len)) - budget
+        return MODEL_COSTS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len)) - budget
 
     if (excess := miss(1)) > 0:
         has = f"{quantum} channels wide the model already has {budget + excess:.4g}"

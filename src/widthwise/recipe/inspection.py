@@ -7,7 +7,7 @@ from widthwise.model.cost import Cost
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.cost import CostSummary
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import MODEL_COSTS
 from widthwise.shape.kinds import SolvedShape
 from widthwise.shape.template import ModelTemplate
 
@@ -44,7 +44,7 @@ def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
     """Return each compared cost of a model divided by the baseline's."""
     return {
         name: quantity.of_cost(cost) / quantity.of_cost(baseline)
-        for name, quantity in OF_MODELS.items()
+        for name, quantity in MODEL_COSTS.items()
         if quantity.has_ratio
     }
 
@@ -74,7 +74,7 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
         summary["ratio"] = ratios(cost, baseline_cost)
         if against is None and isinstance(section, ModelTemplate) and isinstance(section.shape, SolvedShape):
             match = section.shape.match
-            quantity, target = (OF_MODELS[match].of_cost(costs) for costs in (cost, baseline_cost))
+            quantity, target = (MODEL_COSTS[match].of_cost(costs) for costs in (cost, baseline_cost))
             matched["matched"] = {"match": match, "asked": target, "miss": quantity / target - 1}
     summary |= {"n_tokens": recipe.n_tokens, "pflops_days": recipe.pflops_days, **matched}
     if dynamic_layers(recipe.final_model):

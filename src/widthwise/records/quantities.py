@@ -199,7 +199,7 @@ def _at_equal_loss(depth: int) -> Iterator[Quantity]:
         yield EqualLossQuantity(f"{key}_to_baseline_loss{suffix}", to_baseline, loss=loss, field=key)
 
 
-_MODEL_COSTS = (
+_COSTS_IN_ORDER = (
     ModelCost(
         "params", "parameters", short="params", path="params.total", column="params", is_main=True, has_ratio=True
     ),
@@ -249,7 +249,7 @@ QUANTITIES: Sequence[Quantity] = (
     LossDifference("difference_train_loss", "difference, training loss", loss="train_loss"),
     RunQuantity("val_perplexity", "perplexity", n_decimals=2),
     RunQuantity("val_bits_per_byte", "bits per byte", short="bits/B", n_decimals=4, is_main=True, has_ratio=True),
-    *_MODEL_COSTS,
+    *_COSTS_IN_ORDER,
     RunQuantity(SPEED, "tokens per second", short="tok/s", is_main=True, has_ratio=True),
     RunQuantity("wall_seconds", "seconds", n_decimals=1),
     RunQuantity("training_flops", "training FLOPs", has_ratio=True),
@@ -258,10 +258,10 @@ QUANTITIES: Sequence[Quantity] = (
 )
 QUANTITY = {quantity.name: quantity for quantity in QUANTITIES}
 TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}
-OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, ModelCost)}
-OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, RunQuantity)}
-OF_HELD_OUT = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, HeldOutLoss)}
-SHAPE_COSTS = [OF_MODELS[name] for name in ("params", "layer_params", "flops", "kv_bytes", "activation_bytes")]
+MODEL_COSTS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, ModelCost)}
+RUN_QUANTITIES = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, RunQuantity)}
+HELD_OUT_LOSSES = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, HeldOutLoss)}
+SHAPE_COSTS = [MODEL_COSTS[name] for name in ("params", "layer_params", "flops", "kv_bytes", "activation_bytes")]
 """Costs that searches, plans and inspections show of a shape."""
-LOSSES = (*OF_HELD_OUT, "train_loss", "val_bits_per_byte")
+LOSSES = (*HELD_OUT_LOSSES, "train_loss", "val_bits_per_byte")
 """Quantities that measure the quality of a model, to which laws can be fitted."""

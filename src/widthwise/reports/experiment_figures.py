@@ -10,7 +10,7 @@ import numpy as np
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import OF_HELD_OUT
+from widthwise.records.quantities import HELD_OUT_LOSSES
 from widthwise.records.record import finite
 from widthwise.reports import charts
 from widthwise.reports.charts import BASELINE_STYLE, MUTED, Figure, Looks, Plot, colour, styles
@@ -216,7 +216,7 @@ def shifted(estimate: Estimate, by: float) -> Estimate:
 
 def gap_figures(loss: str, variants: Sequence[Variant], looks: Looks, baseline: str) -> list[Figure | None]:
     """Return figures over tokens: a held-out loss minus the baseline's, and the ratio of tokens to equal loss."""
-    title = OF_HELD_OUT[loss].title
+    title = HELD_OUT_LOSSES[loss].title
     baseline = shorten(baseline, 40)
     gaps = {variant.name: variant.gap.get(loss) for variant in variants}
     ratios = {variant.name: variant.tokens_ratio.get(loss) for variant in variants}

@@ -6,7 +6,7 @@ from pathlib import Path
 from widthwise.experiments.matching import LARGEST_MISMATCH
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import OF_HELD_OUT, QUANTITY, TITLES
+from widthwise.records.quantities import HELD_OUT_LOSSES, QUANTITY, TITLES
 from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import tables
@@ -182,7 +182,7 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
         return None
     header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
     loss_tables = []
-    for loss, quantity in OF_HELD_OUT.items():
+    for loss, quantity in HELD_OUT_LOSSES.items():
         rows = []
         for variant in compared:
             if (needed := variant.at_equal_loss.get(loss)) is not None:
@@ -205,7 +205,7 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     return section(
         "Tokens at equal loss",
         *loss_tables,
-        *(figure for loss in OF_HELD_OUT for figure in gap_figures(loss, drawn, looks, baseline)),
+        *(figure for loss in HELD_OUT_LOSSES for figure in gap_figures(loss, drawn, looks, baseline)),
         Text(explained.lines, is_quiet=bool(loss_tables)),
     )
 

@@ -9,7 +9,7 @@ from widthwise.config_io import parse
 from widthwise.data.identity import DATA_KEY, read_identity
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import Evaluation
-from widthwise.records.quantities import OF_MODELS, OF_RUNS
+from widthwise.records.quantities import MODEL_COSTS, RUN_QUANTITIES
 from widthwise.records.resizing import Certificate, Shrinking
 from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
 from widthwise.reports import resizing, tables
@@ -161,10 +161,10 @@ def _result_table(named: Mapping[str, Run]) -> Table:
         result = run.result
         if result is None:
             last = max((record["step"] for record in run.metrics), default=0)
-            cells[name] = {"seed": MISSING, "status": "unfinished", OF_RUNS["steps"].title: str(last)}
+            cells[name] = {"seed": MISSING, "status": "unfinished", RUN_QUANTITIES["steps"].title: str(last)}
             continue
         cells[name] = {"seed": plain(result.seed), "status": clean(result.status)}
-        for quantity in (*OF_RUNS.values(), OF_MODELS["params"]):
+        for quantity in (*RUN_QUANTITIES.values(), MODEL_COSTS["params"]):
             if (value := quantity.of_run(result)) is not None:
                 cells[name][quantity.title] = shown(value, quantity)
     return by_row("Results", "Run", cells)

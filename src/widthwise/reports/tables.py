@@ -7,7 +7,7 @@ from typing import Any
 
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Variant
-from widthwise.records.quantities import OF_MODELS, QUANTITIES, QUANTITY, RUN_COSTS, SHAPE_COSTS, ModelCost
+from widthwise.records.quantities import MODEL_COSTS, QUANTITIES, QUANTITY, RUN_COSTS, SHAPE_COSTS, ModelCost
 from widthwise.records.run import ListedRun, RunResult
 from widthwise.reports.formats import MISSING, TIMES, clean, duration, fixed, hidden_widths, plain, shown, si, signed
 from widthwise.reports.table import Table, by_column
@@ -112,7 +112,7 @@ def inspection_costs(summary: dict[str, Any]) -> Table:
     baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
     header = ["", f"model\n{_kind(model)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
     rows: list[list[str]] = []
-    for quantity in OF_MODELS.values():
+    for quantity in MODEL_COSTS.values():
         value = quantity.read(model) or 0
         reference = (quantity.read(baseline) or 0) if baseline else 0
         if value or reference:

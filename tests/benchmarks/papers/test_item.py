@@ -18,7 +18,7 @@ from widthwise.evaluation.estimate import seed_interval
 from widthwise.experiments.equal_loss import FEWEST_VALIDATIONS
 from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import MODEL_COSTS
 from widthwise.records.record import finite
 from widthwise.training.observer import SilentObserver
 
@@ -72,7 +72,7 @@ def test_what_can_be_counted_at_the_paper_s_size_agrees_or_is_remarked_and_exper
     assert bool(lines) == any(item.printed.values())
     wrong = [line for line in lines.values() if line.agrees is False]
     assert item.remarks or not wrong, wrong
-    costs = {quantity for row in item.printed.values() for quantity in row} & (OF_RECIPES.keys() | OF_MODELS.keys())
+    costs = {quantity for row in item.printed.values() for quantity in row} & (OF_RECIPES.keys() | MODEL_COSTS.keys())
     if item.sizes and costs:
         assert any(line.counted is not None for line in lines.values())
 
