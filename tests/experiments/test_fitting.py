@@ -15,7 +15,7 @@ from widthwise.experiments.scaling_points import Axes, FitData, gather
 from widthwise.mistakes import UserError
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
-from widthwise.records.outcome import OpenPoint, Outcome, Study, Variant
+from widthwise.records.outcome import Outcome, Study, UnfinishedPoint, Variant
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir
@@ -51,7 +51,7 @@ def variant(name: str, d_model: int, scale: float, **further: Any) -> Variant:
     return small_variant(name=name, val_loss=measured, cost=cost(d_model), **further)
 
 
-def write_outcome(folder: Path, points: Sequence[Variant | OpenPoint], **further: Any) -> Path:
+def write_outcome(folder: Path, points: Sequence[Variant | UnfinishedPoint], **further: Any) -> Path:
     about = {"title": "t", "command": "c", "created": "now", "confidence": 0.95, "seeds": [1, 2], "environment": {}}
     Outcome(**about, points=points, **further).write(folder)
     return folder
@@ -128,12 +128,12 @@ def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
 
 def test_scaling_json_is_what_reports_read_and_holds_the_finished_points_of_a_sweep(tmp_path: Path) -> None:
     """A power law is chosen where the points follow one; the same loss is at (2.95 / 3)^20 of the parameters."""
-    points: list[Variant | OpenPoint] = [
+    points: list[Variant | UnfinishedPoint] = [
         variant(f"{group}-{d}", d, scale, group=group, values={"model.d_model": d})
         for group, scale in (("uniform", 3.0), ("x", 2.95))
         for d in SIZES
     ]
-    points.append(OpenPoint(name="x-512", group="x", values={"model.d_model": 512}, state="failed", reason="nan"))
+    points.append(UnfinishedPoint(name="x-512", group="x", values={"model.d_model": 512}, state="failed", reason="nan"))
     axes = {group: {"model.d_model": list(SIZES)} for group in ("uniform", "x")}
     study = Study(storage="s", sampler="grid", n_points=9, n_finished=8, n_failed=1)
     write_outcome(tmp_path, points, axes=axes, study=study)

@@ -246,7 +246,7 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: Training
     if is_silent():
         return
     files = reversed(write_report([folder]))
-    failed = [point for point in outcome.open_points if point.state == "failed"]
+    failed = [point for point in outcome.unfinished_points if point.state == "failed"]
     reasons = [f"{point.name}: {clean(point.reason or '')}" for point in failed]
     tables = [comparison_table(outcome), tuning_table(outcome.tuning)]
     say_result(outcome, as_json, [*answer(outcome), *reasons], tables, files)

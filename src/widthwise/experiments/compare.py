@@ -33,7 +33,7 @@ from widthwise.experiments.plan import MOST_POINTS, Comparison, check_name, run_
 from widthwise.files import listed
 from widthwise.mistakes import UserError, shortened
 from widthwise.recipe.recipe import Recipe, parse_recipe, saved_recipe
-from widthwise.records.outcome import OpenPoint, Outcome, TunedVariant, Tuning, Variant
+from widthwise.records.outcome import Outcome, TunedVariant, Tuning, UnfinishedPoint, Variant
 from widthwise.records.record import digests
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import stop_message
@@ -233,7 +233,7 @@ def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
     Raises UserError if all diverged, or if one failed for another reason.
     """
     for point in sweep.of_group(name):
-        if isinstance(point, OpenPoint):
+        if isinstance(point, UnfinishedPoint):
             runs = [RunDir(folder / run_path(point.name, seed)) for seed in sweep.seeds]
             has_diverged = any(stop_message(run) for run in runs)
             if not has_diverged:

@@ -23,7 +23,7 @@ from widthwise.files import write_first
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.recipe.recipe import check_same_recipe
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.outcome import Judgement, OpenPoint, Outcome, Study, Variant
+from widthwise.records.outcome import Judgement, Outcome, Study, UnfinishedPoint, Variant
 from widthwise.records.record import finite
 from widthwise.records.run import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir
@@ -108,7 +108,7 @@ class Results(RunPolicy, ABC, Generic[P]):
     def _outcome(self) -> Outcome:
         """Return the record of the results so far."""
 
-    def _record(self, points: Sequence[Variant | OpenPoint], **fields: Any) -> Outcome:
+    def _record(self, points: Sequence[Variant | UnfinishedPoint], **fields: Any) -> Outcome:
         """Return the record. fields: further fields of this kind of experiment."""
         plan = self.plan
         curves = [curve for runs in self._trained.values() for curve in runs.curves]
@@ -221,12 +221,12 @@ class SweepResults(Results[S]):
         finished = [name for name, point in by_name.items() if point.state == "finished"]
         for name in finished:
             self._read(name)
-        points = list[Variant | OpenPoint]()
+        points = list[Variant | UnfinishedPoint]()
         for name, point in by_name.items():
             if point.state == "finished":
                 points.append(self._variant(name, point.group, point.values))
             else:
-                points.append(OpenPoint(**vars(point)))
+                points.append(UnfinishedPoint(**vars(point)))
         n_failed = sum(point.state == "failed" for point in points)
         study = Study(
             storage=self.plan.storage,
@@ -253,11 +253,11 @@ class SweepResults(Results[S]):
             state = "running"
         return PointStatus(point.name, point.group, dict(point.values), state, reason)
 
-    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
+    def _judgement(self, points: Sequence[Variant | UnfinishedPoint]) -> dict[str, Any]:
         """Return the fields of the record with verdicts. Intervals are widened for the number of compared points."""
         baseline = self.plan.baseline
         compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
-        with_verdicts = list[Variant | OpenPoint]()
+        with_verdicts = list[Variant | UnfinishedPoint]()
         for point in points:
             if baseline is not None and point.name in compared:
                 wide = 1 - (1 - CONFIDENCE) / len(compared)
@@ -266,7 +266,7 @@ class SweepResults(Results[S]):
             with_verdicts.append(point)
         return {"points": with_verdicts, "judged": list(self._judged(points))}
 
-    def _judged(self, points: Sequence[Variant | OpenPoint]) -> Iterator[Judgement]:
+    def _judged(self, points: Sequence[Variant | UnfinishedPoint]) -> Iterator[Judgement]:
         """Yield the best point, compared with the baseline, or else with the next best; then the means of groups.
 
         The best of many points is partly the luckiest, so its interval is widened for their number (Bonferroni).
@@ -302,5 +302,5 @@ class SweepResults(Results[S]):
 class LadderResults(SweepResults[Ladder]):
     """The results of a ladder, of which no size is selected as the best."""
 
-    def _judgement(self, points: Sequence[Variant | OpenPoint]) -> dict[str, Any]:
+    def _judgement(self, points: Sequence[Variant | UnfinishedPoint]) -> dict[str, Any]:
         return {"points": points, "baseline_group": self.plan.baseline_group}

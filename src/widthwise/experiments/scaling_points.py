@@ -196,7 +196,7 @@ def _read_folders(
         if (path / Outcome.file_name).is_file():
             outcome = Outcome.read(path)
             baselines |= {outcome.baseline, outcome.baseline_group}
-            if missing := [f"{point.name} ({point.state})" for point in outcome.open_points]:
+            if missing := [f"{point.name} ({point.state})" for point in outcome.unfinished_points]:
                 left_out.append(f"{path} without {', '.join(missing)}")
             for variant in outcome.points:
                 if not isinstance(variant, Variant):

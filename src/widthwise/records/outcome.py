@@ -68,7 +68,7 @@ class Variant(Record):
         return self.val_loss.mean is not None
 
 
-class OpenPoint(Record):
+class UnfinishedPoint(Record):
     """A point without a result."""
 
     name: str
@@ -163,7 +163,7 @@ class Outcome(ReportRecord):
     """Validations of the finished points; None without finished points."""
     axes: Mapping[str, Mapping[str, list[Any] | SearchedRange]] = pydantic.Field(default_factory=dict)
     """Group -> recipe key -> its values in order, or the range of a search; empty for named points."""
-    points: Sequence[Annotated[Variant | OpenPoint, pydantic.Field(discriminator="state")]]
+    points: Sequence[Annotated[Variant | UnfinishedPoint, pydantic.Field(discriminator="state")]]
     study: Study | None = None
     """The study of a sweep; None for other experiments."""
     judged: Sequence[Judgement] = ()
@@ -202,8 +202,8 @@ class Outcome(ReportRecord):
         return finished
 
     @property
-    def open_points(self) -> list[OpenPoint]:
-        return [point for point in self.points if isinstance(point, OpenPoint)]
+    def unfinished_points(self) -> list[UnfinishedPoint]:
+        return [point for point in self.points if isinstance(point, UnfinishedPoint)]
 
     @property
     def baseline_variant(self) -> Variant | None:
@@ -235,7 +235,7 @@ class Outcome(ReportRecord):
         """Groups in the order of the points; "" for points without a group. The group of `baseline` is not counted."""
         return list(dict.fromkeys(point.group for point in self.points if point.name != self.baseline))
 
-    def of_group(self, group: str) -> list[Variant | OpenPoint]:
+    def of_group(self, group: str) -> list[Variant | UnfinishedPoint]:
         """Return the points of a group. A baseline without values belongs to no group."""
         points = [point for point in self.points if point.group == group]
         return [point for point in points if point.values or point.name != self.baseline]

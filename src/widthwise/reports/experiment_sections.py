@@ -164,7 +164,7 @@ def results_section(outcome: Outcome, caption: str, looks: Looks, more: Table | 
 def open_points_section(outcome: Outcome) -> Section | None:
     """Return a table of the points without a result; None if there are none."""
     rows = []
-    for point in outcome.open_points:
+    for point in outcome.unfinished_points:
         rows.append([clean(point.name), point.state, shorten(point.reason or "", 300) or MISSING])
     title = "Points without a result"
     return section(title, Table(title, ["Point", "State", "Reason"], rows, {"State", "Reason"}))

@@ -242,7 +242,7 @@ def comparison_table(outcome: Outcome) -> Table:
         lines = [{first: f"below: {level} interval, (ratio to {baseline})"}, units]
     table = _table(outcome, clean(outcome.title), columns, [column.brief_title for column in columns], is_brief=True)
     rows = [[shorten(name, 36), *row] for name, *row in table.rows]
-    rows += [[clean(point.name), point.state] for point in outcome.open_points]
+    rows += [[clean(point.name), point.state] for point in outcome.unfinished_points]
     if any(variant.shares_machine for variant in outcome.variants):
         lines.append({"tok/s": SHARED_NOTE})
     lines += [{first: doubt} for doubt in doubts(outcome)]

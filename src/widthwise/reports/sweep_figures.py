@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 
 from widthwise.records.estimate import Estimate
-from widthwise.records.outcome import OpenPoint, Outcome, SearchedRange, Variant
+from widthwise.records.outcome import Outcome, SearchedRange, UnfinishedPoint, Variant
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.reports import charts
@@ -152,7 +152,7 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     for point in points:
         cell = {"down": _tick(point.values[down]), "across": _tick(point.values[across]), "point": clean(point.name)}
         cell |= {"shade": shades.get(point.name), "best": point.name == best}
-        if isinstance(point, OpenPoint):
+        if isinstance(point, UnfinishedPoint):
             cells.append(cell | {"score": point.state, "width": "", "interval": ""})
             continue
         number = write(means[point.name], 3 if is_compared else 4) if point.name in means else MISSING
