@@ -126,9 +126,7 @@ class RunQuantity(Quantity):
         return getattr(result, self.name)
 
     def of_variant(self, variant: Variant) -> Estimate | None:
-        if self.name in variant.measured:
-            return variant.measured[self.name]
-        return getattr(variant, self.name, None)  # not every quantity is a field
+        return variant.measured.get(self.name) or getattr(variant, self.name, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,10 +105,7 @@ def evaluate_run(
 
 
 def _texts(loaded: Model, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
-    """Return a dict from text to a function that scores it.
-
-    Raises UserError for a text that cannot be read, and for prepared data of another tokenizer.
-    """
+    """Return a dict from text to a function that scores it. Raises UserError for missing data or another tokenizer."""
     scorings: dict[str, Callable[[], TextScores]] = {}
     for source in config.texts:
         next(read_documents(source, config.field))  # raises UserError before any text is scored

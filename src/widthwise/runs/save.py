@@ -211,9 +211,8 @@ def read_import(
     imported = import_hf(folder)
     tokenizer = None
     if imported.tokenizer is not None:
-        spec = str(tokenizer_path or imported.tokenizer)
-        if imported.eos:
-            spec += f"#{imported.eos}"
+        end = f"#{imported.eos}" if imported.eos else ""
+        spec = f"{tokenizer_path or imported.tokenizer}{end}"
         with optional_tokenizer():
             tokenizer = JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
         tokenizer.as_pretrained(imported.token_ids)

@@ -119,7 +119,7 @@ def shrink_run(
     sizes = sizes_at_budget(config, options, recipe.seq_len, needs) if to is None else sizes_like(config, to, needs)
     smaller = smaller_config(config, sizes, None if to is None else to.d_model)
     energy = energies_kept(need, smaller, sizes)
-    small = _cut_model(model, smaller, sizes, energy)
+    small = _shrink(model, smaller, sizes, energy)
     loss_after, predictions_after = _validate(small, held_out)
     try:
         shape = curve_of_cut(config, smaller)
@@ -203,9 +203,7 @@ def _for_measuring(model: Decoder) -> Decoder:
     return model.eval().requires_grad_(False)  # autocast caches its casts of weights with gradients
 
 
-def _cut_model(
-    model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], energy: Mapping[str, float]
-) -> Decoder:
+def _shrink(model: Decoder, smaller: ModelConfig, sizes: Sequence[LayerSizes], energy: Mapping[str, float]) -> Decoder:
     """Return the smaller model. Each weight of the larger model is freed before the next one is cut."""
     weights = {}
     layers = layers_kept(sizes)
