@@ -16,7 +16,7 @@ from widthwise.config_io import mistakes_at, mistakes_of
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.certificate import N_SEQUENCES, N_TOKENS, certify, decoder_of, largest, liveness_of, logits_of
 from widthwise.growth.describe import expansions
-from widthwise.growth.plan import GrowthPlan, plan_growth, with_constants_of
+from widthwise.growth.plan import GrowthPlan, plan_growth, with_recipe_constants
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
@@ -73,7 +73,7 @@ class Expansion:
         plan, grown, seed = self.plan, self.grown, self.seed
         certificate = certify(plan, self.old, grown, seq_len=N_TOKENS, lr=lr, seed=seed)
         usual, printed = bake_plan(plan.new), as_printed(plan, grown)
-        larger = with_constants_of(self.wanted, plan)
+        larger = with_recipe_constants(plan, self.wanted)
         liveness = liveness_of(larger, printed, self.tokens, torch.float64, lr, seed)
         untrained, is_new = drawn_weights(self.wanted, seed + 1), plan.is_new()
         copied = {name: torch.where(is_new[name], untrained[name], weight) for name, weight in grown.items()}

@@ -2,9 +2,9 @@
 
 It yields the grown weights, the grown optimizer state, and the masks of new entries.
 
-Parts the old model does not have are layers, blocks, residual sites, routers and shared experts. A part that writes the
-stream is silent at first: its last matrix is 0, or the gain of a new norm after that matrix. With a zero matrix before
-a norm, even a tiny first optimizer step would be normalised to full size.
+Growth can add layers, blocks, residual sites, routers and shared experts. An added part that writes the stream starts
+silent: its last matrix is 0, or, if a new norm follows that matrix, the gain of the norm. A zero matrix before a norm
+would not do, because the norm would scale even a tiny first optimizer step to full size.
 """
 
 import zlib
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.growth.correspondence import AxisMap, Correspondence, align
-from widthwise.growth.rules import Owner, slot_plan, weight_plan
+from widthwise.growth.rules import GrownWeight, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
 from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
 from widthwise.mistakes import UserError
-from widthwise.model.axes import Linear, Norm, Vector, Weight
+from widthwise.model.axes import Linear, Norm, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint, parameter_shapes
 from widthwise.model.ffn.interface import FFNConfig
@@ -70,18 +70,21 @@ def plan_growth(old: ModelConfig, wanted: ModelConfig, correspondence: Correspon
     with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
         old_model = blueprint(old)
         new_model = blueprint(new)
+        old_modules = dict(old_model.named_modules(remove_duplicate=False))
+        new_modules = dict(new_model.named_modules(remove_duplicate=False))
         stream = stream_map(old, new, correspondence.pairs())
-        before, after = (dict(model.named_modules(remove_duplicate=False)) for model in (old_model, new_model))
-        planner = _Planner(new_model, before, after, correspondence, stream)
+        planner = _Planner(new_model, old_modules, new_modules, correspondence, stream)
         tensors = {name: planner.plan(name) for name, _ in new_model.named_parameters()}
-        sources = {plan.source for plan in tensors.values()}
-        if lost := {name for name, _ in old_model.named_parameters()} - sources:
+        lost = {name for name, _ in old_model.named_parameters()} - {plan.source for plan in tensors.values()}
+        if lost:
             raise UserError(f"{min(lost)}: is missing in the grown model; growth takes nothing away")
         return GrowthPlan(old, new, correspondence, tensors)
 
 
 @dataclass(frozen=True)
 class _Planner:
+    """The modules of both models by name, and the maps between the models."""
+
     new: Decoder
     old_modules: Mapping[str, nn.Module]
     new_modules: Mapping[str, nn.Module]
@@ -100,35 +103,39 @@ class _Planner:
         if old_name is None:
             is_zero = is_silent(name, self.new, lambda parameter: self.old_name(parameter) is None)
             if is_zero and isinstance(owner, Norm) and owner.gain_offset:
+                # The gain is the weight plus gain_offset, so this weight makes it 0.
                 silent = InitialValues(lambda _: torch.full(owner.weight.shape, -owner.gain_offset))
                 return TensorPlan("", (AxisMap.of(0, [-1] * len(owner.weight)),), silent)
             maps = tuple(AxisMap.of(0, [-1] * n, zero=is_zero) for n in owner.weight.shape)
             return TensorPlan("", maps, InitialValues(draw))
-        before = _weight(self.old_modules, old_name)
-        assert before is not None
-        # The module around the parameter's owner; for a bias, around its matrix or norm.
-        parent, old_parent = (
-            modules[parameter.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]]
-            for modules, parameter in ((self.new_modules, name), (self.old_modules, old_name))
+        old_owner = _weight(self.old_modules, old_name)
+        assert old_owner is not None
+        weight = GrownWeight(
+            name=name.removesuffix(".weight"),
+            source=old_name,
+            old=old_owner,
+            new=owner,
+            parent=_parent(self.new_modules, name),
+            old_parent=_parent(self.old_modules, old_name),
+            ffn=_ffn_of(self.new_modules, name),
+            stream=self.stream,
         )
-        ffn = _ffn_of(self.new_modules, name)
-        place = Owner(name.removesuffix(".weight"), before, owner, parent, old_parent, ffn)
-        plan = slot_plan(old_name, place, self.stream, draw)
-        return weight_plan(old_name, place, self.stream) if plan is None else plan
+        plan = slot_plan(weight, draw)
+        return weight_plan(weight) if plan is None else plan
 
     def old_name(self, name: str) -> str | None:
         """Return the parameter's name in the old model; None if it has no such parameter."""
         old_name = self.correspondence.old_name(name)
         if old_name is None:
             return None
-        old = _ffn_of(self.old_modules, old_name)
-        new = _ffn_of(self.new_modules, name)
-        if old is not None and new is not None:  # the old feed-forward may be of another kind
-            layer, ffn, leaf = old_name.partition(".ffn.")
-            before = new.name_before(old, leaf)
-            if before is None:
+        old_ffn = _ffn_of(self.old_modules, old_name)
+        new_ffn = _ffn_of(self.new_modules, name)
+        if old_ffn is not None and new_ffn is not None:  # the old feed-forward may be of another kind
+            layer, _, inside = old_name.partition(".ffn.")
+            old_inside = new_ffn.name_before(old_ffn, inside)
+            if old_inside is None:
                 return None
-            old_name = f"{layer}{ffn}{before}"
+            old_name = f"{layer}.ffn.{old_inside}"
         return None if _weight(self.old_modules, old_name) is None else old_name
 
 
@@ -138,17 +145,16 @@ def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
     return owner if isinstance(owner, Weight) else None
 
 
+def _parent(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
+    """Return the module around the module of a parameter; for a bias, the one around its matrix or norm."""
+    return modules[name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]]
+
+
 def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
-    """Return the config of the feed-forward that a parameter belongs to."""
+    """Return the config of the feed-forward that a parameter belongs to, if any."""
     layer, _, inside = name.partition(".ffn.")
     owner = modules.get(layer)
     return owner.config.ffn if inside and isinstance(owner, DecoderLayer) else None
-
-
-IsAdded = Callable[[str], bool]
-"""True if the old model lacks the parameter of that name."""
-SUBLAYERS = ("attention", "ffn")
-"""The parts of a layer that write the stream."""
 
 
 def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:
@@ -159,25 +165,28 @@ def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:
     return lambda generator: initial_weight(owner, std, generator, config.init.truncate_at)
 
 
-def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
-    """Return True if a parameter of a new part must start at 0 so that the part writes nothing."""
-    path = name.split(".")
-    owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
-    owner_name, owner = list(owners.items())[-1]
+def is_silent(name: str, model: Decoder, is_added: Callable[[str], bool]) -> bool:
+    """Return True if a parameter of a new part must start at 0 so that the part writes nothing.
+
+    is_added: True for a parameter that the old model lacks.
+    """
+    path = name.removesuffix(".weight").split(".")
     if path[0] == "mtp" and is_added(f"mtp.{path[1]}.w_join.weight"):
         return False  # a new MTP head affects only its loss
-    sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
-    if sublayer is None:
-        return False
-    if isinstance(owner, Vector) and path[-2] == "bias":
-        owner_name = owner_name.removesuffix(".bias")
-        owner = owners[owner_name]
-        if isinstance(owner, Norm):
-            return owner.is_after  # its bias is written to the stream
+    depth = next((i for i, part in enumerate(path) if part in ("attention", "ffn")), None)
+    if depth is None:
+        return False  # only attention and feed-forwards write the stream
+    is_bias = path[-1] == "bias"
+    if is_bias:  # continue with its matrix or norm
+        path.pop()
+    owner = model.get_submodule(".".join(path))
+    if is_bias and isinstance(owner, Norm):
+        return owner.is_after  # its bias is written to the stream
     output_norm = None  # the added norm through which the part writes
-    for place, part in list(owners.items())[sublayer:]:
-        norm = getattr(part, "norm", None)
-        if place != owner_name and isinstance(norm, Norm) and norm.output_norm and is_added(f"{place}.norm.weight"):
+    for end in range(depth + 1, len(path)):
+        part = ".".join(path[:end])
+        norm = getattr(model.get_submodule(part), "norm", None)
+        if isinstance(norm, Norm) and norm.output_norm and is_added(f"{part}.norm.weight"):
             output_norm = norm.output_norm
             break
     if isinstance(owner, Norm) and owner.is_after:
@@ -185,8 +194,8 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     return output_norm is None and isinstance(owner, Linear) and owner.writes_stream
 
 
-def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
-    """Return the same plan with the constants of the recipe, which change the function.
+def with_recipe_constants(plan: GrowthPlan, wanted: ModelConfig) -> GrowthPlan:
+    """Return the plan with the constants of the recipe's model, `wanted`, which change the function.
 
     Raises UserError if the tensors of the recipe's model have other shapes.
     """
@@ -218,16 +227,16 @@ def grown_states(
         old = state.get(tensor.source, {})
         if not old or ("momentum_buffer" in old and name not in for_muon):
             continue
-        # Copies that share a gradient in different parts are assumed to have independent ones, whose squares add up to
-        # the old square; equal parts are each 1 / n_copies of the old gradient.
-        first = 1 / (tensor.scale * tensor.n_copies)
-        second = first**2 * (tensor.n_copies if tensor.copies_differ else 1)
+        # Equal copies each get 1 / n_copies of the old gradient. The gradients of copies that differ are assumed to be
+        # independent, so that their squares add up to the old square.
+        gradient_factor = 1 / (tensor.scale * tensor.n_copies)
+        square_factor = gradient_factor**2 * (tensor.n_copies if tensor.copies_differ else 1)
         grown = {}
         for part, value in old.items():
             if part == "exp_avg_sq":
-                grown[part] = tensor.carry(value, second, float(value.double().mean()) * second)
+                grown[part] = tensor.carry(value, square_factor, float(value.double().mean()) * square_factor)
             elif part in ("exp_avg", "momentum_buffer"):
-                grown[part] = tensor.carry(value, first, 0.0)
+                grown[part] = tensor.carry(value, gradient_factor, 0.0)
             else:
                 assert part == "step", part
                 grown[part] = value.clone()

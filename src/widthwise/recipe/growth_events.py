@@ -126,7 +126,7 @@ def grown_phases(first: Phase, events: Sequence[GrowthEvent], seq_len: int, sett
     the function.
     """
     from widthwise.growth.correspondence import align
-    from widthwise.growth.plan import plan_growth, with_constants_of
+    from widthwise.growth.plan import plan_growth, with_recipe_constants
 
     phases = [first]
     n_steps = first.end
@@ -146,6 +146,6 @@ def grown_phases(first: Phase, events: Sequence[GrowthEvent], seq_len: int, sett
         with mistakes_of(where):
             rewarmup = Rewarmup.after(start, event, settling_steps, n_steps - start)
             plan = plan_growth(before.model, wanted, align(before.model, wanted, event.layers))
-            growth = Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
+            growth = Growth(index, event, plan if event.preserve else with_recipe_constants(plan, wanted), rewarmup)
         phases += [replace(before, end=start), Phase(start, n_steps, section, growth.plan.new, growth)]
     return tuple(phases)

@@ -17,7 +17,7 @@ from widthwise.growth.certificate import certify, model_size
 from widthwise.growth.choices import SAME_SIZES, GrowOptions, NewSizes
 from widthwise.growth.correspondence import align
 from widthwise.growth.describe import KeptConstant, expansions, kept_constants
-from widthwise.growth.plan import GrowthPlan, grown_factors, grown_states, plan_growth, with_constants_of
+from widthwise.growth.plan import GrowthPlan, grown_factors, grown_states, plan_growth, with_recipe_constants
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
@@ -152,7 +152,7 @@ def plan_run_growth(source: RunCheckpoint, recipe: Recipe, options: GrowOptions)
     constants = list(kept_constants(plan, new_model))
     changes: list[str] = []
     if options.allow_change and constants:
-        plan = with_constants_of(new_model, plan)
+        plan = with_recipe_constants(plan, new_model)
         changes = [constant.change for constant in constants]
         constants = []
     if recipe.train.steps < source.step:
