@@ -11,7 +11,7 @@ from torch import Tensor
 
 from widthwise.growth.need import LayerNeed, covariance, energies_kept, layer_needs, measure, order_of_need
 from widthwise.growth.shrink import (
-    LEFT_OUT,
+    REMOVED,
     LayerSizes,
     Order,
     check_can_shrink,
@@ -150,7 +150,7 @@ def test_a_layer_that_writes_nothing_is_left_out_exactly() -> None:
         for part in (model.layers[1].attention.w_o, model.layers[1].ffn.w_down):
             part.weight.zero_()
     before, (first, _, last) = logits(model), layer_sizes(model.config)
-    small = small_from(model, [first, LEFT_OUT, last])
+    small = small_from(model, [first, REMOVED, last])
     assert small.config.layers == (model.config.layers[0], model.config.layers[2])
     assert difference(logits(small), before) < 1e-12
 
@@ -245,7 +245,7 @@ def test_what_is_lost_is_all_that_lies_behind_the_cut() -> None:
     assert need.lost(LayerSizes(5, 2, 3, 2)) == 0
     assert need.lost(LayerSizes(3, 1, 1, 2)) == (3 + 4) + 1 + (2.5 + 1.25)
     assert need.lost(LayerSizes(5, 2, 2, 1)) == 0.5 + 5.25
-    assert need.lost(LEFT_OUT) == (3 + 1) + (9.5 + 5.25)
+    assert need.lost(REMOVED) == (3 + 1) + (9.5 + 5.25)
 
 
 CUT_IN_ORDER = "; can be cut: feed-forwards with one row of units in any order"

@@ -128,7 +128,7 @@ def test_old_entries_stand_where_the_maps_say_and_new_ones_are_drawn_or_zero():
     assert not new[:, 3].any()
     assert INSERTED.is_new().tolist() == [[False, False, False, True], [True] * 4, [False, False, False, True]]
     assert zeros_of(INSERTED, old).nonzero().tolist() == [[0, 3], [1, 3], [2, 3]]
-    carried = INSERTED.carry(old, factor=0.5, new=7.0)  # as moments are
+    carried = INSERTED.carry(old, factor=0.5, new_value=7.0)  # as moments are
     assert torch.equal(carried[[0, 2], :3], old / 2)
     assert (carried[INSERTED.is_new()] == 7.0).all()
     assert torch.equal(INSERTED.grow(old.bfloat16(), generator)[[0, 2], :3], old.bfloat16())

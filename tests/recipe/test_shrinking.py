@@ -12,7 +12,7 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import parse, to_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
-from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
+from widthwise.growth.shrink import REMOVED, LayerSizes, layer_sizes, smaller_config
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.larger import uniform_rule
 from widthwise.recipe.recipe import parse_recipe
@@ -78,8 +78,8 @@ def test_the_budget_is_met_and_no_size_grows(
     sizes = sizes_at_budget(model, options, SEQ_LEN, needs_of(model, seed))
     assert cost(model, sizes, budget) <= share * cost(model, layer_sizes(model), budget) * (1 + 1e-9)
     for new, old in zip(sizes, layer_sizes(model), strict=True):
-        assert new == LEFT_OUT or all(0 < a <= b for a, b in zip(new, old))
-        assert new == LEFT_OUT or new.n_experts >= min(2 if shape == "found" else 5, old.n_experts)
+        assert new == REMOVED or all(0 < a <= b for a, b in zip(new, old))
+        assert new == REMOVED or new.n_experts >= min(2 if shape == "found" else 5, old.n_experts)
         assert new.d_model % 4 == 0
         assert new.n_hidden % 4 == 0
 
@@ -91,8 +91,8 @@ def test_least_is_lost_of_all_choices_within_the_budget(budget: str, seed: int) 
     model = model_of(n_layers=2, d_model=16, d_ff=16)
     needs, options = needs_of(model, seed), ShrinkOptions(**{budget: 0.7}, multiple=8)
     limit = 0.7 * cost(model, layer_sizes(model), budget)
-    single = [LEFT_OUT, *(LayerSizes(*each) for each in product((8, 16), (1, 2), (8, 16)))]
-    pairs = [list(pair) for pair in product(single, single) if set(pair) != {LEFT_OUT}]
+    single = [REMOVED, *(LayerSizes(*each) for each in product((8, 16), (1, 2), (8, 16)))]
+    pairs = [list(pair) for pair in product(single, single) if set(pair) != {REMOVED}]
     allowed = [pair for pair in pairs if cost(model, pair, budget) <= limit]
 
     def lost(pair: list[LayerSizes]) -> float:
@@ -126,7 +126,7 @@ def test_experts_and_layers_without_need_go_first() -> None:
         need.units[3:] = 0
     needs[2] = LayerNeed(needs[2].stream, *(torch.zeros_like(part) for part in (needs[2].groups, needs[2].units)))
     whole = layer_sizes(model)
-    unneeded = [LEFT_OUT if i == 2 else size._replace(n_experts=3) for i, size in enumerate(whole)]
+    unneeded = [REMOVED if i == 2 else size._replace(n_experts=3) for i, size in enumerate(whole)]
     share = cost(model, unneeded, "params") / cost(model, whole, "params")
     options = ShrinkOptions(params=share + 1e-9, multiple=4)
     assert sizes_at_budget(model, options, SEQ_LEN, needs) == unneeded
@@ -139,7 +139,7 @@ def test_fewer_layers_take_the_places_at_which_least_is_lost() -> None:
         needs = needs_of(model, seed)
         found = sizes_like(model, wanted, needs)
         size = layer_sizes(wanted)[0]
-        ways = [[size if i in places else LEFT_OUT for i in range(5)] for places in combinations(range(5), 3)]
+        ways = [[size if i in places else REMOVED for i in range(5)] for places in combinations(range(5), 3)]
         assert found == min(ways, key=lambda way: sum(need.lost(each) for need, each in zip(needs, way)))
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from widthwise.growth.choices import NewSizes, ShrinkOptions
-from widthwise.growth.shrink import LEFT_OUT, LayerSizes, layer_sizes, smaller_config
+from widthwise.growth.shrink import REMOVED, LayerSizes, layer_sizes, smaller_config
 from widthwise.recipe.recipe import load_recipe, saved_recipe
 from widthwise.records.resizing import Shrinking
 from widthwise.run_dir import RunDir
@@ -131,14 +131,14 @@ def test_the_sizes_of_a_recipe_take_the_place_of_a_budget(parent: Path, tmp_path
 def test_fewer_layers_in_a_narrower_stream_are_a_run_too(parent: Path, tmp_path: Path) -> None:
     model = saved_recipe(RunDir(parent)).explicit_model
     first, _, last = (size._replace(d_model=16) for size in layer_sizes(model))
-    to = smaller_config(model, [first, LEFT_OUT, last], 16)
+    to = smaller_config(model, [first, REMOVED, last], 16)
     found = shrink_run(parent, tmp_path / "out", ShrinkOptions(calibration_batches=1), ["train.steps=4"], to=to)
     written = saved_recipe(RunDir(tmp_path / "out")).explicit_model
     assert (written.d_model, written.widths) == (16, [16, 16])
     assert list(found.d_model) == [24, 16]
     (left_out,) = (layer for layer in found.layers if layer.d_model[1] == 0)
     assert list(left_out.energy_kept) == [0, 0]
-    assert sorted(sizes_after(found)) == sorted([first, LEFT_OUT, last])
+    assert sorted(sizes_after(found)) == sorted([first, REMOVED, last])
     assert resume(tmp_path / "out")["val_loss"] < found.loss_after
 
 

@@ -53,7 +53,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     """
 
     def baked(where: str, norm: NormConfig, width: int) -> NormConfig:
-        """width: the divisor of the norm in a model that never grew."""
+        """Return the norm with the divisor `width`, which it has in a model that never grew."""
         if one_eps:
             return norm.model_copy(update={"norm_dim": width})
         if norm.stat_width is not None or norm.norm_dim == width:
@@ -61,7 +61,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
         # S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor.
         return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
 
-    c = stream_factor(config) if one_eps else 1.0
+    c = _stream_scale(config) if one_eps else 1.0
     new = with_layers(config, lambda _, layer: {"attention": _attention(layer.attention, one_eps)})
     new = with_norms(new, baked, residual=config.residual.baked())
     old_model = blueprint(config)
@@ -82,9 +82,10 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
 
 
 def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
-    names = ("1/sqrt(head_dim)",) if one_eps else ("1/sqrt(head_dim)", "1/head_dim")
-    usual = [SCALES[name](attention.head_dim) for name in names]
-    is_usual = any(math.isclose(attention.scale, scale, rel_tol=TOLERANCE) for scale in usual)
+    """Return attention with its usual scale, divisors of query/key norms, and rotary base."""
+    rules = ("1/sqrt(head_dim)",) if one_eps else ("1/sqrt(head_dim)", "1/head_dim")
+    usual_scales = [SCALES[rule](attention.head_dim) for rule in rules]
+    is_usual = any(math.isclose(attention.scale, scale, rel_tol=TOLERANCE) for scale in usual_scales)
     qk_norm = attention.qk_norm
     if qk_norm is not None:
         qk_norm = qk_norm.model_copy(update={"q_norm_dim": None, "k_norm_dim": None})
@@ -92,7 +93,7 @@ def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
     if base is not None and attention.rope_frequencies is not None:
         base = base_of(attention.rope_frequencies, base)
     rotation = {} if base is None else {"rope_base": base, "rope_frequencies": None}
-    scale = attention.scale if is_usual else usual[0]
+    scale = attention.scale if is_usual else usual_scales[0]
     return attention.model_copy(update={"scale": scale, "qk_norm": qk_norm, **rotation})
 
 
@@ -134,8 +135,8 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
         yield f"{name}.weight", before.gain_factor(after)
 
 
-def stream_factor(config: ModelConfig) -> float:
-    """Return c; 1 if every norm already divides by its width. Raises UserError if no single c suits all norms."""
+def _stream_scale(config: ModelConfig) -> float:
+    """Return the factor c of the stream; 1 if every norm divides by its width. Raises UserError if none suits all."""
     is_usual = all(norm.norm_dim == width for _, norm, width in norms_of(config))
     if is_usual and config.residual.baked() == config.residual:
         return 1.0

@@ -188,9 +188,11 @@ def liveness_of(
             judged[~torch.isin(torch.arange(len(judged)), tokens[:, :-1].flatten())] = False
         elif "n_positions" in owner.in_axes:
             judged[tokens.shape[1] - 1 :] = False
-        n_new, n_judged, n_alive = (int(mask.sum()) for mask in (entries, judged, judged & alive[name]))
         counts[name] = LivenessCounts(
-            n_new=n_new, n_alive=n_alive, n_dead=n_judged - n_alive, n_unjudged=n_new - n_judged
+            n_new=int(entries.sum()),
+            n_alive=int((judged & alive[name]).sum()),
+            n_dead=int((judged & ~alive[name]).sum()),
+            n_unjudged=int((entries & ~judged).sum()),
         )
     return counts
 

@@ -60,18 +60,14 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
     return Correspondence(layers)
 
 
-Placing = tuple[int, float, float, tuple[int, ...]]
-"""Layers that would lose heads or hidden units or change their kind, sum of the widenings in coordinates, unevenness of
-the spacing, and the new position of each old layer so far."""
-
-
 def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
     n_old = old.n_layers
     n_new = new.n_layers
     check_not_less("n_layers", n_old, n_new)
-    # Dynamic programme. best[i]: the cheapest placing of the first i old layers among the new layers seen so far.
-    # i runs downwards, so that best[i - 1] does not use the new layer j yet.
-    best: list[Placing | None] = [(0, 0.0, 0.0, ()), *[None] * n_old]
+    # Dynamic programme. best[i]: the cheapest placing of the first i old layers among the new layers seen so far: the
+    # number of refused layers, the sum of the widenings in coordinates, the unevenness of the spacing, and the new
+    # position of each layer. i runs downwards, so that best[i - 1] does not use the new layer j yet.
+    best: list[tuple[int, float, float, tuple[int, ...]] | None] = [(0, 0.0, 0.0, ()), *[None] * n_old]
     for j, grown in enumerate(new.layers):
         for i in range(min(j + 1, n_old), 0, -1):
             before = best[i - 1]
@@ -79,12 +75,13 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
             if before is None or any(now < was for was, now in zip(layer.widths, grown.widths)):
                 continue
             # Growth refuses a layer that would lose heads or hidden units, and most changes of kind.
-            loses = layer.attention.n_heads > grown.attention.n_heads
-            if type(layer.ffn) is not type(grown.ffn) or sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths):
-                loses = True
-            widening = before[1] + grown.d_model - layer.d_model
-            unevenness = before[2] + abs((j + 0.5) / n_new - (i - 0.5) / n_old)
-            placing = (before[0] + loses, widening, unevenness, (*before[3], j))
+            loses_heads = layer.attention.n_heads > grown.attention.n_heads
+            loses_units = sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths)
+            is_refused = loses_heads or loses_units or type(layer.ffn) is not type(grown.ffn)
+            n_refused, widening, unevenness, positions = before
+            widening += grown.d_model - layer.d_model
+            unevenness += abs((j + 0.5) / n_new - (i - 0.5) / n_old)
+            placing = (n_refused + is_refused, widening, unevenness, (*positions, j))
             current = best[i]
             if current is None or placing[:3] < current[:3]:
                 best[i] = placing
@@ -166,7 +163,7 @@ def product(maps: Sequence[AxisMap]) -> AxisMap:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The axes of one layer's attention, before and after growth."""
+    """The axes of one layer's attention, before and after growth. Each list has the name of its axis."""
 
     old: AttentionConfig
     new: AttentionConfig
@@ -206,8 +203,10 @@ class AttentionMaps:
                 f"attention: got {new.n_heads} heads and {new.n_kv_heads} key-value heads where there were "
                 f"{old.n_heads} and {old.n_kv_heads}; growth takes nothing away"
             )
-        places = [(g, j) for g in range(new.n_kv_heads) for j in range(new_group)]
-        heads = [g * group + j if g < n_old_groups and j < group else -1 for g, j in places]
+        heads = []
+        for g in range(new.n_kv_heads):
+            n_old_heads = group if g < n_old_groups else 0
+            heads += [*range(g * group, g * group + n_old_heads), *[-1] * (new_group - n_old_heads)]
         kv_heads = [g // n_copies for g in range(n_old_groups)] + [-1] * n_added
         pairs = _rotary_pairs(old, new)
         check_not_less("attention.v_head_dim", old.value_dim, new.value_dim)

@@ -20,9 +20,10 @@ def expansions(plan: GrowthPlan) -> list[str]:
     new = plan.new
     stream = stream_map(old, new, plan.correspondence.pairs())
 
-    def changes(before: LayerConfig, after: LayerConfig) -> list[str]:
-        sizes = *_width(before, after, stream), *_attention(before.attention, after.attention)
-        return [*sizes, *after.ffn.growth_in_words(before.ffn)]
+    def changes(before: LayerConfig, after: LayerConfig) -> Iterator[str]:
+        yield from _width(before, after, stream)
+        yield from _attention(before.attention, after.attention)
+        yield from after.ffn.growth_in_words(before.ffn)
 
     layers_by_text: dict[str, list[int]] = {}
     for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers)):
@@ -110,7 +111,7 @@ def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
     """List all differences between the grown config and the requested one: constants, never sizes."""
     old, new, requested = (to_data(model) for model in (plan.old, plan.new, wanted))
     old_layers, new_layers, requested_layers = (data.pop("layers") for data in (old, new, requested))
-    merged: dict[str, tuple[KeptConstant, list[int]]] = {}
+    merged: dict[str, tuple[KeptConstant, list[int]]] = {}  # by repr, because a value may be a list, without a hash
     for j, source in enumerate(plan.correspondence.layers):
         before = None if source is None else old_layers[source]
         for constant in _differences(before, new_layers[j], requested_layers[j]):

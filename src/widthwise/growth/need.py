@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from widthwise.data.loader import NO_BOUNDARIES, Boundaries
-from widthwise.growth.shrink import LEFT_OUT, LayerSizes, Order, layers_kept, readers, sublayers
+from widthwise.growth.shrink import REMOVED, LayerSizes, Order, layers_kept, readers, sublayers
 from widthwise.kernels.dispatch import autocast
 from widthwise.model.axes import Linear, Norm
 from widthwise.model.config import ModelConfig
@@ -27,8 +27,8 @@ from widthwise.model.recompute import Recompute
 
 
 @dataclass
-class Entries:
-    """First-order changes of the loss if single entries of one activation became 0, in nats; float64 (n,).
+class EntryScores:
+    """First-order changes of the loss if single entries of an activation became 0, in nats; float64 (n,).
 
     Source: Molchanov et al. 2019, arXiv:1906.10771.
     """
@@ -82,14 +82,14 @@ def _parts(x: Tensor) -> Sequence[Tensor]:
 
 
 @dataclass
-class Need:
-    """The activations of every sublayer, by its name in the model."""
+class Measurement:
+    """The scores of the activations of every sublayer, by its name in the model, and the energy of its norms."""
 
-    read: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    read: defaultdict[str, EntryScores] = field(default_factory=lambda: defaultdict(EntryScores))
     """Coordinates of the stream that it reads."""
-    inner: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    inner: defaultdict[str, EntryScores] = field(default_factory=lambda: defaultdict(EntryScores))
     """Attended values of all heads, (n_heads * v_head_dim,), or hidden units, (n_experts * n_hidden,)."""
-    written: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    written: defaultdict[str, EntryScores] = field(default_factory=lambda: defaultdict(EntryScores))
     """Coordinates of the stream that it writes."""
     energy: defaultdict[str, Tensor | float] = field(default_factory=lambda: defaultdict(float))
     """By the name of the norm: sum over tokens of the squares of its input, divided by their mean, float64 (n,)."""
@@ -107,22 +107,22 @@ def writer(sublayer: nn.Module) -> Linear:
     return next(matrix for matrix in sublayer.modules() if isinstance(matrix, Linear) and matrix.writes_stream)
 
 
-def experts_observed(moe: MoE, inner: Entries, written: Entries) -> list[RemovableHandle]:
-    """Collect the entries of a mixture, whose matrices are read by a kernel, until the returned hooks are removed."""
-    routed: list[tuple[Tensor, Tensor]] = []
+def observe_experts(moe: MoE, inner: EntryScores, written: EntryScores) -> list[RemovableHandle]:
+    """Score the entries of a mixture until the returned hooks are removed. A kernel reads its matrices, not modules."""
+    routed: list[Tensor] = []  # input and output of the router in the current pass
 
-    def route(_: nn.Module, inputs: tuple[Tensor, ...], logits: Any) -> None:
-        routed[:] = [(inputs[0], logits)]
+    def see_router(_: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+        routed[:] = [inputs[0], logits]
 
-    def leave(update: Tensor) -> None:
+    def see_update(update: Tensor) -> None:
         if torch.is_grad_enabled():  # the second of the two passes
             written.add(update)
-            inner.add_experts(moe, *routed[0], update)
+            inner.add_experts(moe, routed[0], routed[1], update)
 
-    routing = moe.w_router.register_forward_hook(route)
+    routing = moe.w_router.register_forward_hook(see_router)
     if isinstance(moe.norm, Norm) and moe.norm.output_norm is not None:
-        return [routing, moe.norm.output_norm.register_forward_pre_hook(lambda _, inputs: leave(inputs[0]))]
-    return [routing, moe.register_forward_hook(lambda _, inputs, outputs: leave(outputs[0]))]
+        return [routing, moe.norm.output_norm.register_forward_pre_hook(lambda _, inputs: see_update(inputs[0]))]
+    return [routing, moe.register_forward_hook(lambda _, inputs, outputs: see_update(outputs[0]))]
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,11 @@ class _TwoPasses(Recompute):
 
 @contextmanager
 def _hooked(model: Decoder) -> Iterator[Callable[[RemovableHandle], object]]:
-    """Freeze the weights in a context. Yields a function that takes the handle of a hook, to remove it at the end."""
-    required = [parameter.requires_grad for parameter in model.parameters()]
+    """Freeze the weights. Yields a function that takes the handle of a hook, which is removed at the end.
+
+    At the end, `requires_grad` of the weights and the recomputation are as before.
+    """
+    requires_grad_before = [parameter.requires_grad for parameter in model.parameters()]
     recompute = model.recompute
     with ExitStack() as hooks:
         try:
@@ -158,7 +161,7 @@ def _hooked(model: Decoder) -> Iterator[Callable[[RemovableHandle], object]]:
             yield hooks.enter_context
         finally:
             model.recompute = recompute
-            for parameter, requires_grad in zip(model.parameters(), required):
+            for parameter, requires_grad in zip(model.parameters(), requires_grad_before):
                 parameter.requires_grad_(requires_grad)
 
 
@@ -174,12 +177,12 @@ def _objective(model: Decoder, batch: Tensor, boundaries: Boundaries) -> Tensor:
 
 def measure(
     model: Decoder, batches: Iterable[Tensor], boundaries: Boundaries = NO_BOUNDARIES, n_rows: int | None = None
-) -> Need:
-    """Run a model over batches, integers (B, T + 1), and return its activations. The model is not changed.
+) -> Measurement:
+    """Run a model over batches, integers (B, T + 1), and score its activations. The model is not changed.
 
     boundaries: of the documents in a row; n_rows: largest number of rows in a pass, by default all.
     """
-    need = Need()
+    need = Measurement()
 
     def observing(take: Callable[[Tensor], None], output: bool = False) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
@@ -190,7 +193,8 @@ def measure(
 
     with _hooked(model) as add:
         model.recompute = _TwoPasses(every=1)
-        add(model.embedding.register_forward_hook(lambda *given: given[-1].detach().requires_grad_()))
+        # Gradients of activations need an input with a gradient.
+        add(model.embedding.register_forward_hook(lambda _module, _inputs, x: x.detach().requires_grad_()))
         for name, part in {**sublayers(model), "exit": model.exit}.items():
             for norm_name, norm in part.norm.named_modules(prefix=f"{name}.norm"):
                 if isinstance(norm, Norm):
@@ -198,7 +202,7 @@ def measure(
         for name, sublayer in sublayers(model).items():
             add(readers(sublayer)[0].register_forward_pre_hook(observing(need.read[name].add)))
             if isinstance(sublayer, MoE):
-                for hook in experts_observed(sublayer, need.inner[name], need.written[name]):
+                for hook in observe_experts(sublayer, need.inner[name], need.written[name]):
                     add(hook)
                 continue
             add(writer(sublayer).register_forward_pre_hook(observing(need.inner[name].add)))
@@ -247,12 +251,12 @@ class LayerNeed:
     def lost(self, sizes: LayerSizes) -> float:
         """Return the summed scores of all parts beyond these sizes.
 
-        A removed layer loses its groups and units; the coordinates that it read count nothing more.
+        A removed layer loses its groups and units; its coordinates do not count.
         """
         stream, groups, units = self._sums
-        read = stream[-1] - stream[sizes.d_model] if sizes != LEFT_OUT else 0.0
-        cut_groups = groups[-1] - groups[sizes.n_kv_heads] + units[-1, -1] - units[sizes.n_experts, sizes.n_hidden]
-        return float(read + cut_groups)
+        lost_coordinates = stream[-1] - stream[sizes.d_model] if sizes != REMOVED else 0.0
+        lost_parts = groups[-1] - groups[sizes.n_kv_heads] + units[-1, -1] - units[sizes.n_experts, sizes.n_hidden]
+        return float(lost_coordinates + lost_parts)
 
     @cached_property
     def _sums(self) -> list[np.ndarray]:
@@ -277,7 +281,7 @@ class LayerNeed:
         return LayerNeed(self.stream, self.groups[groups], self.units[experts].gather(1, units))
 
 
-def layer_needs(model: Decoder, need: Need) -> list[LayerNeed]:
+def layer_needs(model: Decoder, need: Measurement) -> list[LayerNeed]:
     """Return the scores of every layer."""
     needs = []
     for i, config in enumerate(model.config.layers):
@@ -299,7 +303,7 @@ def order_of_need(needs: Sequence[LayerNeed]) -> Order:
     return Order(None, groups, experts, units)
 
 
-def energies_kept(need: Need, smaller: ModelConfig, sizes: Sequence[LayerSizes]) -> dict[str, float]:
+def energies_kept(need: Measurement, smaller: ModelConfig, sizes: Sequence[LayerSizes]) -> dict[str, float]:
     """Return by norm the share of the squares of its input in the coordinates that it keeps.
 
     smaller: the model of these sizes. Norms have their names in the model that is cut; norms of removed layers are

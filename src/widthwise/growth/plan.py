@@ -10,6 +10,7 @@ would not do, because the norm would scale even a tiny first optimizer step to f
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from widthwise.growth.correspondence import AxisMap, Correspondence, align
 from widthwise.growth.rules import GrownWeight, slot_plan, weight_plan
 from widthwise.growth.stream import StreamMap, stream_map
 from widthwise.growth.target import grown_config
-from widthwise.growth.tensor_plan import Draw, InitialValues, TensorPlan
+from widthwise.growth.tensor_plan import InitialValues, TensorPlan
 from widthwise.mistakes import UserError
 from widthwise.model.axes import Linear, Norm, Weight
 from widthwise.model.config import ModelConfig
@@ -99,7 +100,10 @@ class _Planner:
         owner = _weight(self.new_modules, name)
         old_name = self.old_name(name)
         assert owner is not None, f"{name} has no named axes"
-        draw = initialiser(name, owner, self.new)
+        config = self.new.config
+        width_ratio = config.d_model / config.width_of(name)
+        std = initial_std(config.init, owner, width_ratio, config.n_residual_additions)
+        draw = partial(drawn, owner, std, truncate_at=config.init.truncate_at)
         if old_name is None:
             is_zero = is_silent(name, self.new, lambda parameter: self.old_name(parameter) is None)
             if is_zero and isinstance(owner, Norm) and owner.gain_offset:
@@ -157,14 +161,6 @@ def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
     return owner.config.ffn if inside and isinstance(owner, DecoderLayer) else None
 
 
-def initialiser(name: str, owner: Weight, model: Decoder) -> Draw:
-    """Return the function that draws a parameter of an untrained model. owner: the module that holds it."""
-    config = model.config
-    width_ratio = config.d_model / config.width_of(name)
-    std = initial_std(config.init, owner, width_ratio, config.n_residual_additions)
-    return lambda generator: initial_weight(owner, std, generator, config.init.truncate_at)
-
-
 def is_silent(name: str, model: Decoder, is_added: Callable[[str], bool]) -> bool:
     """Return True if a parameter of a new part must start at 0 so that the part writes nothing.
 
@@ -204,13 +200,11 @@ def with_recipe_constants(plan: GrowthPlan, wanted: ModelConfig) -> GrowthPlan:
     return replace(plan, new=wanted)
 
 
-State = dict[str, dict[str, Tensor]]
+State = Mapping[str, Mapping[str, Tensor]]
 """By parameter: exp_avg, exp_avg_sq and step for AdamW, or momentum_buffer for Muon."""
 
 
-def grown_states(
-    plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]]
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def grown_states(plan: GrowthPlan, state: State) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the AdamW or Muon state of the new model, one parameter at a time, with its name.
 
     Moments of old entries scale like their gradients, and `step` is kept: multiplying an entry by c divides its

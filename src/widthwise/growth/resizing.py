@@ -62,12 +62,13 @@ def _check_enlarges(name: str, size: int, old: int) -> None:
         raise UserError(f"{name}: got {size}, and the model has {old}; grow only enlarges: use `widthwise shrink`")
 
 
-LayerChange = Callable[[str, LayerConfig], dict[str, Any]]
-"""(path, layer) -> the changed fields of the layer."""
+def with_layers(
+    model: ModelConfig, change: Callable[[str, LayerConfig], dict[str, Any]], **changes: Any
+) -> ModelConfig:
+    """Return the model with changed fields of every layer, including the layer of MTP heads, and of the model.
 
-
-def with_layers(model: ModelConfig, change: LayerChange, **changes: Any) -> ModelConfig:
-    """Return the model with changed fields of every layer, including the layer of MTP heads, and of the model."""
+    change: (path, layer) -> the changed fields of the layer; changes: the changed fields of the model.
+    """
     layers = []
     for where, layer in model.named_layers():
         with mistakes_at(where):
@@ -145,16 +146,18 @@ def _attention(
 
 
 def _with_added_layers(model: ModelConfig, n_added: int) -> ModelConfig:
-    """Add layers between the first and the last one, which may read or write less than their whole width."""
+    """Add layers between the first and the last one, which alone may read or write less than their width."""
     n_old = model.n_layers
     n_new = n_old + n_added
-    old_places = {(2 * i * (n_new - 1) + n_old - 1) // (2 * (n_old - 1)) for i in range(n_old)} if n_old > 1 else {0}
+    # Old layer i is at i * (n_new - 1) / (n_old - 1), rounded to the nearest, half up.
+    last = max(1, n_old - 1)
+    old_positions = {(2 * i * (n_new - 1) + last) // (2 * last) for i in range(n_old)}
     old_layers = iter(model.layers)
     layers = []
     for position in range(n_new):
-        if position in old_places:
+        if position in old_positions:
             layers.append(next(old_layers))
-        else:  # reads and writes its whole width, as inner layers do
+        else:
             before = layers[-1]
             layers.append(before.model_copy(update={"d_in": before.d_model, "d_out": before.d_model}))
     return checked_copy(model, "model", layers=tuple(layers))

@@ -43,7 +43,8 @@ class LayerSizes(NamedTuple):
     """Routed experts of a mixture; 1 for any other feed-forward."""
 
 
-LEFT_OUT = LayerSizes(0, 0, 0, 0)
+REMOVED = LayerSizes(0, 0, 0, 0)
+"""The sizes of a removed layer."""
 
 
 class Order(NamedTuple):
@@ -159,38 +160,44 @@ def reorder(model: Decoder, order: Order) -> None:
         if not isinstance(owner, Weight) or id(owner.weight) in done:
             continue
         done.add(id(owner.weight))
-        places = {} if turn is not None or order.stream is None else {"d_model": order.stream}
+        orders = {} if turn is not None or order.stream is None else {"d_model": order.stream}
         if name.startswith("layers."):
             layer = int(name.split(".")[1])
-            places |= _places_in_layer(model.config.layers[layer], order, layer)
+            orders |= _orders_in_layer(model.config.layers[layer], order, layer)
         weight = by_axis(owner)
-        names = [axis for axes in owner.dimensions for axis in axes]
-        for axis, place in places.items():
-            for dim in (dim for dim, name in enumerate(names) if name == axis):
-                rows = place.to(weight.device).view(-1, place.shape[-1])
+        axes = [axis for dimension in owner.dimensions for axis in dimension]
+        for axis, index in orders.items():
+            for dim in _dims(axes, axis):
+                rows = index.to(weight.device).view(-1, index.shape[-1])
                 if len(rows) == 1:
                     weight.copy_(weight.index_select(dim, rows[0]))
                 else:  # an order for each expert
                     shape = {"n_experts": len(rows), axis: rows.shape[1]}
-                    weight.copy_(weight.take_along_dim(rows.view([shape.get(name, 1) for name in names]), dim))
+                    weight.copy_(weight.take_along_dim(rows.view([shape.get(axis, 1) for axis in axes]), dim))
         if turn is not None and not isinstance(owner, Norm):
-            for dim in (dim for dim, name in enumerate(names) if name == "d_model"):
+            for dim in _dims(axes, "d_model"):
                 turned = torch.atleast_2d(weight.movedim(dim, -1))
                 for rows in turned.split(max(1, ROWS_AT_ONCE // math.prod(turned.shape[1:-1]))):  # to save memory
                     rows.copy_(rows.double() @ turn.to(weight.device))
 
 
-def _places_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, Tensor]:
-    places = {}
+def _dims(axes: Sequence[str], name: str) -> list[int]:
+    """Return the dimensions with that name; a matrix may have the stream on both sides."""
+    return [dim for dim, axis in enumerate(axes) if axis == name]
+
+
+def _orders_in_layer(layer: LayerConfig, order: Order, index: int) -> dict[str, Tensor]:
+    """Return the new order of each axis of a layer that `order` changes. index: of the layer."""
+    orders = {}
     if order.groups:
         groups = order.groups[index]
         size = layer.attention.n_heads // layer.attention.n_kv_heads
-        places = {"n_kv_heads": groups, "n_heads": (groups[:, None] * size + torch.arange(size)).flatten()}
+        orders = {"n_kv_heads": groups, "n_heads": (groups[:, None] * size + torch.arange(size)).flatten()}
     if order.experts:
-        places["n_experts"] = order.experts[index]
+        orders["n_experts"] = order.experts[index]
     if order.units:  # after the experts, because units belong to experts in their new order
-        places[layer.ffn.hidden_axes[ffn_fields(layer)["n_hidden"]]] = order.units[index]
-    return places
+        orders[layer.ffn.hidden_axes[ffn_fields(layer)["n_hidden"]]] = order.units[index]
+    return orders
 
 
 def by_axis(owner: Weight) -> Tensor:
@@ -201,17 +208,16 @@ def by_axis(owner: Weight) -> Tensor:
 def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int | None = None) -> LayerConfig:
     """Return a layer with these sizes. Raises UserError for a larger size. where: path of the layer.
 
-    d_model: largest width that the layer reads or writes outside of its width, by default its width.
+    d_model: width of the smaller stream, to which d_in and d_out of a slim layer are cut; by default the layer's width.
     """
     attention = layer.attention
     for name, n_new, n_old in zip(LayerSizes._fields, size, layer_size(layer)):
         check_not_more(f"{where}.{name}", n_new, n_old)
     n_heads = attention.n_heads // attention.n_kv_heads * size.n_kv_heads
-    slim = min(size.d_model, d_model or size.d_model)
-    changes = {
-        name: size.d_model if reach == layer.d_model else min(reach, slim)
-        for name, reach in zip(("d_model", "d_in", "d_out"), layer.widths)
-    }
+    widths = {}
+    for name, width in zip(("d_model", "d_in", "d_out"), layer.widths):
+        is_slim = width < layer.d_model
+        widths[name] = min(width, size.d_model, d_model or size.d_model) if is_slim else size.d_model
     norms = {}
     if size.d_model < layer.d_model:
         for name in ("attention_norm", "ffn_norm"):
@@ -222,7 +228,7 @@ def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int
         "attention": checked_copy(attention, f"{where}.attention", **heads),
         "ffn": checked_copy(layer.ffn, f"{where}.ffn", **hidden),
     }
-    return checked_copy(layer, where, **changes, **norms, **parts)
+    return checked_copy(layer, where, **widths, **norms, **parts)
 
 
 def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int | None = None) -> ModelConfig:
@@ -236,7 +242,7 @@ def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int
     layers = tuple(
         smaller_layer(layer, size, f"layers.{i}", d_model)
         for i, (layer, size) in enumerate(zip(model.layers, sizes, strict=True))
-        if size != LEFT_OUT
+        if size != REMOVED
     )
     width = min(model.final_norm_width, d_model)
     norm = model.final_norm
@@ -253,7 +259,7 @@ def check_not_more(name: str, n_new: int, n_old: int) -> None:
 
 def layers_kept(sizes: Sequence[LayerSizes]) -> Correspondence:
     """Return the old layer of each layer of the smaller model."""
-    return Correspondence(tuple(i for i, size in enumerate(sizes) if size != LEFT_OUT))
+    return Correspondence(tuple(i for i, size in enumerate(sizes) if size != REMOVED))
 
 
 def cut(

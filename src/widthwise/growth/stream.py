@@ -88,16 +88,16 @@ class PrefixMap(StreamMap):
     def n_old_before(self) -> Tensor:
         """Number of old coordinates among the first j of the grown stream, int64 (n + 1,).
 
-        As few as the prefixes allow, so that a layer has foreign coordinates only if a wider layer grows by less than
-        it does. Between two prefix ends, old coordinates come first.
+        They are as few as the prefixes allow, so that a layer has foreign coordinates only if it grows by more than a
+        wider layer. Between two prefix ends, old coordinates come first.
         """
         # A prefix (old, new) must hold `old` old coordinates. Only new - end of its places come after `end`, so at
         # least old - (new - end) must come before it. The prefix that needs most decides.
         ends = sorted({0, *(new for _, new in self.pairs)})
-        wanted = {end: max(max(0, old - max(0, new - end)) for old, new in self.pairs) for end in ends}
+        needed = {end: max(max(0, old - max(0, new - end)) for old, new in self.pairs) for end in ends}
         counts = [0]
         for start, end in pairwise(ends):
-            counts += [min(wanted[start] + j, wanted[end]) for j in range(1, end - start + 1)]
+            counts += [min(needed[start] + j, needed[end]) for j in range(1, end - start + 1)]
         return torch.tensor(counts)
 
     def prefix(self, n_old: int, n_new: int) -> Tensor:
@@ -154,10 +154,11 @@ def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, i
         if any(layer.norm_placement != "pre" for layer in old.layers):
             raise UserError("d_model: cannot grow with layer norms after sublayers, whose output has another mean")
     stream = PrefixMap(frozenset(pairs), average)
-    last = (old.final_norm_width, new.final_norm_width)
-    if last[0] < old.d_model and (stream.prefix(*last) == FOREIGN).any():
+    before = old.final_norm_width
+    after = new.final_norm_width
+    if before < old.d_model and (stream.prefix(before, after) == FOREIGN).any():
         raise UserError(
-            f"final_norm_width: got {last[1]}, before {last[0]}; coordinates beyond it reach the head without a norm, "
+            f"final_norm_width: got {after}, before {before}; coordinates beyond it reach the head without a norm, "
             "and would be normalised"
         )
     return stream

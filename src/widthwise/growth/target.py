@@ -32,11 +32,13 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     layers = list(wanted.layers)
     for i, j in correspondence.pairs():
         layers[j] = _layer(old.layers[i], wanted.layers[j], stream, f"layers.{j}")
-    sources = [j for _, j in correspondence.pairs()]
+    kept_layers = [j for _, j in correspondence.pairs()]
     for j, source in enumerate(correspondence.layers):
         if source is None:
-            near = min(sources, key=lambda place: (abs(place - j), place > j))  # the earlier of two
-            layers[j] = _added_layer(wanted.layers[j], wanted.layers[near], layers[near])
+            nearest = min(
+                kept_layers, key=lambda kept_layer: (abs(kept_layer - j), kept_layer > j)
+            )  # the earlier of two
+            layers[j] = _added_layer(wanted.layers[j], wanted.layers[nearest], layers[nearest])
     must_agree("final_norm.kind", old.final_norm.kind, wanted.final_norm.kind)
     final_norm = _norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width)
     mtp = _mtp(old, wanted, stream)
@@ -84,13 +86,13 @@ def _norm(old: NormConfig, stream: StreamMap, n_old: int, n_new: int) -> NormCon
 
 def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) -> LayerConfig:
     must_agree(f"{where}.norm_placement", old.norm_placement, new.norm_placement)
-    reads = PLACEMENTS[old.norm_placement].is_before
+    is_before = PLACEMENTS[old.norm_placement].is_before
     norms = {}
     for name, width in (("attention_norm", "d_in"), ("ffn_norm", "d_model")):
         norm = getattr(old, name)
         must_agree(f"{where}.{name}.kind", norm.kind, getattr(new, name).kind)
         # A norm after a sublayer reads the update, which is 0 at new coordinates, so it may measure all of them.
-        norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
+        norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if is_before else norm
     path = f"{where}.attention"
     with mistakes_at(path):
         all_must_agree(("window", "score_cap"), old.attention, new.attention)
@@ -193,6 +195,7 @@ def _qk_norm(old: AttentionConfig, new: AttentionConfig, where: str) -> QKNormCo
 
 
 def _multiple(n_old: int, n_new: int, what: str) -> int:
+    """Return n_new / n_old. Raises UserError unless it is whole."""
     if n_new % n_old:
         raise UserError(
             f"{what}: got {n_new}, before {n_old}; must be a multiple of {n_old}, because the norm of queries and keys "

@@ -109,19 +109,18 @@ class OrthogonalCopies:
 class MirroredNoise:
     """Rows of the copies of an expert: copies in pairs get the same noise with opposite signs, to break the symmetry.
 
-    An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum.
+    An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum. Its
+    standard deviation is a tenth of the root mean square of the tensor.
     """
 
     n_copies: int
     n_rows: int
     """Rows of one expert."""
-    noise: float = 0.1
-    """Standard deviation of the noise over the root mean square of the tensor."""
 
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
         copies = grown.unflatten(0, (-1, self.n_copies, self.n_rows))
         drawn = torch.empty(copies.shape[0], self.n_copies // 2, *copies.shape[2:], dtype=torch.float32)
-        drawn.normal_(0.0, self.noise * std, generator=generator)
+        drawn.normal_(0.0, 0.1 * std, generator=generator)
         signed = torch.stack((drawn, -drawn), dim=2).flatten(1, 2).to(grown.dtype)
         if self.n_copies % 2:
             signed = torch.cat((signed, torch.zeros_like(copies[:, :1])), dim=1)
@@ -183,8 +182,8 @@ class TensorPlan:
                 is_old = (axis.index >= 0).view(groups.shape[:2])
                 weights = is_old.double() / is_old.sum(dim=1, keepdim=True)
                 means = torch.einsum("gn,gn...->g...", weights, groups.double()).to(grown.dtype)
-                is_kept = is_old.view(*is_old.shape, *[1] * (groups.dim() - 2))
-                grown = torch.where(is_kept, groups, means[:, None]).flatten(0, 1).movedim(0, dim)
+                is_old = is_old.view(*is_old.shape, *[1] * (groups.dim() - 2))  # to broadcast over other dimensions
+                grown = torch.where(is_old, groups, means[:, None]).flatten(0, 1).movedim(0, dim)
         return self._cut(grown)
 
     def _gathered(self, old: Tensor, factor: float = 1.0, shift: float = 0.0) -> Tensor:
@@ -209,12 +208,16 @@ class TensorPlan:
         grown = filled(grown, (axis.is_zero for axis in self.maps), 0.0)
         return grown if self.zero_entries is None else grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
 
-    def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
-        """Grow a companion, such as an optimizer moment: old entries times `factor`, new entries `new`."""
-        grown = self._gathered(old, factor)  # not times the scale, which is part of the factor
-        return self._cut(filled(grown, (axis.index < 0 for axis in self.maps), new))
+    def carry(self, old: Tensor, factor: float, new_value: float) -> Tensor:
+        """Grow a tensor of the weight's shape, such as an optimizer moment: old entries times `factor`, new ones equal.
+
+        factor: includes the scale of the plan.
+        """
+        grown = self._gathered(old, factor)
+        return self._cut(filled(grown, (axis.index < 0 for axis in self.maps), new_value))
 
     def _cut(self, whole: Tensor) -> Tensor:
+        """Cut the experts of a down-projection, if there is a `cut`."""
         if self.cut is None:
             return whole
         parts = whole.unflatten(0, (self.cut[0], -1)).unflatten(-1, (self.cut[1], -1))

@@ -12,7 +12,7 @@ from widthwise.config_io import parse, to_data
 from widthwise.growth.choices import ShrinkOptions
 from widthwise.growth.need import LayerNeed
 from widthwise.growth.shrink import (
-    LEFT_OUT,
+    REMOVED,
     LayerSizes,
     check_not_more,
     layer_size,
@@ -49,9 +49,9 @@ N_LEVELS = 16
 def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNeed] = ()) -> list[LayerSizes]:
     """Return the sizes of all layers with which this model becomes as large as the wanted one.
 
-    If that has fewer layers, they are assigned in order to the layers of this model with the smallest total loss, and
-    the rest are removed. needs: of every layer, most needed parts first; empty: all losses are 0. Raises UserError if
-    the model cannot be cut to these sizes.
+    If the wanted model has fewer layers, they are assigned in order to layers of this model so that the total loss is
+    smallest, and the other layers are removed. needs: of every layer, most needed parts first; empty: all losses are 0.
+    Raises UserError if the model cannot be cut to these sizes.
     """
     must_agree("vocab_size", model.vocab_size, wanted.vocab_size, NO_OTHER)
     check_not_more("d_model", wanted.d_model, model.d_model)
@@ -62,10 +62,10 @@ def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNee
     for i, layer in enumerate(model.layers):
         reached: dict[int, tuple[float, list[LayerSizes]]] = {}
         for n_placed, (lost, sizes) in best.items():
-            options = [(n_placed, LEFT_OUT)] if i - n_placed < model.n_layers - wanted.n_layers else []
+            options = [(n_placed, REMOVED)] if i - n_placed < model.n_layers - wanted.n_layers else []
             if n_placed < wanted.n_layers:
                 try:
-                    size = _size_like(layer, wanted.layers[n_placed], f"layers.{n_placed}")
+                    size = _layer_size_like(layer, wanted.layers[n_placed], f"layers.{n_placed}")
                     options.append((n_placed + 1, size))
                 except UserError as refusal:
                     refusals.append(refusal)
@@ -84,7 +84,7 @@ def sizes_like(model: ModelConfig, wanted: ModelConfig, needs: Sequence[LayerNee
     return best[wanted.n_layers][1]
 
 
-def _size_like(layer: LayerConfig, wanted: LayerConfig, where: str) -> LayerSizes:
+def _layer_size_like(layer: LayerConfig, wanted: LayerConfig, where: str) -> LayerSizes:
     """Return the sizes of the wanted layer. Raise UserError if the layer cannot be cut to them."""
     group, wanted_group = (part.n_heads // part.n_kv_heads for part in (layer.attention, wanted.attention))
     must_agree(f"{where}.attention.head_dim", layer.attention.head_dim, wanted.attention.head_dim, NO_OTHER)
@@ -147,7 +147,10 @@ def recipe_of_cut(recipe: Recipe, model: ModelConfig, curve: Curve, match: str) 
 
 
 def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tuple[Callable[[Sizes], float], float]:
-    """Return the cost function of sizes, and its limit. Raise UserError if even the smallest sizes cost more."""
+    """Return a function from sizes to their cost, and the limit of the cost.
+
+    Raises UserError if even the smallest sizes cost more.
+    """
     assert options.budget is not None
     count = QUANTITIES[options.budget]
     share = getattr(options, options.budget)
@@ -159,8 +162,8 @@ def cost_limits(model: ModelConfig, options: ShrinkOptions, seq_len: int) -> tup
     least = _scaled(whole, options, 0.0)
     if options.shape == "found":
         least = [LayerSizes(*(levels[0] for levels in _levels(layer, options))) for layer in model.layers]
-        alone = ([LEFT_OUT] * i + [size] + [LEFT_OUT] * (len(least) - i - 1) for i, size in enumerate(least))
-        least = min(alone, key=cost)  # one layer stays
+        single_layers = ([REMOVED] * i + [size] + [REMOVED] * (len(least) - i - 1) for i, size in enumerate(least))
+        least = min(single_layers, key=cost)  # the model keeps at least one layer
     if cost(least) > share * cost(whole):
         raise UserError(
             f"{options.budget}: got {share:g}; must be no less than {cost(least) / cost(whole):.3f} with shape "
@@ -179,7 +182,7 @@ def sizes_at_budget(
     cost, limit = cost_limits(model, options, seq_len)
     whole = layer_sizes(model)
     if options.shape == "found":
-        return _found(model, options, needs, limit, seq_len)
+        return _sizes_of_least_loss(model, options, needs, limit, seq_len)
     if cost(whole) <= limit:
         return whole
     low = 0.0
@@ -210,7 +213,7 @@ def _scaled(whole: Sequence[LayerSizes], options: ShrinkOptions, scale: float) -
     return sizes
 
 
-def _found(
+def _sizes_of_least_loss(
     model: ModelConfig, options: ShrinkOptions, needs: Sequence[LayerNeed], limit: float, seq_len: int
 ) -> list[LayerSizes]:
     """Return the sizes of each layer with the smallest total loss: a knapsack problem with one choice per layer.
@@ -230,7 +233,7 @@ def _found(
         key = repr(layer)
         if key not in costs_by_layer:
             sizes = [LayerSizes(*levels) for levels in product(*_levels(layer, options))]
-            candidates = [(LEFT_OUT, 0.0), *((size, cost_of(smaller_layer(layer, size, "layer"))) for size in sizes)]
+            candidates = [(REMOVED, 0.0), *((size, cost_of(smaller_layer(layer, size, "layer"))) for size in sizes)]
             costs_by_layer[key] = sorted(candidates, key=lambda candidate: candidate[1])
         best = np.inf
         for size, cost in costs_by_layer[key]:
@@ -246,7 +249,7 @@ def _found(
         constraints=[
             LinearConstraint(one_per_layer, 1, 1),
             LinearConstraint(np.divide([costs], limit), ub=1),
-            LinearConstraint(np.array([size != LEFT_OUT for size in sizes], dtype=float)[None], 1),
+            LinearConstraint(np.array([size != REMOVED for size in sizes], dtype=float)[None], 1),
         ],
         integrality=np.ones(len(rows)),
         bounds=Bounds(0, 1),
