@@ -17,7 +17,7 @@ Adjust = Literal["ffn", "d_model"]
 
 @dataclass(frozen=True)
 class Knob:
-    """A number of a template, and the templates with other values of it."""
+    """A number of a template that a comparison can adjust."""
 
     template: ModelTemplate
     section: str | None
@@ -35,11 +35,11 @@ class Knob:
 
     @property
     def start(self) -> int:
-        """The value of the template in steps, rounded to the nearest whole number."""
+        """The template's value of the number, in steps, rounded to the nearest whole number, at least 1."""
         return max(1, round(self.adjustable.value / self.adjustable.step))
 
     def at(self, n_steps: int) -> ModelTemplate:
-        """Return the template with another value, in steps. Raise UserError if it is not allowed."""
+        """Return the template with another value of the number, in steps. Raise UserError if it is not allowed."""
         change: dict[str, Any] = {self.adjustable.key: n_steps * self.adjustable.step}
         if self.section is not None:
             section = checked_copy(getattr(self.template, self.section), f"model.{self.section}", **change)

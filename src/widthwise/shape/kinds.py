@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -247,8 +247,6 @@ class ScheduledShape(SolvedShape):
     """A schedule whose end width is solved. Source: variable-width paper, Appendix A."""
 
     schedule: ClassVar[Schedule]
-    schedule_options: ClassVar[tuple[str, ...]] = ("progression",)
-    """Fields that override the fields of the schedule."""
     progression: Progression = "geometric"
     """Widths between the turn and the ends: with a constant ratio from layer to layer (the paper), or with a constant
     difference, which is worse according to its footnote 2."""
@@ -256,14 +254,15 @@ class ScheduledShape(SolvedShape):
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
         depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)
         turn_layer = self.schedule.turn_layer(n_layers, depth)
-        schedule = replace(self.schedule, **{name: getattr(self, name) for name in self.schedule_options})
+        # A shape's options override the fields of the schedule with the same name.
+        options = type(self).model_fields.keys() & {field.name for field in fields(Schedule)}
+        schedule = replace(self.schedule, **{name: getattr(self, name) for name in options})
         return solve_widths(schedule, cost, n_layers, turn_layer, getattr(self, self.schedule.ratio_key))
 
 
 class TurningShape(ScheduledShape):
     """A shape with its turn between the ends."""
 
-    schedule_options = ("progression", "last_over_first")
     last_over_first: pydantic.PositiveFloat | None = 1.0
     """Width of the last layer over the first layer's; 1 in the paper. null: use the same rate of change on both sides
     of the turn (symmetric_widths: false in its release)."""

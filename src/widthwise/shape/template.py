@@ -105,24 +105,31 @@ class ModelTemplate(Config):
         widths = self._widths(seq_len)
         with mistakes_at("model"):
             parts = self.shape.layer_parts(self.attention, self.ffn, self.d_model, widths)
-        layers = tuple(self._layer(index, widths, *parts[index]) for index in range(self.n_layers))
+        d_in, d_out = self.endpoint_widths(widths, self.shape.endpoints == "slim")
+        layers = []
+        for index, part in enumerate(parts):
+            where = f"model.layers.{index}"
+            layer = self._layer(widths[index], d_in[index], d_out[index], *part, where)
+            if index in self.layers:
+                layer = parse(LayerConfig, merge(to_data(layer), self.layers[index]), where)
+            layers.append(layer)
         with mistakes_at("model.residual"):
             residual = self.residual.at_widths(self.d_model, widths)
         mtp = None
         if self.mtp is not None:
             width = self.d_model
-            layer = self._layer_of(width, width, width, self.attention, self.ffn, "model.mtp.layer")
+            layer = self._layer(width, width, width, self.attention, self.ffn, "model.mtp.layer")
             slot_norm = self.norm.over(residual.slot_shape(width)[1])
             norms: dict[str, Any] = {"slot_norm": slot_norm, "final_norm": self.norm.over(width)}
             mtp = MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, **norms)
-        norms_layer = residual.final_norm_spans_layer and self.shape.endpoints != "slim"
-        final_norm_width = widths[-1] if norms_layer else self.d_model
+        spans_layer = residual.final_norm_spans_layer and self.shape.endpoints != "slim"
+        final_norm_width = widths[-1] if spans_layer else self.d_model
         final_norm = {"final_norm": self.norm.over(final_norm_width), "final_norm_width": final_norm_width}
         init = InitConfig(**options_of(InitConfig, self.init))
-        solved = {"layers": layers, "residual": residual, "mtp": mtp, "init": init, **final_norm}
-        as_given = {name: getattr(self, name) for name in ModelConfig.model_fields if name not in solved}
+        resolved = {"layers": tuple(layers), "residual": residual, "mtp": mtp, "init": init, **final_norm}
+        unchanged = {name: getattr(self, name) for name in ModelConfig.model_fields if name not in resolved}
         with mistakes_at("model"):
-            return ModelConfig(**as_given | solved)
+            return ModelConfig(**unchanged | resolved)
 
     def uniform(self) -> "ModelTemplate":
         """Return the uniform model with the same rules, without shape and changes to single layers."""
@@ -164,16 +171,10 @@ class ModelTemplate(Config):
             d_out[-1] = min(d_out[-1], self.d_model)
         return d_in, d_out
 
-    def _layer(self, index: int, widths: list[int], attention: AttentionTemplate, ffn: FFNTemplate) -> LayerConfig:
-        where = f"model.layers.{index}"
-        d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths, self.shape.endpoints == "slim"))
-        layer = self._layer_of(widths[index], d_in, d_out, attention, ffn, where)
-        change = self.layers.get(index)
-        return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
-
-    def _layer_of(
+    def _layer(
         self, width: int, d_in: int, d_out: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
     ) -> LayerConfig:
+        """Return the layer that the rules give. where: its path, for errors."""
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         with mistakes_at(where):
             with mistakes_at("ffn"):
@@ -208,7 +209,7 @@ class TemplateCost(WidthCost):
 
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
         """Return the costs of layers with these real widths, (n_layers,)."""
-        sizes: Any = np.asarray(widths, dtype=np.float64)  # the cost functions accept arrays as sizes
+        sizes: Any = np.asarray(widths, dtype=np.float64)  # Any, because cost functions accept arrays as sizes
         template = self.template
         d_in, d_out = template.endpoint_widths(sizes, template.shape.endpoints != "full_matched")
         site_cost = partial(template.residual.matched_cost, template.d_model)
@@ -217,10 +218,11 @@ class TemplateCost(WidthCost):
         with mistakes_at("model"):
             parts = template.shape.layer_parts(template.attention, template.ffn, template.d_model, sizes)
 
-        def counted(part: tuple[AttentionTemplate, FFNTemplate], width: Any, reads: Any, writes: Any) -> Any:
-            return quantity(part[0].cost(width, reads) + part[1].cost(width, writes), self.seq_len)
+        def counted(part: tuple[AttentionTemplate, FFNTemplate], width: Any, d_in: Any, d_out: Any) -> Any:
+            attention, ffn = part
+            return quantity(attention.cost(width, d_in) + ffn.cost(width, d_out), self.seq_len)
 
-        if all(part is parts[0] for part in parts):
+        if all(part is parts[0] for part in parts):  # count all layers at once
             costs = counted(parts[0], sizes, d_in, d_out)
         else:
             layers = zip(parts, sizes.tolist(), d_in.tolist(), d_out.tolist(), strict=True)
