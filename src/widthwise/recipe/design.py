@@ -28,21 +28,21 @@ HEAD_DIM = 64
 """As in the paper's recipes for hardware. d_model is a multiple of it."""
 PARAMS_PER_TOKEN_OF_STEP = 480
 WARMUP = 0.08
-FAMILY_MODEL: dict[str, Any] = {
-    "vocab_size": 32768,
-    "attention": {"head_dim": HEAD_DIM, "scale": "1/head_dim"},
-    "ffn": {"kind": "swiglu", "ratio": 4},
-    "residual": {"kind": "plain", "multiplier": 0.22},
-    "embedding_multiplier": 12,
-    "logit_multiplier": 0.125,
-    "init": {"std": 0.1, "width_multiplier": 8},
-}
 FAMILY_BASE: dict[str, Any] = {
     "seq_len": 4096,
     "data": {"corpus": "python-stdlib", "tokenizer": "bpe-32768"},
     "optimizer": {"kind": "adamw", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
     "schedule": {"kind": "power"},
     "train": {"precision": "bf16", "compile": True},
+    "model": {
+        "vocab_size": 32768,
+        "attention": {"head_dim": HEAD_DIM, "scale": "1/head_dim"},
+        "ffn": {"kind": "swiglu", "ratio": 4},
+        "residual": {"kind": "plain", "multiplier": 0.22},
+        "embedding_multiplier": 12,
+        "logit_multiplier": 0.125,
+        "init": {"std": 0.1, "width_multiplier": 8},
+    },
 }
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
@@ -57,10 +57,12 @@ def shape_section(request: ShapeRequest) -> dict[str, Any]:
         ("--quantum", request.quantum, "quantum"),
     )
     for option, value, key in options:
-        if value is not None and key is None and request.kind in (*SCHEDULES, "uniform"):
-            raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
-        if value is not None and key is not None:
+        if value is None:
+            continue
+        if key is not None:
             section[key] = value
+        elif request.kind in (*SCHEDULES, "uniform"):  # an unknown kind is refused later
+            raise UserError(f"{option}: got {value}; shape kind '{request.kind}' has none")
     if request.kind != "uniform":
         section |= {"match": request.match, "rounding": request.rounding}
     return section
@@ -91,7 +93,7 @@ def design_recipe(
 
 
 def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
-    """Return a request's changes to the data of a recipe. Raise UserError if the request cannot be met."""
+    """Return the changes that a request makes to a recipe, as data. Raise UserError if the request cannot be met."""
     section: dict[str, Any] = {"shape": shape_section(request)}
     if request.budget is not None:
         section["d_model"] = fitting_d_model(base, request)
@@ -99,7 +101,7 @@ def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
 
 
 def budget_met(recipe: Recipe, request: ShapeRequest) -> dict[str, Any]:
-    """Return the entry `budget` for the inspection of a designed model; {} if the request has no budget."""
+    """Return a dict with the entry `budget` for the inspection of a designed model; {} if there is no budget."""
     if request.budget is None:
         return {}
     target = parse_quantity(request.budget)
@@ -164,7 +166,9 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
     # Remove options for dynamic widths, which an hourglass does not have.
     off = {key: None for key in ("width_budget", "nested") if base_data.get("train", {}).get(key) is not None}
     for row in summary["candidates"]:
-        data = {"extends": f"{recipe_name(base)}.yaml", "model": _changes(row), **({"train": off} if off else {})}
+        data = {"extends": f"{recipe_name(base)}.yaml", "model": _changes(row)}
+        if off:
+            data["train"] = off
         contents[recipes / f"{row['name']}.yaml"] = dump_yaml(data)
     files = {folder / "search.json": SealedFile.content(summary), **contents}
     for path, text in files.items():
@@ -224,9 +228,7 @@ class Family:
     def _data(self, size: int, shape: dict[str, Any], n_tokens: float, batch_size: int) -> dict[str, Any]:
         d_model = HEAD_DIM * size
         sizes = {"d_model": d_model, "n_layers": max(1, round(d_model / WIDTH_PER_LAYER)), "shape": shape}
-        data = merge(
-            FAMILY_BASE, {"model": merge(FAMILY_MODEL, sizes), "train": {"steps": 1, "batch_size": batch_size}}
-        )
+        data = merge(FAMILY_BASE, {"model": sizes, "train": {"steps": 1, "batch_size": batch_size}})
         apply_overrides(data, self._changes)
         n_steps = max(1, round(n_tokens / data["train"]["batch_size"] / data["seq_len"]))
         return merge(data, {"train": {"steps": n_steps}, "schedule": {"warmup_steps": int(WARMUP * n_steps)}})

@@ -22,21 +22,21 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[dict[str, Any]]:
     for number, (layer, parts) in enumerate(zip(config.layers, config.layer_costs(), strict=True), start=1):
         cost = sum(parts.values(), Cost())
         attention = layer.attention
-        rows.append(
-            {
-                "layer": number,
-                "d_model": layer.d_model,
-                "n_heads": attention.n_heads,
-                "n_kv_heads": attention.n_kv_heads,
-                "head_dim": attention.head_dim,
-                "hidden_widths": layer.ffn.hidden_widths,
-                "params": cost.params,
-                "forward_flops": cost.forward_flops(seq_len),
-                "kv_bytes": cost.kv_bytes(seq_len),
-                "activation_bytes": cost.activation_bytes(),
-                **({"window": attention.window} if has_windows else {}),
-            }
-        )
+        row = {
+            "layer": number,
+            "d_model": layer.d_model,
+            "n_heads": attention.n_heads,
+            "n_kv_heads": attention.n_kv_heads,
+            "head_dim": attention.head_dim,
+            "hidden_widths": layer.ffn.hidden_widths,
+            "params": cost.params,
+            "forward_flops": cost.forward_flops(seq_len),
+            "kv_bytes": cost.kv_bytes(seq_len),
+            "activation_bytes": cost.activation_bytes(),
+        }
+        if has_windows:
+            row["window"] = attention.window
+        rows.append(row)
     return rows
 
 
@@ -98,10 +98,9 @@ def _chosen_flops(recipe: Recipe) -> dict[str, float]:
 
     Keys: `narrowest`, `target` if there is a width budget, and `full`. Widths are not rounded to whole units.
     """
-    model = recipe.final_model
     budget = recipe.train.width_budget
-    full = model.inference_cost().forward_flops(recipe.seq_len)
-    layers = dynamic_layers(model)
+    full = recipe.final_model.inference_cost().forward_flops(recipe.seq_len)
+    layers = dynamic_layers(recipe.final_model)
     dynamic = sum(layer.full_flops for layer in layers)
     flops = {"narrowest": full - dynamic + sum(layer.narrowest * layer.full_flops for layer in layers)}
     if budget is not None:

@@ -28,7 +28,6 @@ from widthwise.sizes import WIDEST
 SEQ_LEN = 1
 """Shapes are matched by parameters, which do not depend on seq_len."""
 OF_WIDTH = ("n_heads", "n_kv_heads", "scale")
-NO_RULE = "needs a uniform model, whose layers follow one rule; give --to RECIPE"
 
 
 def larger_model(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
@@ -72,7 +71,8 @@ def _shaped(model: ModelConfig, request: ShapeRequest) -> ModelConfig:
     try:
         rule = uniform_rule(model)
     except UserError as error:
-        raise UserError(f"--to-shape: {NO_RULE} ({error})") from None
+        needs = "needs a uniform model, whose layers follow one rule; give --to RECIPE"
+        raise UserError(f"--to-shape: {needs} ({error})") from None
     template = parse(ModelTemplate, to_data(rule) | {"shape": shape_section(request)}, "--to-shape")
     for d_model in range(model.d_model, WIDEST + 1, template.attention.quantum):
         shaped = template.model_copy(update={"d_model": d_model}).resolve(SEQ_LEN)
@@ -102,7 +102,7 @@ def uniform_rule(model: ModelConfig) -> ModelTemplate:
         "layers": {},
         "attention": {
             **{key: value for key, value in _shared(AttentionTemplate, attention).items() if key not in OF_WIDTH},
-            **dict(zip(["scale"], scales)),
+            **({"scale": scales[0]} if scales else {}),
             "kv_group_size": attention.n_heads // attention.n_kv_heads,
             "ratio": None if ratio == 1 else ratio,
         },

@@ -153,7 +153,7 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def _step_along(update: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the step of a whole matrix. It is what torch's Muon without momentum and decay adds to zeros."""
+    """Return the step of a whole matrix: the result of torch's Muon without momentum and decay on a matrix of zeros."""
     matrix = nn.Parameter(torch.zeros_like(update))
     matrix.grad = update
     options = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}

@@ -53,10 +53,10 @@ class Recipe(Config):
     @classmethod
     def _solve_steps(cls, data: Any, read: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
         budget = FlopBudget.of(data)
-        if budget is None:
-            return read(data)._with_teacher_sizes()
-        endless = read({**data, "train": {**data["train"], "steps": ENDLESS}})._with_teacher_sizes()
-        return read({**data, "train": {**data["train"], "steps": endless.steps_within(budget)}})._with_teacher_sizes()
+        if budget is not None:
+            endless = read({**data, "train": {**data["train"], "steps": ENDLESS}})._with_teacher_sizes()
+            data = {**data, "train": {**data["train"], "steps": endless.steps_within(budget)}}
+        return read(data)._with_teacher_sizes()
 
     def _with_teacher_sizes(self) -> Self:
         """Return the recipe with the sizes of its teacher. Raise UserError if the teacher does not fit."""

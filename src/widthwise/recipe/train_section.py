@@ -54,7 +54,7 @@ SpikePolicy = Annotated[StopAtSpike | SkipSpike, Field(discriminator="kind")]
 class SampleConfig(Config):
     """Prompts for the model, and the sampling of its continuations, with the same draws every time."""
 
-    prompts: tuple[str, ...] = pydantic.Field(default=("",), min_length=1)
+    prompts: tuple[str, ...] = Field(default=("",), min_length=1)
     """Texts to continue; an empty text starts a document."""
     n_tokens: Count = 64
     """Tokens of each continuation, fewer if the model ends the document."""
@@ -62,9 +62,9 @@ class SampleConfig(Config):
     """0 takes the most probable token."""
     top_k: VocabSize | None = None
     """Draw from the k most probable tokens only."""
-    top_p: float = pydantic.Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Draw from the fewest tokens whose probabilities reach this sum."""
-    seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the draws, the same at every validation."""
 
 
@@ -230,5 +230,5 @@ class ValidationTask(Config):
 class ValidationConfig(Config):
     """Texts and tasks by name. Every validation of a run uses all of them."""
 
-    texts: dict[Name, ValidationText] = pydantic.Field(default_factory=dict)
-    tasks: dict[Name, ValidationTask] = pydantic.Field(default_factory=dict)
+    texts: dict[Name, ValidationText] = Field(default_factory=dict)
+    tasks: dict[Name, ValidationTask] = Field(default_factory=dict)
