@@ -142,9 +142,7 @@ def _gradients(model: Decoder, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def _with_mtp_coefficient(config: ModelConfig, coefficient: float) -> ModelConfig:
-    if config.mtp is None:
-        return config
-    mtp = config.mtp.model_copy(update={"coefficient": coefficient})
+    mtp = config.mtp and config.mtp.model_copy(update={"coefficient": coefficient})
     return config.model_copy(update={"mtp": mtp})
 
 

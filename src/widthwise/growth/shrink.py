@@ -155,11 +155,9 @@ def reorder(model: Decoder, order: Order) -> None:
     To turn the stream by a matrix, call `fold_gains` first.
     """
     turn = order.stream if order.stream is not None and order.stream.dim() == 2 else None
-    done: set[int] = set()  # a tied head shares its parameter with the embedding
-    for name, owner in model.named_modules():
-        if not isinstance(owner, Weight) or id(owner.weight) in done:
-            continue
-        done.add(id(owner.weight))
+    for name, _ in model.named_parameters():  # a tied head appears once, as the embedding
+        owner = model.get_submodule(name.removesuffix(".weight"))
+        assert isinstance(owner, Weight), name
         orders = {} if turn is not None or order.stream is None else {"d_model": order.stream}
         if name.startswith("layers."):
             layer = int(name.split(".")[1])
@@ -270,17 +268,16 @@ def cut(
     energy_kept: by norm of the model, the share of the squares of its input in the coordinates that it still reads, by
     default 1; the gain is scaled so that the output stays as large as it was.
     """
-    old = dict(model.named_modules())
     correspondence = layers_kept(sizes)
-    seen: set[int] = set()
-    for name, owner in blueprint(smaller).named_modules():
-        if not isinstance(owner, Weight) or id(owner.weight) in seen:
-            continue
-        seen.add(id(owner.weight))
-        source = correspondence.old_name(name)
+    smaller_model = blueprint(smaller)
+    for name, _ in smaller_model.named_parameters():  # a tied head appears once, as the embedding
+        owner_name = name.removesuffix(".weight")
+        owner = smaller_model.get_submodule(owner_name)
+        source = correspondence.old_name(owner_name)
         assert source is not None
-        before = old[source]
-        assert isinstance(before, Weight)
+        before = model.get_submodule(source)
+        assert isinstance(owner, Weight), name
+        assert isinstance(before, Weight), name
         weight = by_axis(before)
         leading = [slice(n) for axes in owner.dimensions for n in axes.values()]
         if before.weight.shape != owner.weight.shape:  # a copy, so that the original can be freed
@@ -289,4 +286,4 @@ def cut(
         if isinstance(owner, Norm) and isinstance(before, Norm):
             factor = math.sqrt(energy_kept.get(source, 1.0) * before.norm_dim / owner.norm_dim)
             weight = weight * factor + owner.gain_offset * (factor - 1.0)
-        yield f"{name}.weight", weight
+        yield name, weight
