@@ -3,7 +3,7 @@
 The config of a feed-forward or residual declares what it keeps and which sizes may grow; the algebra is here. Reading
 order, which is the order in which a growth happens:
 
-1. `choices`: the options. `resizing`: the requested config for requests by size (`--d-model 96`).
+1. `choices`: the options. `resizing`: the config that a request by size (`--d-model 96`) describes.
 2. The origin of entries: `correspondence` (layers; one axis; heads), `stream` (coordinates of the residual
    stream).
 3. `target`: the grown config: the requested sizes with the constants of the old model.

@@ -220,17 +220,18 @@ def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> Growt
     tensors = {name: TensorPlan.same(name, shape) for name, shape in parameter_shapes(model).items()}
     for name, attention in blueprint(model).named_modules():
         wider = padded.get_submodule(name)
-        if isinstance(attention, Attention) and isinstance(wider, Attention):
-            heads = AttentionMaps.of(attention.config, wider.config)
-            index = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
-            for leaf, weight in attention.named_modules():
-                if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
-                    maps = tuple(
-                        product([AxisMap.of(n, index.get(axis, range(n)), zero=True) for axis, n in axes.items()])
-                        for axes in weight.dimensions
-                    )
-                    source = f"{name}.{leaf}.weight"
-                    tensors[source] = TensorPlan(source, maps)
+        if not (isinstance(attention, Attention) and isinstance(wider, Attention)):
+            continue
+        heads = AttentionMaps.of(attention.config, wider.config)
+        index = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
+        for leaf, weight in attention.named_modules():
+            if isinstance(weight, Weight) and leaf.partition(".")[0] != "norm":
+                maps = tuple(
+                    product([AxisMap.of(n, index.get(axis, range(n)), zero=True) for axis, n in axes.items()])
+                    for axes in weight.dimensions
+                )
+                source = f"{name}.{leaf}.weight"
+                tensors[source] = TensorPlan(source, maps)
     return GrowthPlan(model, new, Correspondence.same(model), tensors)
 
 

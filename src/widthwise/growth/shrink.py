@@ -208,10 +208,12 @@ def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int
 
     d_model: width of the smaller stream, to which d_in and d_out of a slim layer are cut; by default the layer's width.
     """
-    attention = layer.attention
     for name, n_new, n_old in zip(LayerSizes._fields, size, layer_size(layer)):
         check_not_more(f"{where}.{name}", n_new, n_old)
-    n_heads = attention.n_heads // attention.n_kv_heads * size.n_kv_heads
+    n_heads = layer.attention.n_heads // layer.attention.n_kv_heads * size.n_kv_heads
+    attention = checked_copy(layer.attention, f"{where}.attention", n_heads=n_heads, n_kv_heads=size.n_kv_heads)
+    hidden = {field: getattr(size, name) for name, field in ffn_fields(layer).items()}
+    ffn = checked_copy(layer.ffn, f"{where}.ffn", **hidden)
     widths = {}
     for name, width in zip(("d_model", "d_in", "d_out"), layer.widths):
         is_slim = width < layer.d_model
@@ -220,13 +222,7 @@ def smaller_layer(layer: LayerConfig, size: LayerSizes, where: str, d_model: int
     if size.d_model < layer.d_model:
         for name in ("attention_norm", "ffn_norm"):
             norms[name] = getattr(layer, name).model_copy(update={"norm_dim": size.d_model, "stat_width": None})
-    heads = {"n_heads": n_heads, "n_kv_heads": size.n_kv_heads}
-    hidden = {field: getattr(size, name) for name, field in ffn_fields(layer).items()}
-    parts = {
-        "attention": checked_copy(attention, f"{where}.attention", **heads),
-        "ffn": checked_copy(layer.ffn, f"{where}.ffn", **hidden),
-    }
-    return checked_copy(layer, where, **widths, **norms, **parts)
+    return checked_copy(layer, where, **widths, **norms, attention=attention, ffn=ffn)
 
 
 def smaller_config(model: ModelConfig, sizes: Sequence[LayerSizes], d_model: int | None = None) -> ModelConfig:

@@ -35,9 +35,8 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     kept_layers = [j for _, j in correspondence.pairs()]
     for j, source in enumerate(correspondence.layers):
         if source is None:
-            nearest = min(
-                kept_layers, key=lambda kept_layer: (abs(kept_layer - j), kept_layer > j)
-            )  # the earlier of two
+            # Of two kept layers at the same distance, the earlier one.
+            nearest = min(kept_layers, key=lambda i: (abs(i - j), i > j))
             layers[j] = _added_layer(wanted.layers[j], wanted.layers[nearest], layers[nearest])
     must_agree("final_norm.kind", old.final_norm.kind, wanted.final_norm.kind)
     final_norm = _norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width)

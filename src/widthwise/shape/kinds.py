@@ -215,8 +215,8 @@ class DrawnShape(SolvedShape):
         if self.hidden is not None:
             if not isinstance(ffn, HiddenWidthTemplate):
                 raise ValueError(f"shape.hidden: feed-forward kind {ffn.kind!r} has no hidden width for a curve")
-            if getattr(ffn, ffn.hidden_key) is not None:
-                key = ffn.hidden_key
+            key = ffn.hidden_key
+            if getattr(ffn, key) is not None:
                 raise ValueError(f"shape.hidden: needs ffn.ratio, not ffn.{key}, because it scales the ratio")
             ratio = ffn.ratio or ffn.usual_ratio
             ffns = [ffn.model_copy(update={"ratio": ratio * float(factor)}) for factor in along(self.hidden, n_layers)]
