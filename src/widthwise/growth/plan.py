@@ -103,7 +103,7 @@ class _Planner:
         config = self.new.config
         width_ratio = config.d_model / config.width_of(name)
         std = initial_std(config.init, owner, width_ratio, config.n_residual_additions)
-        draw = partial(drawn, owner, std, truncate_at=config.init.truncate_at)
+        draw = partial(initial_weight, owner, std, truncate_at=config.init.truncate_at)
         if old_name is None:
             is_zero = is_silent(name, self.new, lambda parameter: self.old_name(parameter) is None)
             if is_zero and isinstance(owner, Norm) and owner.gain_offset:
