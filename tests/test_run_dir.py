@@ -150,7 +150,7 @@ def test_a_line_that_is_no_record_is_named(metrics):
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 100, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16 + 5, 10**30])
 def test_the_front_of_the_records_is_read_in_parts(metrics, monkeypatch, n_bytes):
-    monkeypatch.setattr("widthwise.metrics_file.HASHED_BYTES_AT_ONCE", 2**16)
+    monkeypatch.setattr("widthwise.files.HASHED_BYTES_AT_ONCE", 2**16)
     content = os.urandom(3 * 2**16 + 7)
     metrics.path.write_bytes(content)
     front = metrics.front(n_bytes)

@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -18,18 +19,22 @@ from widthwise.config_io import Config, refusing
 from widthwise.mistakes import UserError
 
 MAX_JSON_BYTES = 2**28
-"""The longest JSON file that is read; the largest tokenizers have a tenth of it."""
+"""Largest JSON file that is read. The largest tokenizers have a tenth of this size."""
 MAX_POINTER_BYTES = 1024
 LFS_POINTER = b"version https://git-lfs"
 """First bytes of a pointer of Git LFS, a small text in place of a file."""
 HASHED_BYTES_AT_ONCE = 2**22
+"""Largest part of a file that is in memory while it is hashed."""
 HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
-"""Name of this host in temporary names, because process numbers of machines that share a folder may coincide."""
+"""Name of this host in temporary names, because machines that share a folder may have processes of equal number."""
 
 
 @contextmanager
 def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
-    """Call `check_plain_file`, then turn an OSError of the block into a UserError that names the file."""
+    """Turn an OSError of the block, which reads a file, into a UserError that names the file.
+
+    Before the block, raise the errors of `check_plain_file`.
+    """
     with refusing(f"{path}: cannot be read", OSError):
         check_plain_file(path, max_bytes)
         yield
@@ -83,7 +88,7 @@ def writing(path: Path) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def as_readable_as_others(path: Path) -> Iterator[None]:
+def with_default_permissions(path: Path) -> Iterator[None]:
     """Give the file that the block writes default permissions; safetensors makes it readable by its owner alone."""
     path.touch()
     mode = path.stat().st_mode
@@ -102,11 +107,6 @@ def parse_json(text: str, where: str) -> Any:
         raise UserError(f"{where}: is not valid JSON ({error})") from None
 
 
-def listed(paths: Path | str | Iterable[Path | str]) -> list[Path]:
-    """Return one path or several as a list."""
-    return [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
-
-
 def read_json(path: Path) -> Any:
     """Read JSON from a file. Raises UserError if it is missing, invalid or longer than MAX_JSON_BYTES."""
     return parse_json(read_text(path, MAX_JSON_BYTES), str(path))
@@ -120,7 +120,8 @@ def read_json_mapping(path: Path) -> dict[str, Any]:
     return data
 
 
-def _inside(name: str) -> str:
+def _check_inside(name: str) -> str:
+    """Return the name unchanged. Raise ValueError unless it is a relative path without `..`."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise ValueError(f"got {name!r}; allowed: a path inside the folder of the file that names it")
@@ -128,15 +129,15 @@ def _inside(name: str) -> str:
 
 
 PathText = Annotated[str, pydantic.Field(min_length=1)]
-"""A path as it was written. An empty one would mean the working folder."""
-PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
-"""The name of another file in a manifest: a path that stays inside the manifest's own folder."""
+"""A path as the user wrote it. It is not empty, because an empty path would mean the working folder."""
+PathInside = Annotated[str, pydantic.AfterValidator(_check_inside)]
+"""The name of a file in a manifest: a path inside the folder of the manifest."""
 
 
 def _temporary(path: Path) -> Path:
-    """Return a unique path at which to write a file or folder before it is renamed.
+    """Return a unique path for writing a file or folder, which is then renamed to `path`.
 
-    Remove temporaries of the same name that killed processes on this host left.
+    Remove earlier temporaries of `path` that killed processes on this host left.
     """
     for leftover in leftovers(path.parent):
         if leftover.is_ours and leftover.name == path.name:
@@ -148,21 +149,21 @@ def _temporary(path: Path) -> Path:
 
 
 class Leftover(NamedTuple):
-    """A temporary file that no process of this host is writing."""
+    """A temporary file or folder that no process of this host is writing."""
 
     path: Path
     name: str
     """The final name of the file."""
     is_ours: bool
-    """True for a file of this host, whose process has certainly ended."""
+    """True for a temporary of this host, whose process has certainly ended."""
 
 
 def leftovers(folder: Path) -> Iterator[Leftover]:
-    """Yield the temporaries in a folder whose process was killed or runs on another host."""
+    """Yield the temporaries in a folder whose process was killed, or belongs to another host."""
     for path in folder.glob(".*.*.*"):
         match = re.fullmatch(r"\.(.+)\.([\w-]+)-(\d{1,9})\.[0-9a-f]{8}", path.name)
         if match is not None and not (match[2] == HOST and _is_alive(int(match[3]))):
-            yield Leftover(path, match[1], match[2] == HOST)
+            yield Leftover(path, name=match[1], is_ours=match[2] == HOST)
 
 
 def _is_alive(process: int) -> bool:
@@ -173,6 +174,12 @@ def _is_alive(process: int) -> bool:
     except OSError:  # owned by another user
         return True
     return True
+
+
+def listed(paths: Path | str | Iterable[Path | str]) -> list[Path]:
+    """Return one path or several as a list."""
+    several = [paths] if isinstance(paths, (str, Path)) else paths
+    return [Path(path) for path in several]
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -186,7 +193,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def _written(path: Path, content: str | bytes) -> Iterator[Path]:
-    """Yield a temporary file with this content, on disk, for the block to rename or link."""
+    """Write a temporary file and yield its path, for the block to rename or link it to `path`."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
@@ -198,7 +205,7 @@ def _written(path: Path, content: str | bytes) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)  # already gone after a rename
-    fsync_folder(path.parent)
+    fsync(path.parent)
 
 
 def write_first(path: Path, content: str) -> str:
@@ -213,32 +220,38 @@ def write_first(path: Path, content: str) -> str:
 
 
 def check_free(folder: Path) -> None:
-    """Raise UserError if the path exists, unless it is an empty folder."""
-    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
+    """Raise UserError if the path exists, unless it is an empty folder. A link to an empty folder is refused."""
+    is_empty_folder = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
+    if os.path.lexists(folder) and not is_empty_folder:
         raise UserError(f"{folder}: exists already; choose another folder")
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """Return a folder and its parents that do not exist: what creating it creates."""
+    """Return `folder` and its parents as far as they do not exist, deepest first: the folders that mkdir creates."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_unused(folders: Sequence[Path], names: Collection[str]) -> None:
-    """Remove folders that were created for a run that never began, if the first holds only files of these names."""
-    if not folders or not folders[0].is_dir() or not {path.name for path in folders[0].iterdir()} <= set(names):
+    """Remove folders that were created for a run that never began, if the first holds only files of these names.
+
+    folders: from `missing_folders`, before they were created.
+    """
+    if not folders or not folders[0].is_dir():
+        return
+    if any(path.name not in names for path in folders[0].iterdir()):
         return
     for name in names:
         (folders[0] / name).unlink(missing_ok=True)
-    with suppress(OSError):  # another process has written into one
+    with suppress(OSError):  # another process may have written into one of them
         for folder in folders:
             folder.rmdir()
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder for the block to fill, then rename it to `folder`.
+    """Yield a temporary folder for the block to fill, then rename it to `folder`.
 
-    Remove the remains of an earlier attempt on this host. Raises UserError if `folder` exists, and for an OSError of
+    Temporaries of earlier attempts on this host are removed. Raises UserError if `folder` exists, and for an OSError of
     the block.
     """
     check_free(folder)
@@ -246,48 +259,44 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        fsync_folder(partial)
+        fsync(partial)
         os.replace(partial, folder)  # replaces an empty folder
-        fsync_folder(folder.parent)
+        fsync(folder.parent)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # already gone after the rename
 
 
-def fsync_file(path: Path) -> None:
-    """Make the content of a file survive a power cut."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make a rename inside a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the renames inside a folder, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def file_sha256(path: Path, has_read: Callable[[int], object] = lambda n_bytes: None) -> str:
-    """Return the sha256 (hex) of a file. `has_read` gets the size of each part. Raises UserError if unreadable."""
-    digest = hashlib.sha256()
-    with reading(path), open(path, "rb", buffering=0) as file:
-        while part := file.read(HASHED_BYTES_AT_ONCE):
-            digest.update(part)
-            has_read(len(part))
-    return digest.hexdigest()
-
-
 class FileRecord(Config):
-    """The expected state of a file, from a manifest."""
+    """Size and checksum of a file, or of its beginning, as a manifest stores them."""
 
     n_bytes: int
     sha256: str
+    """Hexadecimal."""
 
     @classmethod
-    def of(cls, path: Path, has_read: Callable[[int], object] = lambda n_bytes: None) -> "FileRecord":
-        """Return the record of a file, reading every byte. Arguments and errors as `file_sha256`."""
-        with reading(path):
-            return cls(n_bytes=path.stat().st_size, sha256=file_sha256(path, has_read))
+    def of(
+        cls, path: Path, on_read: Callable[[int], object] = lambda n_bytes: None, max_bytes: int = sys.maxsize
+    ) -> "FileRecord":
+        """Return the record of the first `max_bytes` bytes of a file. Raises UserError if it cannot be read.
+
+        on_read: called with the number of bytes of each part that was read.
+        """
+        digest = hashlib.sha256()
+        n_read = 0
+        with reading(path), open(path, "rb", buffering=0) as file:
+            while part := file.read(min(HASHED_BYTES_AT_ONCE, max_bytes - n_read)):
+                digest.update(part)
+                n_read += len(part)
+                on_read(len(part))
+        return cls(n_bytes=n_read, sha256=digest.hexdigest())

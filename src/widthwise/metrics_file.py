@@ -7,51 +7,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widthwise.files import (
-    HASHED_BYTES_AT_ONCE,
-    FileRecord,
-    fsync_file,
-    parse_json,
-    read_text,
-    reading,
-    write_atomic,
-    writing,
-)
+from widthwise.files import FileRecord, fsync, parse_json, read_text, write_atomic, writing
 from widthwise.mistakes import UserError
 
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """metrics.jsonl of a run, which may not exist yet."""
+    """metrics.jsonl or samples.jsonl of a run. The file may not exist yet."""
 
     path: Path
 
     def records(self) -> list[dict[str, Any]]:
-        """Return all records, without a last line that a kill cut short. Raises UserError for an invalid line."""
-        if not self.path.exists():
-            return []
-        lines = read_text(self.path).split("\n")[:-1]  # text after the last newline is a torn line
-        return [_record(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
+        """Return all records, without a torn last line. Raises UserError for an invalid line."""
+        return [_record(line, where) for line, where in self._lines()]
 
     def last_records(self, *events: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Return the last record, and a dict from event to its last record; read from the end.
+        """Return the last record, and a dict from event to the last record of that event, reading from the end.
 
-        Events without a record are missing. Raises UserError for an invalid line.
+        Events without a record are missing. Raises UserError for an invalid line among those that are read.
         """
         last: dict[str, Any] = {}
         by_event: dict[str, dict[str, Any]] = {}
-        lines = read_text(self.path).split("\n")[:-1] if self.path.exists() else []
-        for number, line in reversed(list(enumerate(lines, start=1))):
-            # Records of layers are long: skip lines that cannot be of a missing event without parsing them.
+        for line, where in reversed(self._lines()):
+            # Parsing a long record of layers takes time, so skip lines without the name of a missing event.
             if last and not any(f'"{event}"' in line for event in events if event not in by_event):
                 continue
-            record = _record(line, f"{self.path}: line {number}")
+            record = _record(line, where)
             last = last or record
             if record["event"] in events:
                 by_event.setdefault(record["event"], record)
             if len(by_event) == len(events):
                 break
         return last, by_event
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """Return each complete line, with its place as errors name it. A kill may leave a torn line at the end."""
+        lines = read_text(self.path).split("\n")[:-1] if self.path.exists() else []
+        return [(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
 
     def append(self, records: list[dict[str, Any]]) -> None:
         """Append records, one line each. Raises UserError on a full disk."""
@@ -62,7 +54,7 @@ class MetricsFile:
         """Make the records appended so far survive a power cut. Raises UserError on a full disk."""
         with writing(self.path):
             self.path.touch()
-            fsync_file(self.path)
+            fsync(self.path)
 
     def rewind(self, step: int) -> None:
         """Drop the records after `step`, so that a resumed run writes each record once."""
@@ -70,18 +62,14 @@ class MetricsFile:
         write_atomic(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
     def front(self, n_bytes: int = sys.maxsize) -> FileRecord:
-        """Return size and checksum of the first n_bytes bytes, or of all."""
-        digest = hashlib.sha256()
-        n_read = 0
-        if self.path.exists():
-            with reading(self.path), open(self.path, "rb", buffering=0) as file:
-                while part := file.read(min(HASHED_BYTES_AT_ONCE, n_bytes - n_read)):
-                    digest.update(part)
-                    n_read += len(part)
-        return FileRecord(n_bytes=n_read, sha256=digest.hexdigest())
+        """Return size and checksum of the first n_bytes bytes, or of all. A missing file counts as empty."""
+        if not self.path.exists():
+            return FileRecord(n_bytes=0, sha256=hashlib.sha256().hexdigest())
+        return FileRecord.of(self.path, max_bytes=n_bytes)
 
 
 def _record(line: str, where: str) -> dict[str, Any]:
+    """Parse a line. `where` names it in errors."""
     record = parse_json(line, where)
     entries = record if isinstance(record, dict) else {}
     if type(entries.get("step")) is not int:

@@ -172,15 +172,15 @@ def test_a_right_manifest_of_wrong_content_is_refused(tmp_path, name):
 @pytest.mark.parametrize("failing_file", FILES)
 def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(tmp_path, monkeypatch, failing_file):
     (good,) = saved(tmp_path, 3)
-    fsync_file = checkpoint.fsync_file
+    fsync = checkpoint.fsync
 
     def fail_for_one(path: Path) -> None:
         if path.name == failing_file:
             raise OSError(errno.ENOSPC, "No space left on device")
-        fsync_file(path)
+        fsync(path)
 
-    monkeypatch.setattr(checkpoint, "fsync_file", fail_for_one)
-    monkeypatch.setattr(checkpoint_folder, "fsync_file", fail_for_one)
+    monkeypatch.setattr(checkpoint, "fsync", fail_for_one)
+    monkeypatch.setattr(checkpoint_folder, "fsync", fail_for_one)
     assert "step_00000004: cannot be written (No space left on device)" in refusal(saved, tmp_path, 4)
     assert list(tmp_path.iterdir()) == [good]
     assert checkpoint_folder.latest_valid(tmp_path) == (good, [])

@@ -19,7 +19,7 @@ from widthwise.data.loader import PackingConfig
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import cache_folder, check_url, is_url
-from widthwise.files import PathText, file_sha256
+from widthwise.files import FileRecord, PathText
 from widthwise.mistakes import UserError
 
 DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}
@@ -80,7 +80,7 @@ class OneSource(Config):
         fingerprint = scan(HeldOutFraction(self.held_out).documents(corpus), progress).fingerprint
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(self.tokenizer).name)
         path = Path(self.tokenizer.partition("#")[0])
-        content = file_sha256(path) if path.suffix == ".json" else ""
+        content = FileRecord.of(path).sha256 if path.suffix == ".json" else ""
         key = f"{FORMAT_VERSION}\n{self.tokenizer}{content}\n{self.held_out!r}\n{fingerprint}"
         digest = hashlib.sha256(key.encode()).hexdigest()
         out = cache_folder() / "data" / f"{self.corpus}-{readable}-{digest[:16]}"

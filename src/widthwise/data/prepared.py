@@ -37,7 +37,7 @@ from widthwise.data.shards import (
     token_dtype,
 )
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import FileRecord, file_sha256, fsync_file, new_folder, read_json, reading, writing
+from widthwise.files import FileRecord, fsync, new_folder, read_json, reading, writing
 from widthwise.mistakes import UserError
 from widthwise.records.record import SealedFile
 
@@ -133,7 +133,7 @@ class PreparedData:
         n_bytes = sum(record.n_bytes for record in self.manifest.files.values())
         counter = ByteCounter(progress, "checking the data", n_bytes)
         for name, record in self.manifest.files.items():
-            if file_sha256(self.path / name, counter.add) != record.sha256:
+            if FileRecord.of(self.path / name, counter.add).sha256 != record.sha256:
                 raise UserError(
                     f"{self.path / name}: its checksum differs from the manifest's; it is damaged: "
                     "delete the folder and prepare it again"
@@ -281,7 +281,7 @@ def _link_or_copy(source: Path, target: Path, progress: ProgressCallback) -> Non
         progress(f"copying {source}", 0, None)
         with refusing(f"{target}: cannot be copied from {source}", OSError):
             shutil.copyfile(source, target)
-            fsync_file(target)
+            fsync(target)
 
 
 def _token_files(path: Path) -> list[TokenFile]:

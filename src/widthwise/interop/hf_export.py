@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from widthwise.config_io import differences, to_data
-from widthwise.files import as_readable_as_others, check_free, fsync_file, new_folder, write_atomic
+from widthwise.files import check_free, fsync, new_folder, with_default_permissions, write_atomic
 from widthwise.interop.architecture import Architecture, Fields
 from widthwise.interop.families import family_of
 from widthwise.interop.hf_import import (
@@ -187,9 +187,9 @@ def export_hf(
         for name, text in texts.items():
             write_atomic(partial / name, text)
         try:
-            with as_readable_as_others(partial / ONE_FILE):
+            with with_default_permissions(partial / ONE_FILE):
                 save_file(tensors, partial / ONE_FILE, metadata={"format": "pt"})
         except SafetensorError as error:
             raise UserError(f"{folder}: cannot be written ({error})") from None
-        fsync_file(partial / ONE_FILE)
+        fsync(partial / ONE_FILE)
     return architecture.model_type

@@ -14,7 +14,7 @@ from widthwise.data.identity import IMPORTED, describe_difference, without_data
 from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import file_sha256, new_folder, read_text
+from widthwise.files import FileRecord, new_folder, read_text
 from widthwise.interop.hf_import import import_hf, import_source, optional_tokenizer, read_plan
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, allocate, blueprint, build
@@ -233,7 +233,7 @@ def read_import(
         "token_ids": imported.token_ids,
         "config_token_ids": imported.config_token_ids,
         "settings": imported.settings,
-        "files": {path.name: file_sha256(path) for path in files},
+        "files": {path.name: FileRecord.of(path).sha256 for path in files},
     }
     dtypes = {weight.dtype for weight in imported.weights.values()}
     is_bf16 = keep_bf16 and resolved.train.settled_precision == "bf16" and dtypes == {torch.bfloat16}

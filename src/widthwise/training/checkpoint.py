@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from widthwise.config_io import refusing
-from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json_mapping
+from widthwise.files import FileRecord, fsync, read_json_mapping
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, with_rows
@@ -103,18 +103,18 @@ def write(
 
     def finish() -> None:
         (partial / STATE).write_text(json.dumps(state) + "\n")
-        fsync_file(partial / STATE)
+        fsync(partial / STATE)
         records[STATE] = FileRecord.of(partial / STATE)
         manifest = CheckpointManifest(
             format_version=FORMAT_VERSION, step=step, n_shards=processes.n_shards, files=records, seal=seal
         )
         (partial / MANIFEST).write_text(manifest.content())
-        fsync_file(partial / MANIFEST)
-        fsync_folder(partial)
+        fsync(partial / MANIFEST)
+        fsync(partial)
         if path.exists():
             shutil.rmtree(path)
         os.replace(partial, path)
-        fsync_folder(folder)
+        fsync(folder)
 
     try:
         processes.on_rank_zero(begin)

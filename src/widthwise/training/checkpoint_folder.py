@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from widthwise.config_io import Config, parse
-from widthwise.files import FileRecord, as_readable_as_others, fsync_file
+from widthwise.files import FileRecord, fsync, with_default_permissions
 from widthwise.mistakes import UserError
 from widthwise.model.shards import rows_of_shard
 from widthwise.recipe.train_section import TrainConfig
@@ -46,13 +46,13 @@ def file_name(stem: str, shard: int = 0, n_shards: int = 1) -> str:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file that survives a power cut once this returns. Raises OSError, as on a full disk."""
-    with as_readable_as_others(path):
+    """Write a file that survives a power cut once this returns. Raises OSError, also on a full disk."""
+    with with_default_permissions(path):
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         except SafetensorError as error:
             raise OSError(str(error)) from None
-    fsync_file(path)
+    fsync(path)
 
 
 class SavedTensors:
