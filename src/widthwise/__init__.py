@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'widthwise' has no attribute {name!r}")
     if "IPython" in sys.modules:
-        import_module("widthwise.reports.writing")  # shows records as pages
+        import_module("widthwise.reports.writing")  # registers how notebooks display records
     return getattr(import_module(_MODULES[name]), name)
 
 

@@ -1,7 +1,7 @@
 """`widthwise`, and `python -m widthwise` from a checkout that is not installed: the command line.
 
-The process handles Ctrl-C, SIGTERM and SIGUSR1 from its start to its end. During training, `training.launch` handles
-them in place of these handlers: the current step finishes first.
+Ctrl-C, SIGTERM and SIGUSR1 are handled from the start of the process to its end. During training, `training.launch`
+installs other handlers, with which the current step finishes first.
 """
 
 import os
@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def main() -> None:
-    """Run a verb; Ctrl-C prints one line at any time."""
+    """Run a verb. Ctrl-C prints one line in place of a traceback at any time."""
     handle_signals(leave)
     from widthwise.cli.main import main as run_verb  # slow to import
 
@@ -28,14 +28,14 @@ def main() -> None:
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], NoReturn]) -> None:
-    """Install a handler. Signals that the process ignores, as in a background job of a shell, stay ignored."""
+    """Install a handler. Ignored signals stay ignored; a shell lets background jobs ignore Ctrl-C."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End the process with one line: for start-up and exit, without work."""
+    """Print one line and end the process at once. For start-up and exit, when no files are being written."""
     with suppress(Exception):  # the signal may have interrupted a write
         sys.stdout.flush()
     if os.environ.get("RANK", "0") == "0":  # only one of several launched processes prints
@@ -44,10 +44,10 @@ def leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise Interrupted, so that incomplete folders are removed."""
+    """Raise Interrupted, so that incomplete folders are removed. During an import, end the process at once."""
     caller = frame
     while caller is not None:
-        # Libraries may suppress or replace an exception while a module is imported.
+        # A library that is being imported may suppress or replace the exception.
         if caller.f_code.co_filename.startswith("<frozen importlib"):
             leave(number, frame)
         caller = caller.f_back

@@ -1,7 +1,7 @@
 """Conversion between plain data and frozen pydantic objects.
 
-`parse` turns data into a config object or raises a `UserError` with the path, the value and what is allowed; `to_data`
-is its inverse.
+`parse` turns data into a config object or raises a `UserError` with the path, the value and the allowed values;
+`to_data` is its inverse.
 """
 
 import ast
@@ -28,7 +28,7 @@ ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
 
 @contextmanager
 def mistakes_at(path: str) -> Iterator[None]:
-    """Turn a ValueError `key: ...` raised inside, by a config too, into a UserError `path.key: ...`."""
+    """Turn a ValueError `key: ...` or a ValidationError of the block into a UserError `path.key: ...`."""
     try:
         yield
     except pydantic.ValidationError as error:
@@ -39,7 +39,7 @@ def mistakes_at(path: str) -> Iterator[None]:
 
 @contextmanager
 def mistakes_of(what: str) -> Iterator[None]:
-    """Begin the message of a UserError raised inside with what it is about: `what: ...`."""
+    """Prefix the message of a UserError of the block: `what: ...`."""
     try:
         yield
     except UserError as error:
@@ -48,7 +48,7 @@ def mistakes_of(what: str) -> Iterator[None]:
 
 @contextmanager
 def refusing(what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn these errors, raised inside, into a UserError `what (reason)`. A UserError is raised unchanged."""
+    """Turn errors of these types in the block into a UserError `what (reason)`. A UserError is raised unchanged."""
     try:
         yield
     except UserError:
@@ -80,11 +80,11 @@ class Config(pydantic.BaseModel):
             hint = nearest_hint(str(unknown[0]), cls.model_fields)
             if "kind" not in data or not hint.startswith("allowed: "):
                 raise _unknown_key(unknown[0], hint)
-            # Often the key belongs to the kind that its section had before an override named another.
+            # Often an override changed the kind of the section, and the key belongs to the old kind.
             more = ", ..." if any(field.is_required() for field in cls.model_fields.values()) else ""
             raise _unknown_key(unknown[0], hint, f" of kind {data['kind']}", f"{{kind: {data['kind']}{more}}}")
         return {
-            key: _of_default_kind(key, cls.model_fields[key].default, _frozen(value)) for key, value in data.items()
+            key: _with_default_kind(key, cls.model_fields[key].default, _frozen(value)) for key, value in data.items()
         }
 
     @classmethod
@@ -120,19 +120,16 @@ def _docs_in_source(cls: type) -> dict[str, str]:
     except (OSError, TypeError, SyntaxError):
         return {}
     assert isinstance(node, ast.ClassDef)
-    return {
-        attribute.target.id: inspect.cleandoc(below.value.value)
-        for attribute, below in pairwise(node.body)
-        if isinstance(attribute, ast.AnnAssign)
-        and isinstance(attribute.target, ast.Name)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-        and isinstance(below.value.value, str)
-    }
+    docs: dict[str, str] = {}
+    for statement, below in pairwise(node.body):
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = inspect.cleandoc(text)
+    return docs
 
 
 def options_of(mixin: type[Config], config: Config) -> dict[str, Any]:
-    """Return the config's values of the fields that it inherits from a shared base."""
+    """Return a dict from each field of `mixin`, a base class of the config, to its value in the config."""
     return {name: getattr(config, name) for name in mixin.model_fields}
 
 
@@ -148,8 +145,11 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _of_default_kind(name: str, default: Any, value: Any) -> Any:
-    """Give a section without a kind the kind of its default, if that kind has all its keys."""
+def _with_default_kind(name: str, default: Any, value: Any) -> Any:
+    """Add the kind of the default to a section without a kind. Raise an error for a key that this kind does not have.
+
+    Any other value is returned unchanged. name, default: of the field.
+    """
     if not isinstance(value, dict) or not isinstance(default, Config) or "kind" in value:
         return value
     fields = type(default).model_fields
@@ -163,20 +163,23 @@ def _of_default_kind(name: str, default: Any, value: Any) -> Any:
     return {"kind": kind, **value}
 
 
-def _unknown_key(key: Any, hint: str, of: str = "", replacement: str = "") -> PydanticCustomError:
-    """Return an error for `mistakes.describe`. replacement: the smallest section of the kind."""
-    context = {"key": str(key), "text": f"unknown key{of}; {hint}", "replacement": replacement}
+def _unknown_key(key: Any, hint: str, of_kind: str = "", replacement: str = "") -> PydanticCustomError:
+    """Return an error for `mistakes.describe`.
+
+    of_kind: ` of kind KIND` or empty; replacement: the shortest section of that kind, as YAML.
+    """
+    context = {"key": str(key), "text": f"unknown key{of_kind}; {hint}", "replacement": replacement}
     return PydanticCustomError("unknown_key", "{text}", context)
 
 
-def check_one_of(place: str, name: str, allowed: Collection[str]) -> None:
-    """Raise a UserError `place: got 'd_fff'; did you mean 'd_ff'?` unless the name is allowed."""
+def check_one_of(where: str, name: str, allowed: Collection[str]) -> None:
+    """Raise a UserError `where: got 'd_fff'; did you mean 'd_ff'?` unless the name is allowed."""
     if name not in allowed:
-        raise UserError(f"{place}: got {name!r}; {nearest_hint(name, allowed)}")
+        raise UserError(f"{where}: got {name!r}; {nearest_hint(name, allowed)}")
 
 
 def parse(config_class: type[ConfigT], data: Any, where: str = "recipe") -> ConfigT:
-    """Parse plain data into a config. Raises UserError `where: path: value: what is allowed` for the first mistake."""
+    """Parse plain data into a config. Raises UserError `where: path: ...` for the first mistake."""
     try:
         json.dumps(data)  # refuses dates, sets, cycles and numbers too long to print
         return config_class.model_validate(data)
@@ -211,7 +214,7 @@ def _thawed(value: Any) -> Any:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency. Raises UserError that names the extra which installs it."""
+    """Import an optional dependency. Raises a UserError that names the extra to install if it is missing."""
     try:
         return import_module(module)
     except ImportError:

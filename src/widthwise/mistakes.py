@@ -1,4 +1,4 @@
-"""The errors that end a verb, and their messages: path, value, what is allowed, the way out.
+"""The errors that end a verb, and their messages: the path, the value, the allowed values and the remedy.
 
 Imports no pydantic, so that `widthwise --help` stays quick.
 """
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 LONGEST_WORD = 500
-"""Characters of a word. Longer text loses its middle, because its end names the allowed values."""
+"""Characters of a word of a message. The middle of a longer word is cut out."""
 LONGEST_MESSAGE = 5000
-"""Characters of a message."""
+"""Characters of a message. The middle of a longer one is cut out, because its end names the allowed values."""
 
 
 class UserError(ValueError):
@@ -33,14 +33,15 @@ class RunFailed(RuntimeError):
 
 
 class RunDiverged(RunFailed):
-    """A run that stopped because it diverged (`train.on_spike`), at this step."""
+    """A run that stopped because it diverged (`train.on_spike`)."""
 
     def __init__(self, message: str, step: int):
+        """step: the step at which the run stopped."""
         super().__init__(message)
         self.step = step
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        """Pickle both arguments."""
+        """Pickle the message and the step; BaseException would pickle the message alone."""
         return type(self), (str(self), self.step)
 
 
@@ -103,7 +104,7 @@ REMOVED = {
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
-    """Return "did you mean 'd_ff'?" if a valid name is similar, else the list of valid names; REMOVED comes first."""
+    """Return the replacement of a removed name, or "did you mean 'd_ff'?" for a similar name, or all allowed names."""
     if name in REMOVED:
         return REMOVED[name]
     names = [str(item) for item in allowed]
@@ -112,14 +113,19 @@ def nearest_hint(name: str, allowed: Iterable[str]) -> str:
 
 
 def describe(error: "ValidationError", data: Any = None) -> str:
-    """Return the first mistake of a config in one line, with the number of further ones. data: the parsed data."""
+    """Return the first mistake of a config in one line, with the number of further mistakes.
+
+    data: the parsed data; None if unknown, then no further mistakes are counted.
+    """
     details = error.errors(include_url=False)
     first = details[0]
-    at = _place(first, data)
-    places = {_place(mistake, data) for mistake in details if data is not None}
-    n_more = sum(place[: len(at)] != at[: len(place)] for place in places)  # without parents and children of the first
+    path = _config_path(first, data)
+    n_more = 0
+    if data is not None:
+        for other in {_config_path(mistake, data) for mistake in details}:
+            is_parent_or_child = other[: len(path)] == path[: len(other)]
+            n_more += not is_parent_or_child
     context = first.get("ctx", {})
-    path = at[:-1] if first["type"] == "missing" else at
     match first["type"]:
         case "unknown_key":
             text = f"{'.'.join([*path, context['key']])}: {context['text']}"
@@ -127,7 +133,7 @@ def describe(error: "ValidationError", data: Any = None) -> str:
                 section = f"{'.'.join(path)}={context['replacement']}"
                 text += f"; to change the kind, replace the section: '{section}'"
         case "missing":
-            text = f"{'.'.join(at)}: is required but missing"
+            text = f"{'.'.join(path)}: is required but missing"
         case "union_tag_invalid":
             allowed = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
             tag = str(context["tag"])
@@ -140,19 +146,21 @@ def describe(error: "ValidationError", data: Any = None) -> str:
             message = str(context.get("error", first["msg"]))
             text = f"{'.'.join(path)}: {message}" if path else message
         case _:
-            allowed = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-            text = f"{'.'.join(path) or 'the recipe'}: got {shortened(first.get('input'))}; {allowed}"
+            reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+            text = f"{'.'.join(path) or 'the recipe'}: got {shortened(first.get('input'))}; {reason}"
     return f"{text} (and {counted(n_more, 'more mistake')})" if n_more else text
 
 
-def _place(mistake: Any, data: Any) -> tuple[str, ...]:
+def _config_path(mistake: Any, data: Any) -> tuple[str, ...]:
     """Return the config path of a pydantic error; all union branches share one path.
 
-    The path has the keys of the data, without union tags and type names. data: None if unknown.
+    The path has the keys of the data, without union tags and type names, and the name of a missing key. data: None if
+    unknown; then tags and type names stay in the path.
     """
-    is_missing = mistake["type"] == "missing"
-    location = mistake["loc"][:-1] if is_missing else mistake["loc"]
-    path: list[str] = [str(part) for part in location] if data is None else []
+    location = mistake["loc"]
+    if data is None:
+        return tuple(str(part) for part in location)
+    path: list[str] = []
     node = data
     for part in location:
         if isinstance(node, Mapping) and part in node:
@@ -164,11 +172,13 @@ def _place(mistake: Any, data: Any) -> tuple[str, ...]:
         else:
             continue
         path.append(str(part))
-    return (*path, str(mistake["loc"][-1])) if is_missing else tuple(path)
+    if mistake["type"] == "missing":
+        path.append(str(location[-1]))
+    return tuple(path)
 
 
 def shortened(value: Any) -> str:
-    """Return a value as errors show it."""
+    """Return the repr of a value, cut to 60 characters, for errors."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -1,14 +1,14 @@
 """A run on disk, the contract between the tools.
 
 config.yaml        the resolved recipe: explicit layers and all defaults
-environment.json   versions, machine, commit, command, data, the recipe that the run was begun with, and later changes
+environment.json   versions, machine, commit, command, data, the original recipe, and later changes of it
 metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "skipped" |
                    "norms" | "stopped", ...}, and "grown" in a run that begins with a checkpoint of another run
 samples.jsonl      with train.sample, the samples at validations: {"step", "event": "sample", "prompt", "text"}
 result.json        written once, when the run has finished, with checksums of itself, the recipe and the records
 checkpoints/       step_00000100/ ... (training/checkpoint.py)
 tokenizer/         the tokenizer's file, so that the run can be used without its data
-lock, holder       held by the process that writes here, and its number
+lock, holder       the lock of the process that writes to the run, and the number of that process
 """
 
 import fcntl
@@ -38,27 +38,30 @@ from widthwise.records.run import Continuation, RunResult, describe_changes, fol
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")
-"""Files that only the process that holds the run writes."""
+"""Files that only the process with the lock writes."""
 RECIPE = "recipe"
-"""Key of the recipe in environment.json, from which a changed config.yaml can be restored."""
+"""Key of the original recipe in environment.json, from which a changed config.yaml can be restored."""
 SEAL = "seal"
 """Key of the checksum of the seal in result.json."""
 CONTINUED = "continued"
-"""Key of the changes of settings at which the run was resumed, in environment.json."""
+"""Key of the list of `Continuation` records in environment.json, one for each resume with other settings."""
 
 
 class Seal(Config):
-    """The owner of a checkpoint or a result."""
+    """The run that wrote a checkpoint or a result, and its records up to that moment."""
 
     recipe: str
-    """sha256 of the recipe that the run was begun with."""
+    """sha256 of the original recipe."""
     metrics: FileRecord
-    """The beginning of metrics.jsonl; later records follow."""
+    """metrics.jsonl at that moment, to which later records were appended."""
 
 
 class _Checksums(Config):
+    """Checksums in result.json."""
+
     seal: Seal
     entries: dict[str, str]
+    """sha256 of each other key of the file, and of the seal."""
 
 
 class RunDir:
@@ -73,9 +76,9 @@ class RunDir:
         self._environment_file = SealedFile(self.path / "environment.json")
 
     def check_checkpoints_are_own(self) -> None:
-        """Raise UserError if checkpoints/ is a link into another run, whose checkpoints would be replaced.
+        """Raise UserError if checkpoints/ is a link into another run, because writing would replace its checkpoints.
 
-        A link to a folder outside any run, such as one on a larger disk, is fine.
+        A link to a folder outside any run, for example on a larger disk, is allowed.
         """
         if os.path.lexists(self.checkpoints) and not self.checkpoints.is_dir():
             raise UserError(f"{self.checkpoints}: is no folder, nor a link to one; delete it")
@@ -85,7 +88,7 @@ class RunDir:
 
     @property
     def exists(self) -> bool:
-        """True if a run was begun here."""
+        """True if the folder has the recipe of a run."""
         return (self.path / "config.yaml").is_file()
 
     def begin(self, config_yaml: str, environment: Mapping[str, Any]) -> None:
@@ -94,19 +97,19 @@ class RunDir:
         write_atomic(self.path / "config.yaml", config_yaml)
 
     def config_yaml(self) -> str:
-        """Return the resolved recipe. Raises UserError without a run, or if the recipe was changed later."""
+        """Return the resolved recipe. Raises UserError without a run, or if config.yaml was edited later."""
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml){folder_hint(self.path)}")
         text = read_text(self.path / "config.yaml")
-        begun_with = self._begun_with()
-        if text == begun_with:
+        original_text = self._original_recipe()
+        if text == original_text:
             return text
-        original = parse_yaml(begun_with, RECIPE)
-        now = parse_yaml(text, "config.yaml")
+        original = parse_yaml(original_text, RECIPE)
+        current = parse_yaml(text, "config.yaml")
         continuations = self.continuations()
-        # `continue_with` writes two files; a kill between them leaves the earlier recipe, which is as good.
+        # `continue_with` writes two files. A kill between them leaves the recipe before the last continuation.
         expected = (with_continuations(original, continuations), with_continuations(original, continuations[:-1]))
-        changes = min((describe_changes(recipe, now, skip_allowed=True) for recipe in expected), key=len)
+        changes = min((describe_changes(recipe, current, skip_allowed=True) for recipe in expected), key=len)
         if changes:
             raise UserError(
                 f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "
@@ -114,8 +117,8 @@ class RunDir:
             )
         return text
 
-    def _begun_with(self) -> str:
-        """Return the recipe that the run was begun with. Raises UserError if it was not kept."""
+    def _original_recipe(self) -> str:
+        """Return the recipe with which the run was begun. Raises UserError if environment.json does not have it."""
         path = self._environment_file.path
         recipe = self._environment_file.read().get(RECIPE)
         if not isinstance(recipe, str):
@@ -128,13 +131,13 @@ class RunDir:
         return {key: value for key, value in entries.items() if key not in (RECIPE, CONTINUED)}
 
     def continuations(self) -> list[Continuation]:
-        """Return the times at which the run was resumed with other settings, in order."""
+        """Return the changes of settings, one for each resume with other settings, in order."""
         file = self._environment_file
         entries = file.read().get(CONTINUED, []) if file.path.is_file() else []
         return [parse(Continuation, entry, f"{file.path}: {CONTINUED}") for entry in entries]
 
     def continue_with(self, continuation: Continuation) -> None:
-        """Change the recipe from here on, and record the change."""
+        """Change the recipe for all further steps, and record the change."""
         recipe = with_continuations(parse_yaml(self.config_yaml(), "config.yaml"), [continuation])
         self.add_to_environment({CONTINUED: [entry.to_data() for entry in (*self.continuations(), continuation)]})
         write_atomic(self.path / "config.yaml", dump_yaml(recipe))
@@ -144,36 +147,36 @@ class RunDir:
         self._environment_file.write({**self._environment_file.read(), **records})
 
     def seal(self) -> Seal:
-        """Return the owner of a checkpoint or result of this moment. Call when the records are safe on the disk."""
+        """Return the seal for a checkpoint or result that is written now. Call `metrics_file.fsync` first."""
         return Seal(recipe=self._recipe_sha256(), metrics=self.metrics_file.front())
 
-    def check_recipe_of(self, seal: Seal | None, of: str) -> None:
-        """Raise UserError if a seal is missing or of another recipe. of: the name of what it seals, for errors."""
+    def check_recipe_of(self, seal: Seal | None, sealed: str) -> None:
+        """Raise UserError if the seal is missing or of another recipe. sealed: the checkpoint or result, for errors."""
         if seal is None:
-            raise UserError(f"{self.path}: {of} does not say to which run it belongs")
+            raise UserError(f"{self.path}: {sealed} does not say to which run it belongs")
         if seal.recipe != self._recipe_sha256():
-            raise UserError(f"{self.path}: {of} belongs to a run of another recipe than config.yaml")
+            raise UserError(f"{self.path}: {sealed} belongs to a run of another recipe than config.yaml")
 
-    def check_seal(self, seal: Seal | None, of: str) -> None:
-        """Check the recipe as `check_recipe_of`, and that the records up to the seal are all there and unchanged."""
-        self.check_recipe_of(seal, of)
+    def check_seal(self, seal: Seal | None, sealed: str) -> None:
+        """Check the recipe as `check_recipe_of`, and that no record before the seal is missing or was changed."""
+        self.check_recipe_of(seal, sealed)
         assert seal is not None
         path = self.metrics_file.path
         n_bytes = seal.metrics.n_bytes
         front = self.metrics_file.front(n_bytes)
         if front.n_bytes < n_bytes:
             raise UserError(
-                f"{path}: has {front.n_bytes} bytes, and had {n_bytes} when {of} was written; records are missing"
+                f"{path}: has {front.n_bytes} bytes, and had {n_bytes} when {sealed} was written; records are missing"
             )
         if front != seal.metrics:
-            raise UserError(f"{path}: its first {n_bytes} bytes were changed after {of} was written")
+            raise UserError(f"{path}: its first {n_bytes} bytes were changed after {sealed} was written")
 
     def _recipe_sha256(self) -> str:
-        return hashlib.sha256(self._begun_with().encode()).hexdigest()
+        return hashlib.sha256(self._original_recipe().encode()).hexdigest()
 
     @property
     def has_result(self) -> bool:
-        """True if the run has finished."""
+        """True if the run has finished, without checking the result."""
         return (self.path / RunResult.file_name).is_file()
 
     def result(self) -> RunResult | None:
@@ -206,9 +209,10 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run for this process; the lock ends with the process. Raises RunInUse if another process holds it.
+        """Lock the run for the block; the lock ends with the process at the latest.
 
-        Folders that this call created are removed if no run was begun in them.
+        Raises RunInUse if another process has the lock. Folders that this call created are removed if no run was begun
+        in them.
         """
         from filelock import FileLock, Timeout  # slow to import, and not needed by verbs that only read
 
@@ -223,19 +227,19 @@ class RunDir:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None
         with lock:
-            for leftover in leftovers(self.path):  # of other hosts too: no other process writes into a locked folder
+            for leftover in leftovers(self.path):  # also of other hosts: no other process writes into a locked folder
                 if leftover.name in WRITTEN_WHOLE:
                     leftover.path.unlink(missing_ok=True)
             write_atomic(holder, str(os.getpid()))
             try:
                 yield
             finally:
-                # A process that waits for the lock notices that the file is gone, and creates another.
+                # A process that waits for the lock notices that its file was removed, and creates a new one.
                 remove_unused(new_folders, {"lock", "holder"})
 
     @property
     def is_in_use(self) -> bool:
-        """True if a process holds the run at this moment."""
+        """True if a process has the lock of the run at this moment."""
         try:
             # O_NONBLOCK: do not wait for the writer of a pipe.
             handle = os.open(self.path / "lock", os.O_RDONLY | os.O_NONBLOCK)
@@ -251,4 +255,4 @@ class RunDir:
 
 
 class RunInUse(UserError):
-    """A run that another process is working on."""
+    """An error: another process has the lock of the run."""

@@ -1,7 +1,7 @@
 """Recipes as YAML files, with inheritance and overrides.
 
-`read_recipe` turns a file, or the name of a bundled recipe, and `a.b=c` overrides into one mapping; `merge` lays one
-piece of a recipe over another; `to_yaml` writes a config as text that reads back equal.
+`read_recipe` reads a file or a bundled recipe, and applies `a.b=c` overrides; `merge` updates a mapping recursively;
+`to_yaml` writes a config as text that reads back equal.
 """
 
 import difflib
@@ -21,20 +21,20 @@ from widthwise.mistakes import UserError
 MAX_RECIPE_BYTES = 2**20
 """Largest recipe that is read; bundled recipes have some thousand bytes."""
 MOST_ENTRIES = 50_000
-"""Limit on lines plus commas of a text: PyYAML reads about ten thousand entries a second."""
+"""Limit on the lines plus commas of a text, because PyYAML reads only about ten thousand entries a second."""
 PACKAGE = Path(__file__).parent
 RECIPE_FOLDERS = (".", "evidence", "papers/models", "papers/recipes")
-"""Folders of recipes in `configs`, starting with the recipes to start from. Recipe names are unique."""
+"""Folders of recipes in `configs`. No two recipes have the same name."""
 SOURCES = ("corpus", "path", "mixture")
 """Keys that name the source of data; a data section has one of them."""
-OF_A_SOURCE = ("tokenizer", "held_out", "verify")
-"""Keys that describe the source of their section."""
+SOURCE_OPTIONS = ("tokenizer", "held_out", "verify")
+"""Keys of a data section that apply only to its source."""
 
 
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML in which a repeated key is an error and `1e-5` is a number.
 
-    Aliases are refused: they can grow a small file beyond any memory.
+    Aliases are refused, because nested aliases in a small file can need more than all memory.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -63,7 +63,7 @@ def _integer_of_64_bits(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
 
 
 class _StrictDumper(yaml.SafeDumper):
-    """Quotes text that `_StrictLoader` would parse as a number."""
+    """Safe YAML in which text that `_StrictLoader` would parse as a number is quoted."""
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
@@ -99,9 +99,9 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def recipe_path(name: Path | str, folder: Path = Path()) -> Path:
-    """Return the file `name` in a folder, or else the bundled recipe of that name.
+    """Return the path of the file `name` in a folder, or of the bundled recipe of that name if there is no such file.
 
-    Return the path to the missing file if neither exists.
+    If neither exists, return the path in the folder.
     """
     path = folder / name
     if len(Path(name).parts) == 1 and not os.path.lexists(path):
@@ -128,8 +128,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Return a recipe with its `extends:` chain merged and the overrides `a.b=c` applied.
 
-    `merge` lays a child over its parent. A section that is null is left out. A name without a folder, also after
-    `extends:`, means a bundled recipe if no such file exists.
+    A child is merged into its parent, see `merge`. Sections that are null are dropped. A name without a folder, also
+    after `extends:`, means a bundled recipe if no such file exists.
     """
     data = _read_with_parents(recipe_path(path), ())
     apply_overrides(data, overrides)
@@ -153,10 +153,10 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Set each `a.b.3.c=value` in place; values are YAML, numbers index lists or name integer keys.
+    """Set each `a.b.3.c=value` in place. Values are YAML; a number in a path is a list index or an integer key.
 
-    All overrides are one change: a data source among them replaces the source keys of the recipe, as in `merge`, but
-    no key of the overrides.
+    An override of the data source removes the keys of the old source, see `merge`, before any override is set, so that
+    their order does not matter.
     """
     changes: list[tuple[list[str], Any, str]] = []
     for override in overrides:
@@ -172,7 +172,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
 
 
 def _remove_replaced(data: dict[str, Any], keys: list[str], value: Any) -> None:
-    """Remove keys that another data source makes meaningless from the sections that lead to a key."""
+    """Remove the keys of the old data source from the sections on a path, if setting the value replaces the source."""
     node: Any = data
     for depth, key in enumerate(keys, start=1):
         if not isinstance(node, dict):
@@ -183,6 +183,7 @@ def _remove_replaced(data: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    """Set the value at a path, creating missing sections. Raises UserError for a path through a plain value."""
     node: Any = data
     for depth in range(1, len(keys)):
         index = _index(node, keys[:depth])
@@ -195,7 +196,7 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
 
 
 def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
-    """Return the last key of a path as a key or index of its node."""
+    """Return the last key of a path as a key or index of `node`, the mapping or list that it belongs to."""
     key = path[-1]
     number = int(key) if key.isdecimal() and len(key) < 19 else None
     if isinstance(node, list) and (number is None or number >= len(node)):
@@ -204,11 +205,11 @@ def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `change` laid over `base`, recursively.
+    """Return a copy of `base` updated by `change`, recursively.
 
-    Mappings are merged key by key; lists and plain values replace. A mapping of another `kind` replaces the old one
-    whole, because the keys of the old kind mean nothing to it. A mapping with another data source, such as a path
-    instead of a corpus, replaces the keys of the old source.
+    Mappings are merged key by key; lists and plain values replace the old value. A mapping of another `kind` replaces
+    the old mapping, because the two kinds have different keys. A mapping with another data source, such as a path
+    instead of a corpus, removes the keys of the old source.
     """
     replaced = replaced_keys(base, change)
     merged = {key: value for key, value in base.items() if key not in replaced}
@@ -218,24 +219,27 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes that `merge` lays over `old` to make it `new`."""
+    """Return the change for which `merge(old, change)` equals `new`."""
     replaced = replaced_keys(old, new)
     change: dict[str, Any] = {}
     for key, value in new.items():
-        is_known = key in old and key not in replaced
-        if not is_known or old[key] != value:
-            change[key] = difference(old[key], value) if is_known and _are_merged(old[key], value) else value
+        if key not in old or key in replaced:
+            change[key] = value
+        elif old[key] != value:
+            change[key] = difference(old[key], value) if _are_merged(old[key], value) else value
     return change
 
 
 def replaced_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> set[str]:
-    """Return the keys that a change removes from a section: its source keys, if the change names another source.
+    """Return the keys that a change removes from a section: all keys of its data source if the change has another.
 
     A section without a source has the default corpus.
     """
-    named = {key for key in SOURCES if change.get(key) is not None}
-    before = {key for key in SOURCES if old.get(key) is not None} or {"corpus"}
-    return {*SOURCES, *OF_A_SOURCE} if named and not named & before else set()
+    new_sources = {key for key in SOURCES if change.get(key) is not None}
+    old_sources = {key for key in SOURCES if old.get(key) is not None} or {"corpus"}
+    if not new_sources or new_sources & old_sources:
+        return set()
+    return {*SOURCES, *SOURCE_OPTIONS}
 
 
 def _are_merged(old: Any, new: Any) -> bool:
