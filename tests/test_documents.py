@@ -8,7 +8,7 @@ import yaml
 from recipes import RECIPES, one_of_each_kind, recipe_data
 
 import widthwise
-from widthwise.cli.main import PLACES
+from widthwise.cli.main import PATHS
 from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.experiments.compare import read_plan
 from widthwise.growth.choices import ShrinkOptions
@@ -78,7 +78,7 @@ def test_every_comparison_is_matched() -> None:
 def test_readme_names_every_verb_and_only_what_exists() -> None:
     text = (ROOT / "README.md").read_text()
     commands = text.split("## Commands\n")[1].split("\n## ")[0]
-    assert sorted(re.findall(r"`(\w+)`", commands)) == sorted(PLACES)
+    assert sorted(re.findall(r"`(\w+)`", commands)) == sorted(PATHS)
     for named in re.findall(r"(?:configs|docs|benchmarks)/[\w./-]*\w", text):
         assert (ROOT / named).exists(), named
     rules = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

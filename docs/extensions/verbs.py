@@ -31,7 +31,7 @@ def _sections(name: str, command: Any) -> Iterator[str]:
 
 def _section(name: str, command: Any) -> str:
     if isinstance(command, Command):
-        command.describe()
+        command.describe_options()
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
     usage = " ".join([name, *(_argument(parameter) for parameter in arguments), *(["[OPTIONS]"] if options else [])])

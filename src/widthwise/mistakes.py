@@ -19,6 +19,8 @@ LONGEST_MESSAGE = 5000
 class UserError(ValueError):
     """A mistake that the user can fix. The message is one line; the command line prints it and exits with code 2."""
 
+    exit_code = 2
+
     def __init__(self, message: str):
         line = " ".join(_without_middle(part, LONGEST_WORD) for part in message.split())
         super().__init__(_without_middle(line, LONGEST_MESSAGE))
@@ -29,7 +31,9 @@ def _without_middle(text: str, longest: int) -> str:
 
 
 class RunFailed(RuntimeError):
-    """A run that failed, for example because its loss is not finite. Exit code 1."""
+    """A run that failed, for example because its loss is not finite."""
+
+    exit_code = 1
 
 
 class RunDiverged(RunFailed):
@@ -120,11 +124,9 @@ def describe(error: "ValidationError", data: Any = None) -> str:
     details = error.errors(include_url=False)
     first = details[0]
     path = _config_path(first, data)
-    n_more = 0
-    if data is not None:
-        for other in {_config_path(mistake, data) for mistake in details}:
-            is_parent_or_child = other[: len(path)] == path[: len(other)]
-            n_more += not is_parent_or_child
+    all_paths = {_config_path(mistake, data) for mistake in details if data is not None}
+    # Mistakes of parents and children of the path are not counted.
+    n_more = sum(further[: len(path)] != path[: len(further)] for further in all_paths)
     context = first.get("ctx", {})
     match first["type"]:
         case "unknown_key":

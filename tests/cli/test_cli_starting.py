@@ -18,7 +18,7 @@ from recipes import RECIPES, recipe_data
 from typer.testing import CliRunner
 
 from widthwise import __version__
-from widthwise.cli.main import PLACES, app
+from widthwise.cli.main import PATHS, app
 from widthwise.yaml_io import read_mapping, recipes_folder
 
 
@@ -88,7 +88,7 @@ def test_a_shell_completes_verbs(tmp_path: Path) -> None:
     script.write_text("from widthwise.__main__ import main\nmain()\n")
     variables = {"COMP_WORDS": "widthwise s", "COMP_CWORD": "1", "_WIDTHWISE_COMPLETE": "complete_bash"}
     done = subprocess.run([sys.executable, script], env={**os.environ, **variables}, capture_output=True, text=True)
-    assert {verb for verb in PLACES if re.search(rf"\b{verb}\b", done.stdout)} == {
+    assert {verb for verb in PATHS if re.search(rf"\b{verb}\b", done.stdout)} == {
         "schema",
         "search",
         "shrink",

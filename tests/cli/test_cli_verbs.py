@@ -242,7 +242,7 @@ def test_every_verb_has_an_example_and_every_option_a_help_and_without_arguments
     for prefix, command in commands:
         commands += [(f"{prefix} {name}", sub) for name, sub in getattr(command, "commands", {}).items()]
         if isinstance(command, Command):
-            command.describe()
+            command.describe_options()
             assert f"widthwise{prefix} " in " ".join((command.help or "").split("Example", 1)[1].split()), prefix
             assert not [param.name for param in command.params if not getattr(param, "help", None)], prefix
     assert len(commands) > 25

@@ -46,7 +46,9 @@ def grow(
         if growth[key]:
             say(f"{title}:", *(f"  {line}" for line in growth[key]))
     params = f"parameters {growth['before']['params']:,} -> {growth['after']['params']:,}; nothing was written"
-    say(*growth.get("lines", [params]), *(f"note: {note}" for note in growth["notes"]))
+    say(*growth.get("lines", [params]))
+    for note in growth["notes"]:
+        say(f"note: {note}")
     if "out" in growth:
         say(f"wrote {growth['out']}, step {growth['step']}")
         more_steps = () if growth["steps"] > growth["step"] else ("train.steps=STEPS",)
@@ -79,8 +81,8 @@ def shrink(
     from widthwise.runs.shrink import shrink_run
 
     target = _target(out, plan_only)
-    wanted = None if to is None else load_recipe(to).explicit_model
-    cut = shrink_run(source, target, options, overrides or (), step, wanted, remark)
+    target_model = None if to is None else load_recipe(to).explicit_model
+    cut = shrink_run(source, target, options, overrides or (), step, target_model, remark)
     written = [] if target is None else [target]
     say_result(cut, as_json, shrinking_answer(cut), [cut_table(cut), shrinking_table(cut)], written)
     if target is not None and not as_json:
@@ -90,14 +92,14 @@ def shrink(
 
 
 def _target(out: Path | None, plan_only: bool) -> Path | None:
-    """Return the folder to write, or None to write nothing. Raises UserError without --out and --plan-only."""
+    """Return the folder to write, or None with --plan-only. Raises UserError if neither option is given."""
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
     return None if plan_only else out
 
 
 class ExportOptions(Config):
-    """The options of writing a model for transformers."""
+    """Options of `export`."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of the weights."""
@@ -167,7 +169,7 @@ def import_(
         if run or overrides or recipe:
             raise UserError("--plan-only: reads only config.json; give SOURCE and --revision alone")
         plan = import_plan(source, revision)
-        say_json(plan) if as_json else _say_plan(plan)
+        _say_plan(plan, as_json)
         return
     if run is None:
         raise UserError("RUN: is required, except with --plan-only")
@@ -188,17 +190,20 @@ def import_(
         say_next("widthwise", "resume", run, "data.path=DATA")
 
 
-def _say_plan(plan: dict[str, Any]) -> None:
-    """Print what an import would read, and the keys of config.json that it would not."""
+def _say_plan(plan: dict[str, Any], as_json: bool) -> None:
+    """Print the sizes of a model to import, and ignored keys of config.json. plan: result of `import_plan`."""
+    if as_json:
+        say_json(plan)
+        return
     cost = plan["cost"]
     commit = f", commit {plan['commit']}" if "commit" in plan else ""
     say(f"{plan['folder']}{commit}: {plan['model_type']} of {cost['params']['total']:,} parameters")
     names = {"d_model": "widths", "n_heads": "n_heads", "n_kv_heads": "n_kv_heads", "head_dim": "head_dim"}
-    sizes = {name: sequence([*map(str, sorted({*cost[key]}))]) for name, key in names.items()}
+    sizes = {name: sequence([str(size) for size in sorted(set(cost[key]))]) for name, key in names.items()}
     sizes["d_ff"] = sequence(sorted({hidden_widths(widths) for widths in cost["hidden_widths"]}))
     say(f"{cost['n_layers']} layers: {', '.join(f'{name} {size}' for name, size in sizes.items())}")
     if windows := [window for window in plan["windows"] if window is not None]:
-        tokens = sequence([f"{window:,}" for window in sorted({*windows})])
+        tokens = sequence([f"{window:,}" for window in sorted(set(windows))])
         say(f"attention with a window of {tokens} tokens in {len(windows)} of {cost['n_layers']} layers")
     say(f"vocab_size {cost['vocab_size']:,}, contexts of up to {plan['n_positions']:,} tokens")
     for key, value in plan["not_imported"].items():

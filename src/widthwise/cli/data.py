@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from widthwise.data.identity import Manifest
 
 FEW_TOKENS = 1000
-"""Fewer held-out tokens measure a loss too roughly."""
+"""With fewer held-out tokens, the validation loss is too noisy, and a note is printed."""
 
 data_app = typer.Typer(
     name="data",
@@ -36,7 +36,7 @@ class NewFolder(Config):
 
 
 class PrepareOptions(NewFolder):
-    """The options that turn texts into tokens."""
+    """Options of `data prepare`."""
 
     tokenizer: str = "bpe-4096"
     """bytes, bpe-N (trained on SRC), or path/to/tokenizer.json (#TOKEN names its end of text)."""
@@ -87,7 +87,7 @@ def prepare_command(
 
 
 class AdoptOptions(NewFolder):
-    """The shards to adopt."""
+    """Options of `data adopt`."""
 
     train: Path
     """Shards to train on: the PREFIX of PREFIX.bin and PREFIX.idx, or a folder of shards, which are joined."""
@@ -145,21 +145,22 @@ def list_command(
 
     if split not in ("held-out", "held_out", "train"):
         raise UserError(f"--split: got {split!r}; allowed: held-out, train")
-    listed = "train" if split == "train" else "held_out"
+    split_name = "train" if split == "train" else "held_out"
     with shown_progress(progress_console()) as shown:
         data = PreparedData.open(folder, shown.preparing)
-    documents = data.documents(listed)
+    documents = data.documents(split_name)
     if as_json:
         say_json([{"name": name, "n_tokens": n_tokens} for name, n_tokens in documents])
         return
-    n_documents = getattr(data.manifest.splits, listed).n_documents
+    n_documents = getattr(data.manifest.splits, split_name).n_documents
     count = f"{n_documents:,}" if n_documents <= n else f"the first {n:,} of {n_documents:,}"
-    title = f"documents {'held out' if listed == 'held_out' else 'to train on'}: {count}, in {data.path}"
+    title = f"documents {'to train on' if split_name == 'train' else 'held out'}: {count}, in {data.path}"
     rows = [[clean(name), f"{n_tokens:,}"] for name, n_tokens in islice(documents, n)]
     say_tables(Table(clean(title), ["document", "tokens"], rows))
 
 
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
+    """Print the sizes of the splits of a prepared folder, with notes; or its manifest as JSON."""
     if as_json:
         say_json(manifest.model_dump(mode="json"))
         return
@@ -180,5 +181,6 @@ def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
             f"note: the tokenizer changes the text: held-out tokens decode to {splits.held_out.n_token_bytes:,} bytes, "
             f"the text has {splits.held_out.n_bytes:,}; bits per byte use the bytes of the text"
         )
-    if (chosen := manifest.held_out_from) is not None:
-        say(f"held out: {', '.join(chosen.sources)}; equal documents dropped from training: {chosen.n_left_out:,}")
+    held_out = manifest.held_out_from
+    if held_out is not None:
+        say(f"held out: {', '.join(held_out.sources)}; equal documents dropped from training: {held_out.n_left_out:,}")

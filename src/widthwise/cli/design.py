@@ -25,7 +25,7 @@ from widthwise.yaml_io import recipes_folder
 
 DEFAULT_PORT = 8520
 COSTS = [*SHAPE_COSTS, *(QUANTITY[name] for name in ("active_params", "tokens", "training_flops"))]
-"""Columns of the table of several variants or points."""
+"""Columns of the table of `inspect` for a recipe with several variants or points."""
 
 
 def init(folder: Annotated[Path, typer.Argument(help="New folder for the recipes.")] = Path("configs")) -> None:
@@ -112,7 +112,10 @@ def inspect(
 
 
 def _costs_table(workload: dict[str, Any]) -> Table:
-    """Return a row for each point: every quantity, and below it its ratio to the baseline. workload: see `Plan`."""
+    """Return a table with a row for each point: all COSTS, and below them their ratios to the baseline.
+
+    workload: of `experiments.plan.Plan`.
+    """
     rows = []
     for row in workload["points"]:
         cells = [shown(row[cost.name], cost) for cost in COSTS]
@@ -152,7 +155,7 @@ def design(
 
 
 class ExploreOptions(Config):
-    """The options of `explore`."""
+    """Options of `explore`."""
 
     port: Annotated[int, Field(ge=0, lt=2**16)] | None = None
     """Port on this machine, 0 for any; default: 8520, or any if it is taken."""
@@ -180,10 +183,9 @@ def explore(recipe: RecipeArgument, options: ExploreOptions, overrides: Changes 
     with server:
         say(f"{server.url} (Ctrl-C to stop)")
         sys.stdout.flush()
-        # Without a screen, a text browser would take over the terminal.
-        has_screen = (
-            sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        )
+        # Without a screen, webbrowser may start a text browser in this terminal.
+        has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        has_screen = sys.platform in ("darwin", "win32") or has_display
         if has_screen and not options.no_browser:
             webbrowser.open(server.url)
         try:

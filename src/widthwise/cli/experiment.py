@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TrainingOptions(Config):
-    """The options of training many runs, divided among workers."""
+    """Options of training many runs, which workers divide among themselves."""
 
     jobs: str = "auto"
     """Runs trained at the same time on this machine; auto: as many as fit on its cores or GPUs."""
@@ -36,7 +36,7 @@ class TrainingOptions(Config):
 
     @property
     def n_jobs(self) -> int | None:
-        """The number of jobs; None for auto. Raises UserError."""
+        """The number of jobs; None for auto. Raises UserError for anything else."""
         if self.jobs == "auto":
             return None
         if not self.jobs.isdecimal() or int(self.jobs) < 1:
@@ -125,16 +125,17 @@ def sweep(
     """
     from widthwise.experiments.sweep import read_axes, read_sweep
 
-    is_grid = options.sampler == "grid"
-    chosen = {"sampler": None if is_grid else options.sampler, "n_trials": options.trials}
-    changes: dict[str, Any] = {
+    search_settings = {"sampler": options.sampler, "n_trials": options.trials}
+    settings = {
         "over": read_axes(options.over),
         "seeds": [*options.seeds],
         "match": options.match,
         "adjust": options.adjust,
-        "search": {key: value for key, value in chosen.items() if value is not None},
+        "search": {key: value for key, value in search_settings.items() if value is not None},
     }
-    changes = {key: value for key, value in changes.items() if value} | ({"search": None} if is_grid else {})
+    changes: dict[str, Any] = {key: value for key, value in settings.items() if value}
+    if options.sampler == "grid":
+        changes["search"] = None  # removes the search of the recipe
     plan = read_sweep(recipe, overrides or (), changes)
     if options.dry_run:
         show_workload(plan, as_json)
@@ -174,7 +175,7 @@ def search(
 
 
 class FitOptions(Config):
-    """The axes, groups, law and folder of a fit."""
+    """Options of `fit`."""
 
     x: str = "training_flops"
     """training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."""
@@ -212,21 +213,18 @@ def fit(
     with shown_progress(progress_console()) as observer:
         scaling = fit_groups(gathered, title, command_line(), options.law, observer)
     files = [scaling.write(folder), *reversed(write_report([folder]))]
-    laws = [(group.name, kind, law) for group in scaling.groups for kind, law in group.fits.items()]
-    doubts = [f"{name}: {kind}: {law.reason}." for name, kind, law in laws if law.reason]
-    say_result(
-        scaling,
-        as_json,
-        [*scaling_answer(scaling), *doubts],
-        [*law_tables(scaling), saving_table(scaling)],
-        files,
-    )
+    answer = [*scaling_answer(scaling)]
+    for group in scaling.groups:
+        for kind, law in group.fits.items():
+            if law.reason:
+                answer.append(f"{group.name}: {kind}: {law.reason}.")
+    say_result(scaling, as_json, answer, [*law_tables(scaling), saving_table(scaling)], files)
 
 
 def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: TrainingOptions) -> None:
-    """Train the runs of an experiment, show their progress, and print the result.
+    """Train the runs of an experiment, show their progress, write the report, and print the result.
 
-    Raises RunFailed if all points failed.
+    Raises RunFailed if all points of a search failed.
     """
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.running import run_experiment

@@ -25,14 +25,14 @@ from widthwise.runs.scoring import EvaluationConfig
 
 
 def _check_models(models: Sequence[Path]) -> None:
-    """Raise UserError for a path without a model, before the slow import of torch."""
+    """Raise UserError for a path without a model. Called before the slow import of torch."""
     for model in models:
         if not (model / "config.json").is_file():
             RunDir(model).config_yaml()
 
 
 class CheckpointOptions(Config):
-    """The checkpoints of each run."""
+    """Options that select checkpoints of runs."""
 
     step: NonNegativeInt | None = None
     """Step of each run's checkpoint; default: its newest undamaged one."""
@@ -47,7 +47,7 @@ class CheckpointOptions(Config):
 
 
 class EvalOptions(CheckpointOptions):
-    """The evaluated checkpoints, their baselines, and the folders of the results."""
+    """Options of `eval`."""
 
     out: Path | None = None
     """One JSON file for all runs, in place of a file in evaluations/ of each run."""
@@ -92,32 +92,35 @@ def eval_(
     files = []
     answers = []
     console = progress_console()
-    # The bars of the evaluation harness would break our bars.
-    with nullcontext(LineObserver(console)) if config.tasks else shown_progress(console) as observer:
+    progress = shown_progress(console)
+    if config.tasks:  # the evaluation harness has bars, which would break ours
+        progress = nullcontext(LineObserver(console))
+    with progress as observer:
         for run in runs:
-            for step in checkpoint_steps(run, observer.message) if options.every_checkpoint else (options.step,):
+            steps = checkpoint_steps(run, observer.message) if options.every_checkpoint else [options.step]
+            for step in steps:
                 evaluation = evaluate_run(run, config, observer, step)
                 evaluations.append(evaluation)
                 if out is None and report is None and evaluation.step is not None:
                     files.append(save_evaluation(evaluation))
     differences = all_differences(evaluations, baselines, by_step=options.every_checkpoint)
-    compared = [difference.to_data() for difference in differences]
-    whole = {"runs": [evaluation.to_data() for evaluation in evaluations], "differences": compared}
+    difference_records = [difference.to_data() for difference in differences]
+    records = {"runs": [evaluation.to_data() for evaluation in evaluations], "differences": difference_records}
     if out is not None:
-        write_atomic(out, json.dumps(whole, indent=2) + "\n")
+        write_atomic(out, json.dumps(records, indent=2) + "\n")
         files.append(out)
     if report is not None:
         table = models_table(evaluations, differences, command_line())
-        SealedFile(report / table.file_name).write(table.to_data() | whole)
+        SealedFile(report / table.file_name).write(table.to_data() | records)
         files += [report / table.file_name, *reversed(write_report(report))]
         answers = answer(table)
-    shown = {"runs": [evaluation.totals() for evaluation in evaluations], "differences": compared}
-    tables = (tables_by_checkpoint if options.every_checkpoint else evaluation_tables)(evaluations, differences)
-    say_result(shown, as_json, answers, tables, files)
+    summary = {"runs": [evaluation.totals() for evaluation in evaluations], "differences": difference_records}
+    make_tables = tables_by_checkpoint if options.every_checkpoint else evaluation_tables
+    say_result(summary, as_json, answers, make_tables(evaluations, differences), files)
 
 
 class AnalyzeOptions(CheckpointOptions):
-    """The text of an analysis, the analysed checkpoints, and the folder of the result."""
+    """Options of `analyze`."""
 
     text: Path | None = None
     """Text to read: .txt, .jsonl, .parquet, or a folder; default: the held-out documents of the first run."""
@@ -173,7 +176,7 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
 
 
 class GenerateOptions(Config):
-    """The options of generating text."""
+    """Options of `generate`."""
 
     prompts: tuple[str, ...] = ()
     """Text to continue; repeat for a batch."""
@@ -212,7 +215,7 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         )
     sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
     trained = open_model(run, step=step)
-    drafting = {}
+    counts = None
     for damage in trained.damages:
         remark(str(damage))
     tokenizer = trained.tokenizer
@@ -226,28 +229,29 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         tokenizer.bos_id = None
     if tokenizer.bos_note is not None:
         remark(tokenizer.bos_note)
-    prompts = [*map(tokenizer.encode_prompt, texts)]
+    prompts = [tokenizer.encode_prompt(text) for text in texts]
     if options.speculative:
-        answers, counts = generate_drafted(trained.model, prompts, options.max_new_tokens, tokenizer.end_ids)
-        drafting = {"speculative": counts.record()}
+        answers, drafts = generate_drafted(trained.model, prompts, options.max_new_tokens, tokenizer.end_ids)
+        counts = drafts.record()
     else:
         answers = continue_prompts(
             trained.model, prompts, options.max_new_tokens, sampling, options.seed, tokenizer.end_ids
         )
-    continuations = [*map(tokenizer.decode_after, prompts, answers)]
+    continuations = [tokenizer.decode_after(prompt, answer) for prompt, answer in zip(prompts, answers)]
     if as_json:
-        rows = [{"prompt": text, "continuation": answer} for text, answer in zip(texts, continuations)]
-        say_json({"run": str(run), "step": trained.step, "continuations": rows, **drafting})
+        rows = [{"prompt": text, "continuation": continuation} for text, continuation in zip(texts, continuations)]
+        record = {"run": str(run), "step": trained.step, "continuations": rows}
+        say_json(record if counts is None else {**record, "speculative": counts})
         return
-    say_text("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
-    for counts in drafting.values():
+    say_text("\n\n".join(text + continuation for text, continuation in zip(texts, continuations)))
+    if counts is not None:
         rate = counts["accept_rate"]
         accepted = "no drafts" if rate is None else f"{rate:.1%} of the drafts accepted"
         remark(f"{accepted}, {counts['tokens_per_pass']:.2f} tokens/pass, {counts['tokens_per_second']:,.1f} tokens/s")
 
 
 class ReportOptions(Config):
-    """The folder of a report, and its additional files."""
+    """Options of `report`."""
 
     out: Path | None = None
     """Folder to write into; required for several runs or comparisons."""
@@ -290,7 +294,7 @@ def report(
 
 
 def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:
-    """Write a page every few seconds until its runs have finished. After Ctrl-C, the page does not reload any more."""
+    """Write a page every few seconds until its runs have finished. Ctrl-C writes it a last time, without reloading."""
     from widthwise.reports.writing import is_at_work
 
     if not is_at_work(paths):

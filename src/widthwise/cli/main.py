@@ -38,24 +38,25 @@ VERBS = {
     "Ship": ("convert.export", "convert.import_"),
 }
 """Title of a panel of the help -> its verbs, as MODULE.FUNCTION, or as MODULE.APP for a group of verbs."""
-PLACES = {
-    place.partition(".")[2].removesuffix("_app").removesuffix("_"): (place, panel)
-    for panel, places in VERBS.items()
-    for place in places
-}
+PATHS: dict[str, tuple[str, str]] = {}
+"""Name of a verb -> its function, as in VERBS, and its panel."""
+for panel, paths in VERBS.items():
+    for path in paths:
+        PATHS[path.partition(".")[2].removesuffix("_app").removesuffix("_")] = path, panel
 
 
 class LazyVerbs(Mapping[str, Any]):
-    """The commands by name. The module of a verb is imported on use, because importing all modules is slow."""
+    """A mapping from the name of a verb to its command, which imports the module of the verb on use.
+
+    Importing all modules is slow.
+    """
 
     def __getitem__(self, name: str) -> Any:
-        from widthwise.cli.options import (
-            Command,
-            with_options,
-        )  # imports pydantic, which the list of verbs does not need
+        # Imports pydantic, which the list of verbs does not need.
+        from widthwise.cli.options import Command, with_options
 
-        place, panel = PLACES[name]
-        module, _, attribute = place.partition(".")
+        path, panel = PATHS[name]
+        module, _, attribute = path.partition(".")
         verb = getattr(import_module(f"widthwise.cli.{module}"), attribute)
         if isinstance(verb, typer.Typer):
             return typer.main.get_group(verb)
@@ -64,10 +65,10 @@ class LazyVerbs(Mapping[str, Any]):
         return typer.main.get_command(single)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(PLACES)
+        return iter(PATHS)
 
     def __len__(self) -> int:
-        return len(PLACES)
+        return len(PATHS)
 
 
 class Verbs(TyperGroup):
@@ -79,15 +80,15 @@ class Verbs(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         helps: dict[str, str | None] = {}
-        for module in {place.partition(".")[0] for place, _ in PLACES.values()}:
+        for module in {path.partition(".")[0] for path, _ in PATHS.values()}:
             source = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
             helps[f"{module}.{module}_app"] = ast.get_docstring(source)
             for node in source.body:
                 if isinstance(node, ast.FunctionDef):
                     helps[f"{module}.{node.name}"] = ast.get_docstring(node)
         self.commands = {
-            name: TyperCommand(name, help=helps.get(place), rich_help_panel=panel, rich_markup_mode="markdown")
-            for name, (place, panel) in PLACES.items()
+            name: TyperCommand(name, help=helps.get(path), rich_help_panel=panel, rich_markup_mode="markdown")
+            for name, (path, panel) in PATHS.items()
         }
         super().format_help(ctx, formatter)
 
@@ -107,7 +108,7 @@ def check_processes(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """Refuse verbs that do not work under torchrun."""
+    """Print the version, or raise UserError for a verb that does not work under torchrun."""
     if version:
         say(f"widthwise {__version__}")
         raise typer.Exit
@@ -123,38 +124,35 @@ def check_processes(
 
 def main() -> None:
     """Run the command line. Exit codes: 0, or with an error line 1 (failed run), 2 (mistake), 130 or 143 (signal)."""
-    # Read when torch is first imported. Threads that spin while waiting slow down when other processes need the cores:
-    # two threads on two busy cores were 2.5 times slower spinning than sleeping, and no faster on idle cores.
+    # OpenMP reads this when torch is first imported. Threads that spin while they wait are slow if other processes need
+    # the cores: on two busy cores they took 2.5 times as long as sleeping threads, and on idle cores as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     warnings.formatwarning = lambda message, *where: printable(f"warning: {message}\n")
     try:
         raise SystemExit(app(standalone_mode=False))
-    except UserError as error:
-        _leave(error, 2)
+    except (UserError, RunFailed, Interrupted) as error:
+        _leave(error)
     except typer.TyperException as error:
-        # A mistake in the arguments. Without a message, typer has printed the help instead.
+        # A mistake in the arguments. If the message is empty, typer has printed the help instead.
         option = getattr(error, "option_name", None)
         message = error.format_message().replace("Value error, ", "")
         name = option or message.removeprefix("No such command '").partition("'")[0]
         if name in REMOVED:
             message = f"{name}: {REMOVED[name]}"
-        _leave(UserError(message), 2) if message else sys.exit(2)
-    except RunFailed as error:
-        _leave(error, 1)
-    except Interrupted as error:
-        _leave(error, error.exit_code)
+        _leave(UserError(message)) if message else sys.exit(2)
     except BrokenPipeError:
-        # The reader closed the pipe, as in `| head`.
+        # The program that reads our output has ended, as in `| head`.
         sys.stderr.close()
         raise SystemExit(1) from None
     except OSError as error:
         if error.filename is None:
             raise
-        # In a folder without permission, even checking that a file exists fails.
-        _leave(UserError(f"{error.filename}: {error.strerror}"), 2)
+        # In a folder without permission, even the check that a file exists raises an error.
+        _leave(UserError(f"{error.filename}: {error.strerror}"))
 
 
-def _leave(error: Exception, exit_code: int) -> NoReturn:
+def _leave(error: UserError | RunFailed | Interrupted) -> NoReturn:
+    """Print the error, unless another process prints it, and exit with its code."""
     if not is_silent(error):
         remark(f"error: {error}")
-    raise SystemExit(exit_code) from None
+    raise SystemExit(error.exit_code) from None

@@ -20,6 +20,7 @@ from widthwise.config_io import Config, ConfigT, attribute_docs, mistakes_at
 from widthwise.mistakes import UserError
 
 LONGEST_SPAN = 10_000
+"""Most numbers of a range such as 8..16."""
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/x_200m.")]
@@ -31,20 +32,21 @@ StepOption = Annotated[
     int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest undamaged one.")
 ]
 Seeds = Annotated[tuple[int, ...], typer.Option("--seed")]
-"""A field for seeds, whose option is repeated."""
+"""Type of a field for seeds, which becomes the repeated option --seed."""
 
 
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Return a typer command with an option for each field of the verb's config parameters.
 
-    The field determines name, type, default, allowed values and, with its docstring, the help; a `typer.Option` in the
-    annotation changes these. A field of several texts, paths or Enum values, or with a name in its `typer.Option`,
-    becomes a repeated option named in the singular. Other tuples are lists such as `2,4` or `8..16`, or limits such as
-    `0.3..0.8`. `Annotated[SomeConfig, "Title"]` groups the options under a title.
+    The field determines name, type, default and allowed values of the option, and its docstring is the help. A
+    `typer.Option` in the annotation overrides them. A tuple field of str, Path or Enum, or with a name in its
+    `typer.Option`, becomes a repeated option named in the singular. Other tuples are written as lists such as `2,4` or
+    `8..16`, or as limits such as `0.3..0.8`. `Annotated[SomeConfig, "Title"]` groups the options under a title.
     """
     parameters = []
     configs = {}
     for parameter in inspect.signature(verb).parameters.values():
+        # The arguments of Annotated[SomeConfig, "Title"], or SomeConfig alone.
         config, *title = get_args(parameter.annotation) or [parameter.annotation]
         if isinstance(config, type) and issubclass(config, Config):
             configs[parameter.name] = config
@@ -63,13 +65,13 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 class Command(TyperCommand):
-    """A command that reads the docstrings of fields only for the help, because this is slow."""
+    """A command that reads the docstrings of fields only when it prints its help, because this is slow."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.describe()
+        self.describe_options()
         super().format_help(ctx, formatter)
 
-    def describe(self) -> None:
+    def describe_options(self) -> None:
         """Set the help of each option to the docstring of its field."""
         for config in vars(self.callback).get("configs", ()):
             docs = attribute_docs(config)
@@ -79,12 +81,12 @@ class Command(TyperCommand):
 
 
 def is_change(argument: str) -> bool:
-    """Return True for a change to a recipe, `a.b=c`. An existing path is no change, even with a = in its name."""
+    """Return True for a change to a recipe, `a.b=c`. An existing path is not a change, even with a = in its name."""
     return "=" in argument and not os.path.exists(argument)
 
 
-def whole_numbers(option: str, text: str) -> list[int]:
-    """Parse "2,4" or "8..12,16" (both ends included) into numbers. Raises UserError."""
+def _whole_numbers(option: str, text: str) -> list[int]:
+    """Parse "2,4" or "8..12,16" (both ends included) into numbers. Raises UserError for other texts and long ranges."""
     numbers: list[int] = []
     try:
         for part in text.split(","):
@@ -100,26 +102,29 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _kind(annotation: Any) -> Any:
-    """Return the type of values that are not None, without bounds."""
-    while get_origin(annotation) in (Union, UnionType, Annotated):
-        kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
-        if get_origin(annotation) is not Annotated and len(kinds) > 1:
-            break
-        annotation = kinds[0]
+def _bare_type(annotation: Any) -> Any:
+    """Return a type without None and without the bounds of Annotated. A union of other types is returned as it is."""
+    if get_origin(annotation) is Annotated:
+        return _bare_type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        types = [member for member in get_args(annotation) if member is not NoneType]
+        if len(types) == 1:
+            return _bare_type(types[0])
     return annotation
 
 
 def _option(name: str, info: FieldInfo) -> tuple[OptionInfo, str, bool]:
-    """Return the option of a field, its name, as `--bottleneck-layer`, and True if it is repeated."""
-    kind = _kind(info.annotation)
+    """Return the option of a field, its name, such as `--bottleneck-layer`, and True if it is repeated."""
+    kind = _bare_type(info.annotation)
     option = copy(next((data for data in info.metadata if isinstance(data, OptionInfo)), None) or typer.Option())
     # typer stores the first name as the default.
     names = [name for name in (option.default, *(option.param_decls or ())) if isinstance(name, str)]
     item = get_args(kind)[0] if get_origin(kind) is tuple else None
     is_text = item in (str, Path) or (isinstance(item, type) and issubclass(item, Enum))
-    is_repeated = item is not None and (bool(names) or is_text)
-    names = names or [f"--{(name.removesuffix('s') if is_repeated else name).replace('_', '-')}"]
+    is_repeated = is_text or (item is not None and bool(names))
+    if not names:
+        singular = name.removesuffix("s") if is_repeated else name
+        names = [f"--{singular.replace('_', '-')}"]
     option.default = ...
     option.param_decls = names
     return option, names[0], is_repeated
@@ -127,7 +132,7 @@ def _option(name: str, info: FieldInfo) -> tuple[OptionInfo, str, bool]:
 
 def _parameter(name: str, info: FieldInfo, title: str | None = None) -> inspect.Parameter:
     """Return the parameter from which typer makes the option of a field."""
-    kind = _kind(info.annotation)
+    kind = _bare_type(info.annotation)
     option, _, is_repeated = _option(name, info)
     option.rich_help_panel = title
     default = inspect.Parameter.empty if info.is_required() else info.default
@@ -156,7 +161,7 @@ def _read(config: type[ConfigT], values: dict[str, Any]) -> ConfigT:
     data = dict[str, Any]()
     for name, value in values.items():
         if value is not None:
-            data[name] = _data(_kind(fields[name].annotation), value, options[name])
+            data[name] = _data(_bare_type(fields[name].annotation), value, options[name])
     try:
         with mistakes_at("options"):
             return config.model_validate(data)
@@ -166,15 +171,17 @@ def _read(config: type[ConfigT], values: dict[str, Any]) -> ConfigT:
 
 
 def _data(kind: Any, value: Any, option: str) -> Any:
-    """Return the value of an option as plain data."""
+    """Return the value of an option as plain data for a field of type `kind`. option: its name, for errors."""
     if not isinstance(value, str) or kind is str or get_origin(kind) is Literal:
         return value
     if get_origin(kind) is not tuple:
         return _parsed(value)
     kinds = get_args(kind)
     if kinds[1:] == (...,):
-        is_whole = kinds[0] is int or (get_origin(kinds[0]) is Annotated and get_args(kinds[0])[0] is int)
-        return whole_numbers(option, value) if is_whole else [_parsed(item.strip()) for item in value.split(",")]
+        item = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
+        if item is int:
+            return _whole_numbers(option, value)
+        return [_parsed(item.strip()) for item in value.split(",")]
     limits = value.split("..")
     if len(limits) < len(kinds):
         raise UserError(f"{option}: got {value!r}; expected two numbers such as 0.4..0.8")
@@ -183,9 +190,9 @@ def _data(kind: Any, value: Any, option: str) -> Any:
 
 def _parsed(text: str) -> float | str | None:
     """Parse "2" as 2, "0.5" as 0.5, "30M" as 3e7 and "null" as None; return other texts unchanged."""
-    for read in (int, float):
+    for number_type in (int, float):
         with suppress(ValueError):
-            return read(text)
+            return number_type(text)
     from widthwise.recipe.design import parse_quantity
 
     if text == "null":

@@ -1,6 +1,6 @@
 """`widthwise plan`: the memory and time of a run on devices, and recipes for a device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out, s
 from widthwise.config_io import Config
 from widthwise.files import write_atomic
 from widthwise.mistakes import UserError
-from widthwise.records.cost import Deployment, Plan, StepTraffic
+from widthwise.records.cost import Plan, StepTraffic
 from widthwise.reports.formats import TIMES, amount, counted, duration, si
 from widthwise.reports.table import Table
 from widthwise.training.devices import NEEDS_SPEED, OPTIONS, Device
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 
 
 ARGUMENTS = "Recipe, and changes, such as train.steps=2000."
-
-
-DIVISION: Mapping[str, Callable[[Deployment], str]] = {
-    f"shards {TIMES} copies of the model": lambda run: f"{run.n_shards}{TIMES}{run.n_devices // run.n_shards}",
-    f"passes {TIMES} sequences each": lambda run: f"{run.n_passes}{TIMES}{run.micro_batch_size}",
-    "padding": lambda run: f"{100 * run.padding:.2g}%",
-}
 MEMORY = {
     "parameters": "parameter_bytes",
     "gradients": "gradient_bytes",
@@ -41,17 +34,17 @@ MEMORY = {
     "teacher": "teacher_bytes",
     "memory of a device": "total_bytes",
 }
-"""Row -> its field."""
+"""Title of a row -> field of `records.cost` with its bytes."""
 HOURS: Mapping[str, tuple[str, float]] = {
     "computation of a step": ("compute_seconds", 1 / 3600),
     "communication of a step": ("communication_seconds", 1 / 3600),
     "time of the run": ("run_hours", 1),
 }
-"""Row -> its field, and the hours of one unit."""
+"""Title of a row -> field of `Deployment` with its time, and the hours of one unit of that field."""
 
 
 class DeviceOptions(Config):
-    """The devices of a plan."""
+    """Options that describe the devices of a plan."""
 
     devices: tuple[PositiveInt, ...] = (1,)
     """Numbers of devices that train together, such as 1,8,64."""
@@ -74,7 +67,7 @@ class DeviceOptions(Config):
 
 
 class ProposalOptions(Config):
-    """Properties of a proposed recipe."""
+    """Options of a proposed recipe."""
 
     shape: str | None = None
     """x, diamond, growing, narrowing or uniform; default: uniform."""
@@ -214,14 +207,17 @@ def show_plan(plan: Plan, as_json: bool) -> None:
 def _table(plan: Plan) -> Table:
     """Return memory, traffic and time per device, and the largest passes, with a column for each number of devices."""
     runs = plan.deployments
-    rows = [[title, *map(read, runs)] for title, read in DIVISION.items()]
-    memory = {title: [getattr(run.memory, field) for run in runs] for title, field in MEMORY.items()}
-    sent = {
-        f"sent: {field.removesuffix('_bytes').replace('_', '-')}": [run.traffic[field] for run in runs]
-        for field in StepTraffic.model_fields
-    }
-    for n_bytes in (memory, sent):
-        rows += [[], *([title, *map(bytes_of, cells)] for title, cells in n_bytes.items() if any(cells))]
+    copies = [f"{run.n_shards}{TIMES}{run.n_devices // run.n_shards}" for run in runs]
+    passes = [f"{run.n_passes}{TIMES}{run.micro_batch_size}" for run in runs]
+    padding = [f"{100 * run.padding:.2g}%" for run in runs]
+    rows = [[f"shards {TIMES} copies of the model", *copies], [f"passes {TIMES} sequences each", *passes]]
+    rows += [["padding", *padding], []]
+    for title, field in MEMORY.items():
+        rows += _row_of_bytes(title, [getattr(run.memory, field) for run in runs])
+    rows.append([])
+    for field in StepTraffic.model_fields:
+        title = f"sent: {field.removesuffix('_bytes').replace('_', '-')}"
+        rows += _row_of_bytes(title, [run.traffic[field] for run in runs])
     if plan.device is not None:
         rows.append([])
         for title, (field, unit) in HOURS.items():
@@ -243,6 +239,11 @@ def _table(plan: Plan) -> Table:
     title = f"predicted, not measured: {amount(plan.params)} parameters"
     header = ["of a device and a step", *(counted(run.n_devices, "device") for run in runs)]
     return Table(title, header, rows, note=f"assumed: {plan.assumptions}")
+
+
+def _row_of_bytes(title: str, sizes: list[int]) -> list[list[str]]:
+    """Return a row with the sizes, or no row if all are 0."""
+    return [[title, *map(bytes_of, sizes)]] if any(sizes) else []
 
 
 def bytes_of(n_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Progress of long work: bars on a terminal, plain lines elsewhere. Trackers also get the records of runs."""
+"""Progress of long work, as bars on a terminal or plain lines elsewhere; trackers also receive the records of runs."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from widthwise.training.observer import Observer, tracked
 
 SECONDS_BETWEEN_LINES = 5.0
 WIDE = 100
-"""Smallest number of columns for long bars and names."""
+"""Smallest width of a terminal, in characters, for long bars and names."""
 
 
 class TrackerName(StrEnum):
@@ -49,7 +49,7 @@ def training_progress(track: Sequence[TrackerName] | None = None) -> Iterator[Ob
 
 @contextmanager
 def shown_progress(console: Console) -> Iterator[Observer]:
-    """Yield an observer that shows preparations, runs and other work, one after the other, on a console."""
+    """Yield an observer that shows preparations, runs and other work on a console, one at a time."""
     can_redraw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
     if not can_redraw or console.is_dumb_terminal or is_silent():
         yield LineObserver(console)
@@ -62,7 +62,7 @@ class _Pace:
     """The rate of a stage of work since its first report."""
 
     def __init__(self, stage: str = "", n_done: int = 0, unit: str = ""):
-        """unit: the counted unit in the plural; `B` for bytes, which are shown in MB."""
+        """n_done: units that were done before; unit: in the plural, or `B` for bytes, which are shown in MB."""
         self.stage = stage
         self._is_bytes = unit == "B"
         self._unit = "MB" if unit == "B" else unit
@@ -72,8 +72,8 @@ class _Pace:
     def texts(self, n_done: int, n_total: int | None, separator: str) -> tuple[str, str, str]:
         """Return the progress as `1.5 of 2.0 MB`, the rate as `1.5 MB/s` and the time as `0:01:30 left`.
 
-        A text is "" if nothing is counted, nothing was done yet, or the end is reached or unknown. separator: between
-        the numbers.
+        The progress is "" if nothing is counted, the rate is "" before the first unit is done, and the time is "" if
+        the end is unknown or reached. separator: between the two numbers of the progress.
         """
         progress = rate = time_left = ""
         if n_done or n_total is not None:
@@ -94,15 +94,16 @@ class _Pace:
 
 
 class LineObserver(Observer):
-    """One line per record. Longer work has a line every few seconds and at its end."""
+    """Prints a line per record, and for longer work a line every few seconds and at its end."""
 
     def __init__(self, console: Console):
         self._console = console
         self._pace = _Pace()
         self._shown_at = 0.0
         self._is_open = False
-        """True if the stage has a line, but no line of its end."""
-        self._name = self._remaining = ""
+        """True if lines of the stage were printed, but not the line at its end."""
+        self._name = ""
+        self._remaining = ""
         self._n_steps = 0
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
@@ -139,7 +140,7 @@ class LineObserver(Observer):
         if event == "train":
             self._trained(record)
             return
-        if event in ("stopped", "norms"):  # the error that ends a run reports a stop; norms are many
+        if event in ("stopped", "norms"):  # the error that stops a run is printed; norms are too many numbers
             return
         if event == "growth":
             text = f"growth from {record['params_before']:,} to {record['params_after']:,} parameters, "
@@ -170,12 +171,10 @@ class LineObserver(Observer):
 
 
 class Bars(Progress):
-    """A line for each task: name, bar, progress, rate, time left and loss.
-
-    `footer` is a line below all tasks.
-    """
+    """A line for each task: name, bar, progress, rate, time left and loss."""
 
     footer = ""
+    """Line below all tasks."""
 
     def __init__(self, console: Console):
         self._is_wide = console.width >= WIDE
@@ -187,7 +186,7 @@ class Bars(Progress):
         super().__init__(*columns, console=console)
 
     def begin(self, name: str, n_total: int | None = None, is_shown: bool = True) -> TaskID:
-        """Add a line. name: shortened to leave room for the rest."""
+        """Add a line for a task. A long name is shortened, so that the bar and the numbers fit."""
         short = shorten(name, 40 if self._is_wide else 26)
         return self.add_task(short, total=n_total, visible=is_shown, done="", rate="", loss="")
 
@@ -198,7 +197,7 @@ class Bars(Progress):
 
 
 class _Rest(ProgressColumn):
-    """The text after the bar, with the time left, or the elapsed time while that is unknown."""
+    """The text after the bar: progress, rate, time left (or the elapsed time if that is unknown) and loss."""
 
     def render(self, task: Task) -> Text:
         fields = task.fields
@@ -207,7 +206,7 @@ class _Rest(ProgressColumn):
 
 
 class BarObserver(LineObserver):
-    """One bar for each preparation, run or other work; messages are lines above the bars."""
+    """Shows a bar for the current preparation, run or other work, and messages as lines above it."""
 
     def __init__(self, bars: Bars):
         super().__init__(bars.console)

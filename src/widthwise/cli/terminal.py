@@ -1,10 +1,9 @@
 """Output on the terminal. All verbs print through these functions, which remove control characters.
 
-All tables have one style, and verbs pass their cells as text. Of several launched processes only the first prints,
-except with `remark` and `say_text`.
+Under torchrun only rank 0 prints, except with `remark` and `say_text`.
 
-Names of files and runs, columns of tables and generated text are untrusted: an escape code in them could repaint the
-screen or rename its window.
+Names of files and runs, columns of tables and generated text are untrusted: an escape code in them could clear the
+screen or rename the window.
 """
 
 import json
@@ -28,19 +27,19 @@ from widthwise.reports.table import Table
 from widthwise.training.launch import is_silent
 
 USUAL_WIDTH = 80
-"""Columns of output without a terminal."""
+"""Characters of a line of output that does not go to a terminal."""
 TITLE_WIDTH = 8
-"""A longer title is broken between words, unless its column is as wide."""
+"""Characters of a line of a column's title. Longer lines are broken between words unless the cells are as wide."""
 WORD_WIDTH = 9
-"""Smallest width of names or words on a narrow terminal."""
+"""Smallest width of a column of text on a narrow terminal."""
 N_LOOSE_COLUMNS = 8
-"""A table with more columns has one space between columns instead of two."""
+"""Largest number of columns with two spaces between them; tables with more columns have one space."""
 _STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
-"""Text of a cell -> its style, in columns of words."""
+"""Text of a cell in a text column -> its style."""
 
 
 class _PrintableConsole(Console):
-    """A console that prints plain text: square brackets are no markup, numbers have no colour."""
+    """A console without control characters, in which square brackets are not markup and numbers have no colour."""
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, highlight=False, emoji=False, quiet=is_silent(), **options)
@@ -68,7 +67,7 @@ def say(*lines: str) -> None:
 
 
 def say_next(*arguments: object) -> None:
-    """Print the usual next command, for a shell; arguments in capitals are placeholders."""
+    """Print the command that usually comes next, quoted for a shell. Arguments in capitals are placeholders."""
     say(f"next: {shlex.join(map(str, arguments))}")
 
 
@@ -91,13 +90,13 @@ def remark(*lines: str) -> None:
 
 
 def say_json(data: Any) -> None:
-    """Print the result of --json, a record as in its file. JSON escapes control characters."""
+    """Print a result as JSON, in which control characters are escaped. Records are printed as in their files."""
     if not is_silent():
         print(json.dumps(data, indent=2, default=lambda record: record.to_data()))
 
 
 def say_sentences(*sentences: str) -> None:
-    """Print sentences on standard output, broken between words."""
+    """Print sentences on standard output, wrapped between words."""
     if sentences:
         table_console().print("\n".join(sentences))
 
@@ -105,8 +104,9 @@ def say_sentences(*sentences: str) -> None:
 def say_tables(*tables: Table | None) -> None:
     """Print tables on standard output, separated by empty lines; None is skipped."""
     console = table_console()
-    for i, part in enumerate(part for table in tables if table for part in fitted(table, console)):
-        if i:
+    parts = [part for table in tables if table for part in fitted(table, console)]
+    for i, part in enumerate(parts):
+        if i > 0:
             console.print()
         console.print(laid_out(part))
 
@@ -134,18 +134,19 @@ def say_result(
 
 
 def fitted(table: Table, console: Console) -> Iterator[Table]:
-    """Yield a table without the last optional columns that do not fit into a line.
+    """Yield the table, without its last optional columns if it is wider than the console.
 
-    If the essential columns do not fit either, yield parts that each begin with the columns of names.
+    If the essential columns do not fit either, yield several tables that each begin with the columns of names.
     """
     unbounded = Console(width=1000)  # to measure tables that are wider than the terminal
 
     def part(columns: list[int], **changes: str) -> Table:
+        """Return the table with these columns only."""
         rows = [[row[i] for i in columns if i < len(row)] for row in table.rows]
         return replace(table, header=[table.header[i] for i in columns], rows=rows, **changes)
 
     def fits(columns: list[int]) -> bool:
-        """Return True if the columns fit, with names broken at half a line."""
+        """Return True if the columns fit into a line, where a first cell takes at most half a line."""
         half = console.width // 2
         drawn = part(columns, caption="", note="")
         rows = [[*(name[:half] for name in row[:1]), *row[1:]] for row in drawn.rows]
@@ -157,9 +158,10 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
     # The columns of names end before the first column of numbers, or before the last column.
     n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.text_columns), n_columns - 1)
     names = [*range(n_names)]
-    titles = table.header[:n_columns]
-    lines = ["; ".join(text for title, text in notes.items() if title in titles) for notes in table.column_notes]
-    note = "\n".join(filter(None, [table.note, *lines]))
+    note_lines = [table.note]
+    for notes in table.column_notes:
+        note_lines.append("; ".join(text for title, text in notes.items() if title in table.header[:n_columns]))
+    note = "\n".join(filter(None, note_lines))
     first = n_names
     while first < n_columns:
         last = n_columns
@@ -171,29 +173,30 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
 
 
 def laid_out(table: Table) -> RichTable:
-    """Return the table for Rich: words to the left, numbers to the right and unbroken, an empty row as a blank line.
+    """Return the table for Rich: text flush left, numbers flush right and unbroken, an empty row as a blank line.
 
     All lines of a cell after the first are dim.
     """
+    n_spaces = 1 if len(table.header) <= N_LOOSE_COLUMNS else 0  # in addition to the space of the box
     drawn = RichTable(
         title=Text(table.caption),
         caption=Text(table.note) if table.note else None,
         box=SIMPLE_HEAD,
-        padding=(0, int(len(table.header) <= N_LOOSE_COLUMNS), 0, 0),
+        padding=(0, n_spaces, 0, 0),
         pad_edge=False,
         show_edge=False,
         min_width=max(_width(table.caption), _width(table.note)),  # Rich breaks texts wider than the table
     )
     for i, title in enumerate(table.header):
-        width = _width("\n".join(row[i] for row in table.rows if i < len(row)))
+        width = _width("\n".join(row[i] for row in table.rows if i < len(row)))  # of the cells
         longest = max(TITLE_WIDTH, width)
         lines = ["\n".join(wrap(line, longest, break_long_words=False)) for line in title.split("\n")]
         heading = "\n".join(lines)
         if i == 0 or title in table.text_columns:
             drawn.add_column(Text(heading), overflow="fold", min_width=min(WORD_WIDTH, width))
         else:
-            is_whole = _width(heading) <= longest
-            drawn.add_column(Text(heading), overflow="fold", min_width=width, no_wrap=is_whole, justify="right")
+            fits = _width(heading) <= longest  # no word is longer than the column
+            drawn.add_column(Text(heading), overflow="fold", min_width=width, no_wrap=fits, justify="right")
     for row in table.rows:
         cells = []
         for text, title in zip(row, table.header):
@@ -205,5 +208,5 @@ def laid_out(table: Table) -> RichTable:
 
 
 def _width(text: str) -> int:
-    """Return the width of the longest line in columns of the terminal."""
+    """Return the width of the longest line, in cells of the terminal."""
     return max(map(cell_len, text.splitlines()), default=0)

@@ -66,29 +66,31 @@ def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
         say_json(result)
         return
     bits = "" if result.val_bits_per_byte is None else f", {result.val_bits_per_byte:.4f} bits per byte"
-    validated = []
+    validations = []
     if result.val_losses:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items())
-        validated.append(f"  by source     {losses}")
+        validations.append(f"  by source     {losses}")
     for name, text in (result.val_texts or {}).items():
-        bits_of_text = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.4f} bits per byte"
-        validated.append(f"  on {name}: loss {fixed(text.loss, 4)}{bits_of_text}")
+        text_bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.4f} bits per byte"
+        validations.append(f"  on {name}: loss {fixed(text.loss, 4)}{text_bits}")
     for name, task in (result.val_tasks or {}).items():
-        validated.append(f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items")
+        validations.append(f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items")
     if result.val_mtp_losses:
         losses = ", ".join(f"next-{depth} {loss:.4f}" for depth, loss in enumerate(result.val_mtp_losses, start=2))
-        validated.append(f"  MTP heads     {losses}")
+        validations.append(f"  MTP heads     {losses}")
     share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
     say(
         f"{folder}: {result.steps:,} steps, {result.tokens:,} tokens in {result.wall_seconds:,.0f} s",
         f"training loss   {result.train_loss:.4f} (mean of the last {result.loss_window_steps:,} steps)",
         f"validation loss {result.val_loss:.4f}, perplexity {result.val_perplexity:.2f}{bits}",
-        *validated,
+        *validations,
         f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}",
     )
-    for line in (*(f"warning: {doubt}" for doubt in result.doubts), *(f"note: {note}" for note in result.notes)):
-        say(line)
+    for doubt in result.doubts:
+        say(f"warning: {doubt}")
+    for note in result.notes:
+        say(f"note: {note}")
 
 
 def runs(
@@ -103,8 +105,11 @@ def runs(
     from widthwise.runs.listing import list_runs
 
     listed = list_runs(folder)
-    names = [str(folder if run.path == str(folder) else Path(run.path).relative_to(folder)) for run in listed]
-    table = progress_table(dict(zip(names, listed)), f"{counted(len(listed), 'run')} in {folder}")
+    named = {}
+    for run in listed:
+        is_folder = run.path == str(folder)
+        named[run.path if is_folder else str(Path(run.path).relative_to(folder))] = run
+    table = progress_table(named, f"{counted(len(listed), 'run')} in {folder}")
     say_result({"runs": [run.to_data() for run in listed]}, as_json, (), [table])
     for run in listed:
         if run.reason is not None and not as_json:
