@@ -12,7 +12,7 @@ from thinned import every_pair, in_turn
 from torch import Tensor
 
 from widthwise.kernels import hyper_connections_chunks
-from widthwise.kernels.hyper_connections import FreeForm, read_slots, reference_write_slots, write_slots
+from widthwise.kernels.hyper_connections import FreeForm, read_slots, reference_write_slots
 from widthwise.kernels.hyper_connections_chunks import add_product, product
 from widthwise.kernels.manifold_connections import ManifoldForm, Permutations, Sinkhorn
 
@@ -39,7 +39,7 @@ class Chain:
                 return x
             update = torch.sin(x.to(self.mixes[i].dtype) @ self.mixes[i])
             if is_fused:
-                state = write_slots(kept, update, MULTIPLIER)
+                state = kept.write(update, MULTIPLIER)
             else:
                 state = reference_write_slots(state, update, kept, form.n_read, MULTIPLIER)
         return state
@@ -227,5 +227,5 @@ def test_a_manifold_mixes_a_bf16_state_in_fp32():
     state = random(2, 7, 3, 5, dtype=torch.bfloat16)
     (ours, kept), (truth, coefficients) = read_slots(state, form, tables, 1), form.reference(state, *tables)
     assert ours.dtype == truth.dtype == torch.bfloat16
-    assert coefficients.dtype == kept.write.dtype == torch.float32
+    assert coefficients.dtype == kept.coefficients.dtype == torch.float32
     torch.testing.assert_close(ours, truth, rtol=2**-7, atol=2**-7)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 import pydantic
 
 from widthwise.config_io import Config, parse
-from widthwise.kernels.rotary import Rope, agree, base_of
+from widthwise.kernels.rotary import Rope, are_close, base_of
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 
@@ -271,7 +271,7 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int, query_factor
         powers = [2 ** (i / 8) for i in sorted(range(32, 168), key=lambda i: i % 8)]
         for length in map(round, (n_positions, n_positions / factor, *powers)):
             yarn = Yarn(factor=factor, original_max_position_embeddings=length, attention_factor=query_factor)
-            if agree(yarn.scaled(plain), wanted):
+            if are_close(yarn.scaled(plain), wanted):
                 return base, yarn
     plain_base = base_of(wanted, base)
     if plain_base is not None:
@@ -282,7 +282,7 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int, query_factor
         return linear_base, LinearScaling(factor=1 / wanted[0])
     # The other constants are Llama 3.1's to 3.3's.
     llama3 = Llama3(factor=factor, original_max_position_embeddings=8192)
-    if agree(llama3.scaled(plain), wanted):
+    if are_close(llama3.scaled(plain), wanted):
         return base, llama3
     factors = tuple(frequency / scaled for frequency, scaled in zip(plain, wanted))
     sizes = {"original_max_position_embeddings": n_positions, "attention_factor": 1.0}

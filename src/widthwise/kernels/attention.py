@@ -5,11 +5,11 @@ from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from widthwise.kernels.attention_in_blocks import Scoring, attention_in_blocks, compute_type
+from widthwise.kernels.attention_in_blocks import Scoring, attention_dtype, attention_in_blocks
 from widthwise.kernels.dispatch import reference_wanted, soft_capped, without_autocast
 
 BLOCK_BYTES = 2**20
-"""Largest size in fp32 of the keys that `one_query_attention` reads at once, to fit into a core's cache."""
+"""Largest size of the fp32 keys of a block of heads in `one_query_attention`, so that they fit into a core's cache."""
 
 
 def visible(
@@ -55,8 +55,7 @@ def sdpa_attention(
 ) -> Tensor:
     """Compute `reference_attention` without a cap by torch's fused function, which has kernels for every device.
 
-    mask: (B or 1, 1, T, S), the keys that each query sees, either bool or numbers to add to the scores; None: computed
-    by `visible` if needed.
+    mask: (B or 1, 1, T, S), from `visible`, or as numbers to add to the scores; None: computed if needed.
     """
     n_queries = queries.shape[2]
     n_keys, head_dim = keys.shape[2:]
@@ -64,7 +63,8 @@ def sdpa_attention(
     if mask is None and (documents is not None or scoring.window is not None or 1 < n_queries < n_keys):
         mask = visible(n_queries, n_keys, documents, queries.device, scoring.window)
     if head_dim != v_head_dim and flash_is_enabled():
-        # Flash kernels need equal sizes, and the plain form would keep all T x S weights. Zeros change no score or sum.
+        # Flash kernels need equal sizes, and torch's plain form saves all T x S weights. Padding with zeros changes no
+        # score and no output.
         size = max(head_dim, v_head_dim)
         queries, keys, values = (
             x if x.shape[-1] == size else pad(x, (0, size - x.shape[-1])) for x in (queries, keys, values)
@@ -78,7 +78,7 @@ def sdpa_attention(
 
 
 def flash_is_enabled() -> bool:
-    """Return whether torch may use its flash kernels. True under a compiler, whose graphs cannot check it."""
+    """Return True if torch may use its flash kernels, and under torch.compile, which cannot trace the check."""
     return torch.compiler.is_compiling() or flash_sdp_enabled()
 
 
@@ -87,28 +87,29 @@ def one_query_attention(
 ) -> Tensor:
     """Compute `reference_attention` without a window for T = 1 over the keys and values of a cache.
 
-    For the CPU without a backward pass. Reading keys and values takes most of the time. Torch's fused function is slow
-    at it in 16 bits, and reads a shared key-value head once for each query head: this form takes 0.4 to 0.7 of its time
-    in bf16, 0.15 to 0.35 where 3 or 4 heads share a key-value head, and 0.9 to 1.2 in fp32. It converts a block of
-    heads that fits into a core's cache to fp32, and makes the heads of a group rows of the same product. It computes in
-    fp32 or wider and returns the compute type.
+    For the CPU without a backward pass. Reading keys and values takes most of the time. Torch's fused function reads 16
+    bits slowly, and reads a shared key-value head once for each query head. This form converts a block of heads that
+    fits into a core's cache to fp32, and makes the query heads of a group rows of the same product. It takes 0.4 to 0.7
+    of the time of torch's function in bf16, 0.15 to 0.35 if 3 or 4 heads share a key-value head, and 0.9 to 1.2 in
+    fp32. It computes in fp32 or wider and returns `attention_dtype`.
     """
     n_texts, n_heads, _, head_dim = queries.shape
     n_kv_heads, n_keys = keys.shape[1:3]
-    dtype = compute_type(queries)
+    dtype = attention_dtype(queries)
     wide = torch.promote_types(dtype, torch.float32)
-    is_other = None
+    is_hidden = None
     if documents is not None:
-        is_other = (documents != documents[:, -1:]).repeat_interleave(n_kv_heads, dim=0)[:, None]
+        is_hidden = (documents != documents[:, -1:]).repeat_interleave(n_kv_heads, dim=0)[:, None]
     rows = (queries.to(wide) * scoring.scale).reshape(n_texts * n_kv_heads, -1, head_dim)
     keys, values = (x.flatten(0, 1) for x in (keys, values))
     attended = rows.new_empty(*rows.shape[:2], values.shape[-1])
-    n_at_once = max(1, BLOCK_BYTES // (n_keys * head_dim * wide.itemsize))
+    heads_per_block = max(1, BLOCK_BYTES // (n_keys * head_dim * wide.itemsize))
     with without_autocast(queries):
-        for heads in (slice(i, i + n_at_once) for i in range(0, len(rows), n_at_once)):
+        for first in range(0, len(rows), heads_per_block):
+            heads = slice(first, first + heads_per_block)
             scores = soft_capped(torch.bmm(rows[heads], keys[heads].to(wide).transpose(1, 2)), scoring.cap)
-            if is_other is not None:
-                scores.masked_fill_(is_other[heads], float("-inf"))
+            if is_hidden is not None:
+                scores.masked_fill_(is_hidden[heads], float("-inf"))
             torch.bmm(scores.softmax(dim=-1), values[heads].to(wide), out=attended[heads])
     return attended.view(n_texts, n_heads, 1, -1).to(dtype)
 
@@ -116,12 +117,12 @@ def one_query_attention(
 def blocks_are_faster(
     n_queries: int, head_dim: int, dtype: torch.dtype, is_differentiated: bool, skips_keys: bool
 ) -> bool:
-    """Return whether blocks are faster than torch's fused function on a CPU. skips_keys: by documents or a window.
+    """Return True if blocks are faster than torch's fused function on a CPU. skips_keys: by documents or a window.
 
-    Measured on one thread by `benchmarks/attention.py`. In bf16, blocks take 0.2 to 0.85 of the time with the backward
-    pass, and 0.4 to 1.06 without it from 256 tokens and heads of 32 on. In fp32 they take 0.95 to 1.75, but 0.5 where
-    each of 512 tokens sees one of four documents, because they skip the other documents. With a window of a quarter
-    of the keys they take 0.9 (512 keys) to 0.44 (2,048 keys), with a window of half of 512 keys 1.3.
+    Measured on one thread by `benchmarks/attention.py`, relative to the time of the fused function. In bf16, blocks
+    take 0.2 to 0.85 with the backward pass; without it 0.4 to 1.06 for 256 tokens and head_dim 32 or more. In fp32 they
+    take 0.95 to 1.75, but 0.5 for 512 tokens in four documents, because they skip the other documents. With a window of
+    a quarter of the keys they take 0.9 (512 keys) to 0.44 (2,048 keys), with a window of half of 512 keys 1.3.
     """
     if dtype == torch.bfloat16:
         if is_differentiated:
@@ -138,11 +139,10 @@ def attention(
     documents: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Compute `reference_attention` in blocks where that is faster, otherwise by torch's fused function.
+    """Compute `reference_attention` by the fastest form: in blocks, for one query, or by torch's fused function.
 
-    The fused function has no cap, so capped scores are computed in blocks, or by the form for one query.
-    mask: the result of `visible` for these arguments, or the same as numbers to add to the scores, if it was already
-    computed for all layers. With a window, documents and mask may be of more keys; the last ones count.
+    The fused function has no cap, so it is not used for capped scores. mask: as for `sdpa_attention`, if it was already
+    computed for all layers. documents and mask may be of more keys than `keys`; the last ones count.
     """
     is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     n_queries, head_dim = queries.shape[2:]
@@ -153,16 +153,16 @@ def attention(
         mask = None if mask is None else mask[..., -n_keys:]
         if scoring.window >= n_keys:
             scoring = scoring._replace(window=None)
-    # Disabled flash kernels are a request for the plain form, to count it or to differentiate it twice.
+    # Callers disable flash kernels to get the plain form, to count its FLOPs or to differentiate it twice.
     is_plain = reference_wanted() or not flash_is_enabled()
     is_capped = scoring.cap is not None
     if is_capped and is_plain:
         return reference_attention(queries, keys, values, scoring, documents)
     use_blocks = is_capped
     if queries.device.type == "cpu" and not is_plain:
-        dtype = compute_type(queries)
-        # Without a cap, the form for one query is faster in bf16 if the cache is not small. A compiled graph would need
-        # a loop for every length.
+        dtype = attention_dtype(queries)
+        # Without a cap, the form for one query is faster only in bf16 and if the cache is not small. torch.compile
+        # would unroll its loop again for every length.
         suits_one_query = is_capped or (dtype == torch.bfloat16 and keys.numel() >= 2**16)
         if n_queries == 1 and suits_one_query and not is_differentiated and not torch.compiler.is_compiling():
             return one_query_attention(queries, keys, values, scoring, documents)

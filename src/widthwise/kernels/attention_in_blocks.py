@@ -1,11 +1,11 @@
 """Attention in blocks, as operators that torch.compile treats as opaque nodes of its graph.
 
-It is meant for the CPU, and for capped scores on any device, because torch's fused function has no cap.
+For the CPU, and for capped scores on any device, because torch's fused function has no cap.
 
-A block contains some queries of some heads, and the keys up to the last of these queries, so that few scores of later
-tokens are computed. Query heads that share a key-value head are rows of the same product, so keys and values are not
-repeated. The backward pass recomputes the weights of a block: keeping them would save a tenth of the time and take
-T / 2 numbers per head and token.
+A block contains some queries of some heads, and the keys up to the last of these queries, so that few masked scores
+are computed. Query heads that share a key-value head are rows of the same product, so keys and values are not repeated.
+The backward pass recomputes the weights of a block: saving them would take a tenth less time, but T / 2 numbers per
+head and token.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from torch import Tensor
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
 
 SCORE_BYTES = {"cpu": 2**21}
-"""Largest size of a block's scores by device. A quarter would fit into a core's cache, but the calls for the additional
-blocks take longer than the cache saves."""
+"""Largest size of a block's scores by device; 2^28 for other devices. On the CPU, a quarter of this size would fit into
+a core's cache, but the calls for the additional blocks take longer than the cache saves."""
 
 
 def rows_at_once(device_type: str, n_keys: int) -> int:
-    """Return the rows of a key-value head in a block: queries of all heads of its group.
+    """Return the number of rows of a key-value head in a block. The rows are the queries of all heads of its group.
 
-    In a short text, more would compute too many scores of later tokens; in a long text, fewer would make too many
+    In a short text, more rows would compute too many masked scores; in a long text, fewer rows would make too many
     blocks.
     """
     if device_type != "cpu":
@@ -33,11 +33,11 @@ def rows_at_once(device_type: str, n_keys: int) -> int:
 
 
 class Scoring(NamedTuple):
-    """Scores of queries and keys: scale * q k^T, of the keys that a query sees."""
+    """The scores of queries and keys, scale * q k^T, and their limits."""
 
     scale: float
     window: int | None = None
-    """Tokens that a token sees at most, including itself; None: all before it."""
+    """Largest number of tokens that a token sees, including itself; None: all tokens before it."""
     cap: float | None = None
     """Bound of the scores, see `soft_capped`; None: no bound."""
 
@@ -46,17 +46,17 @@ class Block(NamedTuple):
     """A batch of products of queries and keys."""
 
     part: int
-    """Index of the part of `Blocks.rows` that contains its queries."""
+    """Index in the list of `Blocks.rows` of the tensor with its queries."""
     heads: slice
-    """Key-value heads, out of B * n_kv_heads in the batch; text b begins at b * n_kv_heads."""
+    """Key-value heads, out of the B * n_kv_heads of the batch; sequence b begins at b * n_kv_heads."""
     keys: slice
     """Keys, out of S: from the first to the last that any of its queries sees."""
     n_seen: int
-    """Leading keys that come before all of its queries."""
+    """Number of its keys before the first of its queries."""
 
 
 class Blocks:
-    """The blocks of one attention, in order, and conversions to and from the layout in which a block is a batch.
+    """The blocks of one call of attention, and conversions to and from the layout in which a block is a batch.
 
     See `attention.reference_attention` for the arguments.
     """
@@ -68,7 +68,7 @@ class Blocks:
         self.n_rows = max(1, min(self.n_queries, rows_at_once(queries.device.type, self.n_keys) // self.group_size))
         self.window = window
         self.max_scores = SCORE_BYTES.get(queries.device.type, 2**28) // queries.dtype.itemsize
-        # The mask of queries and the keys of the same tokens, to add to scores.
+        # Added to the scores of queries and keys of the same tokens.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
         self.tokens = torch.arange(self.n_rows, device=queries.device)
         self.documents = self.first_keys = None
@@ -81,7 +81,8 @@ class Blocks:
         for part, start in enumerate(range(self.n_keys - self.n_queries, self.n_keys, self.n_rows)):
             stop = min(start + self.n_rows, self.n_keys)
             n_at_once = max(1, self.max_scores // ((stop - start) * self.group_size * stop))
-            for heads in (slice(i, i + n_at_once) for i in range(0, n_heads, n_at_once)):
+            for first_head in range(0, n_heads, n_at_once):
+                heads = slice(first_head, first_head + n_at_once)
                 first = 0 if self.first_keys is None else int(self.first_keys[heads, start:stop].min())
                 if self.window is not None:
                     first = max(first, start - self.window + 1)
@@ -102,12 +103,12 @@ class Blocks:
         return tokens.flatten(2, 3).transpose(1, 2)
 
     def weights(self, block: Block, scores: Tensor) -> Tensor:
-        """Return the softmax of scores over the keys that each query sees, and mask the others in place."""
+        """Return the softmax of scores over the keys that each query sees. All other scores are masked in place."""
         by_token = scores.unflatten(1, (-1, self.group_size))
         n_tokens = by_token.shape[1]
         by_token[..., block.n_seen :] += self.causal[:n_tokens, None, :n_tokens]
         if self.window is not None and block.n_seen + n_tokens > self.window:
-            # The window moves by one key per token, so only the first n_tokens keys can be too old.
+            # The window moves by one key per token, so only the first n_tokens keys can be before a window.
             age = block.n_seen + self.tokens[:n_tokens, None] - self.tokens[:n_tokens]
             by_token[..., :n_tokens].masked_fill_((age >= self.window)[:, None], float("-inf"))
         if self.documents is not None:
@@ -211,32 +212,32 @@ def _(grad, queries, keys, values, scale, documents, window, score_cap):
     return _empty_output(queries, queries.shape[-1]), grad_k, grad_v
 
 
-def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
     """Save tensors for the backward pass. inputs, output: of `forward`."""
     queries, keys, values, scale, documents, window, score_cap = inputs
     ctx.save_for_backward(queries, keys, values, documents)
     ctx.constants = scale, window, score_cap
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Return one gradient for each input of `forward`."""
-    queries, keys, values, documents = ctx.saved_tensors  # only once: activation checkpointing refuses a second time
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return a gradient for each input of `forward`."""
+    queries, keys, values, documents = ctx.saved_tensors  # activation checkpointing refuses a second access
     scale, window, score_cap = ctx.constants
     return *backward(grad, queries, keys, values, scale, documents, window, score_cap), None, None, None, None
 
 
-forward.register_autograd(_differentiate, setup_context=_keep)
+forward.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_in_blocks(
     queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, documents: Tensor | None = None
 ) -> Tensor:
-    """Compute `attention.reference_attention`. Keeps queries, keys and values for backward. No second derivative."""
-    dtype = compute_type(queries)
+    """Compute `attention.reference_attention`. Saves queries, keys and values for backward. No second derivative."""
+    dtype = attention_dtype(queries)
     queries, keys, values = (x.to(dtype) for x in (queries, keys, values))
     return forward(queries, keys, values, scoring.scale, documents, scoring.window, scoring.cap)
 
 
-def compute_type(queries: Tensor) -> torch.dtype:
-    """Return the dtype of the computation, as for scaled_dot_product_attention: autocast leaves fp64 alone."""
+def attention_dtype(queries: Tensor) -> torch.dtype:
+    """Return the dtype of scaled_dot_product_attention: `compute_dtype`, except that autocast does not convert fp64."""
     return queries.dtype if queries.dtype == torch.float64 else compute_dtype(queries)

@@ -1,4 +1,4 @@
-"""The choice between the hand-written and the reference form of an operation, its dtype, and soft caps."""
+"""The choice between the fused and the reference form of an operation, its dtype, and soft caps."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -12,19 +12,19 @@ from widthwise.mistakes import UserError
 VARIABLE = "WIDTHWISE_KERNELS"
 """Environment variable that selects one of FORMS."""
 FORMS = ("fused", "reference")
-"""`fused` (default): hand-written forms on the devices they are meant for; `reference`: plain torch everywhere."""
+"""`fused` (default): hand-written forms on the devices for which they were written; `reference`: plain torch."""
 
 
 def use_fused(x: Tensor) -> bool:
-    """Return whether to use the hand-written form: for eager execution on the CPU.
+    """Return True in eager execution on the CPU, for operations whose fused form is faster there only.
 
-    Under torch.compile and on a GPU the reference is used, which the compiler fuses.
+    Under torch.compile and on a GPU the reference is used, and the compiler fuses it.
     """
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not reference_wanted()
 
 
 def reference_wanted() -> bool:
-    """Return whether the environment turns hand-written forms off. Raise UserError if it names no form."""
+    """Return True if the environment selects the reference forms. Raise UserError for an unknown form."""
     value = os.environ.get(VARIABLE) or "fused"
     if value not in FORMS:
         raise UserError(f"{VARIABLE}: got {value!r}; allowed: {', '.join(FORMS)}")
@@ -32,7 +32,7 @@ def reference_wanted() -> bool:
 
 
 def refuse_double_backward() -> None:
-    """Raise RuntimeError if a hand-written backward pass is differentiated, which would be silently wrong."""
+    """Raise RuntimeError if autograd records a hand-written backward pass: its derivative would be silently wrong."""
     if torch.is_grad_enabled():
         raise RuntimeError("fused kernels have no second derivative; for create_graph set WIDTHWISE_KERNELS=reference")
 
@@ -62,9 +62,9 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return the context of a forward pass: matrix products in bf16 and everything else in fp32, or all in fp32.
+    """Return the context of a forward pass: for bf16, matrix products in bf16 and the rest in fp32; else all in fp32.
 
-    Clear the autocast cache first: inside an outer autocast it would keep casts of the weights after an update.
+    Clear the autocast cache first, because inside an outer autocast it keeps bf16 copies of weights after an update.
     """
     torch.clear_autocast_cache()
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")

@@ -1,15 +1,15 @@
 """Generalized hyper-connections: the residual state of a token consists of slots that sublayers read and write.
 
-Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10), Alg. 1-3. The state is n slots of b numbers. A sublayer
-reads n_read mixtures of the slots and writes n_write blocks back; the slots themselves are carried over and mixed as
-well. The weights of all three mixtures are the columns of one table of n rows, [read | carry | write]. Its carry part
-is stored as the deviation from the identity, because in bf16 a carry of 1 + 2^-8 would round to 1.
+Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10), Alg. 1-3. The state is n slots of b numbers. At a site, a
+sublayer reads n_read mixtures of the slots and writes n_write blocks back, and the carry mixes the slots. The weights
+of all three are the columns of one table of n rows, [read | carry | write]. Its carry part is stored as the deviation
+from the identity, because in bf16 a carry of 1 + 2^-8 would round to 1.
 
 The fused form has a hand-written backward pass that recomputes most states. A read works on a few tokens at a time and
-returns the sublayer's input, the carried state and the coefficients of the write. For the backward pass a site keeps
-its sublayer's update and, at every state_every-th site, the state. Other states are recomputed from the previous state
-and the update, by repeating the write. No sublayer runs twice, and the result is bitwise the same. Source: section 3.5
-of the paper.
+returns the sublayer's input, the carried state and the coefficients of the write. For the backward pass every site
+saves its sublayer's update, and one site in state_every saves its state. The other states are recomputed from the
+previous state and the update, by repeating the write. No sublayer runs twice, and the result is bitwise the same.
+Source: section 3.5 of the paper.
 """
 
 import math
@@ -27,8 +27,8 @@ from widthwise.kernels.manifold_connections import ManifoldForm
 class FreeForm(NamedTuple):
     """Coefficients without a constraint: scale * tanh(state / rms(state) @ projection) + static.
 
-    Each slot is normalised separately. Parameters: static (n, k), k = n_read + n + n_write; projection (b, k), with the
-    norm's gain folded in, and scale (n, k), both None if all tokens share the coefficients.
+    Each slot is normalised separately. Parameters: static (n, k), k = n_read + n + n_write; projection (b, k), which
+    includes the gain of the norm, and scale (n, k), both None if all tokens share the coefficients.
     """
 
     n_read: int
@@ -55,7 +55,7 @@ class FreeForm(NamedTuple):
         static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
         assert static is not None
         n_slots = static.shape[1]
-        static = static.clone()  # with one slot or coefficient it still shares the parameter's memory
+        static = static.clone()  # with one slot or coefficient, `contiguous` did not copy the parameter
         static[self.n_read : self.n_read + n_slots].diagonal().add_(1)
         return Site(static, projection, scale, self.n_read, self.eps)
 
@@ -80,21 +80,37 @@ def reference_write_slots(
         return (wide + carry.transpose(-1, -2) @ wide + write @ blocks).to(state.dtype)
 
 
+class ReferenceRead(NamedTuple):
+    """The result of a reference read, which the write of the site needs."""
+
+    state: Tensor
+    coefficients: Tensor
+    n_read: int
+
+    def write(self, update: Tensor, multiplier: float) -> Tensor:
+        """Return the state after a sublayer, see `reference_write_slots`."""
+        return reference_write_slots(self.state, update, self.coefficients, self.n_read, multiplier)
+
+
 class FusedRead(NamedTuple):
-    """Result of a fused read for the write that follows."""
+    """The result of a fused read, which the write of the site needs."""
 
     carried: Tensor
     """(B, T, n, b), fp32 or wider: the mixed state. The write overwrites it."""
-    write: Tensor
+    coefficients: Tensor
     """(N, n_write, n), N = B * T: weights of the written blocks in each slot."""
     dtype: torch.dtype
     """The dtype of the state."""
-    reading: Any
+    read_node: Any
     """Node of the read in autograd's graph; None without gradients."""
+
+    def write(self, update: Tensor, multiplier: float) -> Tensor:
+        """Return the state after a sublayer, see `reference_write_slots`. Call only once: it overwrites `carried`."""
+        return _Write.apply(*self, update, multiplier)
 
 
 def _slots(state: Tensor) -> Tensor:
-    """Reshape (B, T, n, b) to (N, n, b), fp32 or wider."""
+    """Reshape (B, T, n, b) to (N, n, b), N = B * T, in fp32 or wider."""
     return widened(state.flatten(0, -3)).contiguous()
 
 
@@ -107,9 +123,10 @@ def _blocks(x: Tensor, state: Tensor) -> Tensor:
 def _gradients(
     chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write: Tensor
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Run the backward pass of a read. Overwrites its coefficients.
+    """Run the backward pass of a read, which overwrites its coefficients.
 
-    Returns the gradients of the state (N, n, b), and of the site's tables, summed over the tokens.
+    grad_x: (N, n_read, b), grad_carried: (N, n, b), grad_write: (N, n_write, n) -> the gradient of the state (N, n, b),
+    and the gradients of the site's tables, summed over the tokens.
     """
     site = chunks.site
     slot_width = chunks.state.shape[-1]
@@ -154,11 +171,11 @@ class _Read(torch.autograd.Function):
                 product(read, chunk, out=x_slots[rows])
                 product(carry, chunk, out=carried_slots[rows])
         x = x.to(state.dtype)
-        # One state in state_every is saved; the others are recomputed by repeating their write.
-        producer: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
-        ctx.n_since_kept = 0 if producer is None else (producer.reading.n_since_kept + 1) % state_every
-        ctx.producer = producer if ctx.n_since_kept else None
-        ctx.save_for_backward(None if ctx.n_since_kept else state, *parameters)
+        # One state in state_every is saved; the others are recomputed by repeating the write that returned them.
+        write_node: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
+        ctx.n_since_saved = 0 if write_node is None else (write_node.read_node.n_since_saved + 1) % state_every
+        ctx.write_node = write_node if ctx.n_since_saved else None
+        ctx.save_for_backward(None if ctx.n_since_saved else state, *parameters)
         ctx.form = form
         ctx.shape = state.shape
         ctx.dtype = state.dtype
@@ -173,7 +190,7 @@ class _Read(torch.autograd.Function):
         with without_autocast(grad_x):
             chunks = _chunks_of(ctx)
             parameters = ctx.parameters
-            ctx.chunks = ctx.parameters = None  # a read runs after its write in the backward pass, so free the cache
+            ctx.chunks = ctx.parameters = None  # free the cache: backward of the read is the last to use it
             grads = _blocks(grad_x, chunks.state), grad_carried.flatten(0, -3), grad_write
             grad_state, sums = _gradients(chunks, *grads)
         tables = (
@@ -188,9 +205,9 @@ class _Write(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, carried: Tensor, write: Tensor, dtype: torch.dtype, reading: Any, update: Tensor, multiplier: float
+        ctx: Any, carried: Tensor, write: Tensor, dtype: torch.dtype, read_node: Any, update: Tensor, multiplier: float
     ) -> Tensor:
-        ctx.reading = reading
+        ctx.read_node = read_node
         ctx.multiplier = multiplier
         ctx.update = None
         ctx.save_for_backward(update)
@@ -208,7 +225,7 @@ class _Write(torch.autograd.Function):
         update = _update_of(ctx)
         ctx.update = None
         with without_autocast(grad):
-            chunks = _chunks_of(ctx.reading).of_the_write()
+            chunks = _chunks_of(ctx.read_node).for_write()
             state = chunks.state
             blocks = _blocks(update, state)
             wide = grad.reshape(state.shape).to(state.dtype)
@@ -222,64 +239,51 @@ class _Write(torch.autograd.Function):
         return grad, grad_write, None, None, grad_update, None
 
 
-def _chunks_of(reading: Any) -> Chunks:
+def _chunks_of(read_node: Any) -> Chunks:
     """Return state and coefficients of a read, computed once per backward pass and cached on its graph node.
 
     Parameters are cached too, because activation checkpointing unpacks a saved tensor only once in a pass. Coefficients
-    larger than the state are not cached: computing them again takes no longer than fetching them.
+    larger than the state are not cached: computing them again takes no longer than reading them from memory.
     """
-    if reading.chunks is None:
-        state, *reading.parameters = reading.saved_tensors
-        slots = _slots(_recomputed(reading.producer, reading.dtype) if state is None else state)
-        site = reading.form.site(reading.parameters, slots.dtype)
-        reading.chunks = Chunks(slots, site, keeps=site.n_kept <= math.prod(slots.shape[1:]))
-    return reading.chunks
+    if read_node.chunks is None:
+        state, *read_node.parameters = read_node.saved_tensors
+        slots = _slots(_recomputed(read_node.write_node, read_node.dtype) if state is None else state)
+        site = read_node.form.site(read_node.parameters, slots.dtype)
+        is_cached = site.n_coefficients <= math.prod(slots.shape[1:])
+        read_node.chunks = Chunks(slots, site, is_cached)
+    return read_node.chunks
 
 
-def _update_of(writing: Any) -> Tensor:
-    """Return the update of a write, cached on its graph node until its backward pass for the same reason."""
-    if writing.update is None:
-        (writing.update,) = writing.saved_tensors
-    return writing.update
+def _update_of(write_node: Any) -> Tensor:
+    """Return the update of a write, cached on its graph node, because a saved tensor is unpacked once in a pass."""
+    if write_node.update is None:
+        (write_node.update,) = write_node.saved_tensors
+    return write_node.update
 
 
-def _recomputed(writing: Any, dtype: torch.dtype) -> Tensor:
-    """Recompute the state (N, n, b) after a write. writing: its node in autograd's graph."""
-    chunks = _chunks_of(writing.reading)
+def _recomputed(write_node: Any, dtype: torch.dtype) -> Tensor:
+    """Return the state (N, n, b) after a write, by repeating the write."""
+    chunks = _chunks_of(write_node.read_node)
     state = torch.empty_like(chunks.state)
-    blocks = _blocks(_update_of(writing), chunks.state)
+    blocks = _blocks(_update_of(write_node), chunks.state)
     for rows, chunk, (table, *_) in chunks:
         _, carry, write = table.transpose(0, 1).split(chunks.site.sizes, dim=1)
-        add_product(product(carry, chunk, out=state[rows]), write.transpose(1, 2), blocks[rows], writing.multiplier)
+        add_product(product(carry, chunk, out=state[rows]), write.transpose(1, 2), blocks[rows], write_node.multiplier)
     return state.to(dtype)
-
-
-class ReferenceRead(NamedTuple):
-    """Result of a reference read for the write that follows."""
-
-    state: Tensor
-    coefficients: Tensor
-    n_read: int
 
 
 def read_slots(
     state: Tensor, form: Form, parameters: Sequence[Any], state_every: int
 ) -> tuple[Tensor, ReferenceRead | FusedRead]:
-    """Return the input of a sublayer, and the argument of `write_slots`.
+    """Return the input of a sublayer, and the read whose `write` adds the sublayer's update.
 
-    parameters: of the form, the first one not None; state_every: the hand-written form keeps one state of so many
+    parameters: of the form, the first one not None; state_every: the fused form saves the state of one in state_every
     consecutive sites for the backward pass.
     """
-    is_recorded = any(x is not None and x.requires_grad for x in (state, parameters[0]))  # or no read is in the graph
+    # The fused form needs the node of the read in autograd's graph.
+    is_recorded = any(x is not None and x.requires_grad for x in (state, parameters[0]))
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
         x, carried, write = _Read.apply(state, form, state_every, *parameters)
         return x, FusedRead(carried, write, x.dtype, x.grad_fn)
     x, coefficients = form.reference(state, *parameters)
     return x, ReferenceRead(state, coefficients, form.n_read)
-
-
-def write_slots(read: ReferenceRead | FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """Return the state after a sublayer. Overwrites the read, so call it only once. See `reference_write_slots`."""
-    if isinstance(read, FusedRead):
-        return _Write.apply(*read, update, multiplier)
-    return reference_write_slots(read.state, update, read.coefficients, read.n_read, multiplier)

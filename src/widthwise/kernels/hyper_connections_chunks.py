@@ -1,8 +1,8 @@
 """Coefficients of hyper-connections for a few tokens at a time, so that they stay in the cache, and products with them.
 
-The tables of many narrow slots are several times as large as the slots. They are (k, C, n) for C tokens: the product
-that computes them takes a quarter of the time with its small dimension as rows. The batched small products that use
-them are as fast in this layout if C is odd; otherwise rows a power of two apart share a few cache lines.
+The tables of many narrow slots are several times as large as the slots. For C tokens a table is (k, C, n), because the
+product that computes it takes a quarter of the time if the small dimension k is the rows. The batched small products
+with the table are as fast in this layout if C is odd; otherwise rows a power of two apart share a few cache lines.
 """
 
 import math
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 2**20
 """Size of the slots and coefficients of a chunk: about a second-level cache."""
 MIN_MULTIPLICATIONS = 400
-"""Multiplications r k w of one pair below which torch's batched product loops over single numbers, which is four times
-as slow as a sum of outer products."""
+"""Multiplications r k w of one (r, k) by (k, w) product. For fewer, torch.bmm loops over single numbers, which takes
+four times as long as a sum of outer products."""
 
 
 class Scratch:
@@ -30,7 +30,7 @@ class Scratch:
         self._parts: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """Return the uninitialised part of that name. No shape may be larger than the first one."""
+        """Return uninitialised memory. Calls with one name share it; the first call must have the largest shape."""
         n_elements = math.prod(shape)
         if name not in self._parts:
             self._parts[name] = self._like.new_empty(n_elements)
@@ -38,7 +38,7 @@ class Scratch:
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of a chunk. Only the derivative needs the fields after the table; None if tokens share it."""
+    """The coefficients of a chunk. The fields after the table are for the derivative; None if all tokens share it."""
 
     table: Tensor
     """(k, C, n): the k coefficients of each slot of each token."""
@@ -51,10 +51,10 @@ class Coefficients(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The parameters of one site, or of some of its coefficients, in the layout of chunks."""
+    """The parameters of one site, or of its write only, in the layout of chunks."""
 
     static: Tensor
-    """(k, n), including the 1 with which each slot carries itself."""
+    """(k, n), where 1 is added to the diagonal of the carry, which is stored as the deviation from the identity."""
     projection: Tensor | None
     """(k, b)"""
     scale: Tensor | None
@@ -63,7 +63,7 @@ class Site(NamedTuple):
     eps: float
 
     chunk_factor = 1
-    """Size of its chunks, as a multiple of CHUNK_BYTES."""
+    """Size of the chunks, as a multiple of CHUNK_BYTES."""
 
     @property
     def tables(self) -> tuple[Tensor | None, ...]:
@@ -72,17 +72,17 @@ class Site(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Rows of the table that read, carry and write."""
+        """Numbers of rows of the table that read, carry and write."""
         n_rows, n_slots = self.static.shape
         return self.n_read, n_slots, n_rows - self.n_read - n_slots
 
     @property
-    def n_kept(self) -> int:
-        """Numbers in the coefficients of a token."""
+    def n_coefficients(self) -> int:
+        """Number of coefficients of a token."""
         return self.static.numel()
 
     def coefficients(self, chunk: Tensor, scratch: Scratch) -> Coefficients:
-        """Return the coefficients of a chunk (C, n, b). They are valid as long as the contents of the scratch."""
+        """Return the coefficients of a chunk (C, n, b). The next call with the same scratch overwrites them."""
         n_tokens, n_slots, slot_width = chunk.shape
         if self.projection is None or self.scale is None:
             return Coefficients(self.static[:, None].expand(-1, n_tokens, -1))
@@ -98,9 +98,9 @@ class Site(NamedTuple):
         return Coefficients(table, half_tanh, doubled, inverse_rms)
 
     def backward(self, chunk: Tensor, coefficients: Coefficients, grad: Tensor, grad_chunk: Tensor, sums: Any) -> None:
-        """Add gradients of the tables to `sums`, and of the state to grad_chunk (C, n, b). Overwrites the coefficients.
+        """Add the gradients of `tables` to `sums`, and of the state to grad_chunk (C, n, b).
 
-        grad: gradient of the coefficients' table, overwritten.
+        grad: gradient of the coefficients' table. Overwrites grad and the coefficients.
         """
         grad_static, grad_projection, grad_scale = sums
         grad_static.add_(grad.sum(dim=1))
@@ -119,7 +119,7 @@ class Site(NamedTuple):
         grad_chunk.view(-1, slot_width).addmm_(by_slot.T, self.projection)
         grad_chunk.addcmul_(chunk, share[..., None], value=-1)
 
-    def of_the_write(self) -> "Site":
+    def write_only(self) -> "Site":
         """Return the site with the coefficients of the write only."""
         first = self.n_read + self.static.shape[-1]
         if self.projection is None or self.scale is None:
@@ -128,18 +128,19 @@ class Site(NamedTuple):
 
 
 class Chunks:
-    """The state of a site, an odd number of tokens at a time, with the coefficients of each chunk."""
+    """The state of a site in chunks of an odd number of tokens, with the coefficients of each chunk."""
 
-    def __init__(self, state: Tensor, site: "Site | ManifoldSite", keeps: bool = False):
-        """state: (N, n, b). keeps: cache coefficients for the next pass; otherwise each chunk overwrites them."""
+    def __init__(self, state: Tensor, site: "Site | ManifoldSite", is_cached: bool = False):
+        """state: (N, n, b). is_cached: keep all coefficients for the next pass; otherwise a chunk overwrites them."""
         self.state = state
         self.site = site
         self.scratch = Scratch(state)
-        self._cache: dict[int, Any] | None = {} if keeps else None
+        self._cache: dict[int, Any] | None = {} if is_cached else None
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Any]]:
+        """Yield the tokens of each chunk, their state (C, n, b), and their coefficients."""
         n_tokens, n_slots, slot_width = self.state.shape
-        n_numbers = n_slots * slot_width + self.site.n_kept
+        n_numbers = n_slots * slot_width + self.site.n_coefficients
         size = CHUNK_BYTES * self.site.chunk_factor // (self.state.element_size() * n_numbers) | 1
         for start in range(0, n_tokens, size):
             rows = slice(start, start + size)
@@ -152,18 +153,21 @@ class Chunks:
                 coefficients = self._cache[start] = self.site.coefficients(chunk, Scratch(chunk))
             yield rows, chunk, coefficients
 
-    def of_the_write(self) -> "Chunks":
-        """Return chunks whose tables end with the coefficients of the write, without other ones unless cached."""
-        return Chunks(self.state, self.site.of_the_write()) if self._cache is None else self
+    def for_write(self) -> "Chunks":
+        """Return chunks whose tables end with the coefficients of the write.
+
+        If all coefficients are cached, these are the same chunks; otherwise only those of the write are computed.
+        """
+        return Chunks(self.state, self.site.write_only()) if self._cache is None else self
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Write a b to `out`. a: (N, r, k), b: (N, k, w), out: (N, r, w)."""
+    """Write the batched product a @ b to `out`. a: (N, r, k), b: (N, k, w), out: (N, r, w)."""
     return torch.bmm(a, b, out=out) if _is_large(a, b) else add_product(out.zero_(), a, b, 1.0)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
-    """Add factor a b to the total (N, r, w). a, b: as in `product`."""
+    """Add factor * (a @ b) to the total (N, r, w). a, b: as in `product`."""
     if _is_large(a, b):
         return total.baddbmm_(a, b, alpha=factor)
     for i in range(b.shape[1]):

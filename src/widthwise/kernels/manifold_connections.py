@@ -4,8 +4,8 @@ Source: mHC, Xie et al. 2025, arXiv:2512.24880; permutations: mHC-lite, arXiv:26
 the n slots of a token, with weights between 0 and 1, and adds its update to each slot, with weights between 0 and 2.
 Rows and columns of the carry sum to 1, so a product of carries of any number of layers neither grows nor vanishes.
 
-`kernels.hyper_connections` reads, writes and recomputes states; this file has the coefficients. Logits
-and the steps of a normalisation are (..., C) for C tokens, so that every operation runs over consecutive tokens.
+`kernels.hyper_connections` reads, writes and recomputes states; this file computes the coefficients. In the fused form
+the tokens are the last axis of the logits, (..., C) for C tokens, so that every operation runs over consecutive tokens.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from widthwise.kernels.hyper_connections_chunks import Scratch
 
 
 class Sinkhorn(NamedTuple):
-    """A positive matrix whose columns and rows are divided by their sums in turn, columns last.
+    """A positive matrix whose columns and rows are divided by their sums in turn, columns first and last.
 
-    The backward pass keeps the sums alone, and multiplies by them to return to earlier steps. `eps` is added to every
-    sum, and `entry_eps` to every entry before the first division.
+    For the backward pass only the sums and the result are saved; the matrices of earlier steps are recomputed by
+    multiplying with the sums. `eps` is added to every sum, and `entry_eps` to every entry before the first division.
     """
 
     n_iterations: int
@@ -62,7 +62,7 @@ class Sinkhorn(NamedTuple):
 
 
 class Permutations(NamedTuple):
-    """A mean of all n! permutations, weighted by a softmax: doubly stochastic up to rounding."""
+    """A mean of all n! permutation matrices, weighted by a softmax: doubly stochastic up to rounding."""
 
     def reference(self, logits: Tensor, n_slots: int) -> Tensor:
         """logits: (..., n!) -> (..., n, n), as for `Sinkhorn`."""
@@ -96,9 +96,9 @@ def _softmax_backward(grad: Tensor, weights: Tensor, dim: int) -> Tensor:
 class ManifoldForm(NamedTuple):
     """Coefficients of a site, from logits = state / rms(state) @ projection + static, one norm for all slots.
 
-    Parameters: static (1, k) and projection (n * b, k); k = n reads, and unless the carry is None n writes and the
-    logits of the carry, which is None at the exit of the model, where slots are only read. norm_dim: divisor of the sum
-    of squares of all slots; read_eps: added to the sigmoids of the reads; read_shares: (n,) their factors.
+    Parameters: static (1, k), projection (n * b, k). The k logits are n of the read, n of the write, and the carry's;
+    at the exit of the model, where slots are only read, the carry is None and k = n. norm_dim: divisor of the
+    sum of squares of all slots; read_eps: added to the sigmoids of the read; read_shares: (n,), factors of the read.
     """
 
     norm_dim: int
@@ -138,7 +138,7 @@ class ManifoldForm(NamedTuple):
 
 
 class ManifoldCoefficients(NamedTuple):
-    """The coefficients of a chunk, and the input of their derivative.
+    """The coefficients of a chunk, and the saved inputs of their derivative.
 
     table: (1 + n + 1, C, n), [read | carry | write] of each slot, or (1, C, n) without a carry; gates: (2 n, C) or
     (n, C), sigmoids of reads and writes; normalised: (k, C), logits without the static part; inverse_rms: (C,);
@@ -167,15 +167,17 @@ class ManifoldSite(NamedTuple):
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
+        """The parameters, transposed."""
         return self.static, self.projection
 
     @property
     def sizes(self) -> tuple[int, int, int]:
+        """Numbers of rows of the table that read, carry and write."""
         return (1, 0, 0) if self.form.carry is None else (1, len(self.form.read_shares), 1)
 
     @property
-    def n_kept(self) -> int:
-        """Numbers in the logits of a token. Divisions take longer than fetching their result, so all are cached."""
+    def n_coefficients(self) -> int:
+        """Number of logits of a token. Sums that the carry saves are not counted: dividing again would take longer."""
         return len(self.static)
 
     def coefficients(self, chunk: Tensor, scratch: Scratch) -> ManifoldCoefficients:
@@ -208,8 +210,8 @@ class ManifoldSite(NamedTuple):
         gates = coefficients.gates
         grads = [torch.cat(grads) * gates * (1 - gates)]
         if self.form.carry is not None:
-            of_carry = grad[1 : 1 + n_slots].permute(2, 0, 1).contiguous()
-            grads.append(self.form.carry.backward(of_carry, *coefficients.carry))
+            grad_carry = grad[1 : 1 + n_slots].permute(2, 0, 1).contiguous()
+            grads.append(self.form.carry.backward(grad_carry, *coefficients.carry))
         grad_logits = torch.cat(grads)
         grad_static.add_(grad_logits.sum(dim=1, keepdim=True))
         flat = chunk.view(len(chunk), -1)
@@ -219,6 +221,6 @@ class ManifoldSite(NamedTuple):
         grad_projection.addmm_(grad_logits, flat)
         grad_chunk.view_as(flat).addmm_(grad_logits.T, self.projection).addcmul_(flat, share[:, None], value=-1)
 
-    def of_the_write(self) -> "ManifoldSite":
-        """Return the site: all its coefficients come from one product."""
+    def write_only(self) -> "ManifoldSite":
+        """Return the whole site, because all its coefficients come from one product."""
         return self

@@ -1,4 +1,6 @@
-"""RMSNorm that keeps its output, not its input, for the backward pass: the next matrix product needs it anyway.
+"""RMSNorm that saves its output in place of its input for the backward pass.
+
+The next matrix product saves the output anyway, so it takes no additional memory.
 
 Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """
@@ -11,15 +13,15 @@ from torch import Tensor
 from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward, use_fused, widened
 
 SMALLEST_GAIN = 1e-3
-"""If any |gain| is smaller, output / gain is too inexact, so the normalised input is kept instead."""
+"""If any |gain| is smaller, output / gain is too inexact, so the normalised input is saved instead."""
 
 
 def reference_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_width: int | None = None) -> Tensor:
     """Return gain * x / sqrt(sum(x^2) / norm_dim + eps) over the last axis, computed in fp32 or wider.
 
-    stat_width: number of leading coordinates in the sum of squares; None: all.
     x: (..., n), gain: (n,), or (groups, n) for x (..., groups, n) -> the shape of x, in the autocast dtype if autocast
-    is on, otherwise in the dtype of x.
+    is on, otherwise in the dtype of x. norm_dim: the divisor, which may differ from n; stat_width: number of leading
+    coordinates in the sum of squares; None: all.
     """
     wide = widened(x)
     inverse_rms = torch.rsqrt(wide[..., :stat_width].square().sum(dim=-1, keepdim=True) / norm_dim + eps)
@@ -27,7 +29,7 @@ def reference_rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_
 
 
 def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
-    """Return x over its root mean square, and the inverse root mean square, in fp32 or wider."""
+    """Return x * inverse_rms (..., n) and inverse_rms (..., 1), in fp32 or wider, see `reference_rms_norm`."""
     wide = widened(x)
     # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
     inverse_rms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(norm_dim).add_(eps).rsqrt_()
@@ -35,7 +37,7 @@ def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm that keeps its output instead of its input."""
+    """RMSNorm that saves its output instead of its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, norm_dim: int, dtype: torch.dtype) -> Tensor:
@@ -60,7 +62,7 @@ class _RMSNorm(torch.autograd.Function):
             normalised = output / gain
         else:
             grad_gain = (grad * normalised).reshape(-1, *gain.shape).sum(dim=0)
-        # Reuses the memory of product.
+        # `out=product` reuses its memory.
         grad_x = torch.mul(grad, gain, out=product).mul_(inverse_rms).addcmul_(normalised, projection, value=-1)
         return grad_x.to(ctx.input_dtype), grad_gain.to(gain.dtype), None, None, None
 

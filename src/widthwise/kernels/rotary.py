@@ -17,7 +17,7 @@ TOLERANCE = 1e-12
 
 
 class Rope(NamedTuple):
-    """The rotary frequencies of a query or key head."""
+    """The rotary frequencies of the query and key heads of a layer."""
 
     head_dim: int
     base: float
@@ -37,27 +37,27 @@ class Rope(NamedTuple):
         return tuple(self.radians().tolist())
 
 
-def agree(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Return whether two lists of frequencies are equal up to rounding."""
+def are_close(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Return True if two lists of frequencies are equal up to rounding. Raises ValueError for different lengths."""
     return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(first, second, strict=True))
 
 
 def base_of(frequencies: Sequence[float], guess: float) -> float | None:
-    """Return the base that yields these frequencies, or None. Try the guess, then whole numbers, then any number.
+    """Return the base with these frequencies, or None. The guess is preferred, then a whole number, then any number.
 
     A head that grew from d to d' coordinates and continues its geometric series has the base base^(d' / d).
     """
     n_pairs = len(frequencies)
     base = guess if n_pairs == 1 else (frequencies[0] / frequencies[-1]) ** (n_pairs / (n_pairs - 1))
     candidates = (guess, float(max(1, round(base))), base)
-    return next((base for base in candidates if agree(Rope(2 * n_pairs, base).pair_frequencies, frequencies)), None)
+    return next((base for base in candidates if are_close(Rope(2 * n_pairs, base).pair_frequencies, frequencies)), None)
 
 
 def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-    """Return cosines and signed sines of the angles position * radians, in fp32 (fp64 if that is the default).
+    """Return the factors of `rotate`, in fp32 (fp64 if that is the default): cosines and sines of position * radians.
 
-    positions: integers (B, T) or (1, T) -> the factors of `rotate`, two tensors (B or 1, T, 1, head_dim): cosines in
-    both halves, and sines that are negative in the first half.
+    positions: integers (B, T) or (1, T) -> two tensors (B or 1, T, 1, head_dim). Both halves of the last axis have the
+    same angles; the sines in the first half are negated.
     """
     angles = positions.to(torch.float64)[:, :, None, None] * rope.radians(positions.device)
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
@@ -93,7 +93,7 @@ class _Rotate(torch.autograd.Function):
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
     """Return x rotated by the angles, or with sign -1 rotated back.
 
-    The halves of a head are added in place, which avoids a tensor with swapped halves.
+    In-place additions to both halves avoid a copy of x with swapped halves.
     """
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     rotated = wide * cos

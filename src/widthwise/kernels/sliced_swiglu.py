@@ -1,7 +1,6 @@
-"""A SwiGLU in which each token uses only its first hidden units and skips the rest."""
+"""A SwiGLU in which each token has a width: it uses only its first hidden units and skips the rest."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -16,22 +15,23 @@ Mask = Callable[[Tensor, Tensor], Tensor]
 
 
 class Edge(NamedTuple):
-    """Fall of a mask from 1 to 0 around the width w of a token; c_i = i + 1/2 is the centre of unit i."""
+    """A mask that falls from 1 to 0 around the width w of a token; c_i = i + 1/2 is the centre of unit i."""
 
     mask: Mask
     margin: float
-    """In units: the mask is exactly 1 where c_i < w - margin, and its derivative is 0 where |c_i - w| > margin. 0 for a
-    hard mask. A straight-through mask ends where its derivative is lost in rounding. If finite, the mask is exactly 0
-    where c_i > w; only the derivative extends beyond the width. Infinite for a sigmoid, which cannot be sliced."""
+    """Units on each side of the width: the mask is exactly 1 where c_i < w - margin, exactly 0 where c_i > w, and its
+    derivative is 0 where |c_i - w| > margin. 0 for a hard mask. For a straight-through mask, the distance at which its
+    derivative is lost in rounding. Infinite for a sigmoid, which is never 0 or 1 and is not sliced."""
 
 
 UNIT_TILE = 64
-"""Bucket edges are multiples of this, because matrix products are fastest at such sizes."""
+"""Edges of buckets of units are multiples of this, because matrix products are fastest at such sizes."""
 N_BUCKETS = 8
-"""Number of widths to which tokens are rounded up. Four waste more units and were never faster from 128 tokens on."""
+"""Largest number of widths to which the widths of tokens are rounded up. Four waste more units, and were never faster
+for 128 tokens or more."""
 ROW_TILE = {torch.bfloat16: 64}
-"""Multiple to which the rows of a stripe are rounded up. A bf16 product on the CPU needs preparation for every new
-shape, which took a fifth of the time with unrounded row counts; an fp32 product does not."""
+"""Multiple to which the rows of a stripe are rounded up; 1 for other dtypes. A bf16 product on the CPU needs
+preparation for every new shape, which took a fifth of the time without rounding; an fp32 product does not."""
 
 
 def unit_centres(start: int, stop: int, like: Tensor) -> Tensor:
@@ -54,12 +54,12 @@ def reference_sliced_swiglu(
 
 
 def whole_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
-    """Count the leading units that have mask 1 and no derivative. Arguments as in `reached_units`."""
+    """Return the number of leading units with mask 1 and derivative 0. Arguments as in `reached_units`."""
     return (width.detach() - margin - 0.5).ceil().clamp(0, d_ff).long()
 
 
 def reached_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
-    """Count the leading units that a token needs. All later units have mask 0 and no derivative.
+    """Return the number of leading units that a token needs. All later units have mask 0 and derivative 0.
 
     width: (...), in units; margin: see `Edge` -> integers (...).
     """
@@ -67,7 +67,7 @@ def reached_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
 
 
 def bucket_edges(d_ff: int) -> list[int]:
-    """Return at most `N_BUCKETS` nearly equal steps up to d_ff. All but the last are multiples of `UNIT_TILE`."""
+    """Return at most `N_BUCKETS` nearly evenly spaced edges, the last d_ff, the rest multiples of `UNIT_TILE`."""
     n_tiles = -(-d_ff // UNIT_TILE)
     n_buckets = min(N_BUCKETS, n_tiles)
     return [*(UNIT_TILE * round(n_tiles * i / n_buckets) for i in range(1, n_buckets)), d_ff]
@@ -85,7 +85,7 @@ def bucketed_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
 
 
 def units_for_all(width: Tensor, margin: float, d_ff: int) -> int:
-    """Return the units that the widest token needs, rounded up to a multiple of `UNIT_TILE`, at most d_ff."""
+    """Return the number of units of the widest token, rounded up to a multiple of `UNIT_TILE`, at most d_ff."""
     n_units = max(reached_units(width, margin, d_ff).tolist(), default=0)
     return min(d_ff, -(-n_units // UNIT_TILE) * UNIT_TILE)
 
@@ -95,38 +95,46 @@ class Stripe(NamedTuple):
 
     units: slice
     n_rows: int
-    """The first n_rows tokens are computed; all later tokens have mask 0 and no derivative."""
+    """Computed tokens; all later tokens have mask 0 and derivative 0 in the stripe."""
     n_used: int
-    """The first n_used tokens can have a mask above 0; later ones only a derivative."""
+    """Leading tokens with a mask that may be above 0; the computed tokens after them have only a derivative."""
     n_whole: int
-    """The first n_whole tokens have mask 1 on the whole stripe, so the mask is applied only to later tokens."""
+    """Leading tokens with mask 1 in the whole stripe, to which the mask need not be applied."""
     masked_from: int
-    """The mask is applied only from this unit of the stripe on; before it the mask is 1 for all computed tokens."""
+    """First unit of the stripe to which the mask is applied; before it the mask is 1 for all computed tokens."""
 
 
 def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list[Stripe]:
-    """Return the fewest stripes that compute every token up to its bucket edge, by merging buckets where no token ends.
+    """Return the fewest stripes in which every token is computed up to its bucket edge, from left to right.
 
     width: (N,) with N > 0, descending; margin: see `Edge`. `n_rows` and `n_used` are rounded up to a multiple of
     `row_tile`, at most N.
     """
-    whole = whole_units(width, margin, d_ff)
-    reach, used = (reached_units(width, distance, d_ff) for distance in (margin, 0.0))
     edges = bucket_edges(d_ff)
-    starts, stops = torch.tensor([0, *edges], device=width.device).unfold(0, 2, 1).unbind(dim=1)
-    n_tokens = ((units[:, None] > starts).sum(dim=0) for units in (reach, used))
-    n_rows, n_used = ((-(-n // row_tile) * row_tile).clamp(max=len(width)) for n in n_tokens)
+    starts = torch.tensor([0, *edges[:-1]], device=width.device)
+    stops = torch.tensor(edges, device=width.device)
+
+    def n_tokens_in_bucket(units: Tensor) -> Tensor:
+        """Return the number of tokens with units in each bucket, rounded up."""
+        n_tokens = (units[:, None] > starts).sum(dim=0)
+        return (-(-n_tokens // row_tile) * row_tile).clamp(max=len(width))
+
+    n_rows = n_tokens_in_bucket(reached_units(width, margin, d_ff))
+    n_used = n_tokens_in_bucket(reached_units(width, 0.0, d_ff))
+    whole = whole_units(width, margin, d_ff)
     n_whole = (whole[:, None] >= stops).sum(dim=0)
-    least_whole = whole[(n_rows - 1).clamp(min=0)]
+    least_whole = whole[(n_rows - 1).clamp(min=0)]  # of the narrowest computed token
     counts = torch.stack([n_rows, n_used, n_whole, least_whole], dim=1).tolist()  # the only wait for a device
     stripes = []
     start = 0
-    for (stop, current), (_, following) in pairwise([*zip(edges, counts), (d_ff, [0] * 4)]):
-        if current[:2] != following[:2]:  # otherwise no token ends at this edge, so extend the stripe to the next
-            rows, used_rows, whole_rows, least = current
-            stripes.append(Stripe(slice(start, stop), rows, used_rows, whole_rows, max(0, least - start)))
-            start = stop
-    return [stripe for stripe in stripes if stripe.n_rows]
+    for i, (stop, (rows, used_rows, whole_rows, least)) in enumerate(zip(edges, counts)):
+        if rows == 0:
+            break
+        if i + 1 < len(edges) and counts[i + 1][:2] == [rows, used_rows]:
+            continue  # no token ends at this edge: the next bucket belongs to the same stripe
+        stripes.append(Stripe(slice(start, stop), rows, used_rows, whole_rows, max(0, least - start)))
+        start = stop
+    return stripes
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -135,15 +143,15 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 class _SlicedSwiGLU(torch.autograd.Function):
-    """Stripes of units, each computed only for the tokens that reach into it.
+    """Stripes of units, each computed only for the tokens that use its units.
 
-    With tokens sorted from wide to narrow these are the first rows of x, so a view. Each stripe is a small feed-forward
-    whose output is added to its rows. Columns of w_down are used in place, at no measurable cost. The alternative, one
-    bucket of tokens at a time with its whole prefix of units, reads the weights more often: it is as fast with 4096
-    tokens and slower with fewer.
+    Tokens are sorted from wide to narrow, so that the tokens of a stripe are the first rows of x, which needs no copy.
+    Each stripe is a small feed-forward whose output is added to its rows. Columns of w_down are used in place, at no
+    measurable cost. The alternative, one bucket of tokens at a time with all its units, reads the weights more often:
+    it is as fast with 4096 tokens and slower with fewer.
 
-    The sorted rows and each stripe's gate and up are kept for the backward pass; hidden activations are recomputed.
-    Autograd through slices would keep those too, and takes 5% longer with 4096 tokens and 40% longer with 256.
+    The sorted rows and each stripe's gate and up are saved for the backward pass; hidden activations are recomputed.
+    Autograd through slices would save those too, and takes 5% longer with 4096 tokens and 40% longer with 256.
     """
 
     @staticmethod
@@ -221,26 +229,26 @@ def fused_sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor,
 
 
 def sliced_is_faster(n_tokens: int, dtype: torch.dtype) -> bool:
-    """Return whether stripes of sorted tokens are faster than the masked form, which computes all units.
+    """Return True if stripes of sorted tokens are faster than the masked form, which computes all units.
 
-    Measured on one CPU thread at d_model 768, d_ff 2048 and widths spread evenly from 0 to d_ff. Time over the masked
-    form's (forward / with backward, where they differ): fp32 1.0 / 1.1 for 16 tokens, 0.9 for 32, 0.8 for 64; bf16 1.2
-    for 64 tokens, 0.9 / 1.0 for 128, 0.9 for 256. For thousands of tokens stripes were not slower even if all tokens
-    used all units.
+    Measured on one CPU thread at d_model 768, d_ff 2048 and widths spread evenly from 0 to d_ff. Time relative to the
+    masked form (forward / with backward, if they differ): in fp32 1.0 / 1.1 for 16 tokens, 0.9 for 32, 0.8 for 64; in
+    bf16 1.2 for 64 tokens, 0.9 / 1.0 for 128, 0.9 for 256. For thousands of tokens, stripes were not slower even if all
+    tokens used all units.
     """
     return n_tokens >= (128 if dtype == torch.bfloat16 else 32)
 
 
 def sliced_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, edge: Edge) -> Tensor:
-    """Compute `reference_sliced_swiglu`. A few tokens, as in decoding, all compute the units that the widest one needs.
+    """Compute `reference_sliced_swiglu`: many tokens in stripes, a few tokens up to the units of the widest one.
 
     Compute all units under torch.compile, because token counts are known only at run time, and on a GPU, where reading
     these counts stalls the queue. Slicing has not been measured on a GPU.
     """
     if use_fused(x):
         if sliced_is_faster(len(x), compute_dtype(x)):
-            everything = bool((whole_units(width, edge.margin, len(w_gate)) == len(w_gate)).all())
-            if everything and not width.requires_grad:  # otherwise stripes give the width its gradient of 0
+            all_are_whole = bool((whole_units(width, edge.margin, len(w_gate)) == len(w_gate)).all())
+            if all_are_whole and not width.requires_grad:  # otherwise stripes give the width its gradient of 0
                 return linear(swiglu(linear(x, w_gate), linear(x, w_up)), w_down)
             return fused_sliced_swiglu(x, w_gate, w_up, w_down, width, edge)
         n_units = units_for_all(width, edge.margin, len(w_gate))

@@ -1,4 +1,4 @@
-"""SwiGLU: the gate silu(gate) * up, and the routed experts of a mixture. For backward, both keep gate and up."""
+"""SwiGLU: silu(gate) * up, and the routed experts of a mixture. Both save gate and up for the backward pass."""
 
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 from widthwise.kernels.dispatch import compute_dtype, reference_wanted, refuse_double_backward, use_fused
 
 ALIGNMENT_BYTES = 16
-"""Rows in torch's grouped product start at multiples of this."""
+"""`torch.nn.functional.grouped_mm` requires that rows start at multiples of this."""
 
 
 def reference_swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def reference_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """Recompute silu(gate) in the backward pass instead of keeping it."""
+    """SwiGLU that recomputes silu(gate) in the backward pass instead of saving it."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ def reference_grouped_swiglu(
 ) -> Tensor:
     """Return, for each token, the sum over its chosen experts of weight * w_down (silu(w_gate x) * w_up x).
 
-    x: (n_tokens, d_model), chosen: integers (n_tokens, top_k), weights: (n_tokens, top_k), w_gate and w_up: (n_experts,
-    d_expert, d_model), w_down: (n_experts, d_out, d_expert) -> (n_tokens, d_out), in the autocast dtype if autocast
-    is on. No token is dropped, and an expert may get none. Sources: Shazeer et al. 2017, arXiv:1701.06538; Shazeer
-    2020, arXiv:2002.05202.
+    x: (n_tokens, d_model), chosen: expert indices (n_tokens, top_k), weights: (n_tokens, top_k), w_gate and w_up:
+    (n_experts, d_expert, d_model), w_down: (n_experts, d_out, d_expert) -> (n_tokens, d_out), in the autocast dtype if
+    autocast is on. No token is dropped, and an expert may get none. Sources: Shazeer et al. 2017, arXiv:1701.06538;
+    Shazeer 2020, arXiv:2002.05202.
     """
     update = torch.zeros(len(x), w_down.shape[1], dtype=torch.promote_types(x.dtype, weights.dtype), device=x.device)
     for expert, (gate, up, down) in enumerate(zip(w_gate, w_up, w_down)):
@@ -91,7 +91,7 @@ def _(a_shape: torch.Size, b_shape: torch.Size, *_: object, **__: object) -> int
 
 
 def _aligned(matrices: Tensor) -> Tensor:
-    """Return the same values with rows, or contiguous columns, that start at multiples of 16 bytes."""
+    """Return the same values in memory in which rows (or columns, if these are contiguous) start at ALIGNMENT_BYTES."""
     if matrices.stride(-1) != 1:
         return _aligned(matrices.mT).mT
     unit = ALIGNMENT_BYTES // matrices.element_size()
@@ -104,8 +104,8 @@ def _aligned(matrices: Tensor) -> Tensor:
 class _GroupedSwiGLU(torch.autograd.Function):
     """Grouped matrix products over tokens sorted by expert.
 
-    The host never waits for the device, because the token counts of the experts stay there. Gate and up of every choice
-    are kept for the backward pass; sorted inputs and hidden activations are recomputed.
+    The token counts of the experts stay on the device, so the host never waits for it. Gate and up of every (token,
+    choice) are saved for the backward pass; sorted inputs and hidden activations are recomputed.
     """
 
     @staticmethod
@@ -113,20 +113,20 @@ class _GroupedSwiGLU(torch.autograd.Function):
         ctx: Any, x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor
     ) -> Tensor:
         top_k = chosen.shape[1]
-        # order: the flat (token, choice) at each sorted row; place: its inverse; ends: the last row + 1 of each expert.
+        # order: flat (token, choice) of each sorted row; inverse: sorted row of each (token, choice); ends: of experts.
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, torch.arange(len(w_gate), device=x.device), right=True, out_int32=True)
-        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        rows = x[order // top_k]  # one for each choice
+        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+        rows = x[order // top_k]  # (n_tokens * top_k, d_model)
         gate, up = (grouped_mm(rows, w.mT, ends) for w in (w_gate, w_up))
         hidden = silu(gate).mul_(up).mul_(weights.flatten()[order, None])
-        ctx.save_for_backward(x, weights, w_gate, w_up, w_down, gate, up, order, place, ends)
-        return _summed(grouped_mm(hidden, w_down.mT, ends), place, top_k)
+        ctx.save_for_backward(x, weights, w_gate, w_up, w_down, gate, up, order, inverse, ends)
+        return _sum_choices(grouped_mm(hidden, w_down.mT, ends), inverse, top_k)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        x, weights, w_gate, w_up, w_down, gate, up, order, place, ends = ctx.saved_tensors
+        x, weights, w_gate, w_up, w_down, gate, up, order, inverse, ends = ctx.saved_tensors
         top_k = weights.shape[1]
         weight = weights.flatten()[order, None]
         token = order // top_k
@@ -141,13 +141,17 @@ class _GroupedSwiGLU(torch.autograd.Function):
         grad_up = activated.mul_(grad_product)
         rows = x[token]
         grad_w_gate, grad_w_up = (grouped_mm(grad.T, rows, ends) for grad in (grad_gate, grad_up))
-        grad_x = _summed(grouped_mm(grad_gate, w_gate, ends).add_(grouped_mm(grad_up, w_up, ends)), place, top_k)
-        return grad_x, None, grad_weight[place].view_as(weights), grad_w_gate, grad_w_up, grad_w_down
+        grad_choices = grouped_mm(grad_gate, w_gate, ends).add_(grouped_mm(grad_up, w_up, ends))
+        grad_x = _sum_choices(grad_choices, inverse, top_k)
+        return grad_x, None, grad_weight[inverse].view_as(weights), grad_w_gate, grad_w_up, grad_w_down
 
 
-def _summed(rows: Tensor, place: Tensor, top_k: int) -> Tensor:
-    """Return the adjoint of `x[token]`. Gathers rather than scatter-adds, so that the result is deterministic."""
-    return rows[place].view(len(place) // top_k, top_k, rows.shape[1]).sum(dim=1)
+def _sum_choices(rows: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+    """Sum the sorted rows (n_tokens * top_k, n) of each token -> (n_tokens, n).
+
+    Gathers rather than scatter-adds, so that the result is deterministic.
+    """
+    return rows[inverse].view(len(inverse) // top_k, top_k, rows.shape[1]).sum(dim=1)
 
 
 def grouped_swiglu(x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels.dispatch import compute_dtype, widened, without_autocast
-from widthwise.kernels.hyper_connections import Form, read_slots, write_slots
+from widthwise.kernels.hyper_connections import Form, read_slots
 from widthwise.kernels.rms_norm import rms_norm
 from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
 from widthwise.model.context import Exit, Site
@@ -48,7 +48,7 @@ class SlotSite(Site):
         return read_slots(stream, self.form, self.tables(), self.config.state_every)
 
     def write(self, skip: Any, update: Tensor) -> Tensor:
-        return write_slots(skip, update, self.config.multiplier)
+        return skip.write(update, self.config.multiplier)
 
 
 def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
