@@ -105,8 +105,7 @@ def one_query_attention(
     attended = rows.new_empty(*rows.shape[:2], values.shape[-1])
     heads_per_block = max(1, BLOCK_BYTES // (n_keys * head_dim * wide.itemsize))
     with without_autocast(queries):
-        for first in range(0, len(rows), heads_per_block):
-            heads = slice(first, first + heads_per_block)
+        for heads in (slice(i, i + heads_per_block) for i in range(0, len(rows), heads_per_block)):
             scores = soft_capped(torch.bmm(rows[heads], keys[heads].to(wide).transpose(1, 2)), scoring.cap)
             if is_hidden is not None:
                 scores.masked_fill_(is_hidden[heads], float("-inf"))

@@ -81,8 +81,7 @@ class Blocks:
         for part, start in enumerate(range(self.n_keys - self.n_queries, self.n_keys, self.n_rows)):
             stop = min(start + self.n_rows, self.n_keys)
             n_at_once = max(1, self.max_scores // ((stop - start) * self.group_size * stop))
-            for first_head in range(0, n_heads, n_at_once):
-                heads = slice(first_head, first_head + n_at_once)
+            for heads in (slice(i, i + n_at_once) for i in range(0, n_heads, n_at_once)):
                 first = 0 if self.first_keys is None else int(self.first_keys[heads, start:stop].min())
                 if self.window is not None:
                     first = max(first, start - self.window + 1)

@@ -156,7 +156,7 @@ class Chunks:
     def for_write(self) -> "Chunks":
         """Return chunks whose tables end with the coefficients of the write.
 
-        If all coefficients are cached, these are the same chunks; otherwise only those of the write are computed.
+        If all coefficients are cached, these are the same chunks; otherwise only the part of the write is computed.
         """
         return Chunks(self.state, self.site.write_only()) if self._cache is None else self
 

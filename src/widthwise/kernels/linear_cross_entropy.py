@@ -102,8 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # Cast once, not for every chunk.
             teacher_head = teacher.head._replace(weight=teacher.head.weight.to(teacher_hidden.dtype))
             teacher = teacher._replace(hidden=teacher_hidden, head=teacher_head)
-        for start in range(0, len(hidden), n_rows):
-            rows = slice(start, start + n_rows)
+        for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
             logits = linear(hidden[rows], compute_weight).to(wide)
             if multiplier != 1:

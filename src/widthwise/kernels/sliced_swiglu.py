@@ -113,14 +113,11 @@ def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list
     edges = bucket_edges(d_ff)
     starts = torch.tensor([0, *edges[:-1]], device=width.device)
     stops = torch.tensor(edges, device=width.device)
-
-    def n_tokens_in_bucket(units: Tensor) -> Tensor:
-        """Return the number of tokens with units in each bucket, rounded up."""
-        n_tokens = (units[:, None] > starts).sum(dim=0)
-        return (-(-n_tokens // row_tile) * row_tile).clamp(max=len(width))
-
-    n_rows = n_tokens_in_bucket(reached_units(width, margin, d_ff))
-    n_used = n_tokens_in_bucket(reached_units(width, 0.0, d_ff))
+    rounded = []
+    for distance in (margin, 0.0):
+        n_tokens = (reached_units(width, distance, d_ff)[:, None] > starts).sum(dim=0)  # with units in each bucket
+        rounded.append((-(-n_tokens // row_tile) * row_tile).clamp(max=len(width)))
+    n_rows, n_used = rounded
     whole = whole_units(width, margin, d_ff)
     n_whole = (whole[:, None] >= stops).sum(dim=0)
     least_whole = whole[(n_rows - 1).clamp(min=0)]  # of the narrowest computed token
