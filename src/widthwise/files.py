@@ -31,10 +31,7 @@ HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 
 @contextmanager
 def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
-    """Turn an OSError of the block, which reads a file, into a UserError that names the file.
-
-    Before the block, raise the errors of `check_plain_file`.
-    """
+    """Check the path with `check_plain_file`, and turn an OSError of the block into a UserError that names the file."""
     with refusing(f"{path}: cannot be read", OSError):
         check_plain_file(path, max_bytes)
         yield
@@ -167,12 +164,12 @@ def leftovers(folder: Path) -> Iterator[Leftover]:
 
 
 def _is_alive(process: int) -> bool:
+    """Return True if a process of this number runs on this host."""
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):  # owned by another user
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # owned by another user
-        return True
     return True
 
 

@@ -169,7 +169,7 @@ def import_(
         if run or overrides or recipe:
             raise UserError("--plan-only: reads only config.json; give SOURCE and --revision alone")
         plan = import_plan(source, revision)
-        _say_plan(plan, as_json)
+        say_json(plan) if as_json else _say_plan(plan)
         return
     if run is None:
         raise UserError("RUN: is required, except with --plan-only")
@@ -190,11 +190,8 @@ def import_(
         say_next("widthwise", "resume", run, "data.path=DATA")
 
 
-def _say_plan(plan: dict[str, Any], as_json: bool) -> None:
+def _say_plan(plan: dict[str, Any]) -> None:
     """Print the sizes of a model to import, and ignored keys of config.json. plan: result of `import_plan`."""
-    if as_json:
-        say_json(plan)
-        return
     cost = plan["cost"]
     commit = f", commit {plan['commit']}" if "commit" in plan else ""
     say(f"{plan['folder']}{commit}: {plan['model_type']} of {cost['params']['total']:,} parameters")

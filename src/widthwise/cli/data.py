@@ -28,16 +28,11 @@ data_app = typer.Typer(
 )
 
 
-class NewFolder(Config):
-    """The folder of prepared data."""
+class PrepareOptions(Config):
+    """Options of `data prepare`."""
 
     out: Path
     """Folder to write; must be new or empty."""
-
-
-class PrepareOptions(NewFolder):
-    """Options of `data prepare`."""
-
     tokenizer: str = "bpe-4096"
     """bytes, bpe-N (trained on SRC), or path/to/tokenizer.json (#TOKEN names its end of text)."""
     held_out: float | None = None
@@ -86,9 +81,11 @@ def prepare_command(
     _show(prepared.manifest, options.out, as_json)
 
 
-class AdoptOptions(NewFolder):
+class AdoptOptions(Config):
     """Options of `data adopt`."""
 
+    out: Path
+    """Folder to write; must be new or empty."""
     train: Path
     """Shards to train on: the PREFIX of PREFIX.bin and PREFIX.idx, or a folder of shards, which are joined."""
     held_out: Path

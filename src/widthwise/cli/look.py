@@ -77,8 +77,6 @@ def eval_(
     from widthwise.runs.evaluate import evaluate_run, save_evaluation
     from widthwise.runs.open import checkpoint_steps
 
-    out = options.out
-    report = options.report
     baseline_of_run = dict[str, str]()
     for pair in options.baselines:
         run_name, equals, baseline = pair.rpartition("=")
@@ -86,8 +84,8 @@ def eval_(
             raise UserError(f"--baseline: got {pair!r}; expected RUN=BASELINE")
         baseline_of_run[run_name] = baseline
     baselines = baselines_of([str(run) for run in runs], baseline_of_run)
-    if report is not None:
-        check_kind(report, EvaluationTable.file_name)
+    if options.report is not None:
+        check_kind(options.report, EvaluationTable.file_name)
     evaluations = []
     files = []
     answers = []
@@ -101,18 +99,18 @@ def eval_(
             for step in steps:
                 evaluation = evaluate_run(run, config, observer, step)
                 evaluations.append(evaluation)
-                if out is None and report is None and evaluation.step is not None:
+                if options.out is None and options.report is None and evaluation.step is not None:
                     files.append(save_evaluation(evaluation))
     differences = all_differences(evaluations, baselines, by_step=options.every_checkpoint)
     difference_records = [difference.to_data() for difference in differences]
     records = {"runs": [evaluation.to_data() for evaluation in evaluations], "differences": difference_records}
-    if out is not None:
-        write_atomic(out, json.dumps(records, indent=2) + "\n")
-        files.append(out)
-    if report is not None:
+    if options.out is not None:
+        write_atomic(options.out, json.dumps(records, indent=2) + "\n")
+        files.append(options.out)
+    if options.report is not None:
         table = models_table(evaluations, differences, command_line())
-        SealedFile(report / table.file_name).write(table.to_data() | records)
-        files += [report / table.file_name, *reversed(write_report(report))]
+        SealedFile(options.report / table.file_name).write(table.to_data() | records)
+        files += [options.report / table.file_name, *reversed(write_report(options.report))]
         answers = answer(table)
     summary = {"runs": [evaluation.totals() for evaluation in evaluations], "differences": difference_records}
     make_tables = tables_by_checkpoint if options.every_checkpoint else evaluation_tables
@@ -146,7 +144,6 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.analyse import analyse, write_analysis
 
-    every_checkpoint = options.every_checkpoint
     out = options.out
     if out is not None:
         check_kind(out, "analysis.json")
@@ -159,11 +156,11 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
             options.batch_size,
             observer,
             options.step,
-            every_checkpoint,
+            options.every_checkpoint,
         )
     if out is None:
         name = "analysis"
-        if every_checkpoint:
+        if options.every_checkpoint:
             name += "-of-checkpoints"
         elif options.step is not None:
             name += f"-step-{options.step}"
@@ -171,7 +168,7 @@ def analyze(models: RunsArgument, options: AnalyzeOptions, as_json: JsonOption =
         out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
     files = [write_analysis(analysis, out)]
     files += reversed(write_report(out))  # the page comes last
-    table = checkpoints_table(analysis) if every_checkpoint else summary_table(analysis)
+    table = checkpoints_table(analysis) if options.every_checkpoint else summary_table(analysis)
     say_result(analysis, as_json, [sentence for _, sentence in findings(analysis)], [table], files)
 
 

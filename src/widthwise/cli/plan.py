@@ -129,24 +129,23 @@ def _propose(overrides: list[str], devices: DeviceOptions, wanted: ProposalOptio
     from widthwise.runs.proposal import propose
 
     device = _device(devices)
-    out = wanted.out
-    if out is not None and out.exists():
-        raise UserError(f"{out}: exists already; choose another --out")
+    if wanted.out is not None and wanted.out.exists():
+        raise UserError(f"{wanted.out}: exists already; choose another --out")
     shape = shape_section(ShapeRequest(kind=wanted.shape or "uniform"))
     n_params = None if wanted.params is None else parse_quantity(wanted.params, "--params")
     law = wanted.tokens_per_param or LAW_TOKENS_PER_PARAM
     n_devices = devices.devices[0]
     proposal = propose(Family(overrides, shape, n_devices), device, n_devices, devices.days, law, n_params)
-    if out is not None:
-        write_atomic(out, dump_yaml(proposal.data))
+    if wanted.out is not None:
+        write_atomic(wanted.out, dump_yaml(proposal.data))
     planned = plan_recipe(proposal.recipe, devices.devices, device, devices.days)
     if as_json:
         say_json({**planned.to_data(), "law": proposal.law, "recipe": proposal.data})
         return
     say(f"proposed: {proposal.law}")
     show_plan(planned, as_json)
-    say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
-    _say_next(proposal.recipe, planned, out)
+    say("", dump_yaml(proposal.data) if wanted.out is None else f"wrote {wanted.out}")
+    _say_next(proposal.recipe, planned, wanted.out)
 
 
 def _device(options: DeviceOptions) -> Device:

@@ -86,11 +86,9 @@ def _show_result(result: RunResult, folder: Path, as_json: bool) -> None:
         f"validation loss {result.val_loss:.4f}, perplexity {result.val_perplexity:.2f}{bits}",
         *validations,
         f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}",
+        *(f"warning: {doubt}" for doubt in result.doubts),
+        *(f"note: {note}" for note in result.notes),
     )
-    for doubt in result.doubts:
-        say(f"warning: {doubt}")
-    for note in result.notes:
-        say(f"note: {note}")
 
 
 def runs(
