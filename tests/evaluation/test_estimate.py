@@ -9,7 +9,7 @@ from scipy import stats
 from widthwise.evaluation.estimate import (
     SampleEstimate,
     mean,
-    mean_of,
+    mean_of_estimates,
     paired_mean,
     ratio,
     scores,
@@ -40,12 +40,12 @@ def test_nothing_is_tested_where_nothing_differs_and_the_largest_perplexity_is_i
 def test_a_mean_of_means_has_the_error_and_the_interval_of_welch() -> None:
     random = np.random.default_rng(4)
     one, other = random.normal(size=7), 3 * random.normal(size=19)
-    found = mean_of([mean(one), mean(other).scaled(-1)])
+    found = mean_of_estimates([mean(one), mean(other).scaled(-1)])
     expected = stats.ttest_ind(one, other, equal_var=False)
     assert found.value == pytest.approx((one.mean() - other.mean()) / 2)
     assert found.value / found.stderr == pytest.approx(expected.statistic)
     assert found.df == pytest.approx(expected.df)
-    certain = mean_of([SampleEstimate(1.0, 0.3), SampleEstimate(5.0, 0.4)])
+    certain = mean_of_estimates([SampleEstimate(1.0, 0.3), SampleEstimate(5.0, 0.4)])
     assert certain == pytest.approx((3.0, math.hypot(0.3, 0.4) / 2, math.inf))
 
 

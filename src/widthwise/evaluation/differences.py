@@ -1,8 +1,8 @@
-"""Differences of models on the same texts and questions, block by block and item by item, and their table.
+"""Differences between models on the same texts and questions, paired by block and by item, and their table.
 
 The table has a row for each model and a column for each task, as Table 3 of arXiv:2606.18246. The paper marks an
 accuracy that is higher at p < 0.05 in a one-sided test, which it does not describe. Here the test is two-sided and
-paired: both models answered the same questions. For a perplexity the loss is tested, its logarithm.
+paired: both models answered the same questions. For a perplexity its logarithm, the loss, is tested.
 """
 
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import check_one_of
-from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of, ratio
+from widthwise.evaluation.estimate import SampleEstimate, mean, mean_of_estimates, ratio
 from widthwise.mistakes import UserError
 from widthwise.records.evaluation import (
     MEAN_OVER_TEXTS,
@@ -38,24 +38,31 @@ LENGTHS = {
     "bits_per_byte": ("n_bytes", 1 / math.log(2)),
     "nats_per_character": ("n_characters", 1.0),
 }
-"""Metric of a text -> its denominator, and its factor from nats."""
+"""Metric of a text -> the count that divides its nats, and the factor from nats to its unit."""
 
 
 def baselines_of(runs: Sequence[str], requested: Mapping[str, str]) -> dict[str, str]:
-    """Return a dict from run to baseline: the requested one, else the first run. Runs that are baselines are omitted.
+    """Return a dict from run to baseline: the requested one, else the first run that has none requested.
 
-    runs: paths; requested: run -> baseline, by path or folder name. Raises UserError for an unknown run.
+    Runs that are baselines are omitted. runs: paths; requested: run -> baseline, by path or folder name. Raises
+    UserError for an unknown run, and for a baseline that has a baseline itself.
     """
-    paths = {Path(run).name: run for run in reversed(runs)} | {run: run for run in runs}
-    for name in (name for pair in requested.items() for name in pair):
-        check_one_of("--baseline", name, paths)
-    given = {paths[run]: paths[baseline] for run, baseline in requested.items()}
-    if twice := [run for run in given if run in given.values()]:
-        raise UserError(
-            f"--baseline: got {twice[0]!r} as a baseline, but it has a baseline itself; a baseline must have none"
-        )
-    first = next(run for run in runs if run not in given)
-    return {run: first for run in runs if run != first and run not in given.values()} | given
+    paths = {Path(run).name: run for run in reversed(runs)}  # of equal folder names, the first run
+    paths |= {run: run for run in runs}
+    baselines: dict[str, str] = {}
+    for pair in requested.items():
+        for name in pair:
+            check_one_of("--baseline", name, paths)
+        run, baseline = pair
+        baselines[paths[run]] = paths[baseline]
+    for run in baselines:
+        if run in baselines.values():
+            raise UserError(
+                f"--baseline: got {run!r} as a baseline, but it has a baseline itself; a baseline must have none"
+            )
+    first = next(run for run in runs if run not in baselines)
+    usual = {run: first for run in runs if run != first and run not in baselines.values()}
+    return usual | baselines
 
 
 def all_differences(
@@ -66,45 +73,56 @@ def all_differences(
     baselines: from `baselines_of`; by_step: compare checkpoints of the same step; otherwise each run has one
     evaluation.
     """
-    by_run = {(candidate.run, candidate.step if by_step else None): candidate for candidate in evaluations}
+    by_model = {(evaluation.run, evaluation.step if by_step else None): evaluation for evaluation in evaluations}
     differences = []
     for candidate in evaluations:
-        baseline = by_run.get((baselines.get(candidate.run, ""), candidate.step if by_step else None))
+        step = candidate.step if by_step else None
+        baseline = by_model.get((baselines.get(candidate.run, ""), step))
         if baseline is not None:
-            places = {"run": candidate.run, "step": candidate.step}
-            places |= {"baseline": baseline.run, "baseline_step": baseline.step}
-            pairs = evaluation_differences(baseline, candidate)
-            differences.append(EvaluationDifferences(**places, differences=pairs))
+            differences.append(
+                EvaluationDifferences(
+                    run=candidate.run,
+                    step=candidate.step,
+                    baseline=baseline.run,
+                    baseline_step=baseline.step,
+                    differences=evaluation_differences(baseline, candidate),
+                )
+            )
     return differences
 
 
 def evaluation_differences(baseline: Evaluation, candidate: Evaluation) -> list[Difference]:
-    """Return candidate - baseline for all common texts and tasks, block by block and item by item.
+    """Return candidate - baseline for all texts and tasks that both have, block by block and item by item.
 
-    If their contents differ, metric and numbers are None.
+    For a text or a task with different contents, metric and numbers are None.
     """
     entries = []
-    for name, before in baseline.texts.items():
+    for name, text in baseline.texts.items():
         if name in candidate.texts:
-            differences = text_differences(before, candidate.texts[name])
+            differences = text_differences(text, candidate.texts[name])
             if differences is None:
-                entries.append(_without_pairs(name))
+                entries.append(_unpaired(name))
             else:
-                entries += [_difference(name, *item) for item in differences.items()]
-    before, after = (
-        {**model.tasks, **{harness_name(name): items for name, items in model.lm_eval_items.items()}}
-        for model in (baseline, candidate)
-    )
-    for name in (name for name in before if name in after):
-        entries += paired_answers(name, before[name], after[name])
+                entries += [_difference(name, metric, estimate) for metric, estimate in differences.items()]
+    tasks = _all_tasks(candidate)
+    for name, task in _all_tasks(baseline).items():
+        if name in tasks:
+            entries += paired_answers(name, task, tasks[name])
     means = mean_differences(baseline, candidate) or {}
-    return [*entries, *(_difference(MEAN_OVER_TEXTS, *item) for item in means.items())]
+    entries += [_difference(MEAN_OVER_TEXTS, metric, estimate) for metric, estimate in means.items()]
+    return entries
+
+
+def _all_tasks(evaluation: Evaluation) -> dict[str, ItemAnswers]:
+    """Return the tasks of files and of lm-evaluation-harness by name."""
+    harness = {harness_name(name): items for name, items in evaluation.lm_eval_items.items()}
+    return {**evaluation.tasks, **harness}
 
 
 def paired_answers(on: str, baseline: ItemAnswers, candidate: ItemAnswers) -> list[Difference]:
     """Return candidate - baseline for each metric of a task; for different questions one entry without a metric."""
     if baseline.fingerprint != candidate.fingerprint:
-        return [_without_pairs(on)]
+        return [_unpaired(on)]
     entries = []
     for name, values in candidate.items.items():
         estimate = mean(np.array(values) - np.array(baseline.items[name]))
@@ -112,7 +130,7 @@ def paired_answers(on: str, baseline: ItemAnswers, candidate: ItemAnswers) -> li
     return entries
 
 
-def _without_pairs(on: str) -> Difference:
+def _unpaired(on: str) -> Difference:
     return Difference(on=on, metric=None, value=None, stderr=None, low=None, high=None)
 
 
@@ -133,7 +151,7 @@ def _difference(on: str, metric: str, estimate: SampleEstimate, flipped: Flips |
 def text_differences(baseline: TextScores, candidate: TextScores) -> dict[str, SampleEstimate] | None:
     """Return candidate - baseline by metric; None for different texts.
 
-    Differences per token need the same tokens in every block.
+    A metric is omitted if the counts that divide it differ in a block, such as numbers of tokens of two tokenizers.
     """
     if baseline.fingerprint != candidate.fingerprint:
         return None
@@ -146,8 +164,8 @@ def text_differences(baseline: TextScores, candidate: TextScores) -> dict[str, S
         if np.array_equal(before[length], after[length])
     }
     if "nats_per_token" in differences:
-        ends = [answers.metrics["token_perplexity"].value for answers in (baseline, candidate)]
-        differences["token_perplexity"] = _perplexity_difference(baseline, candidate, *ends)
+        perplexities = [answers.metrics["token_perplexity"].value for answers in (baseline, candidate)]
+        differences["token_perplexity"] = _perplexity_difference(baseline, candidate, *perplexities)
     return differences
 
 
@@ -158,7 +176,10 @@ def _blocks(answers: TextScores) -> dict[str, np.ndarray]:
 def _perplexity_difference(
     baseline: TextScores, candidate: TextScores, before: float | None, after: float | None
 ) -> SampleEstimate:
-    """Return after - before, perplexities of the same tokens, its error by the delta method; NaN if one overflowed."""
+    """Return after - before, with its error by the delta method; NaN if a perplexity is None, after an overflow.
+
+    before, after: perplexities of baseline and candidate, for the same tokens.
+    """
     if before is None or after is None:
         return SampleEstimate(math.nan, math.nan)
     blocks = _blocks(baseline)
@@ -174,26 +195,30 @@ def mean_differences(baseline: Evaluation, candidate: Evaluation) -> dict[str, S
     means = [model.text_means for model in (baseline, candidate) if model.text_means is not None]
     if len(means) < 2 or baseline.texts.keys() != candidate.texts.keys():
         return None
-    texts = [(text, candidate.texts[name]) for name, text in baseline.texts.items()]
-    by_text = [text_differences(*pair) or {} for pair in texts]
+    pairs = [(text, candidate.texts[name]) for name, text in baseline.texts.items()]
+    by_text = [text_differences(*pair) or {} for pair in pairs]
     differences = {}
     for metric in ("nats_per_token", "token_perplexity", "bits_per_byte"):
         estimates = [estimate[metric] for estimate in by_text if metric in estimate]
-        if len(estimates) == len(texts):
-            differences[f"mean_{metric}"] = mean_of(estimates)
+        if len(estimates) == len(pairs):
+            differences[f"mean_{metric}"] = mean_of_estimates(estimates)
     if "mean_nats_per_token" in differences:
-        ends = [mean.metrics["exp_mean_nats_per_token"].value for mean in means]
-        linear = mean_of([_perplexity_difference(*pair, *ends) for pair in texts])
-        differences["exp_mean_nats_per_token"] = linear._replace(value=finite(ends[1]) - finite(ends[0]))
+        before, after = (mean.metrics["exp_mean_nats_per_token"].value for mean in means)
+        linear = mean_of_estimates([_perplexity_difference(*pair, before, after) for pair in pairs])
+        differences["exp_mean_nats_per_token"] = linear._replace(value=finite(after) - finite(before))
     return differences or None
 
 
 def flips(baseline: ItemAnswers, candidate: ItemAnswers, metric: str) -> Flips | None:
-    """Return the items that only one model answers correctly; None if the metric is not 0 or 1."""
+    """Return the numbers, from 1, of items that only one model answers correctly, with the p of a sign test.
+
+    None if a value of the metric is neither 0 nor 1.
+    """
     before, after = (np.array(answers.items[metric]) for answers in (baseline, candidate))
     if not np.isin(np.concatenate([before, after]), (0, 1)).all():
         return None
-    gained, lost = ((np.flatnonzero(change) + 1).tolist() for change in (after > before, after < before))
+    gained = (np.flatnonzero(after > before) + 1).tolist()
+    lost = (np.flatnonzero(after < before) + 1).tolist()
     n = len(gained) + len(lost)
     # Probability that n fair coins show at least as many heads as the larger count.
     one_sided = sum(math.comb(n, i) for i in range(max(len(gained), len(lost)), n + 1)) / 2**n
@@ -204,17 +229,16 @@ SIGNIFICANCE = 0.05
 TESTED = {"perplexity": "nats", "token_perplexity": "nats_per_token", "byte_perplexity": "bits_per_byte"}
 """Shown metric -> the metric that is tested; default: the same."""
 SHARES = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
-"""Metrics from 0 to 1; a filter of lm-evaluation-harness may follow a comma."""
+"""Metrics from 0 to 1, for which higher is better. lm-evaluation-harness may add a comma and the name of a filter."""
 PERPLEXITIES = ("perplexity", "word_perplexity")
 HARNESS = "lm-evaluation-harness"
 
-
 Column = tuple[TableColumn, str]
-"""A column of the table, and the name of its answers in an evaluation and among differences."""
+"""A column of the table, and the name of its answers in an evaluation and in `Difference.on`."""
 
 
 def is_share(metric: str) -> bool:
-    """Return True for one of SHARES, for which higher is better; all other metrics are losses."""
+    """Return True for a metric of SHARES; all other metrics are losses."""
     return metric.partition(",")[0] in SHARES
 
 
@@ -223,8 +247,8 @@ def models_table(
 ) -> EvaluationTable:
     """Return the table, shares before losses, with empty cells for missing answers.
 
-    Models have the names of their folders if these are unique, otherwise paths with steps. evaluations: one for each
-    row, all of the same request; differences: from `all_differences`; command: reproduces the table.
+    A model has the name of its folder if all names differ, otherwise its path and step. evaluations: one for each row,
+    all of the same request; differences: from `all_differences`; command: reproduces the table.
     """
     columns = sorted(_columns(evaluations), key=lambda column: not column[0].is_share)
     names = {(evaluation.run, evaluation.step): Path(evaluation.run).name for evaluation in evaluations}
@@ -258,6 +282,7 @@ def models_table(
 def _cell(
     column: TableColumn, on: str, evaluation: Evaluation, entries: Mapping[tuple[str, str | None], Difference]
 ) -> TableCell:
+    """Return the cell of a column and a model. entries: differences of the model from its baseline."""
     metric = column.metric
     score = evaluation.scores.get(on, {}).get(metric, Score(value=None))
     difference = entries.get((on, metric))
@@ -289,14 +314,14 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
     metric = "token_perplexity" if len(tokenizers) == 1 else "byte_perplexity"
     files = [Path(name).name for name in first.texts]
     for name, file in zip(first.texts, files):
-        shown = name if files.count(file) > 1 else file
+        title = name if files.count(file) > 1 else file
         n_blocks = first.texts[name].n_blocks
-        yield TableColumn(name=shown, metric=metric, is_share=False, source="text", n_blocks=n_blocks), name
+        yield TableColumn(name=title, metric=metric, is_share=False, source="text", n_blocks=n_blocks), name
 
 
 def _task_columns(name: str, on: str, metrics: Scores, source: str, n_items: int | None) -> Iterator[Column]:
-    """Yield columns for the normalised accuracy, or else the first share, and for perplexities."""
+    """Yield columns for acc_norm, or else the first metric that is a share, and for perplexities."""
     shares = sorted(filter(is_share, metrics), key=lambda metric: metric != "acc_norm")
     for metric in [*shares[:1], *(name for name in PERPLEXITIES if name in metrics)]:
-        shown = TableColumn(name=name, metric=metric, is_share=is_share(metric), source=source, n_items=n_items)
-        yield shown, on
+        column = TableColumn(name=name, metric=metric, is_share=is_share(metric), source=source, n_items=n_items)
+        yield column, on

@@ -23,12 +23,12 @@ class SampleEstimate(NamedTuple):
     """Degrees of freedom of the standard error."""
 
     def with_interval(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Return the number with Student's t interval, whose ends are NaN if the standard error is."""
+        """Return the number with Student's t interval, whose ends are NaN if the standard error is NaN."""
         half_width = students_t(self.df, confidence) * self.stderr
         return Estimate(mean=self.value, low=self.value - half_width, high=self.value + half_width)
 
     def p_value(self) -> float:
-        """Return the two-sided p of Student's t against a true value of 0; NaN for a standard error of 0 or NaN."""
+        """Return the two-sided p of a t test for a true value of 0; NaN for a standard error of 0 or NaN."""
         if not self.stderr > 0:
             return math.nan
         from scipy.special import stdtr  # takes long to import
@@ -39,13 +39,13 @@ class SampleEstimate(NamedTuple):
         return SampleEstimate(self.value * factor, self.stderr * abs(factor), self.df)
 
     def exponential(self) -> "SampleEstimate":
-        """Return the perplexity of a mean loss in nats, its error by the delta method; inf if too large."""
+        """Return the perplexity of a mean loss in nats, with its error by the delta method; inf on overflow."""
         value = math.exp(self.value) if self.value < 700 else math.inf
         return SampleEstimate(value, value * self.stderr, self.df)
 
 
 def students_t(df: float, confidence: float = CONFIDENCE) -> float:
-    """Return the half width of Student's t interval in standard errors; NaN for 0 degrees of freedom."""
+    """Return half the width of Student's t interval, in standard errors; NaN for 0 degrees of freedom."""
     from scipy.special import stdtrit  # takes long to import
 
     return float(stdtrit(min(df, 1e9), (1 + confidence) / 2))
@@ -63,7 +63,7 @@ def mean(values: np.ndarray) -> SampleEstimate:
     return SampleEstimate(float(values.mean()), float(spread / math.sqrt(len(values))), len(values) - 1)
 
 
-def mean_of(estimates: Sequence[SampleEstimate]) -> SampleEstimate:
+def mean_of_estimates(estimates: Sequence[SampleEstimate]) -> SampleEstimate:
     """Return the mean of independent estimates.
 
     The degrees of freedom follow Welch and Satterthwaite (Satterthwaite 1946, Biometrics Bulletin 2).
@@ -97,12 +97,13 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
 
 
 def text_means(texts: Sequence[Scores]) -> TextMeans | None:
-    """Return the means over independent texts, whose standard errors count as exact; None for fewer than two texts."""
+    """Return the means over independent texts, taking their standard errors as exact; None for fewer than two texts."""
     if len(texts) < 2:
         return None
 
     def over_texts(metric: str) -> SampleEstimate:
-        return mean_of([SampleEstimate(finite(text[metric].value), finite(text[metric].stderr)) for text in texts])
+        scores_of_texts = (text[metric] for text in texts)
+        return mean_of_estimates([SampleEstimate(finite(x.value), finite(x.stderr)) for x in scores_of_texts])
 
     loss = over_texts("nats_per_token")
     means = {
@@ -132,14 +133,14 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE) -> Esti
     interval.
     """
     n_seeds, n_windows = differences.shape
-    of_seeds = differences.mean(axis=1)
-    of_windows = differences.mean(axis=0)
-    seeds = mean(of_seeds)
-    text = mean(of_windows)
-    noise = np.square(differences - of_seeds[:, None] - of_windows + seeds.value).sum()
+    seed_means = differences.mean(axis=1)
+    window_means = differences.mean(axis=0)
+    seeds = mean(seed_means)
+    text = mean(window_means)
+    noise = np.square(differences - seed_means[:, None] - window_means + seeds.value).sum()
     noise /= max((n_seeds - 1) * (n_windows - 1), 1) * differences.size
-    of_text = max(0.0, text.stderr**2 - noise)  # 0 for a single window, whose error is nan
-    parts = [(seeds.stderr**2, seeds.df), (of_text, text.df)]
+    text_variance = max(0.0, text.stderr**2 - noise)  # 0 for a single window, whose standard error is NaN
+    parts = [(seeds.stderr**2, seeds.df), (text_variance, text.df)]
     variance = sum(part for part, _ in parts)
     # The degrees of freedom are the harmonic mean, weighted by variance. Welch and Satterthwaite square the weights,
     # which treats estimated variances as exact: with three seeds their intervals cover as little as 92 percent
@@ -147,7 +148,7 @@ def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE) -> Esti
     uncertainty = sum(part / max(df, 1) for part, df in parts)
     df = variance / uncertainty if uncertainty else math.inf
     interval = SampleEstimate(seeds.value, variance**0.5, df).with_interval(confidence)
-    return interval.with_changes(per_seed=of_seeds.tolist(), df=df)
+    return interval.with_changes(per_seed=seed_means.tolist(), df=df)
 
 
 def verdict(difference: Estimate) -> Verdict:

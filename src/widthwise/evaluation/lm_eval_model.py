@@ -14,7 +14,7 @@ class ScorerLM(TemplateLM):
     """Log-likelihoods of the model of a `Scorer`, in one process.
 
     Requests are tokenised and truncated as by `lm_eval.models.huggingface.HFLM`. A text that is scored from its first
-    token follows the end-of-text token; if the tokenizer has a `bos_id`, all texts follow that instead.
+    token is read after the end-of-text token; if the tokenizer has a `bos_id`, all texts are read after that instead.
     """
 
     def __init__(self, scorer: Scorer):
@@ -47,7 +47,7 @@ class LikelihoodTasks(TaskManager):
     """The tasks of the harness that need no generated text."""
 
     def load(self, task_list: Any) -> Any:
-        """Raises UserError for a task that generates text, before any task is scored."""
+        """Load tasks. Raises UserError for a task that generates text, before any task is scored."""
         loaded = super().load(task_list)
         for name, task in loaded["tasks"].items():
             if task.get_config("output_type") == "generate_until":

@@ -46,19 +46,20 @@ class Item(Config):
 
     @abstractmethod
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
-        """Return a context and a continuation to score for each choice."""
+        """Return the context and the continuation of each choice."""
 
     @abstractmethod
     def scores(self, continuations: Sequence[Continuation]) -> dict[str, float]:
-        """Return the scores of the item by metric. continuations: likelihoods, one per pair."""
+        """Return the scores of the item by metric. continuations: one per pair."""
 
     @classmethod
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
-        """Return the reported metrics, from the means of the scores over items."""
+        """Return the metrics to report, from the means of the scores over items."""
         return {name: estimate for name, estimate in means.items() if name != "nats"}
 
     def answer_scores(self, log_likelihood: float) -> dict[str, float]:
-        """Return the likelihood of the correct answer over its length without the delimiter, as OLMo does."""
+        """Return the loss of the correct answer: in bits per byte and nats per character without the delimiter, as OLMo
+        does, and in nats."""
         return {
             "bits_per_byte": -log_likelihood / math.log(2) / len(self.answer.encode()),
             "nats_per_character": -log_likelihood / len(self.answer),
@@ -67,7 +68,10 @@ class Item(Config):
 
 
 class _Choice(Item):
+    """An item with several pairs, one of which is correct."""
+
     gold: int
+    """Index of the correct pair, from 0."""
 
     @pydantic.model_validator(mode="after")
     def _check_gold(self) -> "_Choice":
@@ -76,13 +80,13 @@ class _Choice(Item):
             raise ValueError(f"gold: got {self.gold}; must be from 0 to {n_choices - 1}")
         return self
 
-    def is_right(self, likelihoods: np.ndarray) -> dict[str, float]:
-        """Return the accuracies of the item, 0 or 1. likelihoods: log-likelihoods, one per pair."""
-        return {"acc": float(likelihoods.argmax() == self.gold)}
+    def accuracies(self, log_likelihoods: np.ndarray) -> dict[str, float]:
+        """Return the accuracies of the item, 0 or 1. log_likelihoods: one per pair."""
+        return {"acc": float(log_likelihoods.argmax() == self.gold)}
 
     def scores(self, continuations: Sequence[Continuation]) -> dict[str, float]:
-        likelihoods = np.array([continuation.log_likelihood for continuation in continuations])
-        return self.is_right(likelihoods) | self.answer_scores(likelihoods[self.gold])
+        log_likelihoods = np.array([continuation.log_likelihood for continuation in continuations])
+        return self.accuracies(log_likelihoods) | self.answer_scores(log_likelihoods[self.gold])
 
 
 class MultipleChoice(_Choice):
@@ -98,10 +102,10 @@ class MultipleChoice(_Choice):
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(self.query + delimiter, choice) for choice in self.choices]
 
-    def is_right(self, likelihoods: np.ndarray) -> dict[str, float]:
+    def accuracies(self, log_likelihoods: np.ndarray) -> dict[str, float]:
         """Add acc_norm, by the log-likelihood per character of the choice, as in lm-evaluation-harness."""
-        by_character = likelihoods / np.array([len(choice) for choice in self.choices])
-        return super().is_right(likelihoods) | {"acc_norm": float(by_character.argmax() == self.gold)}
+        per_character = log_likelihoods / np.array([len(choice) for choice in self.choices])
+        return super().accuracies(log_likelihoods) | {"acc_norm": float(per_character.argmax() == self.gold)}
 
 
 class Schema(_Choice):
@@ -142,30 +146,30 @@ class Cloze(Item):
 
 
 FORMS = (MultipleChoice, Schema, Cloze)
-"""The forms of an item; a line is read as the first form whose keys it has."""
+"""The forms of an item. A line is read as the first form all of whose keys it has."""
 
 
 @dataclass(frozen=True)
 class LocalTask:
-    """The items of a file."""
+    """The items of a file, all of one form."""
 
     name: str
     items: list[Item]
     delimiter: str
     fingerprint: str
-    """sha256 (hex) of the used lines and the delimiter, equal for equal questions."""
-    where: list[str]
-    """File and line of each item."""
+    """sha256 (hex) of the delimiter and the lines that were read, equal for equal questions."""
+    places: list[str]
+    """File and line of each item, for errors."""
 
 
 def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> LocalTask:
-    """Read the first `limit` items of a file.
+    """Read the first `limit` items of a file. delimiter: joins question and answer.
 
     Raises UserError with file and line for an item of an unknown form or of another form than the first, and for an
     empty file.
     """
     items = []
-    where = []
+    places = []
     digest = hashlib.sha256(delimiter.encode())
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if len(items) == limit:
@@ -180,14 +184,14 @@ def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> Loc
             allowed = "; ".join(", ".join(form.model_fields) for form in FORMS)
             raise UserError(f"{place}: has keys {', '.join(keys) or 'none'}; must have the keys of one form: {allowed}")
         items.append(parse(form, {name: row[name] for name in form.model_fields}, place))
-        where.append(place)
+        places.append(place)
         digest.update(f"{line}\n".encode())
         if type(items[-1]) is not type(items[0]):
             keys = ", ".join(type(items[0]).model_fields)
             raise UserError(f"{place}: has another form than the lines before ({keys})")
     if not items:
         raise UserError(f"{path}: has no items")
-    return LocalTask(path.name.removesuffix(".jsonl"), items, delimiter, digest.hexdigest(), where)
+    return LocalTask(path.name.removesuffix(".jsonl"), items, delimiter, digest.hexdigest(), places)
 
 
 @dataclass(frozen=True)
@@ -201,27 +205,30 @@ class EncodedTask:
 
 def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
     """Encode a task. Raises UserError with file and line for an answer that is too long for the model."""
-    items = [item.pairs(task.delimiter) for item in task.items]
-    encoded = iter(encode_pairs(scorer.tokenizer, [pair for pairs in items for pair in pairs]))
-    requests = [[next(encoded) for _ in pairs] for pairs in items]
-    for place, pairs in zip(task.where, requests):
-        lengths = [len(continuation) for _, continuation in pairs]
-        wrong = next((n for n in lengths if not 1 <= n <= scorer.max_length), None)
-        if wrong is not None:
-            raise UserError(f"{place}: an answer has {wrong} tokens; allowed: 1 to max_length = {scorer.max_length}")
+    pairs_of_items = [item.pairs(task.delimiter) for item in task.items]
+    encoded = iter(encode_pairs(scorer.tokenizer, [pair for pairs in pairs_of_items for pair in pairs]))
+    requests = [[next(encoded) for _ in pairs] for pairs in pairs_of_items]
+    for place, item_requests in zip(task.places, requests):
+        for _, continuation in item_requests:
+            n = len(continuation)
+            if not 1 <= n <= scorer.max_length:
+                raise UserError(f"{place}: an answer has {n} tokens; allowed: 1 to max_length = {scorer.max_length}")
     return EncodedTask(task, requests)
 
 
 def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskAnswers:
     """Score a task with the model that it was encoded for; each item is one observation."""
     task = encoded.task
-    requests = [request for pairs in encoded.requests for request in pairs]
+    requests = [request for item_requests in encoded.requests for request in item_requests]
     n_cut = sum(len(context) + len(continuation) > scorer.max_length + 1 for context, continuation in requests)
     continuations = iter(scorer.continuations(requests))
-    rows = [item.scores([next(continuations) for _ in pairs]) for item, pairs in zip(task.items, encoded.requests)]
+    rows = []
+    chances = []
+    for item, item_requests in zip(task.items, encoded.requests):
+        rows.append(item.scores([next(continuations) for _ in item_requests]))
+        chances.append(1 / len(item_requests) if len(item_requests) > 1 else 0.0)
     items = {name: [row[name] for row in rows] for name in rows[0]}
     means = {name: mean(np.array(values)) for name, values in items.items()}
-    chances = [1 / len(pairs) if len(pairs) > 1 else 0.0 for pairs in encoded.requests]
     return TaskAnswers(
         n_items=len(task.items),
         n_cut_contexts=n_cut,

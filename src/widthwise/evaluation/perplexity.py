@@ -17,37 +17,38 @@ from widthwise.mistakes import UserError
 from widthwise.records.evaluation import TextScores
 
 BLOCK_BYTES = 4096
-"""Size of the blocks of a document over which scores are summed. Blocks are the units of standard errors, and of pairs
-if two models read the same text, also with different tokenizers or contexts."""
+"""Size of the blocks of a document over which scores are summed. Blocks are the observations of standard errors, and
+are paired if two models read the same text, also with different tokenizers or contexts."""
 
 COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
 
+Document = tuple[str, np.ndarray]
+"""The text of a document, and the sums over its blocks; see `_block_sums`."""
 
-Blocks = tuple[str, np.ndarray]
-"""The text of a document, and the sums over its blocks, see `_blocks`."""
 
+def _block_sums(text: str, n_bytes: int, token_bytes: np.ndarray, nats: np.ndarray) -> np.ndarray:
+    """Return the sums over each block, (5, n_blocks): nats, then COUNTED.
 
-def _blocks(text: str, n_bytes: int, token_bytes: np.ndarray, nats: np.ndarray) -> np.ndarray:
-    """Return (5, n_blocks): nats, then COUNTED. Tokens, characters and words count in the block of their start.
-
-    n_bytes: of the original text, estimated if unknown; token_bytes, nats: of each of its decoded tokens, (n_tokens,).
+    Tokens, characters and words count in the block in which they start. n_bytes: size of the original text, estimated
+    if unknown; token_bytes, nats: of each token, (n_tokens,).
     """
     n_blocks = max(1, math.ceil(n_bytes / BLOCK_BYTES))
     data = np.frombuffer(text.encode(), np.uint8)
     character_starts = np.flatnonzero((data & 0xC0) != 0x80)
-    breaks = [0] if text else []  # as many words as `re.split` gives, which counts the ends
-    breaks += [int(character_starts[match.start()]) for match in re.finditer(r"\s+", text)]
+    # As many words as `re.split` returns parts, including empty ones at the ends: one, and one for each whitespace.
+    word_starts = [0] if text else []
+    word_starts += [int(character_starts[match.start()]) for match in re.finditer(r"\s+", text)]
     token_starts = np.cumsum(token_bytes) - token_bytes
     token_starts = token_starts * (n_bytes / max(1, token_bytes.sum()))
     sizes = np.full(n_blocks, BLOCK_BYTES)
     sizes[-1] = n_bytes - BLOCK_BYTES * (n_blocks - 1)
 
-    def summed(starts: Sequence[int] | np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    def per_block(starts: Sequence[int] | np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         index = np.minimum(np.asarray(starts, dtype=np.int64) // BLOCK_BYTES, n_blocks - 1)
         return np.bincount(index, weights, minlength=n_blocks)
 
-    counts = summed(token_starts), sizes, summed(character_starts), summed(breaks)
-    return np.stack([summed(token_starts, nats), *counts]).astype(np.float64)
+    counts = per_block(token_starts), sizes, per_block(character_starts), per_block(word_starts)
+    return np.stack([per_block(token_starts, nats), *counts]).astype(np.float64)
 
 
 def score_documents(
@@ -55,28 +56,30 @@ def score_documents(
 ) -> TextScores:
     """Score each text separately, after an end-of-text token that is not predicted, as in lm-evaluation-harness.
 
-    stride: as in `Scorer.rolling`; max_tokens: of all texts together, the text that crosses it is cut; where: name of
-    the texts in errors. Raises UserError if there is nothing to predict.
+    stride: as in `Scorer.rolling`; max_tokens: limit for all texts together, at which the last one is cut; where: name
+    of the texts in errors. Raises UserError if there is nothing to predict.
     """
     lengths = scorer.tokenizer.token_byte_lengths()
     inputs: list[tuple[str, int, list[int]]] = []
-    room = math.inf if max_tokens is None else max_tokens
+    n_left = math.inf if max_tokens is None else max_tokens
     for text in texts:
         ids = scorer.tokenizer.encode(text)
         n_bytes = len(text.encode())
-        if len(ids) > room:
-            cut_ids = ids[: int(room)]
+        if len(ids) > n_left:
+            cut_ids = ids[: int(n_left)]
             n_bytes = round(n_bytes * lengths[cut_ids].sum() / max(1, lengths[ids].sum()))
             text = scorer.tokenizer.decode(cut_ids)
             ids = cut_ids
         if ids:
             inputs.append((text, n_bytes, ids))
-        room -= len(ids)
-        if room <= 0:
+        n_left -= len(ids)
+        if n_left <= 0:
             break
-    losses = scorer.rolling([ids for *_, ids in inputs], stride)
-    blocks = ((text, _blocks(text, n_bytes, lengths[ids], nats)) for (text, n_bytes, ids), nats in zip(inputs, losses))
-    return _summed(blocks, where)
+    losses = scorer.rolling([ids for _, _, ids in inputs], stride)
+    documents = []
+    for (text, n_bytes, ids), nats in zip(inputs, losses):
+        documents.append((text, _block_sums(text, n_bytes, lengths[ids], nats)))
+    return _text_answers(documents, where)
 
 
 def score_stream(
@@ -88,16 +91,19 @@ def score_stream(
 ) -> TextScores:
     """Score concatenated documents, each with its end-of-text token, as in training: a window may hold several.
 
-    tokens: integers (n,), the first of which is not predicted; stride: by default windows as in a validation; where:
-    name of the stream in errors; bytes_per_token_byte: factor from the bytes of decoded tokens to bytes of the original
-    text. An end-of-text token is predicted and has no bytes. Raises UserError if there is nothing to predict.
+    tokens: integers (n,), the first of which is not predicted; stride: as in `Scorer.rolling`, whose default gives the
+    windows of a validation; where: name of the stream in errors; bytes_per_token_byte: bytes of the original text per
+    byte of its decoded tokens. An end-of-text token is predicted and has no bytes. Raises UserError if there is nothing
+    to predict.
     """
-    (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0])) if len(tokens) else [np.zeros(0)]
-    return _summed(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)
+    nats = np.zeros(0)
+    if len(tokens):
+        (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0]))
+    return _text_answers(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)
 
 
-def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_token_byte: float) -> Iterator[Blocks]:
-    """Cut a stream after its end-of-text tokens."""
+def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_token_byte: float) -> Iterator[Document]:
+    """Split a stream after each end-of-text token, and yield its documents."""
     lengths = scorer.tokenizer.token_byte_lengths()
     ends = np.flatnonzero(tokens == scorer.tokenizer.eos_id) + 1
     n_token_bytes = n_bytes = 0
@@ -105,13 +111,13 @@ def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_t
         if len(ids):
             n_token_bytes += int(lengths[ids].sum())
             n_bytes_before = n_bytes
-            n_bytes = round(n_token_bytes * bytes_per_token_byte)  # of the total, so that errors do not add up
+            n_bytes = round(n_token_bytes * bytes_per_token_byte)  # of all documents, so that errors do not add up
             text = scorer.tokenizer.decode(ids.tolist())
-            yield text, _blocks(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
+            yield text, _block_sums(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
 
 
-def _summed(documents: Iterable[Blocks], where: str) -> TextScores:
-    """Return the metrics of a text; each block is one observation."""
+def _text_answers(documents: Iterable[Document], where: str) -> TextScores:
+    """Return the metrics of all documents together; each block is one observation."""
     parts = []
     digest = hashlib.sha256()
     for text, blocks in documents:

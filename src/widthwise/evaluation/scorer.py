@@ -20,7 +20,7 @@ from widthwise.model.execution import evaluating
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 """Device type -> largest number of logits computed at once; 2**24 on other devices."""
 BATCHES_AT_ONCE = 64
-"""Number of batches whose windows are held in memory: with a short stride a long text has many windows."""
+"""Number of batches for which windows are cut at a time: with a short stride a long text has many windows."""
 
 Request = tuple[Sequence[int], Sequence[int]]
 """The token ids of a context and of its continuation."""
@@ -30,9 +30,9 @@ class Continuation(NamedTuple):
     """The likelihood of a continuation."""
 
     nats: np.ndarray
-    """float64 (n_tokens,): negative log-likelihood of each token."""
+    """Negative log-likelihood of each token in nats, float64 (n_tokens,)."""
     is_greedy: bool
-    """True if greedy decoding would produce it."""
+    """True if greedy decoding would produce all its tokens."""
 
     @property
     def log_likelihood(self) -> float:
@@ -41,7 +41,7 @@ class Continuation(NamedTuple):
 
 
 class Scorer:
-    """A model with its tokenizer and the settings of its forward passes."""
+    """Scorer of texts: a model, its tokenizer and the settings of its forward passes."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Scorer:
         batch_size: int = 16,
         autocast_dtype: torch.dtype | None = None,
     ):
-        """Raises UserError if the model has fewer learned positions than max_length.
+        """Raise UserError if the model has fewer learned positions than max_length.
 
-        max_length: longest context of a prediction, in tokens; batch_size: texts per forward pass; autocast_dtype: of
-        matrix products, None for the dtype of the weights.
+        max_length: most tokens that the model reads before a prediction; batch_size: sequences per forward pass;
+        autocast_dtype: dtype of matrix products, None for the dtype of the weights.
         """
         positions = model.config.positions
         if positions is not None and max_length > positions.n_positions:
@@ -78,68 +78,78 @@ class Scorer:
         lm-eval: windows do not overlap); lm-eval's `context_len` is max_length - stride + 1. prefix: the token before
         each document, by default `bos_id` or else the end-of-text token.
         """
-        prefix = self.tokenizer.encode_prompt("")[0] if prefix is None else prefix
-        stride = self.max_length if stride is None else stride
+        if prefix is None:
+            prefix = self.tokenizer.encode_prompt("")[0]
+        if stride is None:
+            stride = self.max_length
+        n_total = sum(map(len, documents))
         requests = (
             (index, request)
             for index, document in enumerate(documents)
             for request in windows(document, prefix, self.max_length, stride)
         )
-        pieces = [[np.zeros(0)] for _ in documents]  # an empty document has no requests
+        nats_of = [[np.zeros(0)] for _ in documents]  # an empty document has no requests
         n_done = 0
         while part := list(islice(requests, BATCHES_AT_ONCE * self.batch_size)):
-            scored = self.continuations([request for _, request in part], n_done, sum(map(len, documents)))
-            for (index, _), continuation in zip(part, scored):
-                pieces[index].append(continuation.nats)
+            continuations = self.continuations([request for _, request in part], n_done, n_total)
+            for (index, _), continuation in zip(part, continuations):
+                nats_of[index].append(continuation.nats)
                 n_done += len(continuation.nats)
-        return [np.concatenate(nats) for nats in pieces]
+        return [np.concatenate(pieces) for pieces in nats_of]
 
     def continuations(
         self, requests: Sequence[Request], n_before: int = 0, n_total: int | None = None
     ) -> list[Continuation]:
         """Return the likelihood of each continuation, in the order of the requests.
 
-        An empty context means the beginning of a document: `bos_id`, or else the end-of-text token. Requests keep their
-        last max_length + 1 tokens, including a first `bos_id` if the tokenizer has one. A beginning shared by adjacent
-        requests, such as the choices of a question, is read once. n_before, n_total: for `on_progress`, tokens
-        predicted by earlier calls and by all calls.
-        Raises UserError for an empty continuation and for one that is too long.
+        An empty context means the beginning of a document: `bos_id`, or else the end-of-text token. A long request is
+        cut at the left to max_length + 1 tokens; if the tokenizer has a `bos_id`, it is always the first of them. A
+        prefix shared by adjacent requests, such as the choices of a question, is read once. n_before, n_total: numbers
+        of tokens predicted by earlier calls and by all calls, for `on_progress`.
+
+        Raises UserError for an empty continuation and for one that is longer than max_length.
         """
+        bos_id = self.tokenizer.bos_id
         rows = []
         for context, continuation in requests:
             if not 1 <= len(continuation) <= self.max_length:
                 raise UserError(
                     f"continuation: has {len(continuation)} tokens; allowed: 1 to max_length = {self.max_length}"
                 )
-            tokens = [*(context or self.tokenizer.encode_prompt("")), *continuation][-(self.max_length + 1) :]
-            if self.tokenizer.bos_id is not None and tokens[0] != self.tokenizer.bos_id:
-                tokens = [self.tokenizer.bos_id, *tokens[-self.max_length :]]
+            context = context or self.tokenizer.encode_prompt("")
+            tokens = [*context, *continuation][-(self.max_length + 1) :]
+            if bos_id is not None and tokens[0] != bos_id:
+                tokens = [bos_id, *tokens[-self.max_length :]]
             rows.append(Row(tokens, len(continuation)))
-        n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
+        if n_total is None:
+            n_total = sum(row.n_predicted for row in rows)
         n_done = n_before
-        scores: dict[int, Continuation] = {}
+        continuations: dict[int, Continuation] = {}
         with evaluating(self.model) as device:
             for batch in batches(self.model, rows, self.batch_size):
-                scores.update(zip(batch.rows, self._score(batch, rows, device)))
+                continuations.update(zip(batch.rows, self._score(batch, rows, device)))
                 n_done += sum(rows[index].n_predicted for index in batch.rows)
                 self.on_progress(n_done, n_total)
-        return [scores[index] for index in range(len(rows))]
+        return [continuations[index] for index in range(len(rows))]
 
     def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> list[Continuation]:
         """Return the likelihoods of the rows of the batch. rows: of all batches."""
-        members = [rows[index] for index in batch.rows]
-        targets = torch.tensor([token for tokens, n in members for token in tokens[-n:]], device=device)
-        n_rows = max(1, LOGITS_AT_ONCE.get(device.type, 2**24) // self.model.config.vocab_size)
+        n_predicted = [rows[index].n_predicted for index in batch.rows]
+        target_ids = []
+        for index, n in zip(batch.rows, n_predicted):
+            target_ids += rows[index].tokens[-n:]
+        targets = torch.tensor(target_ids, device=device)
+        chunk_size = max(1, LOGITS_AT_ONCE.get(device.type, 2**24) // self.model.config.vocab_size)
         nats = []
         is_greedy = []
         with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
             hidden = batch.hidden(self.model, rows, device)
-            for states, target in zip(hidden.split(n_rows), targets.split(n_rows)):
+            for states, target in zip(hidden.split(chunk_size), targets.split(chunk_size)):
                 logits = self.model.logits(states)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 nats.append(-logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0])
                 is_greedy.append(logits.argmax(dim=-1) == target)
-        ends = np.cumsum([row.n_predicted for row in members])[:-1]
+        ends = np.cumsum(n_predicted)[:-1]
         nats_by_row = np.split(torch.cat(nats).double().cpu().numpy(), ends)
         greedy_by_row = np.split(torch.cat(is_greedy).cpu().numpy(), ends)
         return [Continuation(nats, bool(greedy.all())) for nats, greedy in zip(nats_by_row, greedy_by_row)]
@@ -148,24 +158,26 @@ class Scorer:
 def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) -> Iterator[Request]:
     """Cut a document into requests that predict every token once, with as much context as fits.
 
-    The first window predicts max_length tokens. Later windows read max_length tokens and predict `stride` tokens, the
-    last window the rest. Raises UserError for a stride that is not from 1 to max_length.
+    The first window predicts max_length tokens. Later windows read max_length tokens and predict `stride` tokens; the
+    last window may predict fewer. Raises UserError for a stride that is not from 1 to max_length.
     """
     if not 1 <= stride <= max_length:
         raise UserError(f"stride: got {stride}; must be from 1 to max_length = {max_length}")
     document = [prefix, *tokens]
-    done = 0
-    while done < len(tokens):
-        end = min(done + (stride if done else max_length), len(tokens))
-        yield document[max(0, end - max_length) : done + 1], document[done + 1 : end + 1]
-        done = end
+    start = 1  # of the predicted tokens in the document
+    n_predicted = max_length
+    while start < len(document):
+        end = min(start + n_predicted, len(document))
+        yield document[max(0, end - 1 - max_length) : start], document[start:end]
+        start = end
+        n_predicted = stride
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
     """Encode contexts and continuations as `lm_eval.api.model.TemplateLM._encode_pair` does.
 
-    Spaces at the end of a context move to the continuation, because tokens begin with their space. The continuation is
-    the encoded whole text without its first n tokens, with n the length of the encoded context.
+    Spaces at the end of a context move to the continuation, because tokens begin with their space. If the context has n
+    tokens, the continuation has the tokens of the whole text after the first n.
     """
     wholes = tokenizer.encode_batch([context + continuation for context, continuation in pairs])
     contexts = tokenizer.encode_batch([context.rstrip() for context, _ in pairs])
