@@ -1,1 +1,1 @@
-"""A page to try shapes on: the numbers of `inspect`, `design` and `plan` for sizes set by sliders."""
+"""A local page with sliders for a shape, which shows the numbers of `inspect`, `design` and `plan`."""

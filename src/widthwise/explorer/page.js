@@ -1,6 +1,6 @@
 "use strict";
 
-// The setting is the address: what was set by hand, and nothing else.
+// `set` has the controls that the user changed. The query of the page's address has the same values.
 const byId = id => document.getElementById(id);
 const set = new Map(new URLSearchParams(location.search));
 const query = () => { const text = String(new URLSearchParams([...set])); return text && `?${text}`; };
@@ -16,7 +16,7 @@ function fill(select, values) {
   select.replaceChildren(...values.map(value => new Option(value)));
 }
 
-// What a control shows: what was set, else the recipe's value, else what is usual for the kind.
+// Value of a control: the user's, else the default of another kind than the recipe's, else the recipe's.
 function value(name) {
   if (set.has(name)) return set.get(name);
   const { start, shapes, ffns } = controls, shape = set.get("shape") ?? start.shape, ffn = set.get("ffn") ?? start.ffn;
@@ -31,7 +31,7 @@ function value(name) {
 function change(name, text) {
   if (name === "quantum" && text === "" && controls.start.quantum && value("shape") === controls.start.shape) text = "smallest";
   if (text === "") set.delete(name); else set.set(name, text);
-  if (name === "shape") ["turn_layer", "turn_width", "quantum", "rounding"].forEach(each => set.delete(each));
+  if (name === "shape") ["turn_layer", "turn_width", "quantum", "rounding"].forEach(key => set.delete(key));
   if (name === "ffn") set.delete("ratio");
   if (name === "n_heads") set.delete("head_dim");
   if (name === "head_dim") set.delete("n_heads");
@@ -67,7 +67,7 @@ function showControls() {
   if (byId("heads") !== document.activeElement) byId("heads").value = value(by);
 }
 
-// One question at a time; while it is answered, further changes wait and are asked as one.
+// One request at a time: changes made while it runs are sent together in the next.
 async function refresh() {
   showControls();
   isStale = true;
@@ -99,12 +99,12 @@ function show(answer, asked) {
   draw(shown);
   for (const id of ["costs", "layers"]) table(byId(id), answer[id]);
   const ratio = Object.entries(shown.ratio ?? {}).filter(([name]) => ["params", "flops", "kv_bytes", "activation_bytes"].includes(name));
-  const beside = ratio.map(([name, value]) => `${name} ${value.toFixed(3)}×`).join(", ");
-  byId("summary").textContent = `${shown.params.total.toLocaleString("en")} parameters` + (beside && `; over the baseline: ${beside}`) +
+  const ratios = ratio.map(([name, value]) => `${name} ${value.toFixed(3)}×`).join(", ");
+  byId("summary").textContent = `${shown.params.total.toLocaleString("en")} parameters` + (ratios && `; over the baseline: ${ratios}`) +
     (answer.budget && `; ${answer.budget}`);
 }
 
-// One at a time too: it takes seconds, in which the sliders should stay quick.
+// A separate request, also one at a time: it takes seconds, and the sliders should stay quick.
 async function showMemory() {
   if (isCounting) return;
   isCounting = true;
@@ -126,21 +126,21 @@ function table(element, { caption, header, rows }) {
 
 function draw({ widths, hidden_widths: hidden, baseline }) {
   const svg = byId("drawing"), wide = 640, middle = 110, top = 108, step = wide / widths.length;
-  const others = baseline?.widths ?? [], most = Math.max(...widths, ...others), sums = hidden.map(each => each.reduce((a, b) => a + b, 0));
+  const reference = baseline?.widths ?? [], widest = Math.max(...widths, ...reference), sums = hidden.map(sizes => sizes.reduce((a, b) => a + b, 0));
   const element = (name, attributes, ...children) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    Object.entries(attributes).forEach(([key, text]) => made.setAttribute(key, text));
-    made.append(...children);
-    return made;
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    Object.entries(attributes).forEach(([key, text]) => node.setAttribute(key, text));
+    node.append(...children);
+    return node;
   };
   const bars = widths.map((width, i) => {
-    const half = top * width / most, title = element("title", {}, `layer ${i + 1}: width ${width}, hidden ${hidden[i].join("+")}`);
+    const half = top * width / widest, title = element("title", {}, `layer ${i + 1}: width ${width}, hidden ${hidden[i].join("+")}`);
     return element("rect", { class: "bar", x: i * step + step * 0.06, y: middle - half, width: step * 0.88, height: 2 * half }, title);
   });
-  const path = (values, scale, sign) => "M" + values.flatMap((each, i) => [i, i + 1].map(end => `${end * step} ${middle - sign * top * each / scale}`)).join("L");
+  const path = (values, scale, sign) => "M" + values.flatMap((value, i) => [i, i + 1].map(end => `${end * step} ${middle - sign * top * value / scale}`)).join("L");
   const lines = [1, -1].flatMap(sign => [
     element("path", { class: "hidden", d: path(sums, Math.max(...sums), sign) }),
-    ...others.length ? [element("path", { class: "baseline", fill: "none", d: path(others, most, sign) })] : [],
+    ...reference.length ? [element("path", { class: "baseline", fill: "none", d: path(reference, widest, sign) })] : [],
   ]);
   svg.replaceChildren(...bars, ...lines);
   byId("first").textContent = `layer 1: ${widths[0]}`;
@@ -149,7 +149,7 @@ function draw({ widths, hidden_widths: hidden, baseline }) {
   svg.setAttribute("aria-label", `Widths of ${widths.length} layers: ${widths.join(", ")}`);
 }
 
-async function copied(button, text) {
+async function copy(button, text) {
   const done = await navigator.clipboard.writeText(text).then(() => true, () => false);
   byId("done").textContent = done ? `copied (${button.textContent.toLowerCase().replace("copy ", "")})` : "the browser refuses to copy";
 }
@@ -165,8 +165,8 @@ function listen() {
   });
   byId("controls").addEventListener("submit", event => event.preventDefault());
   byId("reset").addEventListener("click", () => { [...set.keys()].forEach(name => set.delete(name)); change("", ""); });
-  byId("copy").addEventListener("click", () => copied(byId("copy"), byId("yaml").textContent));
-  byId("link").addEventListener("click", () => copied(byId("link"), location.href));
+  byId("copy").addEventListener("click", () => copy(byId("copy"), byId("yaml").textContent));
+  byId("link").addEventListener("click", () => copy(byId("link"), location.href));
   byId("memory_part").addEventListener("toggle", refresh);
 }
 

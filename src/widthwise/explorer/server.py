@@ -1,4 +1,4 @@
-"""The server of the page, for this machine only, and its answers: costs of a setting, devices that it fits on."""
+"""The server of the page, which only this machine can reach, and its answers: costs and memory of a setting."""
 
 import json
 import sys
@@ -22,11 +22,11 @@ from widthwise.reports.tables import budget_lines, inspection_costs, inspection_
 from widthwise.training.launch import Interrupted
 from widthwise.yaml_io import dump_yaml, read_recipe, recipe_name
 
-N_KEPT = 128
+CACHE_SIZE = 128
 """Number of cached answers of each kind: a slider often returns to an earlier position."""
 ADDRESS = "127.0.0.1"
 JSON = "application/json"
-FILES = {
+FILES = {  # path of an address -> file and content type
     "/": ("page.html", "text/html"),
     "/reports.css": ("../reports/page.css", "text/css"),
     "/page.css": ("page.css", "text/css"),
@@ -54,14 +54,14 @@ class Answers:
         self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
 
     def recipe_yaml(self, setting: Setting) -> str:
-        """Return a complete recipe, which extends no other."""
+        """Return the recipe with the setting as YAML, complete, without `extends`."""
         return dump_yaml(setting.applied(self._base, self._where)[0])
 
     def recipe(self, setting: Setting) -> Recipe:
         return parse_recipe(setting.applied(self._base, self._where)[0], self._where)
 
     def costs(self, setting: Setting) -> dict[str, Any]:
-        """Return the inspection, as `inspect --json` prints it, its tables, and the difference from a budget."""
+        """Return the inspection, as `inspect --json` prints it, its tables, the match of a budget, and the recipe."""
         data, request = setting.applied(self._base, self._where)
         recipe = parse_recipe(data, self._where)
         inspection = inspect_recipe(recipe)
@@ -74,7 +74,7 @@ class Answers:
         }
 
     def memory(self, setting: Setting) -> dict[str, Any]:
-        """Return the table of all devices with their largest passes, as `plan` computes them; imports torch."""
+        """Return the table of devices with the largest micro-batch of each, as `plan` computes it. Imports torch."""
         from widthwise.runs.plan import Planner
         from widthwise.training.devices import WITH_MEMORY
 
@@ -96,11 +96,11 @@ class Answers:
 
 
 def _as_cached_json(compute: Callable[[Setting], Any]) -> Callable[..., str]:
-    """Return a function that gives the result as JSON, with a cache for the last `N_KEPT` settings.
+    """Return a function from a setting to the result as JSON, which caches the last `CACHE_SIZE` results.
 
-    Requests do not wait for each other.
+    Concurrent requests do not wait for each other.
     """
-    return lru_cache(N_KEPT)(lambda setting: json.dumps(compute(setting)))
+    return lru_cache(CACHE_SIZE)(lambda setting: json.dumps(compute(setting)))
 
 
 def _cells(table: Table) -> dict[str, Any]:
@@ -108,24 +108,21 @@ def _cells(table: Table) -> dict[str, Any]:
 
 
 class ExplorerServer(ThreadingHTTPServer):
-    """Server that answers until `shutdown`. Other machines cannot reach it."""
+    """Server that runs until `shutdown`. Other machines cannot reach it."""
 
     daemon_threads = False  # closing the server waits for running requests
 
     def __init__(self, answers: Answers, port: int = 0):
-        """port: 0 for any free port. Raises OSError for a used port."""
+        """Listen on a port, 0 for any free one. Raises OSError for a used port."""
         super().__init__((ADDRESS, port), _Handler)
         self.answers = answers
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
         self.origins = {f"http://{host}" for host in self.hosts}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore browsers that disconnect early, and print the traceback of other errors.
-
-        A signal during a request ends the server as at any other time.
-        """
+        """Ignore browsers that disconnect early, and print the traceback of other errors."""
         error = sys.exception()
-        if isinstance(error, Interrupted):
+        if isinstance(error, Interrupted):  # a signal during a request ends the server
             raise error
         if not isinstance(error, ConnectionError):
             super().handle_error(request, client_address)
@@ -136,24 +133,24 @@ class ExplorerServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handler of the requests for files, costs, memory and the recipe."""
+    """Handler of the requests for files, controls, costs, memory and the recipe."""
 
     server: ExplorerServer  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 2.0
-    """Seconds for a request to arrive: browsers open connections that they may never use."""
+    """Seconds to wait for a request: browsers open connections that they may never use."""
 
     def do_GET(self) -> None:
-        status, kind, text = self._response()
+        status, content_type, text = self._response()
         body = text.encode()
         self.send_response(status)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}
+        headers = {"Content-Type": f"{content_type}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
     def _response(self) -> tuple[HTTPStatus, str, str]:
-        """Return status, type and text of the response."""
+        """Return status, content type and text of the response."""
         # Another site could resolve its name to this machine's address, and its page could then read the answers.
         if self.headers.get("Host") not in self.server.hosts:
             return HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"open {self.server.url} instead\n"
@@ -168,21 +165,22 @@ class _Handler(BaseHTTPRequestHandler):
         if not is_local_origin or not (is_link or site in ("none", "same-origin")):
             return HTTPStatus.FORBIDDEN, "text/plain", "other sites may only link to the page\n"
         if address.path in FILES:
-            name, kind = FILES[address.path]
-            return HTTPStatus.OK, kind, (Path(__file__).parent / name).read_text(encoding="utf-8")
+            name, content_type = FILES[address.path]
+            return HTTPStatus.OK, content_type, (Path(__file__).parent / name).read_text(encoding="utf-8")
         answers = self.server.answers
         if address.path == "/controls":
             return HTTPStatus.OK, JSON, json.dumps(answers.controls)
-        of_setting = {
+        answers_by_path = {
             "/costs": (JSON, answers.costs_json),
             "/memory": (JSON, answers.memory_json),
             "/recipe.yaml": ("application/yaml", answers.recipe_yaml),
         }
-        if address.path not in of_setting:
+        if address.path not in answers_by_path:
             return HTTPStatus.NOT_FOUND, "text/plain", "no such page\n"
-        kind, answer = of_setting[address.path]
+        content_type, answer = answers_by_path[address.path]
         try:
-            return HTTPStatus.OK, kind, answer(parse(Setting, dict(parse_qsl(address.query)), "setting"))
+            setting = parse(Setting, dict(parse_qsl(address.query)), "setting")
+            return HTTPStatus.OK, content_type, answer(setting)
         except UserError as error:
             return HTTPStatus.UNPROCESSABLE_ENTITY, JSON, json.dumps({"error": str(error)})
 

@@ -1,4 +1,4 @@
-"""The settings of the explorer's page, and their changes to a recipe."""
+"""A setting of the explorer's controls, its changes to a recipe, and the controls that fit a recipe."""
 
 import math
 from typing import Annotated, Any, Literal, get_args
@@ -20,15 +20,17 @@ from widthwise.yaml_io import merge
 SOLVED: dict[str, type[SolvedShape]] = {
     kind_of(shape): shape for shape in get_args(get_args(Shape)[0]) if issubclass(shape, SolvedShape)
 }
+"""Kind of a shape with a solved d_model -> its class."""
 DEFAULT_FFN = kind_of(type(ModelTemplate.model_fields["ffn"].default))
 MOST_LAYERS = 512
-"""Largest number of layers on the slider; its costs take about a second. A recipe may have more."""
+"""Largest allowed n_layers, whose costs take about a second. A recipe may have more."""
 
 
 class Setting(Config):
-    """A position of all controls; None: the value of the recipe, or the default of a kind that the recipe lacks.
+    """A position of all controls.
 
-    Values may be text, as in an address.
+    None means the value of the recipe, or the default if the recipe has another kind of shape or feed-forward. Values
+    may be text, as in an address.
     """
 
     model_config = pydantic.ConfigDict(strict=False)
@@ -40,7 +42,7 @@ class Setting(Config):
     turn_width: float | None = None
     """Width of that layer, as a share of d_model."""
     quantum: Literal["smallest"] | int | None = None
-    """`smallest`: the smallest multiple that gives whole heads, also if the recipe has another one."""
+    """Multiple of all widths; `smallest`: the smallest that gives whole heads, even if the recipe has another one."""
     match: str | None = None
     rounding: str | None = None
     budget: str | None = None
@@ -60,29 +62,32 @@ class Setting(Config):
     def applied(self, base: dict[str, Any], where: str) -> tuple[dict[str, Any], ShapeRequest]:
         """Return the data of a recipe with this setting, and the request for its shape.
 
-        Raises UserError for settings that `inspect` or `design` refuses.
+        base: data of the recipe; where: its name in errors. Raises UserError for settings that `inspect` or `design`
+        refuses.
         """
-        model = base["model"]
-        sized = {**model, **self._given("d_model", "n_layers")}
+        model = {**base["model"], **self._given("d_model", "n_layers")}
         if self.quantum == "smallest":
-            sized["shape"] = {key: value for key, value in (model.get("shape") or {}).items() if key != "quantum"}
+            model["shape"] = dict(model.get("shape") or {})
+            model["shape"].pop("quantum", None)
         heads = self._given("n_heads", "head_dim")
         groups = self._given("kv_group_size")
         if heads or groups:
-            attention = with_kv_group_size(model.get("attention") or {})
+            attention = dict(with_kv_group_size(model.get("attention") or {}))
             if heads:
-                attention = {key: value for key, value in attention.items() if key not in ("n_heads", "head_dim")}
-            sized["attention"] = attention | heads | groups
+                attention.pop("n_heads", None)
+                attention.pop("head_dim", None)
+            model["attention"] = attention | heads | groups
         if self._given("ffn", "ratio"):
-            ffn = dict(model.get("ffn") or {})
+            ffn: dict[str, Any] = dict(model.get("ffn") or {})
             ffn.setdefault("kind", DEFAULT_FFN)
             if self.ffn not in (None, ffn["kind"]):
                 ffn = {"kind": self.ffn}
             if self.ratio is not None:
-                hidden_keys = {template.hidden_key for template in _templates_with_ratio()}
-                ffn = {key: value for key, value in ffn.items() if key not in hidden_keys} | {"ratio": self.ratio}
-            sized["ffn"] = ffn
-        data = {**base, "model": sized}
+                for template in _templates_with_ratio():
+                    ffn.pop(template.hidden_key, None)
+                ffn["ratio"] = self.ratio
+            model["ffn"] = ffn
+        data = {**base, "model": model}
         recipe = parse_recipe(data, where)
         shape = template_of(recipe, where).shape
         options: dict[str, Any] = {"match": shape.match}
@@ -94,12 +99,12 @@ class Setting(Config):
         return merge(data, solved_change(recipe, request)), request
 
     def _given(self, *names: str) -> dict[str, Any]:
-        """Return the values that were set among the named fields."""
+        """Return the named fields that are not None."""
         return self.model_dump(include={*names}, exclude_none=True)
 
 
 def template_of(recipe: Recipe, where: str) -> ModelTemplate:
-    """Return the model section of a recipe. Raises UserError for one without a rule for its widths."""
+    """Return the model section of a recipe. Raises UserError unless a schedule, or `uniform`, sets its widths."""
     template = recipe.model
     if not isinstance(template, ModelTemplate):
         raise UserError(f"{where}: needs a recipe with d_model and n_layers, not one with explicit layers")
@@ -112,9 +117,9 @@ def template_of(recipe: Recipe, where: str) -> ModelTemplate:
 
 
 def controls(recipe: Recipe, where: str) -> dict[str, Any]:
-    """Return the values of all controls for a recipe, and their choices.
+    """Return the first values of all controls, from a recipe, and the choices and limits of each.
 
-    Raises UserError for a recipe that the page cannot draw; see `template_of`.
+    Raises UserError as `template_of`.
     """
     template = template_of(recipe, where)
     shape = template.shape
@@ -132,8 +137,9 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
         "ffn": ffn.kind,
     }
     if isinstance(ffn, HiddenWidthTemplate):
-        has_hidden_width = getattr(ffn, ffn.hidden_key) is not None
-        start["ratio"] = None if has_hidden_width else ffn.ratio or ffn.usual_ratio
+        start["ratio"] = None
+        if getattr(ffn, ffn.hidden_key) is None:
+            start["ratio"] = ffn.ratio or ffn.usual_ratio
     if isinstance(shape, SolvedShape) and schedule is not None:
         start |= {
             "quantum": shape.quantum,
@@ -147,16 +153,17 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
         for choice in _templates_with_ratio()
         if kind_of(choice) == ffn.kind or not any(field.is_required() for field in choice.model_fields.values())
     }
-    # Default turn of every kind of shape, and limits of the width of the turn.
+    # Depth and width of the default turn of each kind of shape, and the limits of this width.
     shapes: dict[str, dict[str, Any]] = {"uniform": {}}
     for kind, rule in SCHEDULES.items():
-        defaults = {name: field.default for name, field in SOLVED[kind].model_fields.items()}
+        options = SOLVED[kind].model_fields
+        turn_width = options[rule.ratio_key].default
         low, high = rule.ratios
         shapes[kind] = {
-            "turn_layer": defaults[rule.layer_key] if rule.layer_key else None,
-            "turn_width": defaults[rule.ratio_key],
+            "turn_layer": options[rule.layer_key].default if rule.layer_key else None,
+            "turn_width": turn_width,
             "low": low,
-            "high": high if math.isfinite(high) else 2 * defaults[rule.ratio_key],
+            "high": high if math.isfinite(high) else 2 * turn_width,
         }
     return {
         "start": start,
