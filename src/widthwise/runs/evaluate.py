@@ -59,6 +59,8 @@ def evaluate_run(
     loaded = open_model(path, config.device, step)
     for damage in loaded.damages:
         observer.message(str(damage))
+    if config.no_bos:
+        loaded.tokenizer.bos_id = None
     scorer = loaded.scorer(config)
     if loaded.tokenizer.bos_note is not None:
         observer.message(f"{path}: {loaded.tokenizer.bos_note}")

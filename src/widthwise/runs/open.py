@@ -214,8 +214,6 @@ class Model:
     def scorer(self, options: EvaluationConfig) -> Scorer:
         """Return a scorer of texts by this model. Raises UserError if the model reads fewer tokens than max_length."""
         dtype = torch.bfloat16 if self.precision_for(options) == "bf16" else None
-        if options.no_bos:
-            self.tokenizer.bos_id = None
         return Scorer(self.model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
 
 
