@@ -107,16 +107,12 @@ class Batch:
             model.stream(prefix_tokens, cache, _padding_mask(prefixes, is_prefix))
             group_sizes = torch.tensor([len(group.rows) for group in self.groups], device=device)
             row_cache = cache.repeated(group_sizes, cache.length + tokens.shape[1])
-            lengths = torch.tensor([len(suffix) for suffix in suffixes], device=device)
-            is_suffix = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-            hidden = model.hidden(tokens, row_cache, _padding_mask(suffixes, is_suffix))
+            is_suffix = pad_sequence([torch.ones_like(s, dtype=torch.bool) for s in suffixes], batch_first=True)
+            hidden = model.hidden(tokens, row_cache, _padding_mask(suffixes, is_suffix.to(device)))
         else:
             hidden = model.hidden(tokens)
-        predicting = []
-        for states, suffix, i in zip(hidden, suffixes, self.rows):
-            end = len(suffix)
-            predicting.append(states[end - rows[i].n_predicted : end])
-        return torch.cat(predicting)
+        ends = [len(suffix) for suffix in suffixes]
+        return torch.cat([states[end - rows[i].n_predicted : end] for states, end, i in zip(hidden, ends, self.rows)])
 
 
 def _groups(rows: Sequence[Row], max_rows: int, max_tokens: int) -> list[Group]:
