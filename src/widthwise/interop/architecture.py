@@ -1,8 +1,8 @@
-"""The interface of a Hugging Face architecture: reads and writes its config and its tensors.
+"""The interface of a Hugging Face architecture, which reads and writes its configs and tensors, and rotary positions.
 
-The rotation in a config is a base and a rule that rescales its frequencies and the scores. A rule is evaluated once,
-because our models store frequencies and the factor of the scores. Rules that depend on the length of the text, such as
-`dynamic`, are refused.
+The rotary positions in a config are a base and a rule that rescales the frequencies and the scores. A rule is evaluated
+once, when it is read, because our models store the frequencies and the factor of the scores. Rules that depend on the
+length of the text, such as `dynamic`, are refused.
 """
 
 import math
@@ -18,8 +18,8 @@ from widthwise.kernels.rotary import Rope, are_close, base_of
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
 
-MOST = 2**31 - 1
-"""The largest allowed size."""
+LARGEST = 2**31 - 1
+"""The largest allowed whole number."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +32,35 @@ class Fields:
     _read: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the unchecked value."""
+        """Return the value, unchecked."""
         self._read.add(key)
         value = self._data.get(key)
         return default if value is None else value
 
     def unread(self) -> dict[str, Any]:
-        """Return the keys that nothing has read, except those with value null, false, 0 or empty."""
+        """Return the entries that no method has read, except those with value null, false, 0 or empty."""
         return {key: value for key, value in self._data.items() if value and key not in self._read}
 
     def has(self, key: str) -> bool:
-        """Return True if the file has the key, even with value null."""
+        """Return True if the file has the key, even if its value is null."""
         return key in self._data
 
-    def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+    def size(self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
         """Return a whole number. Raises UserError for another value, and for a missing key without a default."""
         allowed = f"a whole number from {least} to {most}"
         return self._checked(key, default, lambda value: type(value) is int and least <= value <= most, allowed)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """Return a number above 0. Raises as `size`."""
+        """Return a finite number above 0. Raises as `size`."""
         number = self._checked(
             key, default, lambda value: type(value) in (int, float) and 0 < value < math.inf, "a number above 0"
         )
         return float(number)
 
-    def optional(self, key: str, usual: float | None, read: Callable[[str, Any], Any]) -> Any:
-        """Return what `read`, a method of this class, reads, or None for null. usual: without the key."""
-        usual = None if self.has(key) else usual
-        return None if self.get(key, usual) is None else read(key, usual)
+    def optional(self, key: str, default: float | None, read: Callable[[str, Any], Any]) -> Any:
+        """Return None for null, else the value. default: for a missing key; read: the method `size` or `positive`."""
+        default = None if self.has(key) else default
+        return None if self.get(key, default) is None else read(key, default)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false. Raises UserError for another value."""
@@ -84,10 +84,10 @@ class Fields:
 
 
 class Scaling(Config):
-    """A rule of a config.json that rescales the frequencies base^(-2i / head_dim)."""
+    """A rule of a config.json that rescales the plain frequencies, base^(-2i / head_dim) for pair i."""
 
     def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
-        """Rescale the radians per position of each pair. Raises ValueError for a number of pairs that does not fit."""
+        """Return the rescaled frequencies, in radians per position. Raises ValueError for a wrong number of pairs."""
         return tuple(plain)
 
     @property
@@ -124,8 +124,9 @@ class Llama3(Scaling):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         if self.high_freq_factor <= self.low_freq_factor:
-            factors = self.high_freq_factor, self.low_freq_factor
-            raise ValueError(f"high_freq_factor: got {factors[0]}; must be above low_freq_factor = {factors[1]}")
+            raise ValueError(
+                f"high_freq_factor: got {self.high_freq_factor}; must be above low_freq_factor = {self.low_freq_factor}"
+            )
         return self
 
     def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
@@ -141,7 +142,7 @@ class Llama3(Scaling):
 class LongRope(Scaling):
     """Every frequency divided by a separate factor, which can express any frequencies.
 
-    Source: Ding et al. 2024, arXiv:2402.13753, where long texts have other factors; here they must be the same.
+    Source: Ding et al. 2024, arXiv:2402.13753, with separate factors for long texts; here they must be the same.
     """
 
     rope_type: Literal["longrope"] = "longrope"
@@ -184,13 +185,13 @@ class Yarn(Scaling):
     def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
         if len(plain) == 1:
             raise ValueError("rope_type: got yarn; needs a head_dim of 4 or more")
-        ends = []
-        for n_turns in (self.beta_fast, self.beta_slow):
-            # Pair i turns as often over the original length, because plain[i] = plain[1]^i.
-            pair = math.log(self.original_max_position_embeddings / (2 * math.pi * n_turns)) / -math.log(plain[1])
-            ends.append(pair)
-        low = max(math.floor(ends[0]), 0)
-        high = min(math.ceil(ends[1]), 2 * len(plain) - 1)
+        # Pair i turns original_max_position_embeddings * plain[i] / (2 pi) times, with plain[i] = plain[1]^i.
+        first, last = (
+            math.log(self.original_max_position_embeddings / (2 * math.pi * n_turns)) / -math.log(plain[1])
+            for n_turns in (self.beta_fast, self.beta_slow)
+        )
+        low = max(math.floor(first), 0)
+        high = min(math.ceil(last), 2 * len(plain) - 1)
         scaled = []
         for i, frequency in enumerate(plain):
             share = min(1.0, max(0.0, (i - low) / ((high - low) or 0.001)))
@@ -208,39 +209,42 @@ class Yarn(Scaling):
 
 
 DEFAULT_BASE = 10000.0
-
-
 RULES = {"default": NoScaling, "linear": LinearScaling, "llama3": Llama3, "longrope": LongRope, "yarn": Yarn}
 
 
-def read_rope(fields: Fields, head_dim: int, usual_base: float = DEFAULT_BASE) -> tuple[Rope, float]:
+def read_rope(fields: Fields, head_dim: int, default_base: float = DEFAULT_BASE) -> tuple[Rope, float]:
     """Read the rotary positions, and the constant factor of rotated queries and of rotated keys.
 
-    Raises UserError for rules that depend on the length of the text. `rope_scaling` is the older name of
-    `rope_parameters`; transformers prefers the new one. If a file has both, they must agree, so that all readers get
-    the same model.
+    `rope_scaling` is the older name of `rope_parameters`; transformers prefers the new one. If a file has both, they
+    must agree, so that all readers get the same model. Raises UserError for rules that depend on the length of the
+    text.
     """
     fields.only("partial_rotary_factor", 1.0)
     keys = [key for key in ("rope_parameters", "rope_scaling") if fields.get(key)]
-    rules = {key: _read_rule(fields, key, head_dim, usual_base) for key in keys}
-    if len(rules) == 2 and rules["rope_parameters"] != rules["rope_scaling"]:
+    rotations = [_read_rule(fields, key, head_dim, default_base) for key in keys]
+    plain = Rope(head_dim, fields.positive("rope_theta", default_base))
+    if not rotations:
+        return plain, 1.0
+    if rotations[0] != rotations[-1]:
         fields.refuse("rope_scaling", f"null, or the same as rope_parameters: {fields.get('rope_parameters')!r}")
-    return next(iter(rules.values()), (Rope(head_dim, fields.positive("rope_theta", usual_base)), 1.0))
+    return rotations[0]
 
 
-def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> tuple[Rope, float]:
+def _read_rule(fields: Fields, key: str, head_dim: int, default_base: float) -> tuple[Rope, float]:
+    """Read the rotary positions under one key, as `read_rope`."""
     rule = fields.get(key)
     if not isinstance(rule, dict):
         fields.refuse(key, "a mapping, or null")
     rule_fields = Fields({"rope_theta": fields.get("rope_theta"), **rule}, f"{fields.where}: {key}")
-    base = rule_fields.positive("rope_theta", usual_base)
+    base = rule_fields.positive("rope_theta", default_base)
     rule_fields.only("partial_rotary_factor", 1.0)
-    given = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
-    kind = str(given.get("rope_type", given.pop("type", "default")))
+    options = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    older_kind = options.pop("type", "default")
+    kind = str(options.get("rope_type", older_kind))
     if kind not in RULES:
         name = "rope_type" if "rope_type" in rule else "type"
         raise UserError(f"{rule_fields.where}.{name}: got {kind!r}; allowed: {', '.join(RULES)}")
-    scaling = parse(RULES[kind], {**given, "rope_type": kind}, rule_fields.where)
+    scaling = parse(RULES[kind], {**options, "rope_type": kind}, rule_fields.where)
     plain = Rope(head_dim, base)
     if isinstance(scaling, NoScaling):
         return plain, 1.0
@@ -248,9 +252,10 @@ def _read_rule(fields: Fields, key: str, head_dim: int, usual_base: float) -> tu
 
 
 def write_rope(rope: Rope, n_positions: int, query_factor: float) -> dict[str, Any]:
-    """Return the keys of a config.json, with the names of transformers 5 and of earlier versions.
+    """Return the entries of a config.json, with the names of transformers 5 and of earlier versions.
 
-    query_factor: of rotated queries and keys, which only yarn has.
+    n_positions: longest context in tokens; query_factor: constant factor of rotated queries and keys, which only yarn
+    can express.
     """
     base, scaling = _fitted(rope.base, rope.pair_frequencies, n_positions, query_factor)
     rule = scaling.model_dump(exclude_none=True)
@@ -259,13 +264,10 @@ def write_rope(rope: Rope, n_positions: int, query_factor: float) -> dict[str, A
 
 
 def _fitted(base: float, wanted: Sequence[float], n_positions: int, query_factor: float) -> tuple[float, Scaling]:
-    """Return a base and the simplest rule that give the wanted frequencies.
-
-    n_positions: longest context in tokens.
-    """
+    """Return a base and the simplest rule that yield the wanted frequencies. Arguments as in `write_rope`."""
     plain = Rope(2 * len(wanted), base).pair_frequencies
-    # The factor follows from the lowest frequency, the original length only up to the rounding of pairs: any one that
-    # gives these frequencies will do, of those that people take before others.
+    # The lowest frequency determines the factor. Several original lengths yield the same frequencies, because yarn
+    # rounds to whole pairs; common lengths are tried first: n_positions, n_positions / factor, powers of two.
     factor = round(plain[-1] / wanted[-1], 9)
     if query_factor != 1 and factor > 1 and len(wanted) > 1:
         powers = [2 ** (i / 8) for i in sorted(range(32, 168), key=lambda i: i % 8)]
@@ -276,11 +278,11 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int, query_factor
     plain_base = base_of(wanted, base)
     if plain_base is not None:
         return plain_base, NoScaling()
-    # The first plain frequency is 1.
+    # Linear scaling divides all frequencies by the same factor, and the first plain frequency is 1.
     linear_base = base_of([frequency / wanted[0] for frequency in wanted], base)
     if linear_base is not None:
         return linear_base, LinearScaling(factor=1 / wanted[0])
-    # The other constants are Llama 3.1's to 3.3's.
+    # All other constants have the values of Llama 3.1, 3.2 and 3.3.
     llama3 = Llama3(factor=factor, original_max_position_embeddings=8192)
     if are_close(llama3.scaled(plain), wanted):
         return base, llama3
@@ -290,16 +292,17 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int, query_factor
 
 
 class HFTensor(NamedTuple):
-    """One tensor of a checkpoint and its parts."""
+    """One tensor of a Hugging Face checkpoint, stacked from our parameters."""
 
     name: str
     parts: tuple[str, ...]
-    """Names of our parameters, stacked in this order."""
+    """Names of our parameters, stacked in this order along the rows."""
     is_transposed: bool = False
     """True if stored (in, out), as the matrices of GPT-2."""
     block: int = 0
+    """Number of the expert whose matrix this is."""
     n_blocks: int = 1
-    """Each part is n_blocks equal blocks of rows, one for each expert, and this tensor has block `block` of them."""
+    """Number of experts, whose matrices are equal blocks of rows of one of our parameters."""
 
 
 class Architecture(ABC):
@@ -311,10 +314,10 @@ class Architecture(ABC):
     base_prefix: ClassVar[str]
     """Prefix of all tensors except the head's; missing in a model saved without its head."""
     positions_key: ClassVar[str] = "max_position_embeddings"
-    usual_positions: ClassVar[int | None] = 2048
-    """Longest context in tokens where config.json does not have it, as in transformers; None: it is required."""
+    default_positions: ClassVar[int | None] = 2048
+    """Longest context in tokens if config.json does not have it, as in transformers; None: it is required."""
     buffers: ClassVar[str]
-    """Regular expression for tensors in older checkpoints that follow from the config."""
+    """Regular expression for tensors of older checkpoints that are ignored, because the config determines them."""
 
     @abstractmethod
     def read(self, fields: Fields) -> ModelConfig:
@@ -322,7 +325,10 @@ class Architecture(ABC):
 
     @abstractmethod
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        """Return a config.json that reads back as the model, if possible. n_positions: longest context in tokens."""
+        """Return the entries of a config.json, which `read` reads as the same model if the format can express it.
+
+        n_positions: longest context in tokens.
+        """
 
     @abstractmethod
     def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
@@ -330,7 +336,7 @@ class Architecture(ABC):
 
     def n_positions(self, fields: Fields) -> int:
         """Return the longest context of the model, in tokens."""
-        return fields.size(self.positions_key, self.usual_positions)
+        return fields.size(self.positions_key, self.default_positions)
 
     def check_written(self, fields: Fields) -> None:  # noqa: B027
         """Raise UserError if transformers refuses the result of `write`."""

@@ -17,8 +17,8 @@ from widthwise.model.norm import NormConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.sizes import MOST_LAYERS, WIDEST
 
-TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Name in config.json -> type. Any other name, or none, means float32."""
+HALF_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Name in config.json -> type of the weights. Any other name, or none, means float32."""
 
 
 class Llama(RotaryDecoder):
@@ -29,14 +29,14 @@ class Llama(RotaryDecoder):
 
 
 class Windowed(RotaryDecoder):
-    """A family in which sliding_window gives all layers a window."""
+    """A family in which sliding_window is the window of all layers."""
 
     kv_heads_by_default = False
-    usual_window: ClassVar[int | None] = None
-    """Window where config.json does not have the key."""
+    default_window: ClassVar[int | None] = None
+    """Window in tokens if config.json does not have the key."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
-        return fields.optional("sliding_window", self.usual_window, fields.size)
+        return fields.optional("sliding_window", self.default_window, fields.size)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
@@ -44,42 +44,43 @@ class Windowed(RotaryDecoder):
 
 
 class Mistral(Windowed):
-    """A Llama with its own head_dim, and with a window in early releases."""
+    """A Llama with a separate head_dim, and with a window in early releases."""
 
     model_type = "mistral"
     class_name = "MistralForCausalLM"
-    usual_positions = 131072
+    default_positions = 131072
     biases = "none"
-    usual_window = 4096
+    default_window = 4096
 
 
 class Phi3(Windowed):
-    """A Llama with two fused matrices."""
+    """A Llama with two fused matrices, one for queries, keys and values, and one for gate and up."""
 
     model_type = "phi3"
     class_name = "Phi3ForCausalLM"
-    usual_positions = 4096
+    default_positions = 4096
     biases = "none"
     default_eps = 1e-5
     kv_heads_by_default = True
-    further_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
-    fused: ClassVar = {
+    extra_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
+    matrices: ClassVar = {
         "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
         "self_attn.o_proj": ("attention.w_o",),
         "mlp.gate_up_proj": ("ffn.w_gate", "ffn.w_up"),
         "mlp.down_proj": ("ffn.w_down",),
     }
+    """Name of a stored matrix -> our matrices that it stacks."""
 
     def check_written(self, fields: Fields) -> None:
         kind = fields.get("rope_parameters")["rope_type"]
-        usual = fields.size("hidden_size") // fields.size("num_attention_heads")
-        if not (kind == "default" or (kind == "longrope" and fields.size("head_dim") == usual)):
+        default_head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
+        if not (kind == "default" or (kind == "longrope" and fields.size("head_dim") == default_head_dim)):
             raise UserError(f"rope_frequencies: transformers refuses these for a phi3 (rope_type {kind})")
 
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         for ours, theirs in self.norm_names.items():
             yield HFTensor(f"{theirs}.weight", (f"{ours}.weight",))
-        for name, parts in self.fused.items():
+        for name, parts in self.matrices.items():
             yield HFTensor(f"{name}.weight", tuple(f"{part}.weight" for part in parts))
 
 
@@ -123,18 +124,18 @@ class OLMo2(RotaryDecoder):
     qk_norm = "all_heads"
 
 
-class _WindowOfLayer(Windowed):
-    """A family in which layer_types names the layers with a window, and `slides` where it is missing."""
+class _WindowsByLayer(Windowed):
+    """A family in which layer_types names the layers with a window."""
 
-    usual_window = 4096
+    default_window = 4096
     full_every: ClassVar[int | None] = None
-    """Without layer_types, layers full_every, 2 full_every, ..., counted from 1, have no window; None: all have one."""
+    """Without layer_types, every full_every-th layer has no window; None: all layers have one."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
         n_layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         types = fields.get("layer_types")
         if types is None:
-            return super().window(fields, layer) if self.slides(fields, layer) else None
+            return super().window(fields, layer) if self.has_default_window(fields, layer) else None
         if not isinstance(types, list) or len(types) != n_layers:
             fields.refuse("layer_types", f"a list of {n_layers}")
         if types[layer] not in ("full_attention", "sliding_attention"):
@@ -147,27 +148,27 @@ class _WindowOfLayer(Windowed):
             fields.refuse("sliding_window", f"a whole number, because layer_types.{layer} is sliding_attention")
         return window
 
-    def slides(self, fields: Fields, layer: int) -> bool:
-        """Return whether a layer has a window in a config without layer_types."""
+    def has_default_window(self, fields: Fields, layer: int) -> bool:
+        """Return whether a layer, counted from 0, has a window in a config without layer_types."""
         return self.full_every is None or (layer + 1) % self.full_every != 0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        names = {False: "full_attention", True: "sliding_attention"}
-        types = [names[layer.attention.window is not None] for layer in config.layers]
+        windows = [layer.attention.window for layer in config.layers]
+        types = ["full_attention" if window is None else "sliding_attention" for window in windows]
         return {**super().write(config, n_positions), "layer_types": types}
 
 
-class Ministral(_WindowOfLayer):
+class Ministral(_WindowsByLayer):
     """A Mistral with a window in some or all layers."""
 
     model_type = "ministral"
     class_name = "MinistralForCausalLM"
-    usual_positions = 131072
+    default_positions = 131072
     biases = "none"
 
 
-class SwitchedWindow(_WindowOfLayer):
-    """A family whose windows need use_sliding_window."""
+class OptionalWindow(_WindowsByLayer):
+    """A family that uses windows only if use_sliding_window is true."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
         window = super().window(fields, layer)
@@ -175,7 +176,7 @@ class SwitchedWindow(_WindowOfLayer):
             fields.refuse("use_sliding_window", f"true, because layer_types.{layer} is sliding_attention")
         return window
 
-    def slides(self, fields: Fields, layer: int) -> bool:
+    def has_default_window(self, fields: Fields, layer: int) -> bool:
         return fields.flag("use_sliding_window", False)
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -183,11 +184,11 @@ class SwitchedWindow(_WindowOfLayer):
         return {**written, "use_sliding_window": written["sliding_window"] is not None}
 
 
-class _RotationOfWindow(_WindowOfLayer):
+class _RopeByWindow(_WindowsByLayer):
     """A family whose layers with and without a window have different rotary positions."""
 
-    usual_local_base: ClassVar[float | None] = None
-    """Default base of layers with a window; None: usual_rope_base."""
+    default_local_base: ClassVar[float | None] = None
+    """Default base of the layers with a window; None: default_rope_base."""
 
     def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope, float]:
         is_full = self.window(fields, layer) is None
@@ -195,12 +196,12 @@ class _RotationOfWindow(_WindowOfLayer):
         rules = fields.get("rope_parameters", {})
         if not isinstance(rules, dict) or set(rules) - {"full_attention", "sliding_attention"}:
             fields.refuse("rope_parameters", "a mapping with full_attention and sliding_attention")
-        own: dict[str, Any] = {"rope_parameters": rules.get(kind)}
+        entries: dict[str, Any] = {"rope_parameters": rules.get(kind)}
         if is_full:  # rope_scaling and rope_theta, of transformers 4, are for layers without a window
-            own |= {key: fields.get(key) for key in ("rope_scaling", "rope_theta")}
+            entries |= {key: fields.get(key) for key in ("rope_scaling", "rope_theta")}
         else:
-            own["rope_theta"] = fields.get("rope_local_base_freq", self.usual_local_base)
-        return read_rope(Fields(own, fields.where), head_dim, self.usual_rope_base)
+            entries["rope_theta"] = fields.get("rope_local_base_freq", self.default_local_base)
+        return read_rope(Fields(entries, fields.where), head_dim, self.default_rope_base)
 
     def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         written: dict[str, Any] = {}
@@ -209,39 +210,40 @@ class _RotationOfWindow(_WindowOfLayer):
             attention = layer.attention
             if attention.rope is None:
                 continue
-            keys = write_rope(attention.rope, n_positions, self.query_factor(attention))
-            kind = "full_attention" if attention.window is None else "sliding_attention"
-            rules[kind] = keys["rope_parameters"]
+            entries = write_rope(attention.rope, n_positions, self.query_factor(attention))
             if attention.window is None:
-                written = keys
+                rules["full_attention"] = entries["rope_parameters"]
+                written = entries
+            else:
+                rules["sliding_attention"] = entries["rope_parameters"]
         return {**written, "rope_parameters": rules}
 
 
-class OLMo3(_RotationOfWindow, OLMo2):
+class OLMo3(_RopeByWindow, OLMo2):
     """An OLMo 2 with windows in most layers, and with other rotary positions in the rest."""
 
     model_type = "olmo3"
     class_name = "Olmo3ForCausalLM"
     kv_heads_by_default = True
-    usual_rope_base = 5e5
+    default_rope_base = 5e5
     full_every = 4
 
 
-class Gemma2(_WindowOfLayer):
-    """Norms before and after the sublayers, GEGLUs, gains stored as 1 + weight, a scaled embedding, and soft caps."""
+class Gemma2(_WindowsByLayer):
+    """Norms before and after the sublayers, GEGLUs, gains of 1 + weight, a scaled embedding, and soft caps."""
 
     model_type = "gemma2"
     class_name = "Gemma2ForCausalLM"
-    usual_positions = 8192
+    default_positions = 8192
     heads_divide_width = True
     placement = "both"
     gain_offset = 1.0
     ties_by_default = True
-    usual_head_dim = 256
+    default_head_dim = 256
     full_every = 2
     scale_is_free = True
-    usual_score_cap: ClassVar[float | None] = 50.0
-    usual_logit_cap: ClassVar[float | None] = 30.0
+    default_score_cap: ClassVar[float | None] = 50.0
+    default_logit_cap: ClassVar[float | None] = 30.0
     norm_names: ClassVar = {
         "attention.norm": "input_layernorm",
         "attention.norm.post": "post_attention_layernorm",
@@ -252,7 +254,7 @@ class Gemma2(_WindowOfLayer):
     fixed: ClassVar = {**activation, "use_bidirectional_attention": False}
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        cap = fields.optional("attn_logit_softcapping", self.usual_score_cap, fields.positive)
+        cap = fields.optional("attn_logit_softcapping", self.default_score_cap, fields.positive)
         return super().attention(fields, norm, layer).model_copy(update={"score_cap": cap})
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> MLPConfig:
@@ -264,9 +266,9 @@ class Gemma2(_WindowOfLayer):
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
         # transformers rounds the root of d_model to the type of the weights.
-        dtype = TYPES.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
+        dtype = HALF_PRECISION.get(str(fields.get("dtype", fields.get("torch_dtype"))), torch.float32)
         root = torch.tensor(fields.size("hidden_size") ** 0.5, dtype=dtype).item()
-        logit_cap = fields.optional("final_logit_softcapping", self.usual_logit_cap, fields.positive)
+        logit_cap = fields.optional("final_logit_softcapping", self.default_logit_cap, fields.positive)
         return {"embedding_multiplier": root, "logit_cap": logit_cap}
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -274,27 +276,27 @@ class Gemma2(_WindowOfLayer):
         attention = config.layers[0].attention
         return {
             **written,
-            "sliding_window": written["sliding_window"] or self.usual_window,  # required without windows, too
+            "sliding_window": written["sliding_window"] or self.default_window,  # transformers requires a number
             "query_pre_attn_scalar": round(attention.scale**-2),
             "attn_logit_softcapping": attention.score_cap,
             "final_logit_softcapping": config.logit_cap,
         }
 
 
-class Gemma3(_RotationOfWindow, Gemma2):
+class Gemma3(_RopeByWindow, Gemma2):
     """A Gemma 2 with QK-norm, other rotary positions in the layers with a window, and no cap of the scores."""
 
     model_type = "gemma3_text"
     class_name = "Gemma3ForCausalLM"
-    usual_positions = 131072
-    usual_score_cap = None
-    usual_logit_cap = None
+    default_positions = 131072
+    default_score_cap = None
+    default_logit_cap = None
     fixed: ClassVar = {**Gemma2.fixed, "attn_logit_softcapping": None}  # which transformers does not apply
     qk_norm = "head"
-    usual_rope_base = 1e6
-    usual_local_base = 1e4
+    default_rope_base = 1e6
+    default_local_base = 1e4
 
-    def slides(self, fields: Fields, layer: int) -> bool:
+    def has_default_window(self, fields: Fields, layer: int) -> bool:
         return (layer + 1) % fields.size("sliding_window_pattern", 6) != 0
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
@@ -304,44 +306,44 @@ class Gemma3(_RotationOfWindow, Gemma2):
         return written
 
 
-class Qwen2(SwitchedWindow):
+class Qwen2(OptionalWindow):
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
-    usual_positions = 32768
+    default_positions = 32768
     biases = "qkv"
 
-    def slides(self, fields: Fields, layer: int) -> bool:
-        return super().slides(fields, layer) and layer >= fields.size("max_window_layers", 28, least=0)
+    def has_default_window(self, fields: Fields, layer: int) -> bool:
+        return super().has_default_window(fields, layer) and layer >= fields.size("max_window_layers", 28, least=0)
 
 
 class Qwen3(Qwen2):
     model_type = "qwen3"
     class_name = "Qwen3ForCausalLM"
     biases = "option"
-    usual_head_dim = 128
+    default_head_dim = 128
     qk_norm = "head"
 
 
-class SmolLM3(SwitchedWindow):
-    """A Llama without rotary positions in some layers."""
+class SmolLM3(OptionalWindow):
+    """A Llama without rotary positions in some layers; by default only these may have a window."""
 
     model_type = "smollm3"
     class_name = "SmolLM3ForCausalLM"
-    usual_positions = 32768
-    usual_window = None
-    usual_rope_base = 2e6
+    default_positions = 32768
+    default_window = None
+    default_rope_base = 2e6
     ties_by_default = True
     fixed: ClassVar = {**RotaryDecoder.fixed, "mlp_bias": False}
 
-    def slides(self, fields: Fields, layer: int) -> bool:
-        return super().slides(fields, layer) and not self.rotates(fields, layer)
+    def has_default_window(self, fields: Fields, layer: int) -> bool:
+        return super().has_default_window(fields, layer) and not self.rotates(fields, layer)
 
     def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope | None, float]:
         return super().rotation(fields, layer, head_dim) if self.rotates(fields, layer) else (None, 1.0)
 
     def rotates(self, fields: Fields, layer: int) -> bool:
         """Return whether a layer has rotary positions."""
-        rotating = fields.get("no_rope_layers")  # 1 for layers with rotary positions, despite its name
+        rotating = fields.get("no_rope_layers")  # despite its name, 1 for layers with rotary positions
         if rotating is None:
             return (layer + 1) % fields.size("no_rope_layer_interval", 4) != 0
         if not isinstance(rotating, list) or layer >= len(rotating) or rotating[layer] not in (0, 1):

@@ -1,7 +1,4 @@
-"""The interface of a family of transformers whose layers have equal sizes, and its form with rotary positions.
-
-A family has one table with the keys of its sizes in config.json, for reading and writing.
-"""
+"""The interface of a family of transformers whose layers have equal sizes, and a base class with rotary positions."""
 
 import math
 from abc import abstractmethod
@@ -21,7 +18,7 @@ from widthwise.sizes import MOST_LAYERS, WIDEST
 
 
 class Keys(NamedTuple):
-    """The keys of the sizes of a family, and the names of its modules outside the layers; by default Llama's."""
+    """Names of a family, by default Llama's: keys of sizes in config.json, for reading and writing, and modules."""
 
     d_model: str = "hidden_size"
     d_ff: str = "intermediate_size"
@@ -29,6 +26,7 @@ class Keys(NamedTuple):
     n_heads: str = "num_attention_heads"
     eps: str = "rms_norm_eps"
     embedding: str = "embed_tokens"
+    """Name of a module, like the following fields."""
     layers: str = "layers"
     final_norm: str = "norm"
 
@@ -39,31 +37,32 @@ class Family(Architecture):
     keys: ClassVar[Keys] = Keys()
     norm_kind: ClassVar[NormKind] = "rms"
     default_eps: ClassVar[float | None] = None
+    """None: required in config.json."""
     placement: ClassVar[Placement] = "pre"
     gain_offset: ClassVar[float] = 0.0
     ties_by_default: ClassVar[bool] = False
     depth_scaled: ClassVar[bool] = False
     learns_positions: ClassVar[bool] = False
     heads_divide_width: ClassVar[bool] = False
-    """True if transformers refuses any other number of heads, even if head_dim is given."""
+    """True if transformers requires n_heads to divide d_model, even if head_dim is given."""
     fixed: ClassVar[dict[str, Any]] = {}
     """Options of the family -> the only value that our models support."""
 
     @abstractmethod
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
-        """Read the attention of a layer. norm: of the stream."""
+        """Read the attention of a layer, counted from 0. norm: the norm before it."""
 
     @abstractmethod
     def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
         """Read the feed-forward of a layer."""
 
     def multipliers(self, fields: Fields) -> dict[str, Any]:
-        """Read the multipliers of the model, by the names of ModelConfig."""
+        """Read multipliers and caps, as fields of ModelConfig."""
         return {}
 
     @abstractmethod
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
-        """Yield the tensors of a layer, with names inside the layer on both sides."""
+        """Yield the tensors of a layer. Their names and their parts' names begin inside the layer."""
 
     def read(self, fields: Fields) -> ModelConfig:
         for key, value in self.fixed.items():
@@ -71,17 +70,17 @@ class Family(Architecture):
         d_model = fields.size(self.keys.d_model, most=WIDEST)
         eps = fields.positive(self.keys.eps, self.default_eps)
         norm = NormConfig(kind=self.norm_kind, eps=eps, norm_dim=d_model, gain_offset=self.gain_offset)
+        vocab_size = fields.size("vocab_size")
         sizes = {"d_model": d_model, "d_in": d_model, "d_out": d_model}
         norms = {"norm_placement": self.placement, "attention_norm": norm, "ffn_norm": norm}
+        layers = []
+        for i in range(fields.size(self.keys.n_layers, most=MOST_LAYERS)):
+            attention = self.attention(fields, norm, i)
+            layers.append(LayerConfig(**sizes, **norms, attention=attention, ffn=self.ffn(fields, d_model, i)))
         return ModelConfig(
-            vocab_size=fields.size("vocab_size"),
+            vocab_size=vocab_size,
             d_model=d_model,
-            layers=tuple(
-                LayerConfig(
-                    **sizes, **norms, attention=self.attention(fields, norm, i), ffn=self.ffn(fields, d_model, i)
-                )
-                for i in range(fields.size(self.keys.n_layers, most=MOST_LAYERS))
-            ),
+            layers=tuple(layers),
             final_norm=norm,
             final_norm_width=d_model,
             positions=LearnedPositionsConfig(n_positions=self.n_positions(fields)) if self.learns_positions else None,
@@ -121,8 +120,8 @@ class Family(Architecture):
             yield HFTensor(f"{prefix}wpe.weight", ("positions.weight",))
         for i, layer in enumerate(config.layers):
             for tensor in self.layer_tensors(layer):
-                ours = tuple(f"layers.{i}.{part}" for part in tensor.parts)
-                yield tensor._replace(name=f"{prefix}{keys.layers}.{i}.{tensor.name}", parts=ours)
+                parts = tuple(f"layers.{i}.{part}" for part in tensor.parts)
+                yield tensor._replace(name=f"{prefix}{keys.layers}.{i}.{tensor.name}", parts=parts)
         yield HFTensor(f"{prefix}{keys.final_norm}.weight", ("exit.norm.weight",))
         if config.final_norm.kind == "layer":
             yield HFTensor(f"{prefix}{keys.final_norm}.bias", ("exit.norm.bias.weight",))
@@ -130,6 +129,7 @@ class Family(Architecture):
             yield HFTensor("lm_head.weight", ("head.weight",))
 
 
+# Our names of matrices -> theirs.
 PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
 FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 
@@ -146,23 +146,24 @@ class RotaryDecoder(Family):
     }
     """Our names of the norms of a layer -> theirs."""
     activation: ClassVar[dict[str, str]] = {"hidden_act": "silu"}
-    """Key and name of the activation."""
+    """Key of the activation in config.json, and the only value that the family supports."""
     fixed: ClassVar = activation
     biases: ClassVar[Literal["none", "qkv", "option"]] = "option"
-    """Matrices of attention with biases: none; w_q, w_k and w_v; or all four where `attention_bias` is true."""
+    """Matrices of attention with biases: none; w_q, w_k and w_v; or all four if `attention_bias` is true."""
     qk_norm: ClassVar[Literal["head", "all_heads"] | None] = None
-    """Coordinates over which queries and keys are normalised."""
-    usual_head_dim: ClassVar[int | None] = None
-    """Default head size; None: hidden_size / num_attention_heads."""
+    """Coordinates over which queries and keys are normalised; None: no QK-norm."""
+    default_head_dim: ClassVar[int | None] = None
+    """Default head_dim; None: hidden_size / num_attention_heads."""
     kv_heads_by_default: ClassVar[bool] = True
-    """True if a missing num_key_value_heads means num_attention_heads; otherwise it is required."""
-    usual_rope_base: ClassVar[float] = DEFAULT_BASE
+    """True if a missing num_key_value_heads means num_attention_heads, as null always does; False: it is required."""
+    default_rope_base: ClassVar[float] = DEFAULT_BASE
     scale_is_free: ClassVar[bool] = False
-    """True if config.json has the factor of the scores."""
-    further_keys: ClassVar[dict[str, Any]] = {}
+    """True if config.json has the factor of the scores; False: it is 1/sqrt(head_dim), unless yarn changes it."""
+    extra_keys: ClassVar[dict[str, Any]] = {}
+    """Entries that `write` adds to config.json."""
 
     def window(self, fields: Fields, layer: int) -> int | None:
-        """Read the window of a layer."""
+        """Read the window of a layer in tokens; None: the layer attends to all earlier tokens."""
         return None
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> FFNConfig:
@@ -174,69 +175,73 @@ class RotaryDecoder(Family):
 
     def rotation(self, fields: Fields, layer: int, head_dim: int) -> tuple[Rope | None, float]:
         """Read the rotary positions of a layer, None if it has none, and the factor of rotated queries and keys."""
-        return read_rope(fields, head_dim, self.usual_rope_base)
+        return read_rope(fields, head_dim, self.default_rope_base)
 
     def write_rotations(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        """Return the keys of config.json with the rotary positions."""
+        """Return the entries of config.json for the rotary positions."""
         for layer in config.layers:
             if layer.attention.rope is not None:
                 return write_rope(layer.attention.rope, n_positions, self.query_factor(layer.attention))
         return {}
 
     def query_factor(self, attention: AttentionConfig) -> float:
-        """Return the factor of rotated queries and keys that explains the factor of the scores."""
-        return 1.0 if self.scale_is_free else round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
+        """Return the factor of rotated queries and keys; its square times 1/sqrt(head_dim) is the factor of scores."""
+        if self.scale_is_free:
+            return 1.0
+        return round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         n_heads = fields.size("num_attention_heads")
-        usual = self.usual_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
-        head_dim = fields.size("head_dim", usual, most=WIDEST)
+        default_head_dim = self.default_head_dim or max(1, fields.size("hidden_size", most=WIDEST) // n_heads)
+        head_dim = fields.size("head_dim", default_head_dim, most=WIDEST)
         rope, query_factor = self.rotation(fields, layer, head_dim)
-        is_known = self.kv_heads_by_default or fields.has("num_key_value_heads")  # null: as many as heads
-        has_all = self.biases == "option" and fields.flag("attention_bias", False)
-        qk_norm = QKNormConfig(eps=norm.eps, over=self.qk_norm, gain_offset=norm.gain_offset) if self.qk_norm else None
+        has_default = self.kv_heads_by_default or fields.has("num_key_value_heads")
+        has_all_biases = self.biases == "option" and fields.flag("attention_bias", False)
+        qk_norm = None
+        if self.qk_norm is not None:
+            qk_norm = QKNormConfig(eps=norm.eps, over=self.qk_norm, gain_offset=norm.gain_offset)
         return AttentionConfig(
             n_heads=n_heads,
-            n_kv_heads=fields.size("num_key_value_heads", n_heads if is_known else None),
+            n_kv_heads=fields.size("num_key_value_heads", n_heads if has_default else None),
             head_dim=head_dim,
             scale=self.scale(fields, head_dim) * query_factor**2,
-            rope_base=rope and rope.base,
-            rope_frequencies=rope and rope.frequencies,
-            bias=self.biases == "qkv" or has_all,
-            out_bias=has_all,
+            rope_base=None if rope is None else rope.base,
+            rope_frequencies=None if rope is None else rope.frequencies,
+            bias=self.biases == "qkv" or has_all_biases,
+            out_bias=has_all_biases,
             window=self.window(fields, layer),
             qk_norm=qk_norm,
         )
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         attention = config.layers[0].attention
-        bias = {"attention_bias": attention.bias} if self.biases == "option" else {}
-        return {
+        written = {
             **super().write(config, n_positions),
             "num_key_value_heads": attention.n_kv_heads,
             "head_dim": attention.head_dim,
             **self.activation,
             "max_position_embeddings": n_positions,
-            **bias,
-            "attention_dropout": 0.0,
-            **self.write_rotations(config, n_positions),
-            **self.further_keys,
         }
+        if self.biases == "option":
+            written["attention_bias"] = attention.bias
+        written["attention_dropout"] = 0.0
+        return {**written, **self.write_rotations(config, n_positions), **self.extra_keys}
 
     def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         attention = layer.attention
-        has_bias = dict.fromkeys(("w_q", "w_k", "w_v"), attention.bias) | {"w_o": attention.out_bias}
         for ours, theirs in self.norm_names.items():
             yield HFTensor(f"{theirs}.weight", (f"{ours}.weight",))
         for ours, theirs in PROJECTIONS.items():
             yield HFTensor(f"self_attn.{theirs}.weight", (f"attention.{ours}.weight",))
-            if has_bias[ours]:
+            has_bias = attention.out_bias if ours == "w_o" else attention.bias
+            if has_bias:
                 yield HFTensor(f"self_attn.{theirs}.bias", (f"attention.{ours}.bias.weight",))
-        for norm in () if attention.qk_norm is None else ("q_norm", "k_norm"):
-            yield HFTensor(f"self_attn.{norm}.weight", (f"attention.{norm}.weight",))
+        if attention.qk_norm is not None:
+            for norm in ("q_norm", "k_norm"):
+                yield HFTensor(f"self_attn.{norm}.weight", (f"attention.{norm}.weight",))
         yield from self.ffn_tensors(layer)
 
     def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
-        """Yield the matrices of the feed-forward of a layer, with names inside the layer on both sides."""
+        """Yield the matrices of the feed-forward of a layer, named as in `layer_tensors`."""
         for ours, theirs in FEED_FORWARD.items():
             yield HFTensor(f"mlp.{theirs}.weight", (f"ffn.{ours}.weight",))

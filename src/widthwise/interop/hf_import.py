@@ -19,7 +19,7 @@ from torch import Tensor
 from widthwise.config_io import mistakes_at, refusing, require
 from widthwise.data.json_tokenizer import token_named
 from widthwise.files import MAX_JSON_BYTES, check_plain_file, read_json_mapping, read_text
-from widthwise.interop.architecture import MOST, Architecture, Fields
+from widthwise.interop.architecture import LARGEST, Architecture, Fields
 from widthwise.interop.families import FAMILIES, REFUSED
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.mistakes import UserError
@@ -112,7 +112,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
     token_ids = dict(config_token_ids)
     generation = folder / GENERATION
     if generation.is_file():
-        token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size, MOST)
+        token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size, LARGEST)
     tokenizer = folder / TOKENIZER
     has_tokenizer = tokenizer.is_file()
     eos = None

@@ -82,7 +82,7 @@ class Widthwise(Architecture):
     model_type = "widthwise"
     class_name = "WidthwiseForCausalLM"
     base_prefix = "model."
-    usual_positions = None
+    default_positions = None
     buffers = r"(?!)"  # matches nothing
 
     def read(self, fields: Fields) -> ModelConfig:
