@@ -50,19 +50,15 @@ def baselines_of(runs: Sequence[str], requested: Mapping[str, str]) -> dict[str,
     paths = {Path(run).name: run for run in reversed(runs)}  # of equal folder names, the first run
     paths |= {run: run for run in runs}
     baselines: dict[str, str] = {}
-    for pair in requested.items():
-        for name in pair:
-            check_one_of("--baseline", name, paths)
-        run, baseline = pair
+    for run, baseline in requested.items():
+        check_one_of("--baseline", run, paths)
+        check_one_of("--baseline", baseline, paths)
         baselines[paths[run]] = paths[baseline]
     for run in baselines:
         if run in baselines.values():
-            raise UserError(
-                f"--baseline: got {run!r} as a baseline, but it has a baseline itself; a baseline must have none"
-            )
+            raise UserError(f"--baseline: got {run!r} as a baseline, but it has a baseline itself")
     first = next(run for run in runs if run not in baselines)
-    usual = {run: first for run in runs if run != first and run not in baselines.values()}
-    return usual | baselines
+    return {run: first for run in runs if run != first and run not in baselines.values()} | baselines
 
 
 def all_differences(
