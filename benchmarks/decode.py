@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workloads import DTYPES, cost_ratios, template
 
 from widthwise.computing import Precision
-from widthwise.interop.hf_export import Surroundings, export_hf
+from widthwise.interop.hf_export import FolderExtras, export_hf
 from widthwise.model.context import KVCache
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.generate import SamplingConfig, continue_cached
@@ -105,8 +105,8 @@ def exported(model: Decoder, case: Case) -> nn.Module:
 
     with tempfile.TemporaryDirectory() as folder:
         dtype = DTYPES[case.precision]
-        surroundings = Surroundings(n_positions=case.context + case.n_new + 1)
-        export_hf(model.config, model.state_dict(), f"{folder}/model", surroundings, dtype)
+        extras = FolderExtras(n_positions=case.context + case.n_new + 1)
+        export_hf(model.config, model.state_dict(), f"{folder}/model", extras, dtype)
         return AutoModelForCausalLM.from_pretrained(f"{folder}/model", dtype=dtype).eval()
 
 

@@ -27,7 +27,7 @@ from widthwise_models import own_model
 
 from widthwise.config_io import parse, to_data
 from widthwise.interop import hf_export
-from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
+from widthwise.interop.hf_export import FolderExtras, export_hf, hf_config
 from widthwise.interop.hf_import import GENERATION, TOKEN_IDS, import_hf
 from widthwise.mistakes import UserError
 from widthwise.model.config import ModelConfig
@@ -36,7 +36,7 @@ from widthwise.runs.export import export_run
 from widthwise.runs.save import import_run
 from widthwise.shape.template import ModelTemplate
 
-PLAIN = Surroundings(n_positions=64)
+PLAIN = FolderExtras(n_positions=64)
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -63,8 +63,8 @@ def test_what_was_imported_is_exported_bit_by_bit(tmp_path: Path, name: str, dty
     hf_model(name).to(dtype).save_pretrained(tmp_path / "source")
     imported = import_hf(tmp_path / "source")
     fp32 = {key: weight.float() for key, weight in imported.weights.items()}  # as a checkpoint has them
-    surroundings = Surroundings(imported.n_positions, imported.token_ids)
-    export_hf(imported.config, fp32, tmp_path / "out", surroundings, dtype, imported.model_type)
+    extras = FolderExtras(imported.n_positions, imported.token_ids)
+    export_hf(imported.config, fp32, tmp_path / "out", extras, dtype, imported.model_type)
     before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("source", "out"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)

@@ -19,7 +19,7 @@ from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model
 
 from widthwise.growth.bake import bake_plan
 from widthwise.growth.plan import plan_growth
-from widthwise.interop.hf_export import Surroundings, export_hf
+from widthwise.interop.hf_export import FolderExtras, export_hf
 from widthwise.interop.hf_import import import_hf
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.moe import MoEConfig
@@ -128,6 +128,6 @@ def test_logits_stay_as_imported(tmp_path: Path, name: str) -> None:
     assert config.cost().params > imported.config.cost().params
     baked = bake_plan(config, one_eps=True)
     weights = dict(baked.weights(weights))
-    surroundings = Surroundings(imported.n_positions)
-    export_hf(baked.new, weights, tmp_path / "large", surroundings, model_type=imported.model_type)
+    extras = FolderExtras(imported.n_positions)
+    export_hf(baked.new, weights, tmp_path / "large", extras, model_type=imported.model_type)
     torch.testing.assert_close(hf_logits(tmp_path / "large"), expected, rtol=0, atol=TOLERANCE)

@@ -10,7 +10,7 @@ from hf_models import VOCAB_SIZE, assert_close, transformers, weights_of
 from torch import Tensor
 
 from widthwise.config_io import parse, to_data
-from widthwise.interop.hf_export import Surroundings, export_hf
+from widthwise.interop.hf_export import FolderExtras, export_hf
 from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
@@ -18,7 +18,7 @@ from widthwise.model.generate import pad_left
 from widthwise.shape.template import ModelTemplate
 
 N_POSITIONS = 64
-PLAIN = Surroundings(N_POSITIONS, {"eos_token_id": None})
+PLAIN = FolderExtras(N_POSITIONS, {"eos_token_id": None})
 
 
 def models(head_dim: int) -> dict[str, dict[str, Any]]:
@@ -159,9 +159,9 @@ def own_model(config: ModelConfig, dtype: torch.dtype = torch.float32, spread: f
     return model.eval()
 
 
-def written(model: Decoder, folder: Path, surroundings: Surroundings = PLAIN) -> Path:
+def written(model: Decoder, folder: Path, extras: FolderExtras = PLAIN) -> Path:
     dtype = model.embedding.weight.dtype
-    export_hf(model.config, weights_of(model), folder, surroundings, dtype, model_type="widthwise")
+    export_hf(model.config, weights_of(model), folder, extras, dtype, model_type="widthwise")
     return folder
 
 

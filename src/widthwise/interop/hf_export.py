@@ -31,21 +31,21 @@ from widthwise.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Contents of a folder in addition to the model."""
+class FolderExtras:
+    """Contents of an exported folder in addition to the model's config and weights."""
 
     n_positions: int
     """The longest context, in tokens."""
     token_ids: Mapping[str, int | list[int]] = field(default_factory=dict)
-    """Special tokens; see `ImportedModel.token_ids`."""
+    """Ids of the special tokens; see `ImportedModel.token_ids`."""
     tokenizer: str | None = None
     """The content of tokenizer.json."""
     eos: str | None = None
-    """The end-of-text token in the spelling of that file."""
+    """The text of the end-of-text token in that file."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Further keys of TOKENIZER_CONFIG and GENERATION, as `ImportedModel.settings`."""
+    """Further entries of TOKENIZER_CONFIG and GENERATION, as `ImportedModel.settings`."""
     model_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of config.json; they override `token_ids`."""
+    """Further entries of config.json, which override `token_ids`."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Further files: name -> content."""
 
@@ -55,10 +55,10 @@ def hf_config(
 ) -> tuple[Architecture, dict[str, Any]]:
     """Return an architecture that can express a model, and its config.json.
 
-    model_type: of the architecture; `widthwise` is known to transformers after `import widthwise.hf`; default: the
-    family of transformers that `family_of` names. dtype: of the weights, to which transformers may round a constant.
-    Most families need standard constants (`growth.bake`). Raises UserError with the reason if the format cannot express
-    the model.
+    n_positions: longest context in tokens; model_type: of the architecture, by default the family that `family_of`
+    returns (transformers knows `widthwise` after `import widthwise.hf`); dtype: of the weights, to which transformers
+    may round a constant. Most families need standard constants (`growth.bake`). Raises UserError with the reason if the
+    format cannot express the model.
     """
     architecture = family_of(config) if model_type is None else ARCHITECTURES[model_type]
     written = {"dtype": str(dtype).removeprefix("torch."), **architecture.write(config, n_positions)}
@@ -69,8 +69,8 @@ def hf_config(
 
 
 TOLERANCE = 1e-12
-"""Relative difference below which two numbers are equal."""
-REASONS = {
+"""Relative difference below which two numbers count as equal."""
+MISFIT_REASONS = {
     "v_head_dim": "it has one head size for queries, keys and values; head_dim and v_head_dim must grow together",
     **dict.fromkeys(("norm_dim", "q_norm_dim", "k_norm_dim"), "its norms divide by their width"),
     "stat_width": "its norms measure their whole width",
@@ -87,6 +87,7 @@ REASONS = {
     "head_dim": "all layers have the same value, and in gpt2 n_heads * head_dim is the width",
     "rope_frequencies": "it rotates queries and keys, by the same frequencies in all layers",
 }
+"""Field of a config -> why a format cannot express every value of it."""
 
 
 def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> None:
@@ -94,34 +95,39 @@ def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> N
     if config.widths != read_back.widths:
         listing = ", ".join(map(str, sorted({config.d_model, *config.widths})))
         raise UserError(f"{model_type.capitalize()} cannot describe layers of different widths ({listing})")
-    misfits = [
-        (path, ours, theirs)
-        for path, ours, theirs in differences(_comparable(config), _comparable(read_back))
-        if not (isinstance(ours, float) and isinstance(theirs, float) and math.isclose(ours, theirs, rel_tol=TOLERANCE))
-    ]
+    misfits = {}
+    for path, ours, theirs in differences(_comparable(config), _comparable(read_back)):
+        are_floats = isinstance(ours, float) and isinstance(theirs, float)
+        if not (are_floats and math.isclose(ours, theirs, rel_tol=TOLERANCE)):
+            misfits[path] = ours, theirs
     if not misfits:
         return
-    # All fields of two components of different kinds may differ, but only the kind matters.
-    first = misfits[0][0]
-    kinds = (entry for entry in misfits if entry[0].endswith(".kind") and first.startswith(entry[0][: -len("kind")]))
-    path, ours, theirs = next(kinds, misfits[0])
+    path = next(iter(misfits))
+    # If a component has another kind, its other fields differ, too, but only the kind matters.
+    path = next((kind for kind in misfits if kind.endswith(".kind") and path.startswith(kind[: -len("kind")])), path)
+    ours, theirs = misfits[path]
     texts = ["null" if value is None else str(value) for value in (ours, theirs)]
-    got, has = (text if len(text) <= 60 else text[:57] + "..." for text in texts)
-    message = f"{path}: got {got}; {model_type} has {has} there"
+    got, expected = (text if len(text) <= 60 else text[:57] + "..." for text in texts)
+    message = f"{path}: got {got}; {model_type} has {expected} there"
     if isinstance(ours, dict) and theirs is None:
         message = f"{path}: the model has it, {model_type} has none"
     elif isinstance(theirs, dict) and ours is None:
         message = f"{path}: the model has none, {model_type} has it"
-    reasons = [f", because {REASONS[key]}" for key in reversed(path.split(".")) if key in REASONS]
-    raise UserError(message + "".join(reasons[:1]))
+    for key in reversed(path.split(".")):
+        if key in MISFIT_REASONS:
+            raise UserError(f"{message}, because {MISFIT_REASONS[key]}")
+    raise UserError(message)
 
 
 def _comparable(config: ModelConfig) -> dict[str, Any]:
-    """Return plain data that is equal for equal models: with defaults, without initialisation and objective."""
+    """Return plain data that are equal for models with the same function.
+
+    Defaults are written out; initialisation and coefficients of the objective are left out.
+    """
     data = to_data(config)
     del data["init"]
     for layer, written in zip(config.layers, data["layers"]):
-        for coefficient in ("balance_coefficient", "z_coefficient"):  # of the objective
+        for coefficient in ("balance_coefficient", "z_coefficient"):
             written["ffn"].pop(coefficient, None)
         attention = layer.attention
         entry = written["attention"]
@@ -130,9 +136,10 @@ def _comparable(config: ModelConfig) -> dict[str, Any]:
             del entry["rope_base"]  # the frequencies follow from it
             entry["rope_frequencies"] = list(attention.rope.pair_frequencies)
         if attention.qk_norm is not None:
-            n_heads = (1, 1) if attention.qk_norm.over == "head" else (attention.n_heads, attention.n_kv_heads)
-            for name, n in zip(("q_norm_dim", "k_norm_dim"), n_heads):
-                entry["qk_norm"][name] = getattr(attention.qk_norm, name) or n * attention.head_dim
+            is_per_head = attention.qk_norm.over == "head"
+            for name, n_heads in (("q_norm_dim", attention.n_heads), ("k_norm_dim", attention.n_kv_heads)):
+                default = attention.head_dim if is_per_head else n_heads * attention.head_dim
+                entry["qk_norm"][name] = getattr(attention.qk_norm, name) or default
     return data
 
 
@@ -140,48 +147,51 @@ def export_hf(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
     folder: Path | str,
-    surroundings: Surroundings,
+    extras: FolderExtras,
     dtype: torch.dtype = torch.float32,
     model_type: str | None = None,
 ) -> str:
-    """Write the folder atomically, and return its model_type. Raises UserError for a used folder.
+    """Write the folder atomically, and return its model_type.
 
-    config, model_type: as in `hf_config`; weights: by our names, tied ones once.
+    config, model_type: as in `hf_config`; weights: by our names, tied ones once. Raises UserError as `hf_config`, for a
+    folder that exists, and for weights that the dtype cannot hold.
     """
     folder = Path(folder)
-    architecture, written = hf_config(config, surroundings.n_positions, model_type, dtype)
+    architecture, written = hf_config(config, extras.n_positions, model_type, dtype)
     check_free(folder)
-    token_ids = {key: surroundings.token_ids.get(key) for key in TOKEN_IDS}
+    token_ids = {key: extras.token_ids.get(key) for key in TOKEN_IDS}
     type_name = written["dtype"]
     head = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
         "dtype": type_name,
-        "torch_dtype": type_name,  # its name before transformers 5
+        "torch_dtype": type_name,  # the name of the key before transformers 5
     }
-    written = {**head, **written, **token_ids, **surroundings.model_keys, "use_cache": True}
-    settings = surroundings.settings
-    ids = {key: value for key, value in token_ids.items() if value is not None}
-    generation = {**settings.get(GENERATION, {}), **ids}
-    json_files = {CONFIG: written, GENERATION: generation}
-    texts = dict(surroundings.texts)
-    if surroundings.tokenizer is not None:
-        texts[TOKENIZER] = surroundings.tokenizer
+    generation = dict(extras.settings.get(GENERATION, {}))
+    generation |= {key: value for key, value in token_ids.items() if value is not None}
+    json_files = {
+        CONFIG: {**head, **written, **token_ids, **extras.model_keys, "use_cache": True},
+        GENERATION: generation,
+    }
+    texts = dict(extras.texts)
+    if extras.tokenizer is not None:
+        texts[TOKENIZER] = extras.tokenizer
         # Without a class transformers would guess it from the model_type, and might split text differently.
         json_files[TOKENIZER_CONFIG] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": surroundings.n_positions,
+            "model_max_length": extras.n_positions,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
-            **({} if surroundings.eos is None else {"eos_token": surroundings.eos}),
-            **settings.get(TOKENIZER_CONFIG, {}),
+            **({} if extras.eos is None else {"eos_token": extras.eos}),
+            **extras.settings.get(TOKENIZER_CONFIG, {}),
         }
     texts |= {name: json.dumps(content, indent=2) + "\n" for name, content in json_files.items()}
     tensors = {}
     for tensor in architecture.tensors(config):
         rows = torch.cat([weights[part].chunk(tensor.n_blocks)[tensor.block] for part in tensor.parts])
-        if rows.abs().max() > torch.finfo(dtype).max:
-            raise UserError(f"{tensor.name}: has weight {float(rows.abs().max()):g}, which {type_name} cannot hold")
+        largest = rows.abs().max()
+        if largest > torch.finfo(dtype).max:
+            raise UserError(f"{tensor.name}: has weight {float(largest):g}, which {type_name} cannot hold")
         tensors[tensor.name] = (rows.T if tensor.is_transposed else rows).to(dtype).contiguous()
     with new_folder(folder) as partial:
         for name, text in texts.items():

@@ -56,10 +56,10 @@ IGNORED = (
     *("model_type", "output_router_logits", "max_window_layers", "sliding_window", "pretraining_tp", *TOKEN_IDS),
     *("sliding_window_pattern", "_sliding_window_pattern", "cache_implementation", "hidden_act"),
 )
-"""Keys of CONFIG that a plan does not call lost: they do not describe the model, or have no effect where unread."""
-OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
-FETCHED = (CONFIG, GENERATION, *OF_TOKENIZER, INDEX, ONE_FILE, "model-*.safetensors")
-REASONS = {
+"""Keys of CONFIG that are not reported as lost: they do not describe the model, or have no effect if unread."""
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
+FETCHED = (CONFIG, GENERATION, *TOKENIZER_FILES, INDEX, ONE_FILE, "model-*.safetensors")
+HUB_ERRORS = {
     "GatedRepoError": "is gated; accept its terms on its page, then run `hf auth login`",
     "RepositoryNotFoundError": "is neither a local folder nor a model on the hub; private ones need `hf auth login`",
     "RevisionNotFoundError": "has no such revision; allowed: a branch, a tag or a commit",
@@ -69,7 +69,7 @@ REASONS = {
         "is no local folder, the hub cannot be reached (network, HF_HUB_OFFLINE), and the cache does not have it",
     ),
 }
-"""Errors of huggingface_hub, subclasses before their base classes."""
+"""Errors of huggingface_hub -> our message; subclasses come before their base classes."""
 HEAD = "lm_head.weight"
 
 WIDTHWISE = Widthwise()
@@ -84,19 +84,19 @@ class ImportedModel:
     model_type: str
     config: ModelConfig
     weights: dict[str, Tensor]
-    """Tensors by our names, tied ones once, in their stored types; memory-mapped if possible."""
+    """Tensors by our names, tied ones once, in their stored dtypes; memory-mapped if possible."""
     n_positions: int
     """The longest context of the model, in tokens."""
     token_ids: dict[str, int | list[int]]
     """Ids of the special tokens by name, from generation_config.json, or else from config.json."""
     config_token_ids: dict[str, int | list[int]]
-    """Ids in config.json, in which padding must be a token of the model."""
+    """Ids from config.json, where the padding token must be below vocab_size."""
     tokenizer: Path | None
     """The tokenizer.json, if any."""
     eos: str | None
     """The end-of-text token, if the folder names one."""
     settings: dict[str, dict[str, Any]]
-    """The folder's TOKENIZER_SETTINGS and SAMPLING_SETTINGS, by the file of an export."""
+    """File that an export writes (TOKENIZER_CONFIG, GENERATION) -> the settings that it takes over."""
 
     def take_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight and drop it, so that at most one is in memory."""
@@ -180,7 +180,10 @@ def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
     architecture = ARCHITECTURES[model_type]
-    for key in ("quantization_config",) if architecture is WIDTHWISE else ("quantization_config", "per_layer_config"):
+    unsupported = ["quantization_config"]
+    if architecture is not WIDTHWISE:
+        unsupported.append("per_layer_config")
+    for key in unsupported:
         if fields.get(key) is not None:
             raise UserError(f"{fields.where}: {key}: is not supported; allowed: null")
     return fields, architecture, read_config(architecture, fields)
@@ -198,7 +201,7 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return a dict from tensor to file, as transformers finds them.
+    """Return a dict from tensor to file, by the rules of transformers.
 
     Raises UserError for a folder without safetensors or with two sets of weights, and for a file that is missing or in
     another folder.
@@ -241,8 +244,8 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
 
 
-def read_plan(folder: Path) -> dict[str, Any]:
-    """Return a summary of what config.json of a folder describes, without weights. Raises UserError as `import_hf`."""
+def describe_folder(folder: Path) -> dict[str, Any]:
+    """Return a summary of a folder from its config.json, without weights. Raises UserError as `import_hf`."""
     fields, architecture, config = read_model(folder)
     n_positions = architecture.n_positions(fields)
     return {
@@ -258,7 +261,7 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
     """Read the tensors, by our names. Raises UserError for damaged files, and for types that are not plain floats."""
     files = tensor_files(folder)
     prefix = architecture.base_prefix
-    is_whole = any(name.startswith(prefix) for name in files)  # otherwise saved without its head
+    is_whole = any(name.startswith(prefix) for name in files)  # otherwise saved without its head and this prefix
     stored = {name if is_whole or name == HEAD else prefix + name: (name, path) for name, path in files.items()}
 
     def read(name: str) -> Tensor:
@@ -273,15 +276,18 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
     blocks: dict[str, list[Tensor]] = {}
     for tensor in architecture.tensors(config):
         if tensor.name not in stored:
-            way_out = "; set tie_word_embeddings to true if it is the embedding" if tensor.name == HEAD else ""
-            raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} asks for{way_out}")
+            hint = "; set tie_word_embeddings to true if it is the embedding" if tensor.name == HEAD else ""
+            raise UserError(f"{folder}: has no tensor {tensor.name}, which {CONFIG} requires{hint}")
         values = read(tensor.name)
         n_rows = [shapes[part][0] // tensor.n_blocks for part in tensor.parts]
-        wanted = (sum(n_rows), *shapes[tensor.parts[0]][1:])
-        expected = wanted[::-1] if tensor.is_transposed else wanted
+        expected = (sum(n_rows), *shapes[tensor.parts[0]][1:])
+        if tensor.is_transposed:
+            expected = expected[::-1]
         if tuple(values.shape) != expected:
             raise UserError(f"{folder}: {tensor.name} has shape {tuple(values.shape)}; must be {expected}, by {CONFIG}")
-        for part, rows in zip(tensor.parts, (values.T if tensor.is_transposed else values).split(n_rows)):
+        if tensor.is_transposed:
+            values = values.T
+        for part, rows in zip(tensor.parts, values.split(n_rows)):
             blocks.setdefault(part, []).append(rows)
     weights = {part: torch.cat(rows) if len(rows) > 1 else rows[0].contiguous() for part, rows in blocks.items()}
     if config.tie_embeddings and HEAD in stored and not torch.equal(read(HEAD), weights["embedding.weight"]):
@@ -296,7 +302,7 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
 
 
 def _token_ids(fields: Fields, n_tokens: int, n_padding: int) -> dict[str, int | list[int]]:
-    """Read the special tokens of a file: from 0 to n_tokens - 1, padding from -1 (none) to n_padding - 1."""
+    """Read the ids of special tokens: from 0 to n_tokens - 1; of padding, from -1 (none) to n_padding - 1."""
     ids = {key: fields.get(key) for key in TOKEN_IDS if fields.get(key) is not None}
     for key, value in ids.items():
         least, end = (-1, n_padding) if key == "pad_token_id" else (0, n_tokens)
@@ -306,7 +312,7 @@ def _token_ids(fields: Fields, n_tokens: int, n_padding: int) -> dict[str, int |
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the settings of transformers for tokenizer and sampling, without the ids of tokens."""
+    """Read TOKENIZER_SETTINGS and SAMPLING_SETTINGS; see `ImportedModel.settings`."""
     files = {name: folder / name for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG, GENERATION)}
     data = {name: read_json_mapping(path) for name, path in files.items() if path.is_file()}
     template = {"chat_template": read_text(folder / CHAT_TEMPLATE)} if (folder / CHAT_TEMPLATE).is_file() else {}
@@ -360,7 +366,7 @@ def import_source(
         utils.disable_progress_bars()
     try:
         resolved = hub.resolve_revision(name, revision=revision or "main")
-        if re.fullmatch("[0-9a-f]{40}", resolved.resolved) is None:  # it becomes the name of a folder
+        if re.fullmatch("[0-9a-f]{40}", resolved.resolved) is None:  # the commit becomes the name of a folder
             raise UserError(f"{shown}: the hub names the commit {resolved.resolved!r}; allowed: 40 hexadecimal digits")
         folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=(CONFIG, ADAPTER)))
         read_model(folder)
@@ -369,7 +375,7 @@ def import_source(
     except UserError:
         raise
     except Exception as error:  # of the hub, its HTTP library, or the disk
-        reason = next((REASONS[kind] for kind in REASONS if isinstance(error, getattr(errors, kind, ()))), None)
+        reason = next((HUB_ERRORS[name] for name in HUB_ERRORS if isinstance(error, getattr(errors, name, ()))), None)
         status = getattr(getattr(error.__cause__ or error, "response", None), "status_code", 0)
         if status == 429 or status >= 500:
             reason = f"the hub answers with an error, HTTP {status}; try again later"

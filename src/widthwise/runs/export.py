@@ -12,7 +12,7 @@ from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.growth.bake import bake_plan, pad_heads_plan
 from widthwise.growth.plan import GrowthPlan
 from widthwise.interop.families import FAMILIES
-from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
+from widthwise.interop.hf_export import FolderExtras, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, TOKENIZER_CONFIG, WIDTHWISE
 from widthwise.interop.widthwise_format import AUTO_MAP, model_code
 from widthwise.mistakes import UserError
@@ -91,8 +91,8 @@ def export_run(
         texts |= model_code()
         entries = AUTO_MAP | entries
     eos = tokenizer.eos if tokenizer and definition else None
-    surroundings = Surroundings(longest_text, token_ids, definition, eos, settings, entries, texts)
-    export_hf(config, weights, out, surroundings, DTYPES[dtype], model_type)
+    extras = FolderExtras(longest_text, token_ids, definition, eos, settings, entries, texts)
+    export_hf(config, weights, out, extras, DTYPES[dtype], model_type)
     return {
         "folder": str(out),
         "model_type": model_type,

@@ -15,7 +15,7 @@ from widthwise.data.json_tokenizer import JsonTokenizer, open_tokenizer
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import FileRecord, new_folder, read_text
-from widthwise.interop.hf_import import import_hf, import_source, optional_tokenizer, read_plan
+from widthwise.interop.hf_import import describe_folder, import_hf, import_source, optional_tokenizer
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, allocate, blueprint, build
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
@@ -170,7 +170,7 @@ def import_plan(source: Path | str, revision: str | None = None) -> dict[str, An
     Raises UserError for a model that cannot be imported.
     """
     folder, origin = import_source(source, revision, config_only=True)
-    return {**origin, **read_plan(folder)}
+    return {**origin, **describe_folder(folder)}
 
 
 @dataclass(frozen=True)
