@@ -14,7 +14,7 @@ from widthwise.config_io import parse
 from widthwise.growth.bake import pad_heads_plan
 from widthwise.interop.configuration_widthwise import WidthwiseConfig
 from widthwise.interop.hf_import import import_hf
-from widthwise.interop.vllm_plugin import check
+from widthwise.interop.vllm_plugin import check_supported
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
@@ -77,8 +77,8 @@ def test_logits_stay_and_every_head_has_one_size_in_transformers_too(tmp_path: P
 def test_padded_it_is_a_model_that_vllm_takes(tmp_path: Path) -> None:
     model, padded = _models("paper_normed", 8)
     as_it_is = WidthwiseConfig.from_pretrained(written(model, tmp_path / "as it is"))
-    assert "head sizes" in refusal(check, as_it_is, "hf")
-    check(WidthwiseConfig.from_pretrained(written(padded, tmp_path / "padded")), "hf")
+    assert "head sizes" in refusal(check_supported, as_it_is, "hf")
+    check_supported(WidthwiseConfig.from_pretrained(written(padded, tmp_path / "padded")), "hf")
 
 
 def test_what_is_no_padding_is_refused() -> None:

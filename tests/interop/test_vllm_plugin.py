@@ -17,7 +17,7 @@ from widthwise_models import N_POSITIONS, config_of, own_model, written
 
 from widthwise.interop.configuration_widthwise import WidthwiseConfig
 from widthwise.interop.hf_export import hf_config
-from widthwise.interop.vllm_plugin import ARCHITECTURE, LEFT_OUT, STACKED, check, register
+from widthwise.interop.vllm_plugin import ARCHITECTURE, SKIPPED, STACKED, check_supported, register
 from widthwise.interop.widthwise_format import Widthwise
 from widthwise.mistakes import UserError
 
@@ -50,10 +50,10 @@ def test_the_entry_point_is_declared() -> None:
 def test_another_model_is_refused_in_one_line_that_says_what_is_supported() -> None:
     for name, reason in REFUSED.items():
         message = f"models/x: vLLM cannot run this model: {reason}; supported: "
-        assert refusal(check, _exported(name), "models/x").startswith(message)
+        assert refusal(check_supported, _exported(name), "models/x").startswith(message)
     config = _exported("slim_grouped")
     config.attention_score_cap = 9.0
-    assert "layer 1: attention_score_cap 9.0; supported: " in refusal(check, config, "models/x")
+    assert "layer 1: attention_score_cap 9.0; supported: " in refusal(check_supported, config, "models/x")
 
 
 SHARED: dict[str, Any] = {
@@ -79,9 +79,9 @@ def test_what_devices_cannot_share_is_refused() -> None:
     ):
         for key, value in (SHARED | changes).items():
             setattr(config, key, value)
-        check(config, "models/x", n_devices=1)
+        check_supported(config, "models/x", n_devices=1)
         with nullcontext() if reason is None else pytest.raises(UserError, match=f"models/x: layer 1: {reason}"):
-            check(config, "models/x", n_devices)
+            check_supported(config, "models/x", n_devices)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -89,11 +89,11 @@ def test_a_plain_stream_is_served_and_stacked_tensors_fill_their_parameters(name
     """Queries, keys and values have every head of the layer once, gate and up every hidden unit twice."""
     config = config_of(name)
     folder = written(own_model(config), tmp_path / "model")
-    check(WidthwiseConfig.from_pretrained(folder), "models/x")
+    check_supported(WidthwiseConfig.from_pretrained(folder), "models/x")
     found: dict[str, dict[str | int, list[int]]] = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
         for tensor, (theirs, (stacked, place)) in product(file.keys(), STACKED.items()):
-            if theirs in tensor and not tensor.startswith(tuple(LEFT_OUT)):  # vLLM replaces that part of the name
+            if theirs in tensor and not tensor.startswith(tuple(SKIPPED)):  # vLLM replaces that part of the name
                 parts = found.setdefault(tensor.replace(theirs, stacked), {})
                 parts[place] = file.get_slice(tensor).get_shape()
     for index, layer in enumerate(config.layers):

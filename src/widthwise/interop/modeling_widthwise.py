@@ -33,7 +33,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Matrix(nn.Module):
-    """A linear map that is not an `nn.Linear`, which quantisers and adapters replace and expect to be called."""
+    """A linear map for code that reads `weight`. Quantisers and adapters replace an `nn.Linear`, but not this class."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -45,17 +45,18 @@ class Matrix(nn.Module):
 
 
 def normalised_width(placement: str, d_read: int, d_write: int) -> int:
-    """Return the number of coordinates that the first norm of a sublayer covers."""
+    """Return the number of coordinates that the norm of a sublayer covers; with `both`, the norm before it."""
     return {"pre": d_read, "reordered": d_write, "both": d_read, "none": 0}[placement]
 
 
 class Norm(nn.Module):
-    """gain * x / sqrt(sum(x^2) / norm_dim + eps), in fp32 or wider; `layer` subtracts the mean first and has a bias.
+    """gain * x / sqrt(sum(x^2) / norm_dim + eps), in fp32 or wider.
 
-    `norm_dim` is the number of coordinates, except in a first or last layer that is wider than its input, and in a
-    grown model. `stat_width`: number of summed coordinates, null for all. `placement`: `pre`, before the sublayer, or
-    `reordered`, on its update. `gain_offset`: added to the weight. `post`: the norm of the update in addition to the
-    one before the sublayer. A width of 0 means no norm.
+    width: number of coordinates; 0 means no norm. kind: `rms`, or `layer`, which first subtracts the mean and has a
+    bias. norm_dim: equals width, except in a first or last layer that is wider than its input, and in a grown model.
+    stat_width: number of leading coordinates in the sum, None for all. gain_offset: added to the weight. placement:
+    `pre` or `both`, before the sublayer, `reordered`, on its update, or `none`; with `both`, `post` is the norm of the
+    update.
     """
 
     weight: Any
@@ -103,17 +104,17 @@ class Norm(nn.Module):
 
 def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm:
     """Build the norms of a sublayer that reads d_read coordinates and writes d_write."""
-    first = Norm(normalised_width(placement, d_read, d_write), **norm, placement=placement)
+    built = Norm(normalised_width(placement, d_read, d_write), **norm, placement=placement)
     if placement == "both":
-        first.post = Norm(d_write, **{**norm, "stat_width": None})
-    return first
+        built.post = Norm(d_write, **{**norm, "stat_width": None})
+    return built
 
 
 # The stream is (B, T, hidden_size) between all layers.
 
 
 class Mixture(Matrix):
-    """A matrix between the slots and the embedding or the head; kind `slot` mixes whole slots."""
+    """A matrix from the embedding to the slots, or from the slots to the head; kind `slot` mixes whole slots."""
 
     def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
         width = slot_width if kind == "slot" else 1
@@ -157,17 +158,17 @@ class Ends(NamedTuple):
     """Columns of the embedding matrix."""
     entry: Mixture | None = None
     n_copies: int = 1
-    """Groups of coordinates that start as the embedding."""
+    """Number of copies of the embedding in the first stream."""
     group_norm: GroupNorm | None = None
     reduce: Callable[[Tensor], Tensor] | None = None
 
 
 class PlainResidual(nn.Module):
-    """The sublayer reads the first d_read coordinates of the stream, and its update is added to the first ones.
+    """The sublayer reads the first d_read coordinates of the stream, and its update is added to the first d_write.
 
-    The other coordinates stay as the last layer that is wide enough left them. Before a wider layer, the coordinates
-    that it owns in addition stay (`carry`), become 0 (`zero`) or a learned projection of the first ones
-    (`projection`); with `full_projection` all coordinates that it reads become a learned projection.
+    All other coordinates stay unchanged. If a layer is wider than the previous one (d_read > d_before), the additional
+    coordinates keep their older values (`carry`), become 0 (`zero`) or become a learned projection of the first
+    d_before (`projection`); with `full_projection` all d_read coordinates become a learned projection.
     """
 
     def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
@@ -185,7 +186,7 @@ class PlainResidual(nn.Module):
         return Ends(config.embedding_size)
 
     def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the sublayer, and the state for `write`."""
+        """Return the input of the sublayer, and the resized stream for `write`."""
         if self.resize != "carry":
             first = stream[..., : self.d_before]
             if self.resize == "zero":
@@ -197,7 +198,7 @@ class PlainResidual(nn.Module):
         return stream[..., : self.d_read], stream
 
     def write(self, stream: Tensor, update: Tensor) -> Tensor:
-        """Return the stream with the update. stream: the state from `read`."""
+        """Return the stream with the update. stream: from `read`."""
         d_write = update.shape[-1]
         written = torch.add(stream[..., :d_write], update, alpha=self.multiplier)
         return torch.cat((written, stream[..., d_write:]), dim=-1)
@@ -217,8 +218,8 @@ class HyperConnection(nn.Module):
         self.multiplier = residual["multiplier"]
         self.n_read = d_read // self.slot_width
         self.n_write = d_write // self.slot_width
-        self.takes_own = residual.get("writes") == "own"
-        self.n_coefficients = self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
+        self.has_one_write = residual.get("writes") == "own"  # one weight per slot, for one block of the update
+        self.n_coefficients = self.n_read + self.n_slots + (1 if self.has_one_write else self.n_write)
         self.static = nn.Parameter(torch.zeros(self.n_slots * self.n_coefficients))
         self.dynamic = self.scale = None
         self.root = 1.0
@@ -252,21 +253,21 @@ class HyperConnection(nn.Module):
         return Ends(width if embedding == "direct" else d_model, entry, n_copies, group_norm, reduce)
 
     def coefficients(self, slots: Tensor) -> Tensor:
-        """slots: (B, T, n_slots, slot_width) in fp32 or wider -> (n_slots, n_coefficients), or one for each token."""
+        """slots: (B, T, n_slots, slot_width), fp32 or wider -> (n_slots, n_coefficients), or one for each token."""
         table = self.static.view(self.n_slots, self.n_coefficients).to(slots.dtype)
         if self.dynamic is not None and self.scale is not None:
             matrix = (self.norm.weight * (self.root / math.sqrt(self.slot_width)))[:, None] * self.dynamic.weight.T
             inverse_rms = torch.rsqrt(slots.square().mean(dim=-1, keepdim=True) + self.eps)
             if len(self.scale) > 2:
                 scale = self.scale.view(self.n_slots, self.n_coefficients)
-            else:  # one number for reads and carries, one for writes
+            else:  # one scale for reads and carries, one for writes
                 n_mixed = self.n_read + self.n_slots
                 sizes = n_mixed, self.n_coefficients - n_mixed
                 scale = torch.cat([number.expand(n) for number, n in zip(self.scale.split(1), sizes)])[None]
             table = scale * torch.tanh(inverse_rms * (slots @ matrix.to(slots.dtype))) + table
-        if not self.takes_own:
+        if not self.has_one_write:
             return table
-        blocks = torch.arange(self.n_slots, device=table.device) % self.n_write  # the block that each slot takes
+        blocks = torch.arange(self.n_slots, device=table.device) % self.n_write  # the block that is added to each slot
         writes = nn.functional.one_hot(blocks, self.n_write).to(table.dtype) * table[..., -1:]
         return torch.cat((table[..., :-1], writes), dim=-1)
 
@@ -291,7 +292,7 @@ class Mixing(nn.Module):
     """Coefficients from the normalised state of all slots: scale * (state W^T) + static."""
 
     def __init__(self, residual: dict[str, Any], sizes: tuple[int, ...]):
-        """sizes: numbers of logits that share a scale, reads first."""
+        """sizes: number of logits for each scale, the n_slots reads first."""
         super().__init__()
         self.sizes = sizes
         self.n_slots = residual["n_slots"]
@@ -344,6 +345,7 @@ class ManifoldConnection(nn.Module):
         eps = self.mixing.read_eps
         entry_eps = eps * sum(self.mixing.read_shares) / n
         carry = softmax(logits.unflatten(-1, (n, n)), dim=-1) + entry_eps
+        # Sinkhorn-Knopp, which divides by the sums of columns and of rows in turn.
         for dim in [-2, -1] * (self.residual["n_iterations"] - 1) + [-2]:
             carry = carry / (carry.sum(dim=dim, keepdim=True) + eps)
         return carry
@@ -373,8 +375,9 @@ Rope = tuple[int, float, tuple[float, ...] | None]
 
 def rope_of(layer: Any) -> Rope | None:
     """Return the rotation of the heads of a layer; None if they do not rotate."""
-    frequencies = None if layer.rope_frequencies is None else tuple(layer.rope_frequencies)
-    return None if layer.rope_theta is None else (layer.head_dim, layer.rope_theta, frequencies)
+    if layer.rope_theta is None:
+        return None
+    return layer.head_dim, layer.rope_theta, layer.rope_frequencies and tuple(layer.rope_frequencies)
 
 
 def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
@@ -398,9 +401,9 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def within_window(mask: Tensor, window: int, n_seen: int | Tensor) -> Tensor:
-    """Return a mask (B, 1, T, S), bool or numbers to add to the scores, without keys before the window.
+    """Mask the keys before the window, too.
 
-    n_seen: number of tokens in the cache.
+    mask: (B, 1, T, S), bool or numbers to add to the scores -> the same; n_seen: number of tokens in the cache.
     """
     queries = n_seen + torch.arange(mask.shape[-2], device=mask.device)
     is_old = torch.arange(mask.shape[-1], device=mask.device) <= queries[:, None] - window
@@ -440,19 +443,20 @@ class WidthwiseAttention(nn.Module):
         self.softcap = layer.attention_score_cap
         self.rope = rope_of(layer)
         self.norm = build_norm(layer.norm_placement, layer.layer_in, layer.layer_width, layer.attention_norm)
-        n_queries, n_keys = (n * self.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
-        n_values, n_attended = (n * self.v_head_dim for n in (layer.num_key_value_heads, layer.num_attention_heads))
-        self.q_proj = nn.Linear(layer.layer_in, n_queries, bias=layer.attention_bias)
-        self.k_proj = nn.Linear(layer.layer_in, n_keys, bias=layer.attention_bias)
-        self.v_proj = nn.Linear(layer.layer_in, n_values, bias=layer.attention_bias)
-        self.o_proj = nn.Linear(n_attended, layer.layer_width, bias=layer.attention_out_bias)
-        self.q_norm = self._head_norm(layer.qk_norm, "q_norm_dim", n_queries)
-        self.k_norm = self._head_norm(layer.qk_norm, "k_norm_dim", n_keys)
+        n_heads = layer.num_attention_heads
+        n_kv_heads = layer.num_key_value_heads
+        d_in = layer.layer_in
+        self.q_proj = nn.Linear(d_in, n_heads * self.head_dim, bias=layer.attention_bias)
+        self.k_proj = nn.Linear(d_in, n_kv_heads * self.head_dim, bias=layer.attention_bias)
+        self.v_proj = nn.Linear(d_in, n_kv_heads * self.v_head_dim, bias=layer.attention_bias)
+        self.o_proj = nn.Linear(n_heads * self.v_head_dim, layer.layer_width, bias=layer.attention_out_bias)
+        self.q_norm = self._head_norm(layer.qk_norm, "q_norm_dim", n_heads)
+        self.k_norm = self._head_norm(layer.qk_norm, "k_norm_dim", n_kv_heads)
 
-    def _head_norm(self, norm: dict[str, Any] | None, norm_dim: str, n: int) -> Norm | None:
+    def _head_norm(self, norm: dict[str, Any] | None, norm_dim: str, n_heads: int) -> Norm | None:
         if norm is None:
             return None
-        width = self.head_dim if norm["over"] == "head" else n
+        width = self.head_dim if norm["over"] == "head" else n_heads * self.head_dim
         return Norm(width, "rms", norm["eps"], norm[norm_dim] or width, gain_offset=norm["gain_offset"])
 
     def _heads(self, x: Tensor, size: int, norm: Norm | None = None) -> Tensor:
@@ -532,8 +536,8 @@ def ffn_norm(layer: Any) -> Norm:
 
 def feed_forward(layer: Any, ffn: dict[str, Any]) -> FeedForward:
     """Build a feed-forward of kind `swiglu` or `mlp`."""
-    form = ffn.get("activation", "silu"), ffn.get("gated", True), ffn.get("bias", False)
-    return FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), *form)
+    options = {key: ffn[key] for key in ("activation", "gated", "bias") if key in ffn}
+    return FeedForward(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer), **options)
 
 
 class Hourglass(nn.Module):
@@ -546,12 +550,12 @@ class Hourglass(nn.Module):
         widths = ffn["d_hidden"] if isinstance(ffn["d_hidden"], list) else [ffn["d_hidden"]] * n_blocks
         outputs = [d_model] * (n_blocks - 1) + [layer.layer_out]
         placement = layer.norm_placement
-        usual_width = normalised_width(placement, d_model, layer.layer_out)
+        layer_norm_width = normalised_width(placement, d_model, layer.layer_out)
         self.blocks = nn.ModuleList()
         for d_hidden, d_write in zip(widths, outputs):
-            # The divisor of a norm differs from the layer's as its width does.
-            change = normalised_width(placement, d_model, d_write) - usual_width
-            norm = {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
+            # If a norm is n coordinates wider than the layer's, its norm_dim is larger by n, too.
+            n = normalised_width(placement, d_model, d_write) - layer_norm_width
+            norm = {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + n}
             self.blocks.append(FeedForward(d_model, d_hidden, d_write, build_norm(placement, d_model, d_write, norm)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -613,8 +617,8 @@ PLAIN_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "random": lambda x, stream: torch.rand_like(x[..., 0]).clamp(min=2**-25).logit(),
     "raw_mean": lambda x, stream: stream.mean(dim=-1),
 }
-"""Scores without parameters, of x, the normalised features, and the stream before the norm: `const`, 0, for a learned
-width of the layer; `random`, logit(u) with u ~ U(0, 1), a control; `raw_mean`, mean(stream)."""
+"""Scores without parameters, from x, the normalised features, and the stream before the norm. `const`: 0, for one
+learned width per layer; `random`: logit(u) with u ~ U(0, 1), a control; `raw_mean`: mean(stream)."""
 
 
 class WidthScore(nn.Module):
@@ -665,9 +669,10 @@ SCORES: dict[str, type[WidthScore]] = {
 
 
 def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
-    """Return (d_ff,), the ascending positions of the hidden units; i + 1/2 for the first units of the layer.
+    """Return the ascending positions of the hidden units, (d_ff,): i + 1/2 for a layer that never grew.
 
-    sizes: the numbers of units of the layer over time. Units of one growth are spread evenly among the others.
+    sizes: number of hidden units at first and after each growth. The units that one growth adds are spread evenly over
+    the range of the first ones.
     """
     added = [sizes[0], *(after - before for before, after in pairwise(sizes))]
     odd = [torch.arange(1, 2 * n, 2, dtype=torch.float64, device=like.device) for n in added]
@@ -676,7 +681,7 @@ def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
 
 
 class DynamicWidth(FeedForward):
-    """A SwiGLU in which each token uses only the hidden units with a centre below its width, which its score sets.
+    """A SwiGLU in which each token uses only the hidden units with a centre below its width, a function of its score.
 
     With a `soft` mask, units count by a sigmoid of the distance.
     """
@@ -699,7 +704,7 @@ class DynamicWidth(FeedForward):
         level = torch.sigmoid(self.score(x, stream) + wide(self.bias))
         width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
         distance = width[..., None] - unit_centres(self.sizes, width)
-        # Training uses the same mask as evaluation. A step has no gradient, so widths can only be learned in widthwise.
+        # Training uses the same mask as evaluation. A step has no gradient, so only widthwise can learn widths.
         used = torch.sigmoid(distance / self.mask["temperature"]) if self.mask["kind"] == "soft" else distance > 0
         hidden = self.hidden(x)
         return self.norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
@@ -811,7 +816,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         masks = {}
         for window in {*self.windows}:
             if window is not None and attention_mask is not None and attention_mask.dim() == 4:
-                # `generate` has prepared it for a static cache, and `create_causal_mask` would return it as it is.
+                # `generate` prepared this mask for a static cache, and `create_causal_mask` would not change it.
                 masks[window] = within_window(attention_mask, window, n_seen)
                 continue
             masks[window] = create_causal_mask(
@@ -848,7 +853,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         return pad(rows, (0, self.config.hidden_size - rows.shape[-1]))
 
     def leave(self, stream: Tensor) -> Tensor:
-        """Return the input of the head from the stream; coordinates beyond the norm stay unchanged."""
+        """Return the input of the head from the stream. Coordinates outside the norm stay unchanged."""
         n = self.config.final_norm_width
         if self.group_norm is not None:
             stream = self.group_norm(stream)

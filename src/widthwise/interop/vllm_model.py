@@ -33,7 +33,7 @@ from widthwise.interop.modeling_widthwise import (
     rope_table,
     rotate,
 )
-from widthwise.interop.vllm_plugin import LEFT_OUT, STACKED, check
+from widthwise.interop.vllm_plugin import SKIPPED, STACKED, check_supported
 
 
 class Rotary(nn.Module):
@@ -65,12 +65,12 @@ class SplitAttention(nn.Module):
         self.head_dim = plain.head_dim
         options = {"quant_config": vllm_config.quant_config, "return_bias": False}
         n_heads, n_kv_heads = (matrix.out_features // self.head_dim for matrix in (plain.q_proj, plain.k_proj))
-        sizes = (plain.q_proj.in_features, self.head_dim, n_heads, n_kv_heads)
+        qkv_sizes = (plain.q_proj.in_features, self.head_dim, n_heads, n_kv_heads)
         has_bias = plain.q_proj.bias is not None
-        self.qkv_proj = QKVParallelLinear(*sizes, bias=has_bias, prefix=f"{prefix}.qkv_proj", **options)
-        sizes = (n_heads * self.head_dim, plain.o_proj.out_features)
+        self.qkv_proj = QKVParallelLinear(*qkv_sizes, bias=has_bias, prefix=f"{prefix}.qkv_proj", **options)
+        o_sizes = (n_heads * self.head_dim, plain.o_proj.out_features)
         has_bias = plain.o_proj.bias is not None
-        self.o_proj = RowParallelLinear(*sizes, bias=has_bias, prefix=f"{prefix}.o_proj", **options)
+        self.o_proj = RowParallelLinear(*o_sizes, bias=has_bias, prefix=f"{prefix}.o_proj", **options)
         kv_size = self.qkv_proj.num_kv_heads * self.head_dim
         self.sizes = [self.qkv_proj.num_heads * self.head_dim, kv_size, kv_size]
         self.attn = Attention(
@@ -83,7 +83,7 @@ class SplitAttention(nn.Module):
             prefix=f"{prefix}.attn",
         )
 
-    def _turned(self, x: Tensor, norm: Norm | None, positions: Tensor) -> Tensor:
+    def _normed_and_rotated(self, x: Tensor, norm: Norm | None, positions: Tensor) -> Tensor:
         """Normalise and rotate queries or keys (T, n * head_dim)."""
         if norm is not None:
             x = norm(x.unflatten(-1, (-1, len(norm.weight)))).flatten(-2)
@@ -94,8 +94,8 @@ class SplitAttention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x: (T, layer_in), the stream -> the update (T, layer_width)."""
         query, key, value = self.qkv_proj(self.norm.before(x)).split(self.sizes, dim=-1)
-        query = self._turned(query, self.q_norm, positions)
-        key = self._turned(key, self.k_norm, positions)
+        query = self._normed_and_rotated(query, self.q_norm, positions)
+        key = self._normed_and_rotated(key, self.k_norm, positions)
         return self.norm.after(self.o_proj(self.attn(query, key, value)))
 
 
@@ -159,8 +159,9 @@ class WidthwiseModel(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, self.d_model, quant_config=vllm_config.quant_config, prefix=f"{prefix}.embed_tokens"
         )
-        n_rows = config.max_position_embeddings if config.learned_positions else None
-        self.embed_positions = None if n_rows is None else nn.Embedding(n_rows, self.d_model)
+        self.embed_positions = None
+        if config.learned_positions:
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, self.d_model)
         ropes = [rope_of(layer) for layer in config.per_layer_config]
         n_positions = vllm_config.model_config.max_model_len
         rotaries = {rope: None if rope is None else Rotary(rope, n_positions) for rope in ropes}
@@ -194,18 +195,18 @@ class WidthwiseModel(nn.Module):
 
 
 class WidthwiseForCausalLM(nn.Module):
-    """The model with its head. Raises UserError for an unsupported model; see `vllm_plugin.check`."""
+    """The model with its head. Raises UserError for an unsupported model; see `vllm_plugin.check_supported`."""
 
     packed_modules_mapping: ClassVar = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
-    hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=STACKED, orig_to_new_prefix=LEFT_OUT)
+    hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=STACKED, orig_to_new_prefix=SKIPPED)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config: Any = vllm_config.model_config.hf_config
-        check(config, vllm_config.model_config.model, get_tensor_model_parallel_world_size())
+        check_supported(config, vllm_config.model_config.model, get_tensor_model_parallel_world_size())
         within = f"{prefix}." if prefix else ""
         self.config = config
         self.model = WidthwiseModel(vllm_config=vllm_config, prefix=f"{within}model")

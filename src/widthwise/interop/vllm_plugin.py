@@ -1,4 +1,4 @@
-"""The plug-in with which vLLM serves models that `widthwise export` writes as `widthwise`.
+"""The plugin with which vLLM serves models that `widthwise export` writes as `widthwise`.
 
 vLLM finds `register` in the entry point group `vllm.general_plugins` and calls it in each process. The model is in
 `vllm_model`, which is imported when a model is loaded.
@@ -23,8 +23,8 @@ STACKED: dict[str, tuple[str, str | int]] = {
     ".gate_proj": (".gate_up_proj", 0),
     ".up_proj": (".gate_up_proj", 1),
 }
-"""Tensors of the folder -> parameter that holds several of them, and the part; other tensors keep their names."""
-LEFT_OUT = {"mtp.": None}
+"""Part of a tensor's name -> part of the name of the parameter that stacks several tensors, and the place in it."""
+SKIPPED = {"mtp.": None}
 """Prefixes of tensors that are not loaded: MTP heads."""
 
 
@@ -39,7 +39,7 @@ def register() -> None:
     ModelRegistry.register_model(ARCHITECTURE, f"widthwise.interop.vllm_model:{ARCHITECTURE}")
 
 
-def check(config: Any, where: str, n_devices: int = 1) -> None:
+def check_supported(config: Any, where: str, n_devices: int = 1) -> None:
     """Raise UserError for a WidthwiseConfig that `vllm_model` cannot run.
 
     where: name of the folder in errors; n_devices: number of devices that share each layer (`tensor_parallel_size`).

@@ -1,12 +1,14 @@
 """The `model_type` widthwise, for models that no other format can express.
 
-Its config.json has the usual value of each key, and the exceptions of single layers. Transformers runs
-`modeling_widthwise`, which is copied into the folder of a model, so that it runs without this package.
+Its config.json has one value of each key for all layers, and the exceptions of single layers. Transformers runs
+`modeling_widthwise`, which an export can copy into the folder, so that the model runs without this package.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
 from importlib.resources import files
+from operator import getitem
 from typing import Any
 
 from widthwise.config_io import check_one_of, parse, to_data
@@ -54,7 +56,7 @@ LAYER_KEYS = {
     "attention_score_cap": ("attention", "score_cap"),
     "feed_forward": ("ffn",),
 }
-"""Keys of config.json that may differ by layer -> fields of the layer."""
+"""Keys of config.json that may differ by layer -> paths of fields in the layer."""
 
 NAMES = {
     "embedding": "embed_tokens",
@@ -71,9 +73,9 @@ NAMES = {
     "w_expand": None,
     "w_reduce": None,
 }
-"""Parts of our names -> parts of the names of tensors that other programs know; None: dropped."""
+"""Parts of our parameter names -> parts of the usual names of tensors; None: dropped."""
 
-# The kinds that `modeling_widthwise` has.
+# The kinds that `modeling_widthwise` supports.
 FEED_FORWARDS = ("swiglu", "mlp", "hourglass", "moe", "dynamic")
 RESIDUALS = ("plain", "hyper_connections", "manifold")
 
@@ -92,7 +94,7 @@ class Widthwise(Architecture):
             fields.refuse("per_layer_config", "a mapping from layers to mappings")
         where = f"{fields.where}: per_layer_config"
         n_digits = len(str(MOST_LAYERS))
-        known = (*LAYER_KEYS, "intermediate_size")  # which other tools read; feed_forward has the sizes
+        known = (*LAYER_KEYS, "intermediate_size")  # the last is for other tools: feed_forward has the same size
         for number, changes in overrides.items():
             if not number.isdecimal() or len(number) > n_digits or int(number) >= n_layers:
                 raise UserError(f"{where}: got {shortened(number)}; allowed: the number of a layer below {n_layers}")
@@ -101,9 +103,9 @@ class Widthwise(Architecture):
         by_layer = {int(key): changes for key, changes in overrides.items()}
         layers: list[dict[str, Any]] = [{} for _ in range(n_layers)]
         for i, layer in enumerate(layers):
-            for key, (*part, field) in LAYER_KEYS.items():
-                section = layer.setdefault(part[0], {}) if part else layer
-                section[field] = by_layer.get(i, {}).get(key, fields.get(key))
+            for key, path in LAYER_KEYS.items():
+                section = layer if len(path) == 1 else layer.setdefault(path[0], {})
+                section[path[-1]] = by_layer.get(i, {}).get(key, fields.get(key))
         model = {ours: fields.get(theirs) for theirs, ours in MODEL_KEYS.items()}
         if fields.flag("learned_positions", False):
             model["positions"] = {"n_positions": self.n_positions(fields)}
@@ -120,11 +122,10 @@ class Widthwise(Architecture):
 
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
         model = to_data(config)
-        layers = [
-            {"intermediate_size": max(layer.ffn.hidden_widths)}
-            | {key: (data[part[0]] if part else data)[field] for key, (*part, field) in LAYER_KEYS.items()}
-            for layer, data in zip(config.layers, model["layers"])
-        ]
+        layers = []
+        for layer, data in zip(config.layers, model["layers"]):
+            values = {key: reduce(getitem, path, data) for key, path in LAYER_KEYS.items()}
+            layers.append({"intermediate_size": max(layer.ffn.hidden_widths), **values})
         usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
         n_digits = len(str(config.n_layers - 1))
         exceptions = {}
@@ -155,7 +156,10 @@ class Widthwise(Architecture):
 
 
 def _usual(values: list[Any]) -> Any:
-    """Return the largest of sizes, or the most frequent value, for tools that read one value for all layers."""
+    """Return the largest of whole numbers, or the most frequent of other values.
+
+    Other tools read it as the value of all layers.
+    """
     if all(type(value) is int for value in values):
         return max(values)
     most_frequent = Counter(map(repr, values)).most_common(1)[0][0]  # mappings have no hash, so count their texts
@@ -170,7 +174,7 @@ AUTO_MAP = {
         "AutoModelForCausalLM": "modeling_widthwise.WidthwiseForCausalLM",
     }
 }
-"""The entry of these files in config.json."""
+"""Entry of config.json that makes transformers load FILES."""
 
 
 def model_code() -> dict[str, str]:
