@@ -14,7 +14,14 @@ from fake_comparison import write_run
 from page_section import drawn, labels, page_of, rows_of
 
 from widthwise.evaluation.differences import paired_answers
-from widthwise.records.evaluation import EvaluationTable, ItemAnswers, TableCell, TableColumn, TableRow
+from widthwise.records.evaluation import (
+    EvaluationDifferences,
+    EvaluationTable,
+    ItemAnswers,
+    TableCell,
+    TableColumn,
+    TableRow,
+)
 from widthwise.reports.evaluation import _difference_figures, answer, csv_text, latex_text, shown
 from widthwise.reports.evaluations import difference_table
 from widthwise.reports.formats import MINUS, MISSING
@@ -154,7 +161,9 @@ def test_the_newest_scores_are_shown_side_by_side(tmp_path: Path) -> None:
 
 def test_differences_have_their_interval_and_the_items_that_changed() -> None:
     one, two = (ItemAnswers(fingerprint="f", items={"acc": right}) for right in (ONE, TWO))
-    (row,) = difference_table("two", "one", paired_answers("animals", one, two)).rows
+    models = {"run": "two", "step": 7, "baseline": "one", "baseline_step": 7}
+    differences = EvaluationDifferences(**models, differences=paired_answers("animals", one, two))
+    (row,) = difference_table(differences).rows
     difference = np.subtract(TWO, ONE)
     ends = [difference.mean() + sign * 2.446912 * difference.std(ddof=1) / math.sqrt(7) for sign in (-1, 1)]
     assert row[:2] == ["animals", "acc"]

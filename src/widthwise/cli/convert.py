@@ -12,7 +12,7 @@ from widthwise.cli.terminal import progress_console, remark, say, say_json, say_
 from widthwise.config_io import Config
 from widthwise.growth.choices import GrowOptions, NewSizes, ShrinkOptions
 from widthwise.mistakes import UserError
-from widthwise.reports.formats import hidden_widths, sequence
+from widthwise.reports.formats import hidden_widths, joined
 
 
 def grow(
@@ -196,11 +196,11 @@ def _say_plan(plan: dict[str, Any]) -> None:
     commit = f", commit {plan['commit']}" if "commit" in plan else ""
     say(f"{plan['folder']}{commit}: {plan['model_type']} of {cost['params']['total']:,} parameters")
     names = {"d_model": "widths", "n_heads": "n_heads", "n_kv_heads": "n_kv_heads", "head_dim": "head_dim"}
-    sizes = {name: sequence([str(size) for size in sorted(set(cost[key]))]) for name, key in names.items()}
-    sizes["d_ff"] = sequence(sorted({hidden_widths(widths) for widths in cost["hidden_widths"]}))
+    sizes = {name: joined([str(size) for size in sorted(set(cost[key]))]) for name, key in names.items()}
+    sizes["d_ff"] = joined(sorted({hidden_widths(widths) for widths in cost["hidden_widths"]}))
     say(f"{cost['n_layers']} layers: {', '.join(f'{name} {size}' for name, size in sizes.items())}")
     if windows := [window for window in plan["windows"] if window is not None]:
-        tokens = sequence([f"{window:,}" for window in sorted(set(windows))])
+        tokens = joined([f"{window:,}" for window in sorted(set(windows))])
         say(f"attention with a window of {tokens} tokens in {len(windows)} of {cost['n_layers']} layers")
     say(f"vocab_size {cost['vocab_size']:,}, contexts of up to {plan['n_positions']:,} tokens")
     for key, value in plan["not_imported"].items():

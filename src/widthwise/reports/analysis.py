@@ -12,7 +12,7 @@ from widthwise.reports import analysis_tables, charts
 from widthwise.reports.analysis_tables import MEASURES, Measure
 from widthwise.reports.charts import Figure, Looks, Plot, styles
 from widthwise.reports.curves import Curve, curve_figure, thin
-from widthwise.reports.formats import amount, clean, fixed, sequence, shorten, si, tick, without_seed
+from widthwise.reports.formats import amount, clean, fixed, joined, shorten, si, tick, without_seed
 from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
 
@@ -59,7 +59,7 @@ def analysis_page(whole: Analysis) -> Page:
         whole.title,
         [sentence for _, sentence in answers],
         lead=(
-            f"What {'do' if len(subjects) > 1 else 'does'} {sequence(subjects)} do inside{when}, on "
+            f"What {'do' if len(subjects) > 1 else 'does'} {joined(subjects)} do inside{when}, on "
             f"{amount(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
         ),
         first=[by_measure[measure] for measure, _ in answers if measure in by_measure],
@@ -144,7 +144,7 @@ def _depth_figure(
     title = measure.title.format(threshold)
     if measure.key == "density":
         title += ", by layer"
-    label = charts.described(f"{measure.unit} by {x_title}.", ends)
+    label = charts.text_alternative(f"{measure.unit} by {x_title}.", ends)
     axis = charts.x("x", x_title, format="~g")
     return _lines(f"{measure.part}-{measure.key}".replace("_", "-"), title, label, curves, looks, axis, measure.unit)
 
@@ -200,7 +200,7 @@ def _density_figure(analysis: Analysis, variants: Mapping[str, str], looks: Look
     middle = len(thresholds) // 2
     ends = f"from {thresholds[0]:g} to {thresholds[-1]:g}. At {thresholds[middle]:g}:"
     values = {name: fixed(float(curve.y[middle]), 3) for name, curve in curves.items()}
-    label = charts.described(f"Share of the activations beyond a threshold, {ends}", values)
+    label = charts.text_alternative(f"Share of the activations beyond a threshold, {ends}", values)
     x = charts.x("x", "threshold of the magnitude", log=bool(thresholds.min() > 0), format="~g")
     return _lines("density", "Activations beyond a threshold", label, curves, looks, x, "share beyond")
 
@@ -230,8 +230,8 @@ def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str,
             if has_shape and model.widths.index(min(model.widths)) == shown[model.name].depth - 1:
                 narrowest.append(shorten(model.name, 30))
         if narrowest:
-            title += f": narrowest of {sequence(narrowest)}"
-        label = charts.described(f"{clean(title)}: how often each hidden unit is active.", uses)
+            title += f": narrowest of {joined(narrowest)}"
+        label = charts.text_alternative(f"{clean(title)}: how often each hidden unit is active.", uses)
         means = pooled(curves, variants)
         figures.append(_lines(f"utilisation-{layer}", title, label, means, looks, x, "share of the tokens", True))
     return figures

@@ -23,21 +23,19 @@ from widthwise.reports.formats import clean, printable, shorten
 
 _FOLDER = Path(__file__).parent
 _BLOCKS = re.findall(r":root \{(.*?)\}", (_FOLDER / "page.css").read_text(encoding="utf-8"), re.DOTALL)
-COLOURS: Mapping[str, tuple[str, str]] = {
-    name: (light, dark)
-    for (name, light), (_, dark) in zip(*(re.findall(r"--([\w-]+): (#\w{6});", block) for block in _BLOCKS))
-}
+_LIGHT, _DARK = (dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in _BLOCKS)
+COLOURS: Mapping[str, tuple[str, str]] = {name: (light, _DARK[name]) for name, light in _LIGHT.items()}
 """CSS variable -> colour on the light and on the dark page. `ink` is readable on all `heat` colours, which go from blue
 to orange and can be distinguished by the colour-blind."""
 
 
 def colours(is_dark: bool) -> dict[str, str]:
-    """Return the colours of one theme."""
-    return {name: pair[is_dark] for name, pair in COLOURS.items()}
+    """Return CSS variable -> colour of the light or the dark page."""
+    return {name: dark if is_dark else light for name, (light, dark) in COLOURS.items()}
 
 
 def colour(name: str) -> str:
-    """Return a CSS colour that follows the light or dark page."""
+    """Return a CSS colour that follows the theme of the page. name: one of COLOURS."""
     assert name in COLOURS
     return f"var(--{name})"
 
@@ -77,29 +75,29 @@ class Style:
 
 
 Looks = Mapping[str, Style]
-"""Name -> style."""
+"""Name of a variant, run or group -> its style."""
 BASELINE_STYLE = Style(MUTED, _DASHES[1])
 
 
 def styles(names: Collection[str], baseline: str | None = None) -> dict[str, Style]:
     """Return a style for each name; the baseline is grey and dashed."""
-    chosen = {baseline: BASELINE_STYLE} if baseline is not None and baseline in names else {}
+    looks = {baseline: BASELINE_STYLE} if baseline is not None and baseline in names else {}
     for i, name in enumerate(name for name in names if name != baseline):
         dash = _DASHES[(i // len(SERIES)) % len(_DASHES)]
-        chosen[name] = Style(SERIES[i % len(SERIES)], dash, _SHAPES[(i + 1) % len(_SHAPES)])
-    return chosen
+        looks[name] = Style(SERIES[i % len(SERIES)], dash, _SHAPES[(i + 1) % len(_SHAPES)])
+    return looks
 
 
-LOOK: Mapping[str, Any] = yaml.safe_load((_FOLDER / "look.yaml").read_text(encoding="utf-8"))
-"""Vega-Lite config of every figure."""
+VEGA_CONFIG: Mapping[str, Any] = yaml.safe_load((_FOLDER / "look.yaml").read_text(encoding="utf-8"))
+"""Vega-Lite config of all figures."""
 _LABEL_SHARE = 0.065
 """Height of a line of text, as a share of a y axis."""
 _WIDTH = 320
-"""Width of a figure file in pixels, 240 points: a column of a paper. On a page a figure is as wide as its place."""
+"""Width of a figure file in pixels, 240 points: a column of a paper. Figures of a page fill the width of the page."""
 _FILE_FONT = 12
-"""Pixels of the text of a figure file: 9 points."""
+"""Font size in a figure file in pixels: 9 points."""
 VEGA_BYTES = 80 * 2**30
-"""Address space, not memory: 64 GiB for the JavaScript engine of vl_convert, and the rest for this process."""
+"""Address space (not memory) for figure files: 64 GiB for the JavaScript engine of vl_convert, 16 GiB for the rest."""
 FileKind = Literal["svg", "pdf"]
 
 
@@ -114,14 +112,17 @@ class Figure:
     """Text alternative, with the most important numbers."""
     chart: alt.TopLevelMixin
     legend: Looks = field(default_factory=dict)
-    """Names drawn by `coloured`, which the legend of the page lists and hides."""
+    """Styles of the drawn names. On a page, a click on a name in the legend hides its lines."""
     height: int = 250
     is_small: bool = False
     is_named: bool = False
-    """True if the lines have their names, so that a file needs no legend."""
+    """True if the names are written at the ends of the lines, so that a file needs no legend."""
 
     def spec(self, is_file: bool = False) -> dict[str, Any]:
-        """Return the Vega-Lite specification. For a page, data are columns, which the page's script makes rows."""
+        """Return the Vega-Lite specification, for a file with data as rows.
+
+        For a page, data are columns, which take less space; the script of the page converts them to rows.
+        """
         spec = self.chart.to_dict(validate=False) | {"height": self.height, "width": _WIDTH if is_file else "container"}
         spec = {key: value for key, value in spec.items() if key not in ("$schema", "config")}
         if not is_file:
@@ -140,9 +141,10 @@ class Figure:
         """Return the figure as a file with a legend."""
         spec = self.spec(is_file=True) | {"autosize": {"type": "fit-x", "contains": "padding"}}
         size = {"labelFontSize": _FILE_FONT, "titleFontSize": _FILE_FONT}
-        config = {**LOOK, "axis": LOOK["axis"] | size, "text": LOOK["text"] | {"fontSize": _FILE_FONT}}
-        config["axisX"] = LOOK["axisX"] | {"tickCount": 3}
-        config["legend"] = LOOK["legend"] | {"columns": 2, "labelFontSize": _FILE_FONT, "disable": self.is_named}
+        config = {**VEGA_CONFIG, "axis": VEGA_CONFIG["axis"] | size}
+        config["text"] = VEGA_CONFIG["text"] | {"fontSize": _FILE_FONT}
+        config["axisX"] = VEGA_CONFIG["axisX"] | {"tickCount": 3}
+        config["legend"] = VEGA_CONFIG["legend"] | {"columns": 2, "labelFontSize": _FILE_FONT, "disable": self.is_named}
         title = {"text": clean(self.title), "anchor": "start", "fontSize": _FILE_FONT, "limit": _WIDTH, "color": INK}
         text = json.dumps({**spec, "config": config, "title": title})
         for name, value in colours(is_dark).items():
@@ -164,26 +166,28 @@ def vega_library() -> ModuleType:
 
 
 def _add_zoom(spec: dict[str, Any]) -> None:
-    """Let a reader pan and zoom the quantitative axes, in the last layer with most of them."""
-    axes_of_units = []
-    for unit in spec.get("layer", [spec]):
-        numeric = [
-            axis
-            for axis, channel in unit.get("encoding", {}).items()
-            if axis in ("x", "y") and "field" in channel and "aggregate" not in channel
-            if channel.get("type") == "quantitative" and channel.get("axis", {}) is not None
-        ]
-        axes_of_units.append((numeric, unit))
-    numeric, unit = max(reversed(axes_of_units), key=lambda pair: len(pair[0]))
-    if numeric:
-        select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
-        unit["params"] = [*unit.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
+    """Let readers pan and zoom the quantitative axes of the layer with most such axes; of several, the last layer."""
+    layers = reversed(spec.get("layer", [spec]))
+    layer = max(layers, key=lambda layer: len(_zoomed_axes(layer)))
+    if axes := _zoomed_axes(layer):
+        select = {"type": "interval", "encodings": axes, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
+        layer["params"] = [*layer.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
+
+
+def _zoomed_axes(layer: Mapping[str, Any]) -> list[str]:
+    """Return the axes of a layer that are visible and quantitative, "x" and "y" in the order of the layer."""
+    axes = []
+    for axis, channel in layer.get("encoding", {}).items():
+        is_field = axis in ("x", "y") and "field" in channel and "aggregate" not in channel
+        if is_field and channel.get("type") == "quantitative" and channel.get("axis", {}) is not None:
+            axes.append(axis)
+    return axes
 
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def table_of(rows: Rows) -> alt.InlineData:
+def inline_data(rows: Rows) -> alt.InlineData:
     """Return rows as data of a chart. Numbers have six digits; NaN is a gap."""
     return alt.InlineData(values=[{key: _number(value) for key, value in row.items()} for row in rows])
 
@@ -196,25 +200,27 @@ def _number(value: Any) -> Any:
 
 def chart(rows: Rows) -> alt.Chart:
     """Return a chart of rows; rows with a hidden `name` are filtered out."""
-    drawn = alt.Chart(table_of(rows))
+    unfiltered = alt.Chart(inline_data(rows))
     has_names = bool(rows) and "name" in rows[0]
-    return drawn.transform_filter("indexof(hidden, datum.name) < 0") if has_names else drawn
+    return unfiltered.transform_filter("indexof(hidden, datum.name) < 0") if has_names else unfiltered
 
 
-def coloured(chosen: Looks, *channels: str) -> dict[str, Any]:
-    """Return the encodings of the column `name`, which holds cleaned names, for `channels`; by default the colour."""
-    names = list(map(clean, chosen))
+def name_encodings(looks: Looks, *channels: str) -> dict[str, Any]:
+    """Return the encodings of the column `name`, which holds cleaned names. channels: by default the colour."""
+    names = list(map(clean, looks))
+    colours_of_names = [style.colour for style in looks.values()]
     ranges = {
-        **{channel: [style.colour for style in chosen.values()] for channel in ("color", "fill", "stroke")},
-        "shape": [style.shape for style in chosen.values()],
-        "strokeDash": [list(style.dash) for style in chosen.values()],
+        "shape": [style.shape for style in looks.values()],
+        "strokeDash": [list(style.dash) for style in looks.values()],
     }
-    return {
-        channel: alt.value(ranges[channel][0])
-        if len(names) == 1
-        else {"field": "name", "type": "nominal", "scale": {"domain": names, "range": ranges[channel]}}
-        for channel in channels or ("color",)
-    }
+    encodings = {}
+    for channel in channels or ("color",):
+        values = ranges.get(channel, colours_of_names)
+        if len(names) == 1:
+            encodings[channel] = alt.value(values[0])
+        else:
+            encodings[channel] = {"field": "name", "type": "nominal", "scale": {"domain": names, "range": values}}
+    return encodings
 
 
 def _axis(
@@ -225,7 +231,10 @@ def _axis(
     log: bool = False,
     **axis: Any,
 ) -> Any:
-    """Return a quantitative axis that may exclude 0. title: one or several lines."""
+    """Return a quantitative axis, which need not include 0.
+
+    kind: alt.X or alt.Y. name: column of the data. title: one or several lines. domain: ends; None fits the data.
+    """
     settings: dict[str, Any] = {"nice": False, "padding": 9} if domain is None else {"domain": list(domain)}
     settings |= {"type": "log"} if log else {"zero": False}
     return kind(f"{name}:Q", title=title, scale=alt.Scale(**settings), axis=alt.Axis(**axis))
@@ -248,8 +257,8 @@ class Plot:
     """Ends of the y axis; None shows everything."""
     is_log: bool = False
     """True for a logarithmic y axis."""
-    is_switched: bool = False
-    """True if x is the column `at`, for which readers choose a quantity."""
+    has_menu: bool = False
+    """True if readers choose the column of the x axis (`with_x_menu`); `at` is then the chosen column."""
 
     def lines(self, rows: Rows, detail: str = "name", **mark: Any) -> alt.Chart:
         """Return lines. detail: the column that separates the lines of one name."""
@@ -277,16 +286,18 @@ class Plot:
     def _encoded(self, marks: alt.Chart, column: str, *channels: str) -> alt.Chart:
         axis = {"format": ".4~g"} if self.is_log else {}
         up = y(column, self.y_title, self.domain, self.is_log, **axis)
-        marks = self._placed(marks).encode(y=up, tooltip=list(self.tip), **coloured(self.looks, *channels))
+        encodings = name_encodings(self.looks, *channels)
+        return self._with_x(marks.encode(y=up, tooltip=list(self.tip), **encodings))
+
+    def _with_x(self, marks: alt.Chart) -> alt.Chart:
+        if self.has_menu:
+            marks = marks.transform_calculate(at="datum[over]")  # `over` is the parameter of the menu
         return marks.encode(x=self.x)
 
-    def _placed(self, marks: alt.Chart) -> alt.Chart:
-        return marks.transform_calculate(at="datum[over]") if self.is_switched else marks
-
-    def upright(self, rows: Rows) -> alt.Chart:
-        """Return dashed lines across the figure at values of x."""
-        rules = alt.Chart(table_of(rows)).mark_rule(strokeDash=[4, 3], stroke=MUTED)
-        return self._placed(rules).encode(x=self.x)
+    def vertical_lines(self, rows: Rows) -> alt.Chart:
+        """Return dashed vertical lines across the figure. rows: with the column of x only."""
+        rules = alt.Chart(inline_data(rows)).mark_rule(strokeDash=[4, 3], stroke=MUTED)
+        return self._with_x(rules)
 
     def names_at(self, last: Mapping[str, float], domain: Sequence[float]) -> alt.Chart:
         """Return the name of each line at its last value, right of the plot; names do not overlap.
@@ -294,24 +305,26 @@ class Plot:
         last: finite values. domain: ends of the y axis.
         """
         low, high = domain
-        named = sorted((value, name) for name, value in last.items())
-        steps = _LABEL_SHARE * (high - low) * np.arange(len(named))
-        places = isotonic_regression(np.clip([value for value, _ in named] - steps, low, high - steps[-1])).x + steps
+        names = sorted(last, key=lambda name: (last[name], name))
+        # The nearest places that are at least a line of text apart: an isotonic regression after subtracting the gaps.
+        gaps = _LABEL_SHARE * (high - low) * np.arange(len(names))
+        free_places = np.clip([last[name] for name in names] - gaps, low, high - gaps[-1])
+        places = isotonic_regression(free_places).x + gaps
         rows = [
             {"name": clean(name), "place": float(place), "colour": self.looks[name].colour}
-            for place, (_, name) in zip(places, named)
+            for name, place in zip(names, places)
         ]
         is_inside = alt.ExprRef("inrange(scale('y', datum.place), [-1, height + 1])")
-        return beside(rows, alt.Y("place:Q"), "name", opacity=is_inside)
+        return text_at_right(rows, alt.Y("place:Q"), "name", opacity=is_inside)
 
 
-def beside(rows: Rows, up: alt.Y, column: str, **mark: Any) -> alt.Chart:
+def text_at_right(rows: Rows, up: alt.Y, column: str, **mark: Any) -> alt.Chart:
     """Return the text of a column, right of the plot and in the colour of the column `colour`."""
     marks = chart(rows).mark_text(align="left", x=alt.ExprRef("width + 8"), lineBreak="\n", clip=False, **mark)
     return marks.encode(y=up, text=f"{column}:N", color=alt.Color("colour:N", scale=None))
 
 
-def described(start: str, numbers: Mapping[str, str]) -> str:
+def text_alternative(start: str, numbers: Mapping[str, str]) -> str:
     """Return the text alternative of a figure: `start`, then the numbers of each name."""
     return f"{start} {'; '.join(f'{shorten(name, 40)} {text}' for name, text in numbers.items())}."
 
@@ -326,16 +339,17 @@ def tips(**columns: str) -> list[alt.Tooltip]:
     return tooltips
 
 
-def switched(layers: Sequence[alt.Chart], name: str, options: Mapping[str, str]) -> alt.TopLevelMixin:
-    """Return the layers with a menu on the page for the x axis, and the chosen option as its title.
+def with_x_menu(layers: Sequence[alt.Chart], columns: Mapping[str, str]) -> alt.TopLevelMixin:
+    """Return the layers of a Plot with `has_menu`, with a menu for the column of the x axis and its title.
 
-    name: name of the parameter. options: value -> title; the first is chosen.
+    columns: column -> title; the first is chosen.
     """
-    menu = alt.binding_select(options=list(options), labels=list(options.values()), name=f"{name} ")
-    chosen = alt.param(name, value=next(iter(options)), bind=menu)
-    title = {"expr": f"({json.dumps(options)})[{name}]"}
-    below = {"x": {"expr": "width / 2"}, "y": {"expr": "height + 31"}, "fontSize": LOOK["axis"]["titleFontSize"]}
-    text = alt.Chart(alt.Data(values=[{}])).mark_text(text=title, clip=False, **below)  # pyright: ignore[reportArgumentType]
+    menu = alt.binding_select(options=list(columns), labels=list(columns.values()), name="over ")
+    chosen = alt.param("over", value=next(iter(columns)), bind=menu)
+    title = {"expr": f"({json.dumps(columns)})[over]"}
+    place = {"x": {"expr": "width / 2"}, "y": {"expr": "height + 31"}}
+    size = VEGA_CONFIG["axis"]["titleFontSize"]
+    text = alt.Chart(alt.Data(values=[{}])).mark_text(text=title, clip=False, fontSize=size, **place)  # pyright: ignore[reportArgumentType]
     return alt.layer(*layers, text).add_params(chosen)
 
 

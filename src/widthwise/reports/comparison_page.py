@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from widthwise.records.estimate import TIE_MARGIN, UNCLEAR, Estimate
+from widthwise.records.estimate import TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Tuning, Variant
 from widthwise.records.record import finite
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import styles
 from widthwise.reports.experiment_figures import difference_figure
-from widthwise.reports.formats import MISSING, clean, counted, fixed, percentage, sequence
+from widthwise.reports.formats import MISSING, clean, counted, distance, fixed, joined, percentage, signed
 from widthwise.reports.main_table import shown_verdict
 from widthwise.reports.page import Page, note, section
 from widthwise.reports.resizing import growth_section
@@ -24,7 +24,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     looks = styles([variant.name for variant in outcome.variants], outcome.baseline)
     costs = {variant.name: variant.cost for variant in outcome.variants}
     is_search = (folder / "search.json").is_file()
-    of_one_budget = [variant.name for variant in outcome.variants] if is_search else []
+    shapes = [variant.name for variant in outcome.variants] if is_search else []
     curves = experiment_sections.loss_figures(runs, looks)
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
     caption = f"Variants, mean over {counted(len(outcome.seeds), 'seed')}"
@@ -39,7 +39,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
             experiment_sections.results_section(outcome, caption, looks),
             experiment_sections.open_points_section(outcome),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
-            experiment_sections.shape_section(outcome, of_one_budget),
+            experiment_sections.shape_section(outcome, shapes),
             experiment_sections.equal_loss_section(outcome, looks),
             section("Tuning", tuning_table(outcome.tuning), note("tuning")),
             growth_section(runs, looks),
@@ -62,7 +62,7 @@ def comparison_answer(outcome: Outcome) -> list[str]:
     at_limit = [clean(variant.name) for variant in tuned if variant.is_at_limit]
     if at_limit:
         verb = "was" if len(at_limit) == 1 else "were"
-        lines.append(f"{sequence(at_limit)} {verb} best at an end of the grid: a better value may be outside it.")
+        lines.append(f"{joined(at_limit)} {verb} best at an end of the grid: a better value may be outside it.")
     return [*lines, *experiment_sections.setting_sentences(outcome)]
 
 
@@ -71,18 +71,19 @@ def _baseline_answer(outcome: Outcome) -> list[str]:
 
     If the best variant needs significantly fewer tokens for the baseline's loss, the last sentence has the ratio.
     """
-    compared = [variant for variant in outcome.variants if variant.difference is not None]
-    if not compared:
+    differences = {variant.name: variant.difference for variant in outcome.variants if variant.difference is not None}
+    if not differences:
         return []
+    compared = [variant for variant in outcome.variants if variant.name in differences]
     by_verdict: dict[str, list[Variant]] = {}
-    for variant in sorted(compared, key=lambda variant: finite(variant.difference and variant.difference.mean)):
+    for variant in sorted(compared, key=lambda variant: finite(differences[variant.name].mean)):
         by_verdict.setdefault(shown_verdict(variant), []).append(variant)
     baseline = clean(outcome.baseline_words or "")
     seeds = counted(len(outcome.seeds), "seed")
     if "no verdict" in by_verdict:
         best = by_verdict["no verdict"][0]
         verb = "ends" if len(compared) == 1 else f"has the lowest held-out loss of {len(compared)} compared variants,"
-        gap = experiment_sections.distance(best.difference or Estimate(mean=None))
+        gap = distance(finite(differences[best.name].mean))
         return [f"{clean(best.name)} {verb} {gap} {baseline}; with {seeds} there is no verdict."]
     lines = []
     if "better" not in by_verdict and "worse" in by_verdict:
@@ -90,7 +91,7 @@ def _baseline_answer(outcome: Outcome) -> list[str]:
     for verdict, direction, extreme in (("better", "lower", 0), ("worse", "higher", -1)):
         if variants := by_verdict.get(verdict):
             first = variants[extreme]
-            difference = first.difference or Estimate(mean=None)
+            difference = differences[first.name]
             interval = experiment_sections.size_interval(difference, outcome)
             size = f"{fixed(abs(finite(difference.mean)), 4)} nats{interval}"
             if len(variants) == 1:
@@ -104,9 +105,9 @@ def _baseline_answer(outcome: Outcome) -> list[str]:
         lines.append(f"Equal to {baseline} within {TIE_MARGIN:g} nats: {names}.")
     if unclear := by_verdict.get(UNCLEAR):
         names = experiment_sections.variant_names(unclear)
-        if len(unclear) == 1 and (difference := unclear[0].difference) is not None:
-            interval = experiment_sections.size_interval(difference, outcome)
-            names += f", {fixed(difference.mean, 4, '+')} nats{interval}"
+        if len(unclear) == 1:
+            difference = differences[unclear[0].name]
+            names += f", {signed(difference.mean, 4)} nats{experiment_sections.size_interval(difference, outcome)}"
         lines.append(f"No clear difference from {baseline} with {seeds}: {names}.")
     better = [variant for variant in by_verdict.get("better", ()) if "val_loss" in variant.at_equal_loss]
     if better:

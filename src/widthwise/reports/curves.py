@@ -1,7 +1,7 @@
 """Curves of metrics over steps, tokens or FLOPs: means over seeds, thinning and figures."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,8 @@ class Curve:
     """Low and high ends of a band, (2, n_points); None without a band."""
     progress: Mapping[str, "Curve"] = field(default_factory=dict)
     """Quantity, such as tokens -> its value by x. Readers of a figure choose among them for the x axis."""
+    growths: Sequence[float] = ()
+    """Steps after which the model grew."""
 
     def rows(self, name: str, **further: object) -> list[dict[str, Any]]:
         """Return the points as rows of a chart. further: constant columns."""
@@ -56,33 +58,45 @@ class Curve:
         return float(values[-1]) if len(values) else float("nan")
 
 
+EMPTY = Curve(np.array([]), np.array([]))
+
+
 def by_step(run: Run, event: str, key: str) -> Curve:
     """Return a metric of a run by step. Records without the key are skipped; the last record of a step counts."""
-    return _curve(run, event, lambda record: record.get(key))
+    return _curves(run, event, lambda record: [(key, record.get(key))]).get(key, EMPTY)
 
 
 def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
     """Return text or task -> curve of one of its numbers over validations. key: field with a dict of texts or tasks."""
-    names = dict.fromkeys(name for record in run.metrics for name in record.get(key) or ())
-    curves = {
-        name: _curve(run, "validation", lambda record, name=name: ((record.get(key) or {}).get(name) or {}).get(entry))
-        for name in names
-    }
-    return {name: curve for name, curve in curves.items() if not curve.is_empty}
+
+    def values(record: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+        return ((name, (numbers or {}).get(entry)) for name, numbers in (record.get(key) or {}).items())
+
+    return {name: curve for name, curve in _curves(run, "validation", values).items() if not curve.is_empty}
 
 
-def by_place(run: Run, event: str, key: str) -> list[Curve]:
+def by_index(run: Run, event: str, key: str) -> list[Curve]:
     """Return a curve for each entry of a list, such as one for each layer or MTP head. key: field with the list."""
-    n = max((len(record.get(key) or ()) for record in run.metrics if record.get("event") == event), default=0)
-    return [_curve(run, event, lambda record, i=i: dict(enumerate(record.get(key) or ())).get(i)) for i in range(n)]
+    return list(_curves(run, event, lambda record: enumerate(record.get(key) or ())).values())
 
 
-def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
-    """Return a curve over the step. value_of: returns the value of a record, or None to skip the record."""
-    pairs = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
-    values = {step: finite(value) for step, value in pairs if value is not None}
-    steps = sorted(values)
-    return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
+def _curves(
+    run: Run, event: str, values: Callable[[Mapping[str, Any]], Iterable[tuple[Hashable, Any]]]
+) -> dict[Any, Curve]:
+    """Return curves by step. values: returns name and value of each curve at a record; values of None are skipped."""
+    points: dict[Hashable, dict[int, float]] = {}
+    for record in run.metrics:
+        if record.get("event") == event:
+            for name, value in values(record):
+                points.setdefault(name, {})
+                if value is not None:
+                    points[name][record["step"]] = finite(value)
+    growths = sorted({float(growth.step) for growth in run.growths})
+    curves = {}
+    for name, value_of_step in points.items():
+        x, y = np.array(sorted(value_of_step.items()), dtype=float).reshape(-1, 2).T
+        curves[name] = Curve(x, y, growths=growths)
+    return curves
 
 
 def progress(run: Run) -> dict[str, Curve]:
@@ -104,40 +118,41 @@ def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
     """Average neighbours so that at most `n_points` remain. Groups with a value that is not finite become NaN."""
     if len(curve.x) <= n_points:
         return curve
-    rows = np.vstack([curve.x, curve.y, *([] if curve.ends is None else curve.ends)])
-    x, y, *ends = np.array([group.mean(axis=1) for group in np.array_split(rows, n_points, axis=1)]).T
+    ends = () if curve.ends is None else curve.ends
+    groups = np.array_split(np.vstack([curve.x, curve.y, *ends]), n_points, axis=1)
+    x, y, *ends = np.array([group.mean(axis=1) for group in groups]).T
     return Curve(x, y, np.array(ends) if ends else None)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """The curves of one variant: thin lines by name, and one strong line."""
+    """The curves of one variant: a thin line for each of several curves, and one strong line."""
 
-    seeds: Mapping[str, Curve]
-    strong: str | None = None
-    """Name of the curve with the strong line; by default their mean has it."""
-    growths: Sequence[float] = ()
-    """Steps after which the model grew."""
+    curves: Mapping[str, Curve]
+    main: str | None = None
+    """Name of the curve with the strong line; None: the mean has it."""
 
     @property
-    def mean(self) -> Curve:
-        """The strong curve, or the mean at the steps shared by all non-empty curves; NaN if any value is not finite.
+    def main_curve(self) -> Curve:
+        """The curve `main`, or the mean at the steps shared by all non-empty curves; NaN if any value is not finite.
 
         The progress of the mean is the first curve's.
         """
-        if self.strong is not None:
-            return self.seeds[self.strong]
-        curves = [curve for curve in self.seeds.values() if len(curve.x)]
+        if self.main is not None:
+            return self.curves[self.main]
+        curves = [curve for curve in self.curves.values() if len(curve.x)]
         if not curves:
-            return Curve(np.array([]), np.array([]))
+            return EMPTY
         steps = np.array(sorted(set(curves[0].x).intersection(*(curve.x for curve in curves[1:]))))
         values = np.array([curve.y[np.isin(curve.x, steps)] for curve in curves])
         return Curve(steps, values.mean(axis=0), progress=curves[0].progress)
 
-
-def growth_steps(runs: Iterable[Run]) -> list[float]:
-    """Return the steps after which a model grew."""
-    return sorted({float(growth.step) for run in runs for growth in run.growths})
+    @property
+    def main_label(self) -> str:
+        """Name of the strong line in tooltips."""
+        if self.main is not None:
+            return self.main
+        return f"mean of {len(self.curves)}" if len(self.curves) > 1 else next(iter(self.curves))
 
 
 def over_seeds(runs: Sequence[Run], event: str) -> Bundle:
@@ -146,7 +161,7 @@ def over_seeds(runs: Sequence[Run], event: str) -> Bundle:
     for number, run in enumerate(runs, start=1):
         name = f"unfinished run {number}" if run.result is None else f"seed {run.result.seed}"
         curves[name] = replace(by_step(run, event, "loss"), progress=progress(run))
-    return Bundle(curves, growths=growth_steps(runs))
+    return Bundle(curves)
 
 
 def curve_figure(
@@ -157,72 +172,79 @@ def curve_figure(
     x_title: str,
     y_title: str,
     crop: bool = False,
-    growths: Sequence[float] = (),
     level: float | None = None,
 ) -> Figure | None:
     """Return a figure of curves; None if no curve has a value.
 
-    Ends of up to MOST_LABELS lines have their name; curves of up to FEW_POINTS points have markers. crop: ignore the
-    steep first tenth in the range of y. growths: values of x at which models grew, marked by dashed lines as are those
-    of the curves. level: value of y with a line across the figure.
+    Ends of up to MOST_LABELS lines have their name; curves of up to FEW_POINTS points have markers. Dashed vertical
+    lines mark growths. crop: ignore the steep first tenth in the range of y. level: value of y with a line across the
+    figure.
     """
     drawn: dict[str, Bundle] = {}
     for name, curve in curves.items():
-        bundle = curve if isinstance(curve, Bundle) else Bundle({"": curve}, "")
-        if not all(seed.is_empty for seed in bundle.seeds.values()):
+        bundle = curve if isinstance(curve, Bundle) else Bundle({"": curve}, main="")
+        if not all(curve.is_empty for curve in bundle.curves.values()):
             drawn[name] = bundle
     if not drawn:
         return None
-    styles = {name: looks[name] for name in drawn}
-    means = {name: bundle.mean for name, bundle in drawn.items()}
-    every_curve = [*means.values(), *(curve for bundle in drawn.values() for curve in bundle.seeds.values())]
-    domain = _range(every_curve, level, 0.1 if crop else 0.0)
-    axes = {"x": x_title}
-    trained = [curve for curve in every_curve if not curve.is_empty and curve.x[-1] > 0]
-    for quantity in trained[0].progress if trained else ():
-        if all(quantity in curve.progress for curve in trained):
-            axes[quantity] = quantity
+    main_curves = {name: bundle.main_curve for name, bundle in drawn.items()}
+    every_curve = [*main_curves.values(), *(curve for bundle in drawn.values() for curve in bundle.curves.values())]
+    axes = _axes(every_curve, x_title)
     thin_rows: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    grown: list[dict[str, float]] = [{"x": growth} for growth in growths]
+    grown: list[dict[str, float]] = []
     for name, bundle in drawn.items():
-        n_seeds = len(bundle.seeds)
-        if n_seeds > 1:
-            thin_rows += [row for line, curve in bundle.seeds.items() for row in _rows(name, line, curve, axes)]
-        strong = bundle.strong or (f"mean of {n_seeds}" if n_seeds > 1 else next(iter(bundle.seeds)))
-        rows += _rows(name, strong, means[name], axes)
-        grown += [_place(step, means[name], axes) for step in bundle.growths]
-    banded = [row for row in rows if "low" in row]
-    of_bands = {"low": ".4f", "high": ".4f"} if banded else {}
-    tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **of_bands)
-    is_switched = len(axes) > 1
-    across = charts.x("at" if is_switched else "x", " " if is_switched else x_title, format="~s")
-    plot = Plot(across, y_title, styles, tip, domain, is_switched=is_switched)
-    layers = [plot.upright(grown)] if grown else []
+        if len(bundle.curves) > 1:
+            for label, curve in bundle.curves.items():
+                thin_rows += _rows(name, label, curve, axes)
+        rows += _rows(name, bundle.main_label, main_curves[name], axes)
+        for step in sorted({step for curve in bundle.curves.values() for step in curve.growths}):
+            place = _place(step, main_curves[name], axes)
+            if place not in grown:
+                grown.append(place)
+    bands = [row for row in rows if "low" in row]
+    band_tips = {"low": ".4f", "high": ".4f"} if bands else {}
+    tip = charts.tips(name="|variant", line="", x=f",.4~f|{x_title}", y=f".4f|{y_title}", **band_tips)
+    has_menu = len(axes) > 1
+    across = charts.x("at", " ", format="~s") if has_menu else charts.x("x", x_title, format="~s")
+    domain = _range(every_curve, level, 0.1 if crop else 0.0)
+    styles = {name: looks[name] for name in drawn}
+    plot = Plot(across, y_title, styles, tip, domain, has_menu=has_menu)
+    layers = [plot.vertical_lines(grown)] if grown else []
     subject = y_title
     show = si
     if level is not None:
         layers.append(charts.line_at(level, "y"))
         subject = f"{title}, {y_title},"
         show = partial(fixed, n_decimals=4)
-    if banded:
-        layers.append(plot.bands(banded))
+    if bands:
+        layers.append(plot.bands(bands))
     if thin_rows:
         layers.append(plot.lines(thin_rows, "line", strokeWidth=0.9, opacity=0.6))
     layers += [plot.lines(rows), plot.targets(rows)]
     if max(len(curve.x) for curve in every_curve) <= FEW_POINTS:
         layers.append(plot.points(rows, size=34))
-    last = {name: mean.last for name, mean in means.items()}
+    last = {name: curve.last for name, curve in main_curves.items()}
     ends = {name: value for name, value in last.items() if math.isfinite(value)}
     is_named = 1 < len(ends) <= MOST_LABELS
     if domain is not None and is_named:
         layers.append(plot.names_at(ends, domain))
-    chart = charts.switched(layers, "over", axes) if is_switched else alt.layer(*layers)
+    chart = charts.with_x_menu(layers, axes) if has_menu else alt.layer(*layers)
     shown = {name: show(value) for name, value in last.items()}
-    label = charts.described(f"{subject} over {x_title}. Last mean value of each line:", shown)
+    label = charts.text_alternative(f"{subject} over {x_title}. Last mean value of each line:", shown)
     if grown:
         label += f" A model grew at {', '.join(map(si, sorted({row['x'] for row in grown})))}."
     return Figure(key, title, label, chart, styles, is_named=is_named)
+
+
+def _axes(curves: Sequence[Curve], x_title: str) -> dict[str, str]:
+    """Return column -> title of the x axes among which readers choose: x, and the progress known for all curves."""
+    axes = {"x": x_title}
+    trained = [curve for curve in curves if not curve.is_empty and curve.x[-1] > 0]
+    for quantity in trained[0].progress if trained else ():
+        if all(quantity in curve.progress for curve in trained):
+            axes[quantity] = quantity
+    return axes
 
 
 def _rows(name: str, line: str, curve: Curve, axes: Collection[str]) -> list[dict[str, Any]]:
@@ -238,7 +260,7 @@ def _place(step: float, curve: Curve, axes: Collection[str]) -> dict[str, float]
     place = {"x": step}
     for quantity in axes:
         if quantity != "x":
-            by_step = curve.progress.get(quantity, Curve(np.array([]), np.array([])))
+            by_step = curve.progress.get(quantity, EMPTY)
             place[quantity] = float(np.interp(step, [0.0, *by_step.x], [0.0, *by_step.y], right=np.nan))
     return place
 
@@ -248,8 +270,8 @@ def _range(curves: Sequence[Curve], level: float | None, start: float) -> tuple[
     end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
     values = [] if level is None else [level]
     for curve in curves:
-        for line in [curve.y] if curve.ends is None else [curve.y, *curve.ends]:
-            values += line[curve.x >= start * end].tolist()
+        lines = curve.y[None] if curve.ends is None else np.vstack([curve.y, curve.ends])
+        values += lines[:, curve.x >= start * end].ravel().tolist()
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return None

@@ -8,18 +8,7 @@ from widthwise.records.evaluation import EvaluationTable, TableCell, TableColumn
 from widthwise.records.record import finite
 from widthwise.reports.charts import Figure
 from widthwise.reports.experiment_figures import Effect, forest
-from widthwise.reports.formats import (
-    MISSING,
-    capital,
-    clean,
-    counted,
-    fixed,
-    percentage,
-    sequence,
-    signed,
-    with_interval,
-    without_seed,
-)
+from widthwise.reports.formats import MISSING, clean, counted, fixed, joined, percentage, with_interval, without_seed
 from widthwise.reports.page import Code, Page, note, section
 from widthwise.reports.table import Table, csv_rows
 
@@ -42,7 +31,7 @@ def shown(cell: TableCell, column: TableColumn, significance: float) -> tuple[st
     scale, n_decimals = _unit(column)
     if cell.value is None:
         return MISSING, ""
-    details = [] if cell.difference is None else [signed(scale * cell.difference, n_decimals)]
+    details = [] if cell.difference is None else [fixed(scale * cell.difference, n_decimals, with_sign=True)]
     if cell.p_value is not None:
         details.append("p < 0.0001" if cell.p_value < 1e-4 else f"p {fixed(cell.p_value, 4)}")
     return fixed(scale * cell.value, n_decimals) + _mark(cell, significance), ", ".join(details)
@@ -78,7 +67,7 @@ def evaluation_page(table: EvaluationTable) -> Page:
         "evaluation",
         table.title,
         answer(table),
-        lead=f"What {'does' if len(names) == 1 else 'do'} {sequence(names)} know?",
+        lead=f"What {'does' if len(names) == 1 else 'do'} {joined(names)} know?",
         sections=(
             section(
                 "Results",
@@ -124,7 +113,7 @@ def answer(table: EvaluationTable) -> list[str]:
             if column.n_blocks is not None and column.n_blocks < FEWEST_BLOCKS:
                 reason = f"too short: {counted(column.n_blocks, 'block')}, {FEWEST_BLOCKS} needed"
             untested.append(f"{clean(column.name)} ({reason})")
-    return lines + ([f"Not tested: {sequence(untested)}."] if untested else [])
+    return lines + ([f"Not tested: {joined(untested)}."] if untested else [])
 
 
 def _comparison(name: str, baseline: str, tested: Sequence[tuple[TableColumn, TableCell]], significance: float) -> str:
@@ -157,9 +146,9 @@ def _difference_figures(table: EvaluationTable) -> list[Figure | None]:
     is_one_model = sum(row.baseline is not None for row in table.rows) == 1
     level = percentage(CONFIDENCE)
     figures = []
-    for key, is_share, quantity, side in (
-        ("accuracies", True, "percentage points", "right"),
-        ("perplexities", False, "perplexity", "left"),
+    for scores, is_share, quantity, side in (
+        ("Accuracies", True, "percentage points", "right"),
+        ("Perplexities", False, "perplexity", "left"),
     ):
         effects = []
         for row in table.rows:
@@ -169,9 +158,9 @@ def _difference_figures(table: EvaluationTable) -> list[Figure | None]:
                     verdict = {BETTER: "better", WORSE: "worse"}.get(mark, "no clear difference")
                     name = clean(column.name) if is_one_model else f"{clean(row.name)}, {clean(column.name)}"
                     effects.append(Effect(name, _difference(cell, column), verdict))
-        caption = f"{capital(key)} minus the baseline's, with {level} intervals"
+        caption = f"{scores} minus the baseline's, with {level} intervals"
         x_title = [f"{quantity} above the baseline:", f"{side} of 0 is better"]
-        figures.append(forest(key, caption, effects, x_title, n_decimals=1 if is_share else 2))
+        figures.append(forest(scores.lower(), caption, effects, x_title, n_decimals=1 if is_share else 2))
     return figures
 
 

@@ -11,15 +11,7 @@ from widthwise.evaluation.differences import is_share
 from widthwise.evaluation.estimate import FEWEST_BLOCKS
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.records.evaluation import (
-    Difference,
-    Evaluation,
-    EvaluationDifferences,
-    Score,
-    Scores,
-    TaskResult,
-    harness_name,
-)
+from widthwise.records.evaluation import Evaluation, EvaluationDifferences, Score, Scores, TaskResult, harness_name
 from widthwise.records.record import finite
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.charts import Figure, Looks
@@ -174,7 +166,7 @@ def evaluation_tables(
         }
     )
     tables = [_side_by_side("Side by side" if len(by_model) > 1 else "Scores", list(by_model), joined)]
-    return tables + [difference_table(pair.run, pair.baseline, pair.differences) for pair in differences]
+    return tables + [difference_table(pair) for pair in differences]
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
@@ -186,13 +178,13 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
     return {path: clean(path) for path in paths}
 
 
-def difference_table(name: str, baseline: str, differences: Iterable[Difference]) -> Table:
-    """Return the differences of one model from the baseline, with intervals and numbers of flipped items."""
+def difference_table(pair: EvaluationDifferences) -> Table:
+    """Return the differences of a model from its baseline, with intervals and numbers of flipped items."""
     header = [*NAMES, "difference", f"{percentage(CONFIDENCE)} interval"]
     rows: list[list[str]] = []
     previous = None
     definition = ""
-    for difference in differences:
+    for difference in pair.differences:
         row = ["" if difference.on == previous else _tail(difference.on)]
         rows.append(row)
         previous = difference.on
@@ -211,7 +203,7 @@ def difference_table(name: str, baseline: str, differences: Iterable[Difference]
             row += [f"{len(flips.gained):,}", f"{len(flips.lost):,}", fixed(flips.p_value, 3)]
     if definition:
         header += ["gained", "lost", "p"]
-    title = f"{_tail(name)} minus {_tail(baseline)}, item by item"
+    title = f"{_tail(pair.run)} minus {_tail(pair.baseline)}, item by item"
     return Table(title, header, rows, text_columns=NAMES, sortable=False, note=definition)
 
 

@@ -103,9 +103,9 @@ def forest(
         shape = alt.Shape("shape:N", scale=None)
         layers.append(heads.encode(x="end:Q", y=up, color=mark_colour, shape=shape))
     layers.append(charts.chart(means).mark_point(size=95).encode(x=across, y=up, tooltip=tip, color=mark_colour))
-    layers.append(charts.beside(means, up, "numbers", dy=-6))
+    layers.append(charts.text_at_right(means, up, "numbers", dy=-6))
     differences = {effect.name: with_interval(effect.difference, n_decimals + 1) for effect in effects}
-    label = charts.described(f"{caption}:", differences)
+    label = charts.text_alternative(f"{caption}:", differences)
     return Figure(key, caption, label, alt.layer(*layers), height=40 + _ROW * len(effects))
 
 

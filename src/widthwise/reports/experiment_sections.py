@@ -7,13 +7,12 @@ from widthwise.experiments.matching import LARGEST_MISMATCH
 from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import HELD_OUT_LOSSES, QUANTITY, TITLES
-from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports import tables
 from widthwise.reports.charts import Figure, Looks
 from widthwise.reports.curves import curve_figure, over_seeds
 from widthwise.reports.experiment_figures import gap_figures, shape_figures
-from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, percentage, sequence, shorten, si
+from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, joined, percentage, shorten, si
 from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, validated_table
 from widthwise.reports.page import Code, Page, Section, Text, note, resolved, section
 from widthwise.reports.run import data_table, read_run
@@ -35,7 +34,7 @@ def read_runs(folder: Path, outcome: Outcome) -> dict[str, list[Run]]:
 
 
 def seeds_and_match(outcome: Outcome) -> tuple[str, str]:
-    """Return `Trained with 2 seeds (1, 2).` and ` at equal parameters, within 3.4%`."""
+    """Return `Trained with 2 seeds (1, 2).` and ` at equal parameters, within 3.4%` ("" if nothing is matched)."""
     trained = f"Trained with {counted(len(outcome.seeds), 'seed')} ({', '.join(map(str, outcome.seeds))})."
     if outcome.matched in (None, "none"):
         return trained, ""
@@ -56,9 +55,9 @@ def common_page(
     first: Sequence[Figure | None],
     sections: Sequence[Section | None],
 ) -> Page:
-    """Return the page of an experiment: `sections`, data and environment, and how to reproduce it.
+    """Return the page of an experiment: `sections`, then the data, the environment and how to reproduce it.
 
-    first: figures of the first screen.
+    question: shown above the answer. first: figures of the first screen.
     """
     badges = []
     if len(outcome.seeds) < FEWEST_SEEDS:
@@ -104,13 +103,7 @@ def compared_question(names: Sequence[str], baseline: str, outcome: Outcome) -> 
     if not names:
         return trained
     verb = "Does" if len(names) == 1 else "Do"
-    return f"{verb} {sequence(names)} reach a lower held-out loss than {baseline}{matched}? {trained}"
-
-
-def distance(difference: Estimate) -> str:
-    """Return a difference of losses as `0.0123 nats below`."""
-    mean = finite(difference.mean)
-    return f"{fixed(abs(mean), 4)} nats {'below' if mean < 0 else 'above'}"
+    return f"{verb} {joined(names)} reach a lower held-out loss than {baseline}{matched}? {trained}"
 
 
 def size_interval(difference: Estimate, outcome: Outcome) -> str:
@@ -128,10 +121,10 @@ def size_interval(difference: Estimate, outcome: Outcome) -> str:
 
 
 def variant_names(variants: Sequence[Variant]) -> str:
-    """Return the names of up to four variants, otherwise their number."""
+    """Return the names of up to four variants, or the number of more variants."""
     if len(variants) > 4:
         return f"{len(variants)} variants"
-    return sequence([clean(variant.name) for variant in variants])
+    return joined([clean(variant.name) for variant in variants])
 
 
 def setting_sentences(outcome: Outcome) -> Iterator[str]:
@@ -143,7 +136,7 @@ def setting_sentences(outcome: Outcome) -> Iterator[str]:
         if settings:
             verb = "differs" if len(variants) == 1 else "differ"
             baseline = clean(outcome.baseline_words or "the baseline")
-            yield f"{variant_names(variants)} {verb} from {baseline} in {sequence(settings)}."
+            yield f"{variant_names(variants)} {verb} from {baseline} in {joined(settings)}."
 
 
 def results_section(outcome: Outcome, caption: str, looks: Looks, more: Table | None = None) -> Section | None:
@@ -151,12 +144,12 @@ def results_section(outcome: Outcome, caption: str, looks: Looks, more: Table | 
     main = main_tables(outcome, caption, looks)
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
-        losses = variant.val_loss.per_seed
-        differences = [*(variant.difference.per_seed if variant.difference else ()), *[None] * len(losses)]
-        cells[variant.name] = {
-            f"seed {seed}": fixed(loss, 4) + ("" if difference is None else f" ({fixed(difference, 4, '+')})")
-            for seed, loss, difference in zip(outcome.seeds, losses, differences)
-        }
+        differences = dict(zip(outcome.seeds, variant.difference.per_seed)) if variant.difference else {}
+        row = cells[variant.name] = {}
+        for seed, loss in zip(outcome.seeds, variant.val_loss.per_seed):
+            row[f"seed {seed}"] = fixed(loss, 4)
+            if differences.get(seed) is not None:
+                row[f"seed {seed}"] += f" ({fixed(differences[seed], 4, with_sign=True)})"
     seeds = by_row("Held-out loss of each seed (difference from the baseline)", "Variant", cells).folded
     return section("Results", *main, validated_table(outcome), more, seeds)
 
@@ -185,22 +178,23 @@ def equal_loss_section(outcome: Outcome, looks: Looks) -> Section | None:
     for loss, quantity in HELD_OUT_LOSSES.items():
         rows = []
         for variant in compared:
-            if (needed := variant.at_equal_loss.get(loss)) is not None:
-                n_seeds = len(needed.tokens_ratio.per_seed)
-                row = [clean(variant.name), f"{needed.n_reached} of {n_seeds}", si(needed.tokens.mean)]
-                for ratio in (needed.tokens_ratio, needed.training_flops_ratio):
+            if (at_equal_loss := variant.at_equal_loss.get(loss)) is not None:
+                n_seeds = len(at_equal_loss.tokens_ratio.per_seed)
+                reached = f"{at_equal_loss.n_reached} of {n_seeds}"
+                row = [clean(variant.name), reached, si(at_equal_loss.tokens.mean)]
+                for ratio in (at_equal_loss.tokens_ratio, at_equal_loss.training_flops_ratio):
                     row += [fixed(ratio.mean, 3), interval(ratio, 3) or MISSING]
                 rows.append(row)
         if rows:
             title = f"Tokens to the final {quantity.title} of {clean(baseline)}, and ratios at equal loss"
             loss_tables.append(Table(title, header, rows))
-    names = ["equal-loss"] if loss_tables else []
-    names.append("interpolated" if validations.suffice else "too-few-validations")
+    notes = ["equal-loss"] if loss_tables else []
+    notes.append("interpolated" if validations.suffice else "too-few-validations")
     if validations.final_lr_share is not None and (loss_tables or validations.suffice):
-        names.append("constant-rate" if validations.final_lr_share >= 0.999 else "falling-rate")
+        notes.append("constant-rate" if validations.final_lr_share >= 0.999 else "falling-rate")
     fewest = counted(validations.n_fewest, "validation")
     share = f"{validations.final_lr_share or 0:.3g}"
-    explained = note(*names, baseline=clean(baseline), share=share, fewest=fewest, needed=validations.n_needed)
+    explained = note(*notes, baseline=clean(baseline), share=share, fewest=fewest, needed=validations.n_needed)
     drawn = [variant for variant in compared if variant.gap and variant.name in looks]
     return section(
         "Tokens at equal loss",

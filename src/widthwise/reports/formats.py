@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from widthwise.mistakes import counted as counted
+from widthwise.mistakes import counted as counted  # for users of this module
 
 if TYPE_CHECKING:
     from widthwise.records.estimate import Estimate
@@ -18,8 +18,9 @@ MISSING = "\N{EN DASH}"
 _DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
 """Hours per unit, and name of the unit."""
 _HUGE = 1e7
-_PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
+"""Smallest number that `fixed` shows with a power of ten."""
+_PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+"""Factor and decimal prefix."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except newline and tab, characters that change the direction of text, and surrogates."""
@@ -57,7 +58,7 @@ def percentage(confidence: float) -> str:
 
 def tick(value: float) -> str:
     """Return up to four significant digits with a decimal prefix, without trailing zeros, for numbers on axes."""
-    size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= size), (1, ""))
+    size, prefix = next((row for row in _PREFIXES if abs(value) >= row[0]), _PREFIXES[-1])
     return minus(f"{value / size:.4g}{prefix}")
 
 
@@ -67,11 +68,15 @@ def si(value: float | None) -> str:
         return MISSING
     if not math.isfinite(value):
         return _not_finite(value)
-    size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= 0.9995 * size), (1.0, ""))
+    size, prefix = next((row for row in _PREFIXES if abs(value) >= 0.9995 * row[0]), _PREFIXES[-1])
     if not prefix and float(value).is_integer():
         return str(int(value))
     number = value / size
-    n_decimals = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
+    n_decimals = 2
+    if abs(number) >= 99.95:
+        n_decimals = 0
+    elif abs(number) >= 9.995:
+        n_decimals = 1
     return minus(f"{number:.{n_decimals}f}{prefix}")
 
 
@@ -95,22 +100,22 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
-def fixed(value: float | None, n_decimals: int, sign: str = "") -> str:
+def fixed(value: float | None, n_decimals: int, with_sign: bool = False) -> str:
     """Return a number with `n_decimals` decimals, or with a power of ten if it is too long.
 
-    sign: "+" also shows the sign of positive numbers.
+    with_sign: positive numbers get a plus sign.
     """
     if value is None:
         return MISSING
     if not math.isfinite(value):
         return _not_finite(value)
     digits = f".{n_decimals}f" if abs(value) < _HUGE else ".3e"
-    return minus(format(value, sign + digits))
+    return minus(f"{value:+{digits}}" if with_sign else f"{value:{digits}}")
 
 
 def signed(value: float | None, n_decimals: int) -> str:
     """Return a difference with its sign."""
-    return fixed(value, n_decimals, "+")
+    return fixed(value, n_decimals, with_sign=True)
 
 
 def shown(value: float | None, quantity: "Quantity") -> str:
@@ -118,21 +123,26 @@ def shown(value: float | None, quantity: "Quantity") -> str:
     if quantity.n_decimals is None:
         is_tiny = value is not None and 0 < abs(value) < 0.01
         return f"{value:.2e}" if is_tiny else si(value)
-    return fixed(value, quantity.n_decimals, "+" if quantity.is_signed else "")
+    return fixed(value, quantity.n_decimals, quantity.is_signed)
 
 
 def interval(estimate: "Estimate", n_decimals: int, with_sign: bool = False) -> str:
     """Return an interval as `low to high`; "" without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""
-    sign = "+" if with_sign else ""
-    return f"{fixed(estimate.low, n_decimals, sign)} to {fixed(estimate.high, n_decimals, sign)}"
+    return f"{fixed(estimate.low, n_decimals, with_sign)} to {fixed(estimate.high, n_decimals, with_sign)}"
 
 
 def with_interval(estimate: "Estimate", n_decimals: int) -> str:
     """Return a difference, followed by its interval in parentheses if known."""
+    mean = signed(estimate.mean, n_decimals)
     ends = interval(estimate, n_decimals, with_sign=True)
-    return signed(estimate.mean, n_decimals) + (f" ({ends})" if ends else "")
+    return f"{mean} ({ends})" if ends else mean
+
+
+def distance(difference: float) -> str:
+    """Return a difference of two losses as `0.0123 nats below` or `0.0123 nats above`."""
+    return f"{fixed(abs(difference), 4)} nats {'below' if difference < 0 else 'above'}"
 
 
 def ratio(value: float | None, sign: str = TIMES) -> str:
@@ -148,14 +158,15 @@ def hidden_widths(widths: Sequence[int]) -> str:
 
 
 def plain(value: Any) -> str:
-    """Return any JSON value on one line. Lists of numbers are formatted as sizes of axes."""
+    """Return any JSON value on one line. Lists of numbers are joined by multiplication signs: 2×3."""
     match value:
         case None:
             return MISSING
         case bool():
             return "yes" if value else "no"
         case list() | tuple():
-            return (", " if any(isinstance(item, str) for item in value) else TIMES).join(map(plain, value))
+            separator = ", " if any(isinstance(item, str) for item in value) else TIMES
+            return separator.join(map(plain, value))
         case dict():
             return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
         case _:
@@ -179,6 +190,6 @@ def without_seed(name: str) -> str:
     return _SEED.sub("", clean(name)) or clean(name)
 
 
-def sequence(names: Sequence[str]) -> str:
+def joined(names: Sequence[str]) -> str:
     """Return `a`, `a and b`, or `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -217,7 +217,10 @@ def validated_table(outcome: Outcome) -> Table | None:
         for name, score in variant.validated.items():
             row[name] = fixed(score.value.mean, 4)
             if score.difference:
-                details = [fixed(score.difference.mean, 4, "+"), interval(score.difference, 4, True)]
+                details = [
+                    fixed(score.difference.mean, 4, with_sign=True),
+                    interval(score.difference, 4, with_sign=True),
+                ]
                 row[name] += f" ({', '.join(filter(None, details))})"
     caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
     return by_row(caption, "Variant", cells)

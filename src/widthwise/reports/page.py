@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from widthwise.files import write_atomic
 from widthwise.records.run import Run
-from widthwise.reports.charts import LOOK, Figure, FileKind, colours, vega_library
+from widthwise.reports.charts import VEGA_CONFIG, Figure, FileKind, colours, vega_library
 from widthwise.reports.formats import clean, printable
 from widthwise.reports.table import Table
 
@@ -170,7 +170,7 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.globals |= {"look": LOOK, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
+_ENVIRONMENT.globals |= {"look": VEGA_CONFIG, "style": Markup((_FOLDER / "page.css").read_text("utf-8"))}
 _ENVIRONMENT.filters |= {
     "clean": clean,
     "json": lambda value: Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")),

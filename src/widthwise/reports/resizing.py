@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import altair as alt
 import numpy as np
@@ -15,7 +14,7 @@ from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports import charts
 from widthwise.reports.charts import CARD, Figure, Looks
 from widthwise.reports.curves import Bundle, Curve, by_step, curve_figure, over_seeds
-from widthwise.reports.formats import MISSING, amount, capital, clean, fixed, ratio, sequence, shorten, si, signed
+from widthwise.reports.formats import MISSING, amount, capital, clean, distance, fixed, ratio, shorten, si, signed
 from widthwise.reports.page import Code, Part, Section, note, section
 from widthwise.reports.shapes import size_figure
 from widthwise.reports.table import Table
@@ -28,37 +27,19 @@ SIZES = {"d_model": "d_model", "n_kv_heads": "KV heads", "n_hidden": "hidden uni
 """Field of `LayerCut` -> its title."""
 BEFORE = "before the cut"
 """Name of the line of the original model."""
-CUT_QUESTION = "What did the cut cost, and what does training give back?"
 
 
-class MeasuredGrowth(NamedTuple):
-    """A growth with its held-out losses."""
-
-    record: GrowthRecord
-    before: float
-    after: float
-
-
-Growths = Mapping[tuple[str, int, str], Sequence[MeasuredGrowth]]
+Growths = Mapping[tuple[str, int, str], Sequence[GrowthRecord]]
 """Variant, step and event -> a growth for each seed."""
-
-
-def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
-    """Return held-out losses before and after a growth, or NaN. `grow` measures none: use a validation."""
-    if growth.event == "growth":
-        return finite(growth.loss_before), finite(growth.loss_after)
-    validated = by_step(run, "validation", "loss")
-    return Curve(validated.x, np.where(validated.x == growth.step, validated.y, np.nan)).last, float("nan")
 
 
 def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section | None:
     """Return figures and tables; None if no model grew. runs: variant -> a run for each seed."""
-    growths: dict[tuple[str, int, str], list[MeasuredGrowth]] = {}
+    growths: dict[tuple[str, int, str], list[GrowthRecord]] = {}
     for name, seeds in runs.items():
         for run in seeds:
             for growth in run.growths:
-                measured = MeasuredGrowth(growth, *held_out(run, growth))
-                growths.setdefault((name, growth.step, growth.event), []).append(measured)
+                growths.setdefault((name, growth.step, growth.event), []).append(growth)
     if not growths:
         return None
     steps = sorted({step for _, step, _ in growths})
@@ -76,15 +57,6 @@ def growth_section(runs: Mapping[str, Sequence[Run]], looks: Looks) -> Section |
     )
 
 
-def growth_question(runs: Mapping[str, Run]) -> str:
-    """Return the question that growth answers; "" if no model grew."""
-    grown = [shorten(name, 60) for name, run in runs.items() if run.growths]
-    if not grown:
-        return ""
-    verb = "Does" if len(grown) == 1 else "Do"
-    return f"{verb} {sequence(grown)} compute the same function after growth, and keep learning?"
-
-
 def growth_answers(runs: Mapping[str, Run]) -> list[str]:
     """Return sentences on the certificate, the growths and the final loss of every run that grew."""
     grown = {name: run for name, run in runs.items() if run.growths}
@@ -99,7 +71,7 @@ def growth_answers(runs: Mapping[str, Run]) -> list[str]:
                 f"of the largest (bound {certificate.gradient_bound:.0e})."
             )
         for growth in run.growths:
-            before, after = held_out(run, growth)
+            before, after = mean_losses([growth])
             growth_words = f"Growth after step {growth.step:,}, {_sizes(growth)} parameters"
             if np.isfinite(after):
                 losses = f"{fixed(before, 4)} before, {fixed(after, 4)} right after"
@@ -125,8 +97,9 @@ def _growth_table(growths: Growths) -> Table:
     rows = []
     for (name, step, event), growths_of_seeds in growths.items():
         before, after = mean_losses(growths_of_seeds)
-        change = max((growth.after - growth.before for growth in growths_of_seeds), key=abs)
-        growth = growths_of_seeds[0].record
+        changes = [finite(growth.loss_after) - finite(growth.loss_before) for growth in growths_of_seeds]
+        change = max(changes, key=abs)
+        growth = growths_of_seeds[0]
         row = [clean(name), f"{step:,}", event, _sizes(growth), si(growth.training_flops)]
         largest = f"{change:+.1e}" if np.isfinite(change) else MISSING
         rows.append([*row, shown_loss(before), shown_loss(after), largest])
@@ -135,9 +108,10 @@ def _growth_table(growths: Growths) -> Table:
     return Table(caption, [*header, "largest change"], rows, text_columns={"event"})
 
 
-def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
-    """Return mean losses before and after; NaN if a run has none."""
-    before, after = np.mean([(growth.before, growth.after) for growth in growths], axis=0).tolist()
+def mean_losses(growths: Sequence[GrowthRecord]) -> tuple[float, float]:
+    """Return the mean held-out losses before and after growths, one for each seed; NaN if a seed has none."""
+    losses = [(finite(growth.loss_before), finite(growth.loss_after)) for growth in growths]
+    before, after = np.mean(losses, axis=0).tolist()
     return before, after
 
 
@@ -151,22 +125,22 @@ def _growth_figure(step: int, runs: Mapping[str, Sequence[Run]], growths: Growth
     for (name, at_step, _), growths_of_seeds in growths.items():
         if at_step == step:
             losses.setdefault(name, mean_losses(growths_of_seeds))  # `grow` and the recipe can both grow a run here
-            sizes |= {growth.record.params_before for growth in growths_of_seeds}
+            sizes |= {growth.params_before for growth in growths_of_seeds}
     growing = {name for name, _, _ in growths}
     curves: dict[str, Bundle] = {}
     for name, seeds in runs.items():
         result = seeds[0].result
         has_size = result is not None and result.cost.params["total"] in sizes
         if name in losses or (name not in growing and has_size):
-            curves_of_seeds = dict(over_seeds(seeds, "train").seeds)
+            curves_of_seeds = dict(over_seeds(seeds, "train").curves)
             last = max(max(curve.x, default=0.0) for curve in curves_of_seeds.values())
             for seed, curve in curves_of_seeds.items():
                 is_near = abs(curve.x - step) <= max(FEWEST_STEPS, SHARE_SHOWN * last)
-                curves_of_seeds[seed] = Curve(curve.x[is_near], curve.y[is_near])
+                curves_of_seeds[seed] = Curve(curve.x[is_near], curve.y[is_near], growths=[step + 0.5])
             curves[name] = Bundle(curves_of_seeds)
     title = f"Loss across the growth after step {step:,}"
     y_title = "training loss; squares: held out"
-    figure = curve_figure(f"growth-{step}", title, curves, looks, "step", y_title, growths=[step + 0.5])
+    figure = curve_figure(f"growth-{step}", title, curves, looks, "step", y_title)
     if figure is None:
         return None
     chart = figure.chart
@@ -180,7 +154,7 @@ def _growth_figure(step: int, runs: Mapping[str, Sequence[Run]], growths: Growth
         if squares:
             marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, fill=fill)
             tip = charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")
-            chart += marks.encode(x="x:Q", y="y:Q", tooltip=tip, **charts.coloured(figure.legend, channel))
+            chart += marks.encode(x="x:Q", y="y:Q", tooltip=tip, **charts.name_encodings(figure.legend, channel))
     shown = [
         f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in losses.items()
     ]
@@ -216,8 +190,7 @@ def cut_answers(runs: Mapping[str, Run]) -> list[str]:
             if not (healing := by_step(run, "validation", "loss")).is_empty:
                 change = healing.last - cut.loss_before
                 time = "After healing" if run.result else "So far in healing"
-                end = f"{fixed(abs(change), 4)} nats {'below' if change < 0 else 'above'} the loss before the cut"
-                lines.append(f"{start}{time} it is {end}.")
+                lines.append(f"{start}{time} it is {distance(change)} the loss before the cut.")
     return lines
 
 
@@ -245,8 +218,11 @@ def held_out_curves(runs: Mapping[str, Run]) -> dict[str, Curve]:
     curves = {name: by_step(run, "validation", "loss") for name, run in runs.items()}
     cuts = {name: run.shrinking for name, run in runs.items() if run.shrinking and not curves[name].is_empty}
     for name, cut in cuts.items():
-        curves[name] = Curve(np.append(0.0, curves[name].x), np.append(cut.loss_after, curves[name].y))
-    if len(losses := {cut.loss_before for cut in cuts.values()}) == 1:
+        x = np.append(0.0, curves[name].x)
+        y = np.append(cut.loss_after, curves[name].y)
+        curves[name] = replace(curves[name], x=x, y=y)
+    losses = {cut.loss_before for cut in cuts.values()}
+    if len(losses) == 1:
         ends = np.array([0.0, max(curves[name].x[-1] for name in cuts)])
         curves[BEFORE] = Curve(ends, np.repeat([*losses], 2))
     return curves

@@ -14,9 +14,9 @@ from widthwise.records.resizing import Certificate, Shrinking
 from widthwise.records.run import GrowthRecord, ListedRun, Run, RunResult
 from widthwise.reports import resizing, tables
 from widthwise.reports.charts import Figure, Looks, styles
-from widthwise.reports.curves import Curve, by_name, by_place, by_step, curve_figure, growth_steps
+from widthwise.reports.curves import Curve, by_index, by_name, by_step, curve_figure
 from widthwise.reports.evaluations import final_table, newest_table, parts_over_training
-from widthwise.reports.formats import MISSING, clean, counted, fixed, plain, shorten, shown
+from widthwise.reports.formats import MISSING, clean, counted, fixed, joined, plain, shorten, shown
 from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.table import Table, by_column, by_row
@@ -34,19 +34,20 @@ _CURVES = (
     ("train", "mfu", "Model FLOPs utilisation", False),
     ("train", "memory_bytes", "Memory in bytes", False),
 )
-"""Event and key of a record, title, and whether the steep first tenth may run off the top."""
+"""Event and key of a record, title, and whether the range of y ignores the steep first tenth."""
 _BY_NAME = (
     ("val_texts", "loss", "Loss on {}"),
     ("val_tasks", "acc", "Accuracy on {}"),
     ("val_tasks", "bits_per_byte", "Bits per byte of the answers of {}"),
 )
-"""Key of a validation record, number of a text or task in it, and title of the figure."""
-_NORMS = {
+"""Field of a validation record with texts or tasks, number of a text or task, and title of its figure."""
+_NORMS: Mapping[str, str] = {
     "grad_norms": "Gradient norm of layers",
     "weight_norms": "Weight norm of layers",
     "update_norms": "Update norm of layers",
     "output_rms": "Output of layers, root mean square",
 }
+"""Field of a record of norms, with a number for each layer -> title of its figure."""
 N_SHOWN = 6
 """Number of samples of a prompt on the page, spread over the run; the file has all samples."""
 
@@ -55,14 +56,20 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
     """Read a run directory, finished or not. shown_as: path in the report. Raises UserError if it is broken."""
     folder = RunDir(path)
     metrics = folder.metrics()
-    grown = [record for record in metrics if record.get("event") in ("grown", "growth")]
+    validated = {record["step"]: record.get("loss") for record in metrics if record.get("event") == "validation"}
+    growths = []
+    for record in metrics:
+        if record.get("event") in ("grown", "growth"):
+            # `grow` measures no loss, but its source may have been validated at this step.
+            growth = {"loss_before": validated.get(record["step"]), **record}
+            growths.append(parse(GrowthRecord, growth, f"{path}/metrics.jsonl"))
     return Run(
         path=shown_as or str(path),
         config_yaml=folder.config_yaml(),
         environment=folder.environment(),
         metrics=metrics,
         result=folder.result(),
-        growths=[parse(GrowthRecord, record, f"{path}/metrics.jsonl") for record in grown],
+        growths=growths,
         certificate=Certificate.read_if_present(folder.path),
         shrinking=Shrinking.read_if_present(folder.path),
         evaluations=Evaluation.read_all(folder.path),
@@ -88,7 +95,13 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     refresh_seconds = refresh_seconds if listed else None
     curves = [figure for figure in _curves(named, looks) if figure is not None]
     cut = resizing.cut_section(named, looks)
-    question = resizing.CUT_QUESTION if cut else resizing.growth_question(named)
+    grown = [shorten(name, 60) for name, run in named.items() if run.growths]
+    question = ""
+    if cut:
+        question = "What did the cut cost, and what does training give back?"
+    elif grown:
+        verb = "Does" if len(grown) == 1 else "Do"
+        question = f"{verb} {joined(grown)} compute the same function after growth, and keep learning?"
     profiles = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
     environments = {name: run.environment for name, run in named.items()}
@@ -230,14 +243,13 @@ def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
 
 def _curves(named: Mapping[str, Run], looks: Looks) -> Iterator[Figure | None]:
     def over_steps(key: str, title: str, curves: Mapping[str, Curve], crop: bool = True) -> Figure | None:
-        grown = growth_steps(named[name] for name in curves if name in named)
-        return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop, grown)
+        return curve_figure(key, title, curves, looks, "step", title[:1].lower() + title[1:], crop)
 
     crop = all(run.shrinking is None for run in named.values())
     yield over_steps("validation-loss", "Held-out loss", resizing.held_out_curves(named), crop)
     for event, key, title, crop in _CURVES:
         yield over_steps(f"{event}-{key}", title, {n: by_step(run, event, key) for n, run in named.items()}, crop)
-    heads = {name: by_place(run, "validation", "mtp_losses") for name, run in named.items()}
+    heads = {name: by_index(run, "validation", "mtp_losses") for name, run in named.items()}
     for depth in range(1, 1 + max(map(len, heads.values()))):
         losses = {name: curves[depth - 1] for name, curves in heads.items() if len(curves) >= depth}
         yield over_steps(f"mtp-{depth}", f"Held-out loss, {depth} after the next", losses)
@@ -253,12 +265,13 @@ def _curves(named: Mapping[str, Run], looks: Looks) -> Iterator[Figure | None]:
 def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
     """Yield figures with a curve for each layer, or for some of many layers, for the runs that recorded norms."""
     for i, (name, run) in enumerate(named.items()):
-        for key, title in _NORMS.items():
-            layers = by_place(run, "norms", key)
-            curves = {f"layer {n}": layers[n - 1] for n in (layer_ticks(len(layers)) if layers else ())}
-            caption = title if len(named) == 1 else f"{name}: {title.lower()}"
-            key = f"{key.replace('_', '-')}-{i}"
-            yield curve_figure(key, caption, curves, styles(curves), "step", title.lower(), growths=growth_steps([run]))
+        for field, title in _NORMS.items():
+            layers = by_index(run, "norms", field)
+            if layers:
+                curves = {f"layer {n}": layers[n - 1] for n in layer_ticks(len(layers))}
+                caption = title if len(named) == 1 else f"{name}: {title.lower()}"
+                key = f"{field.replace('_', '-')}-{i}"
+                yield curve_figure(key, caption, curves, styles(curves), "step", title.lower())
 
 
 def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:

@@ -17,9 +17,9 @@ from widthwise.reports.formats import (
     clean,
     counted,
     fixed,
+    joined,
     minus,
     percentage,
-    sequence,
     shorten,
     si,
     tick,
@@ -35,12 +35,12 @@ def scaling_page(scaling: ScalingLaws) -> Page:
     level = percentage(scaling.confidence)
     x = clean(scaling.x)
     y = clean(scaling.y)
-    question = f"How does the {titled(y)} of {sequence(list(map(clean, names)))} fall with {titled(x)}?"
+    question = f"How does the {titled(y)} of {joined(list(map(clean, names)))} fall with {titled(x)}?"
     if baseline is not None:
         rest = [clean(name) for name in names if name != baseline]
         need = "does" if len(rest) == 1 else "do"
         question = (
-            f"How much of the {titled(x)} of {clean(baseline)} {need} {sequence(rest)} need for the same {titled(y)}?"
+            f"How much of the {titled(x)} of {clean(baseline)} {need} {joined(rest)} need for the same {titled(y)}?"
         )
     notes = ["fitted-laws"]
     if any(group.chosen_fit.band for group in scaling.groups):
@@ -101,7 +101,7 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
     reached = {scaling.baseline, *(saving.group for saving in scaling.arrows)}
     unreached = [clean(group.name) for group in scaling.groups if group.name not in reached]
     if scaling.savings and unreached:
-        lines.append(f"The curve of {sequence(unreached)} never reaches the {y} of {clean(scaling.baseline or '')}.")
+        lines.append(f"The curve of {joined(unreached)} never reaches the {y} of {clean(scaling.baseline or '')}.")
     return lines or scaling.sentence.splitlines()[:2]
 
 
@@ -208,7 +208,7 @@ def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
         reached += f" {shorten(saving.group, 40)} reaches {fixed(saving.at.y, 4)} with {share} of the {x_title} of "
         reached += f"{shorten(saving.baseline, 40)}."
     if arrows:
-        base = alt.Chart(charts.table_of(arrows)).encode(x="x:Q", y="y:Q")
+        base = alt.Chart(charts.inline_data(arrows)).encode(x="x:Q", y="y:Q")
         layers += [
             base.mark_rule(strokeWidth=1.4, stroke=INK).encode(x2="start:Q", tooltip=charts.tips(share="|needs")),
             base.mark_point(shape="triangle-left", fill=INK, size=50),

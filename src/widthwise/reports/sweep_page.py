@@ -4,11 +4,12 @@ from pathlib import Path
 
 from widthwise.records.estimate import NO_VERDICT
 from widthwise.records.outcome import Outcome
+from widthwise.records.record import finite
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.experiment_figures import difference_figure
-from widthwise.reports.formats import capital, clean, counted, fixed, percentage, sequence, with_interval
+from widthwise.reports.formats import capital, clean, counted, distance, fixed, joined, percentage, with_interval
 from widthwise.reports.main_table import has_intervals, shown_verdict
 from widthwise.reports.page import Page, Text, note, section
 from widthwise.reports.resizing import growth_section
@@ -76,7 +77,7 @@ def sweep_question(outcome: Outcome) -> str:
     trained, matched = experiment_sections.seeds_and_match(outcome)
     assert outcome.study is not None
     keys = dict.fromkeys(key for axes in outcome.axes.values() for key in axes)
-    varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
+    varied = f" over {joined([clean(key) for key in keys])}" if keys else ""
     n_points = outcome.study.n_points
     lower = ""
     if outcome.baseline:
@@ -95,7 +96,7 @@ def sweep_answer(outcome: Outcome) -> list[str]:
         if best.difference is None:
             lines.append(f"{lead}, {fixed(best.val_loss.mean, 4)}.")
         else:
-            gap = experiment_sections.distance(best.difference)
+            gap = distance(finite(best.difference.mean))
             interval = experiment_sections.size_interval(best.difference, outcome)
             lines.append(f"{lead}, {gap} {clean(outcome.baseline_words or '')}{interval}.")
         for judged in outcome.judged:
@@ -107,7 +108,7 @@ def sweep_answer(outcome: Outcome) -> list[str]:
                 result = f"still {judged.verdict} than" if is_clear else "not significantly better than"
                 lines.append(f"Corrected for {judged.n_points} comparisons, the best point is {result} {baseline}.")
             elif judged.name != best.name and is_clear:
-                gap = experiment_sections.distance(judged.difference)
+                gap = distance(finite(judged.difference.mean))
                 lines.append(f"On average the points of {clean(judged.name)} end {gap} {baseline}.")
     if outcome.study and outcome.study.n_failed:
         lines.append(f"{counted(outcome.study.n_failed, 'point')} failed.")
@@ -161,7 +162,7 @@ def _curves(outcome: Outcome, runs: experiment_sections.Runs, group_styles: Look
         names = {point.name for point in outcome.of_group(group)}
         ranked = [point.name for point in outcome.variants if point.name in names and point.name in runs]
         if ranked:
-            means = {name: over_seeds(runs[name], "validation").mean for name in ranked}
-            bundles[group or ALL_POINTS] = Bundle(means, ranked[0])
+            means = {name: over_seeds(runs[name], "validation").main_curve for name in ranked}
+            bundles[group or ALL_POINTS] = Bundle(means, main=ranked[0])
     looks = {group or ALL_POINTS: style for group, style in group_styles.items()}
     return curve_figure("points-step", "Held-out loss", bundles, looks, "step", "held-out loss", crop=True)
