@@ -11,7 +11,7 @@ from widthwise.records.record import finite
 from widthwise.reports import analysis_tables, charts
 from widthwise.reports.analysis_tables import MEASURES, Measure
 from widthwise.reports.charts import Figure, Looks, Plot, styles
-from widthwise.reports.curves import Curve, curve_figure, thin
+from widthwise.reports.curves import EMPTY, Curve, curve_figure, thin
 from widthwise.reports.formats import amount, clean, fixed, joined, shorten, si, tick, without_seed
 from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
@@ -22,59 +22,62 @@ N_POINTS = 100
 """Points of a curve over hidden units in a small figure."""
 
 
-def analysis_page(whole: Analysis) -> Page:
-    """Return the page of an analysis. Figures over layers show some checkpoints of a run, tables show all of them."""
-    left_out = set()
-    for checkpoints in whole.checkpoints.values():
+def analysis_page(analysis: Analysis) -> Page:
+    """Return the page of an analysis. Figures over layers show up to N_SHOWN checkpoints of a run, tables show all."""
+    omitted = set()
+    for checkpoints in analysis.checkpoints.values():
         shown = {round(i) for i in np.linspace(0, len(checkpoints) - 1, N_SHOWN)}
-        left_out |= {model.name for i, model in enumerate(checkpoints) if i not in shown}
-    models = [model for model in whole.models if model.name not in left_out]
-    analysis = whole.with_changes(models=models)
-    runs = list(whole.checkpoints)
+        omitted |= {model.name for i, model in enumerate(checkpoints) if i not in shown}
+    models = [model for model in analysis.models if model.name not in omitted]
+    drawn = analysis.with_changes(models=models)
+    runs = list(analysis.checkpoints)
     by_name = {model.name: model for model in models}
     variants = {model.name: clean(model.name) if runs else without_seed(model.name) for model in models}
     looks = styles(list(dict.fromkeys(variants.values())), variants[models[0].name] if len(models) > 1 else None)
-    of_models = {name: looks[variant] for name, variant in variants.items()}
-    text = whole.text
-    threshold = whole.utilisation_threshold
-    even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
-    subjects = list(dict.fromkeys(clean(without_seed(model.run or model.name)) for model in whole.models))
+    model_looks = {name: looks[variant] for name, variant in variants.items()}
+    text = analysis.text
+    threshold = analysis.utilisation_threshold
+    # Query n attends to n tokens.
+    uniform_share = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
+    sinks_note = note("attention-sinks", even=uniform_share, seq_len=text.seq_len)
+    subjects = list(dict.fromkeys(clean(without_seed(model.run or model.name)) for model in analysis.models))
     when = ", in the course of training" if runs else ""
     exits = pooled({model.name: exit_curve(model) for model in models}, variants)
     exit_figure = curve_figure("exits", "Loss of an early exit", exits, looks, "forward FLOPs per token", "loss, nats")
-    figures: dict[str, list[Figure]] = {measure.part: [] for measure in MEASURES}
-    by_measure: dict[Measure, Figure] = {}
+    by_measure = {}
+    figures: dict[str, list[Figure | None]] = {measure.part: [] for measure in MEASURES}
     for measure in MEASURES:
-        if measure.title and (figure := _depth_figure(models, variants, looks, measure, threshold)) is not None:
-            figures[measure.part].append(figure)
-            by_measure[measure] = figure
+        if measure.title:
+            by_measure[measure] = _depth_figure(models, variants, looks, measure, threshold)
+            figures[measure.part].append(by_measure[measure])
     described = [f"text: {text.source}"]
-    for model in whole.models:
+    for model in analysis.models:
         step = "" if model.step is None else f", step {model.step}"
         described.append(f"{clean(model.name)}: {clean(model.source)} ({clean(model.kind)}{step})")
-    answers = analysis_tables.findings(whole)
-    notes = ["course", "left-out"] if left_out else ["course"]
+    answers = analysis_tables.findings(analysis)
+    layer_tables = [analysis_tables.layer_table(model, threshold).folded for model in analysis.models]
+    notes = ["over-training", "left-out"] if omitted else ["over-training"]
     return Page(
         "analysis",
-        whole.title,
+        analysis.title,
         [sentence for _, sentence in answers],
         lead=(
             f"What {'do' if len(subjects) > 1 else 'does'} {joined(subjects)} do inside{when}, on "
             f"{amount(text.n_tokens)} tokens of {clean(text.source)} in windows of {text.seq_len}?"
         ),
-        first=[by_measure[measure] for measure, _ in answers if measure in by_measure],
+        first=[by_measure.get(measure) for measure, _ in answers],
         sections=(
-            section("Means over layers", analysis_tables.summary_table(analysis), note("means-over-layers")),
+            section("Means over layers", analysis_tables.summary_table(drawn), note("means-over-layers")),
             section(
                 "Over training",
-                *_course_figures(whole, styles(runs, runs[0] if len(runs) > 1 else None)),
-                note(*notes, n_left_out=len(left_out)),
-                analysis_tables.checkpoints_table(whole).folded if runs else None,
+                *_training_figures(analysis, styles(runs, runs[0] if len(runs) > 1 else None)),
+                note(*notes, n_left_out=len(omitted)),
+                analysis_tables.checkpoints_table(analysis).folded if runs else None,
             ),
             section(
                 "Feed-forward activations",
                 note("feed-forward-activations"),
-                _density_figure(analysis, variants, looks),
+                _density_figure(drawn, variants, looks),
                 *figures["units"],
             ),
             section(
@@ -84,18 +87,18 @@ def analysis_page(whole: Analysis) -> Page:
             ),
             section("Residual stream", note("residual-stream"), *figures["stream"]),
             section("Logit lens", note("logit-lens"), *figures["logit_lens"], exit_figure),
-            section("Attention sinks", note("attention-sinks", even=even, seq_len=text.seq_len), *figures["sinks"]),
-            dynamic_width_section(by_name, of_models),
-            virtual_width_section(by_name, of_models),
-            section("Every layer", *(analysis_tables.layer_table(model, threshold).folded for model in whole.models)),
+            section("Attention sinks", sinks_note, *figures["sinks"]),
+            dynamic_width_section(by_name, model_looks),
+            virtual_width_section(by_name, model_looks),
+            section("Every layer", *layer_tables),
             section(
                 "How to reproduce",
                 Text(["Run this command; every model reads the same text with its own tokenizer."]),
-                Code(whole.command),
+                Code(analysis.command),
                 Code("\n".join(described), "Models and text"),
             ),
         ),
-        made_from=f"{Analysis.file_name} of {whole.created}",
+        made_from=f"{Analysis.file_name} of {analysis.created}",
     )
 
 
@@ -107,7 +110,7 @@ def _differ_in_depth(models: Sequence[AnalysedModel]) -> bool:
 def pooled(curves: Mapping[str, Curve], variants: Mapping[str, str]) -> dict[str, Curve]:
     """Return the mean of the seeds of each variant, with a band from the lowest to the highest seed.
 
-    curves: by model. variants: model -> variant. Models whose curves have different x keep only the first.
+    curves: by model. variants: model -> variant. Seeds whose x differs from the x of the first seed are ignored.
     """
     by_variant: dict[str, list[Curve]] = {}
     for name, curve in curves.items():
@@ -138,8 +141,10 @@ def _depth_figure(
     curves = pooled(of_models, variants)
     ends = {}
     for name, curve in curves.items():
-        low, high = (f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (np.nanargmin(curve.y), np.nanargmax(curve.y)))
-        ends[name] = f"from {low} to {high}"
+        lowest = np.nanargmin(curve.y)
+        highest = np.nanargmax(curve.y)
+        ends[name] = f"from {si(curve.y[lowest])} at {tick(curve.x[lowest])} "
+        ends[name] += f"to {si(curve.y[highest])} at {tick(curve.x[highest])}"
     x_title = "layers passed, as a share of all" if is_fraction else "layer"
     title = measure.title.format(threshold)
     if measure.key == "density":
@@ -175,7 +180,7 @@ def _lines(
 def exit_curve(model: AnalysedModel) -> Curve:
     """Return the loss of exits after layers and blocks over their FLOPs; an empty curve if FLOPs are unknown."""
     if model.exit_flops is None:
-        return Curve(np.array([]), np.array([]))
+        return EMPTY
     exits = [(model.exit_flops[point.depth], finite(point.target_log_prob)) for point in model.logit_lens]
     if model.block_exit_flops is not None:
         for point in model.block_exits:
@@ -224,10 +229,10 @@ def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str,
             use = f"median unit {np.median(layer_units.utilisation):.3f}, {layer_units.dead_share:.1%} never active"
             uses[f"{shorten(name, 40)}, layer {layer_units.depth}:"] = use
         title = f"Layer {layer} of {n_layers}" if _differ_in_depth(models) else f"Layer {layer}"
-        narrowest = []  # models of which it is the narrowest layer, the first of several
+        narrowest = []  # models with this layer as the narrowest, or as the first of several narrowest
         for model in models:
-            has_shape = model.name in shown and len(set(model.widths)) > 1
-            if has_shape and model.widths.index(min(model.widths)) == shown[model.name].depth - 1:
+            narrowest_depth = model.widths.index(min(model.widths)) + 1
+            if model.name in shown and shown[model.name].depth == narrowest_depth and len(set(model.widths)) > 1:
                 narrowest.append(shorten(model.name, 30))
         if narrowest:
             title += f": narrowest of {joined(narrowest)}"
@@ -237,17 +242,14 @@ def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str,
     return figures
 
 
-def _course_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
+def _training_figures(analysis: Analysis, looks: Looks) -> list[Figure | None]:
     """Return a figure for each measure of whole models, with a line for each run over the tokens of its checkpoints."""
     figures = []
-    for measure in analysis_tables.OF_MODELS:
-        curves = {
-            run: Curve(
-                np.array([model.tokens for model in models], dtype=float),
-                np.array([measure.of_model(model) for model in models]),
-            )
-            for run, models in analysis.checkpoints.items()
-        }
+    for measure in analysis_tables.SUMMARIES:
+        curves = {}
+        for run, models in analysis.checkpoints.items():
+            tokens = np.array([model.tokens for model in models], dtype=float)
+            curves[run] = Curve(tokens, np.array([measure.of_model(model) for model in models]))
         title = measure.title.format(analysis.utilisation_threshold)
         figures.append(curve_figure(f"course-{measure.key}", title, curves, looks, "tokens", title))
     return figures

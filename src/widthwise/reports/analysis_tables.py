@@ -15,8 +15,9 @@ from widthwise.reports.table import Table, by_column
 
 MIDDLE = (0.25, 0.75)
 """Depths of the middle layers, as fractions of all layers."""
-RESERVATION = "Of these models on this text; another seed would give other numbers."
+CAVEAT = "Of these models on this text; another seed would give other numbers."
 N_FINDINGS = 3
+"""Number of sentences in the answer."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Measure:
     unit: str = ""
     """Title of the y axis of the figure."""
     whole: Literal["", "mean", "middle", "last"] = ""
-    """Value for a whole model. mean: over layers; middle: also over the middle half; last: at the last depth."""
+    """Value for a whole model. mean: the mean over layers; middle: this mean, and the mean over the middle half of the
+    layers; last: the value at the last depth; "": none."""
 
     def by_depth(self, model: AnalysedModel) -> dict[int, float]:
         """Return layer or depth -> value; NaN if unknown."""
@@ -64,36 +66,38 @@ def _mean(values: Iterable[float]) -> float:
 
 
 MEASURES = [Measure(**row) for row in yaml.safe_load(Path(__file__).with_name("measures.yaml").read_text("utf-8"))]
-OF_MODELS = [measure for measure in MEASURES if measure.whole]
+SUMMARIES = [measure for measure in MEASURES if measure.whole]
+"""Measures with a value for a whole model."""
 
 
 def findings(analysis: Analysis) -> list[tuple[Measure, str]]:
-    """Return the measures with the largest differences between variants, averaged over seeds, with a sentence each.
+    """Return up to N_FINDINGS measures with the largest differences between variants, and a sentence for each.
 
-    Variants are compared with the first variant, by the last checkpoint of each run. For a single run, the last
-    checkpoint is compared with the first. For a single model, the sentences give the values of its middle layers.
+    Each variant is the mean over its seeds, at the last checkpoint of each run, and is compared with the first variant.
+    For a single run, the last checkpoint is compared with the first. For a single model, the sentences give the values
+    of its middle layers.
     """
     threshold = analysis.utilisation_threshold
     last = {model.run or model.name: model for model in analysis.models}
     pooled: dict[str, list[AnalysedModel]] = {}
     for name, model in last.items():
         pooled.setdefault(without_seed(name), []).append(model)
-    if len(last) == 1 < len(analysis.models):
+    if len(last) == 1 and len(analysis.models) > 1:
         pooled = {clean(model.name): [model] for model in (analysis.models[0], analysis.models[-1])}
     first, *variants = pooled
     if not variants:
         alone = next(iter(last.values()))
         sentences = []
-        for measure in OF_MODELS:
+        for measure in SUMMARIES:
             if measure.whole == "middle" and not np.isnan(value := measure.of_middle(alone)):
                 title = measure.title.format(threshold)
                 sentences.append((measure, f"{title}: {measure.shown(value)} in the middle half of the layers."))
         return sentences
     changes = []
-    for measure in OF_MODELS:
-        values = {
-            name: float(np.mean([measure.of_model(model) for model in models])) for name, models in pooled.items()
-        }
+    for measure in SUMMARIES:
+        values = {}
+        for name, models in pooled.items():
+            values[name] = float(np.mean([measure.of_model(model) for model in models]))
         name = max(variants, key=lambda variant: abs(np.nan_to_num(values[variant] - values[first])))
         if values[first] and np.isfinite(values[name] / values[first]):
             change = abs(values[name] / values[first] - 1)
@@ -109,11 +113,11 @@ def findings(analysis: Analysis) -> list[tuple[Measure, str]]:
 def checkpoints_table(analysis: Analysis) -> Table:
     """Return a row for each model with its tokens and its values as a whole."""
     rows = [
-        [clean(model.name), si(model.tokens), *(measure.shown(measure.of_model(model)) for measure in OF_MODELS)]
+        [clean(model.name), si(model.tokens), *(measure.shown(measure.of_model(model)) for measure in SUMMARIES)]
         for model in analysis.models
     ]
-    header = ["Model", "tokens", *(measure.column.format(analysis.utilisation_threshold) for measure in OF_MODELS)]
-    return Table("Means over layers, by checkpoint", header, rows, note=RESERVATION)
+    header = ["Model", "tokens", *(measure.column.format(analysis.utilisation_threshold) for measure in SUMMARIES)]
+    return Table("Means over layers, by checkpoint", header, rows, note=CAVEAT)
 
 
 def summary_table(analysis: Analysis) -> Table:
@@ -125,7 +129,7 @@ def summary_table(analysis: Analysis) -> Table:
             "average width": fixed(float(np.mean(model.widths)), 1),
             "target tokens": si(model.n_tokens),
         }
-        for measure in OF_MODELS:
+        for measure in SUMMARIES:
             title = measure.title.format(analysis.utilisation_threshold)
             title += ", last layer" if measure.whole == "last" else ""
             column[title] = measure.shown(measure.of_model(model))
@@ -135,13 +139,14 @@ def summary_table(analysis: Analysis) -> Table:
         if model.valley is not None:
             valley = f"{fixed(model.valley.drop, 3)}, {fixed(model.valley.rise, 3)} ({model.valley.depth})"
         column["valley: drop, rise (after layer)"] = valley
-    return replace(by_column("Means over layers", columns, "Quantity"), note=RESERVATION)
+    return replace(by_column("Means over layers", columns, "Quantity"), note=CAVEAT)
 
 
 def layer_table(model: AnalysedModel, threshold: float) -> Table:
     """Return all measures of a model by layer; row 0 is the stream before the first layer."""
     columns = [(measure, measure.by_depth(model)) for measure in MEASURES]
-    names = [("0: embedding", MISSING), *((str(n), str(width)) for n, width in enumerate(model.widths, start=1))]
-    rows = [[*name, *(measure.shown(by_depth.get(n)) for measure, by_depth in columns)] for n, name in enumerate(names)]
+    rows = [["0: embedding", MISSING], *([str(n), str(width)] for n, width in enumerate(model.widths, start=1))]
+    for depth, row in enumerate(rows):
+        row += [measure.shown(by_depth.get(depth)) for measure, by_depth in columns]
     header = ["Layer", "width", *(measure.column.format(threshold) for measure in MEASURES)]
     return Table(f"Layers of {clean(model.name)}", header, rows)

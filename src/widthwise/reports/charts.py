@@ -265,9 +265,9 @@ class Plot:
         marks = self._encoded(chart(rows).mark_line(**mark), "y", "color", "strokeDash")
         return marks.encode(detail=f"{detail}:N")
 
-    def points(self, rows: Rows, *channels: str, **mark: Any) -> alt.Chart:
+    def points(self, rows: Rows, **mark: Any) -> alt.Chart:
         """Return markers."""
-        return self._encoded(chart(rows).mark_point(clip=True, **mark), "y", *(channels or ("color", "shape")))
+        return self._encoded(chart(rows).mark_point(clip=True, **mark), "y", "color", "shape")
 
     def targets(self, rows: Rows) -> alt.Chart:
         """Return invisible circles, which show a tooltip with the values of a line."""

@@ -57,12 +57,12 @@ def forest(
 ) -> Figure | None:
     """Return a row for each effect, lowest first, coloured by verdict; None without effects.
 
-    Intervals that leave the axis end in an arrow. x_title: lines of the title of the axis. n_decimals: of the numbers
-    at the right. seeds: of the values per seed.
+    Intervals that leave the axis end in an arrow. x_title: lines of the title of the x axis. n_decimals: decimals of
+    the numbers at the right. seeds: seeds of the values `per_seed` of each difference, drawn as ticks.
     """
     if not effects:
         return None
-    # Mean and ends of each difference. 0 is on the axis, and a long interval takes no more room than all means.
+    # Rows of mean, low and high. 0 is on the axis. Intervals extend it by at most the range of all means on each side.
     spans = np.array([[0.0, 0.0, 0.0], *([*_ends(effect.difference).values()] for effect in effects)])
     lowest = float(np.nanmin(spans[:, 0]))
     highest = float(np.nanmax(spans[:, 0]))
@@ -140,7 +140,6 @@ def point_figure(
     """
     x_title, y_title = axis_titles
     with_loss = [point for point in points if point.loss.mean is not None]
-    marks = [] if level is None else [level[1]]
     write = signed if level and level[1] == 0 else fixed
     rows: list[dict[str, Any]] = []
     for point in points:
@@ -148,7 +147,7 @@ def point_figure(
         rows.append(row | _ends(point.loss))
     tip = charts.tips(name="|series", point="", y=".4f|mean", low=".4f", high=".4f")
     plot = Plot(across, y_title, looks, tip)
-    layers = [charts.line_at(mark, "y", BASELINE_STYLE.dash, MUTED) for mark in marks]
+    layers = [charts.line_at(level[1], "y", BASELINE_STYLE.dash, MUTED)] if level else []
     joined = [row for row in rows if row["line"] is not None]
     if joined:
         layers.append(plot.lines(joined, "line", strokeWidth=1.4))
@@ -167,8 +166,8 @@ def point_figure(
 def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     """Return figures 3 and 4 of the hourglass paper, arXiv:2602.06471, for the variants `names`, which have one budget.
 
-    They show models without experts whose layers and blocks all have the same width. The first figure joins the models
-    of one depth, the second the best models of all depths. Figures in which no line joins two models are omitted.
+    They show models without experts whose layers and blocks all have the same width. The first figure joins models of
+    equal depth, the second the models with the lowest loss of each depth. Figures without a line are omitted.
     """
     baseline = outcome.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean
@@ -177,7 +176,7 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     for variant in outcome.variants:
         cost = variant.cost
         loss = variant.val_loss
-        if zero is not None and variant.difference is not None:  # has a narrower interval than the loss
+        if zero is not None and variant.difference is not None:  # differences have narrower intervals than losses
             loss = shifted(variant.difference, zero)
         hidden = {width for widths in cost.hidden_widths for width in widths}
         n_blocks = {len(widths) for widths in cost.hidden_widths}
@@ -187,7 +186,7 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
         is_drawn = variant is not baseline and variant.name in names and loss.mean is not None
         if is_drawn and has_equal_layers:
             stacks.append((cost, Point(f"K = {len(cost.hidden_widths[0])}", variant.name, 0.0, loss)))
-    stacks.sort(key=lambda stack: -finite(stack[1].loss.mean))
+    stacks.sort(key=lambda stack: -finite(stack[1].loss.mean))  # the last of each series and depth is the lowest
     lowest = {(point.series, len(cost.widths)): point for cost, point in stacks}.values()
     by_ratio: list[Point] = []
     by_aspect: list[Point] = []

@@ -14,7 +14,7 @@ from widthwise.reports.curves import curve_figure, over_seeds
 from widthwise.reports.experiment_figures import gap_figures, shape_figures
 from widthwise.reports.formats import MISSING, clean, counted, fixed, interval, joined, percentage, shorten, si
 from widthwise.reports.main_table import csv_text, latex_text, main_tables, settings_of, validated_table
-from widthwise.reports.page import Code, Page, Section, Text, note, resolved, section
+from widthwise.reports.page import Code, Page, Section, Text, note, recipe_code, section
 from widthwise.reports.run import data_table, read_run
 from widthwise.reports.table import Table, by_row
 from widthwise.run_dir import RunDir
@@ -88,7 +88,7 @@ def common_page(
                     ["Run this command with the versions above. Runs of one seed read the same data in the same order."]
                 ),
                 Code(outcome.command),
-                *(resolved(name, seeds[0]) for name, seeds in runs.items()),
+                *(recipe_code(name, seeds[0]) for name, seeds in runs.items()),
                 Code("\n".join(described), "Files"),
             ),
         ],

@@ -23,7 +23,7 @@ from widthwise.reports.charts import VEGA_CONFIG, Figure, FileKind, colours, veg
 from widthwise.reports.formats import clean, printable
 from widthwise.reports.table import Table
 
-N_TABLES = 2
+N_NOTEBOOK_TABLES = 2
 """Number of tables in a notebook; for a comparison these are losses and costs."""
 
 
@@ -65,20 +65,20 @@ class Section:
 
 
 def section(title: str, *parts: Part | None) -> Section | None:
-    """Return a section without the parts that are None or a table without rows; None if only quiet text remains."""
-    shown = [part for part in parts if part is not None and not (isinstance(part, Table) and not part.rows)]
+    """Return a section, without parts that are None and tables without rows; None if only quiet text remains."""
+    shown = [part for part in parts if part is not None and (not isinstance(part, Table) or part.rows)]
     if all(isinstance(part, Text) and part.is_quiet for part in shown):
         return None
     return Section(title, shown)
 
 
 def note(*names: str, **values: object) -> Text:
-    """Return notes from notes.yaml, formatted with values."""
+    """Return the notes of these names in notes.yaml, formatted with values."""
     return Text([_NOTES[name].format(**values) for name in names])
 
 
-def resolved(name: str, run: Run) -> Code:
-    """Return the recipe of a run, folded."""
+def recipe_code(name: str, run: Run) -> Code:
+    """Return the resolved recipe of a run, folded."""
     return Code(run.config_yaml, f"{name}: resolved recipe, {run.path}/config.yaml")
 
 
@@ -107,7 +107,7 @@ class Page:
 
     @property
     def shown(self) -> list[Section]:
-        """The first screen and all sections that are not None; each figure is shown once."""
+        """The first screen as an untitled section, and the sections that are not None, without repeated figures."""
         seen: set[str] = set()
         sections = []
         for part_of_page in (section("", *self.first), *self.sections):
@@ -119,7 +119,7 @@ class Page:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """Name of a file -> figure, in order: `main`, then the section and the title."""
+        """Name of a file -> figure, in the order of the page. The first is `main`, others have section and title."""
         named: dict[str, Figure] = {}
         for section in self.shown:
             for figure in (part for part in section.parts if isinstance(part, Figure)):
@@ -137,7 +137,7 @@ class Page:
         """Return the answer, the first figures as images, and the main tables, without scripts."""
         figures = [part for part in self.first if isinstance(part, Figure)]
         parts = [part for section in self.sections if section is not None for part in section.parts]
-        tables = [part for part in parts if isinstance(part, Table) and not part.is_folded][:N_TABLES]
+        tables = [part for part in parts if isinstance(part, Table) and not part.is_folded][:N_NOTEBOOK_TABLES]
         template = _ENVIRONMENT.get_template("notebook.html")
         return template.render(page=self, figures=figures, tables=tables, colours=colours(is_dark=False))
 

@@ -17,7 +17,7 @@ from widthwise.reports.charts import Figure, Looks, styles
 from widthwise.reports.curves import Curve, by_index, by_name, by_step, curve_figure
 from widthwise.reports.evaluations import final_table, newest_table, parts_over_training
 from widthwise.reports.formats import MISSING, clean, counted, fixed, joined, plain, shorten, shown
-from widthwise.reports.page import Code, Page, Part, Text, note, resolved, section
+from widthwise.reports.page import Code, Page, Part, Text, note, recipe_code, section
 from widthwise.reports.shapes import layer_ticks, width_figures
 from widthwise.reports.table import Table, by_column, by_row
 from widthwise.reports.widths_used import dynamic_width_section, virtual_width_section
@@ -102,7 +102,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
     elif grown:
         verb = "Does" if len(grown) == 1 else "Do"
         question = f"{verb} {joined(grown)} compute the same function after growth, and keep learning?"
-    profiles = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
+    cut_figures = [part for part in cut.parts if isinstance(part, Figure)] if cut and len(runs) == 1 else []
     commands = dict.fromkeys(run.environment.get("command") for run in runs)
     environments = {name: run.environment for name, run in named.items()}
     if all(environment == runs[0].environment for environment in environments.values()):
@@ -123,7 +123,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
         [*resizing.cut_answers(named), *resizing.growth_answers(named)] or _answers(results),
         lead=f"{_lead(runs, listed)}{reload_sentence(refresh_seconds)} {question}",
         badges=["doubtful last loss: see Results"] if any(result.doubts for result in results.values()) else [],
-        first=[*curves[:1], *profiles] if profiles else curves[:2],
+        first=[*curves[:1], *cut_figures] if cut_figures else curves[:2],
         sections=(
             cut,
             section(
@@ -149,7 +149,7 @@ def runs_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> Page
             section(
                 "How to reproduce",
                 *(Code(command) for command in commands if isinstance(command, str) and command),
-                *map(resolved, named, named.values()),
+                *map(recipe_code, named, named.values()),
             ),
         ),
         made_from="the run directories named above",
@@ -191,7 +191,7 @@ def data_table(named: Mapping[str, Run]) -> Table:
 
 
 def _data_of(run: Run) -> dict[str, str]:
-    """Return title -> property of the data of a run. Unknown properties are omitted."""
+    """Return the column of a run: title of a property of its data -> text. Unknown properties are omitted."""
     column = {}
     if run.environment.get(DATA_KEY):
         rows = read_identity(run.environment, f"{run.path}/environment.json").rows()

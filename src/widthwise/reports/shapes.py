@@ -14,9 +14,9 @@ from widthwise.reports.charts import GRID, INK, MUTED, Figure, Looks, Style
 from widthwise.reports.formats import capital, clean, fixed, hidden_widths, shorten
 
 MOST_BLOCKS = 8
-"""Largest number of feed-forward blocks to draw. If a layer has more, such as experts, one is drawn."""
+"""Largest number of feed-forward blocks drawn for a layer. Of more blocks, such as experts, only the first is drawn."""
 MOST_NUMBERED = 20
-"""Largest number of layers of which all are numbered; in deeper models, the ends and the narrowest layer are."""
+"""Largest number of layers that all have a number; deeper models have numbers at the ends and the narrowest layer."""
 
 
 def layer_ticks(n_layers: int) -> list[int]:
@@ -26,7 +26,7 @@ def layer_ticks(n_layers: int) -> list[int]:
 
 
 def width_figures(costs: Mapping[str, CostSummary], looks: Looks, results: Mapping[str, RunResult]) -> list[Figure]:
-    """Return the shape of each model, all on one scale. results: with the widths that tokens choose, if any."""
+    """Return the shape of each model, all on one scale. results: model -> result, for the widths chosen by tokens."""
     sizes = [[_stream_width(cost), *chain(*cost.hidden_widths)] for cost in costs.values()]
     widest = max(map(max, sizes), default=1)
     n_layers = max((len(cost.widths) for cost in costs.values()), default=1)
@@ -47,13 +47,18 @@ def _stream_width(cost: CostSummary) -> int:
 
 
 def _bar(width: float, start: float, height: float, label: str) -> dict[str, Any]:
+    """Return a centred bar. start: its lower edge, in layers."""
     return {"left": -width / 2, "right": width / 2, "low": start, "high": start + height, "label": label}
 
 
 def _figure(
     key: str, name: str, cost: CostSummary, style: Style, widest: int, deepest: int, used: Mapping[int, float]
 ) -> Figure:
-    """Return centred bars, layer 1 at the bottom. used: layer -> share of the hidden units that tokens choose."""
+    """Return centred bars, layer 1 at the bottom.
+
+    widest, deepest: largest width and number of layers of all models. used: layer -> share of the hidden units that
+    tokens choose, on average.
+    """
     n_layers = len(cost.widths)
     stream = _stream_width(cost)
     layer_bars = []
@@ -76,13 +81,14 @@ def _figure(
     if n_slots > 1:
         stream_label += f": {n_slots} slots of {cost.slot_width}"
     ground = [_bar(stream, 0.5, n_layers, stream_label)]
-    ends = [(slot / n_slots - 0.5) * stream for slot in range(1, n_slots)]
-    edges = [{"left": x, "right": x + 0.004 * widest, "low": 0.5, "high": n_layers + 0.5, "label": ""} for x in ends]
-    numbers = [
-        {"layer": layer - 0.23, "at": 0, "number": width}
-        for layer, width in enumerate(cost.widths, start=1)
-        if n_layers <= MOST_NUMBERED or layer in (1, cost.widths.index(min(cost.widths)) + 1, n_layers)
-    ]
+    slot_lines = []
+    for slot in range(1, n_slots):
+        left = (slot / n_slots - 0.5) * stream
+        line = {"left": left, "right": left + 0.004 * widest, "low": 0.5, "high": n_layers + 0.5, "label": ""}
+        slot_lines.append(line)
+    narrowest = cost.widths.index(min(cost.widths)) + 1
+    numbered = range(1, n_layers + 1) if n_layers <= MOST_NUMBERED else sorted({1, narrowest, n_layers})
+    numbers = [{"layer": layer - 0.23, "at": 0, "number": cost.widths[layer - 1]} for layer in numbered]
     if n_layers <= MOST_NUMBERED:
         for layer, blocks in enumerate(cost.hidden_widths, start=1):
             if len(blocks) == 1:
@@ -93,7 +99,7 @@ def _figure(
         _rectangles(rows, colour, opacity, across, up)
         for rows, colour, opacity in (
             (ground, GRID, 0.55),
-            (edges, MUTED, 1.0),
+            (slot_lines, MUTED, 1.0),
             (layer_bars, style.colour, 0.55),
             (hidden_bars, style.colour, 0.25),
         )

@@ -19,7 +19,7 @@ from widthwise.reports.formats import MISSING, clean, fixed, interval, plain, sh
 ALL_POINTS = "all points"
 """Name of points without a group."""
 _MOST_MEDIANS = 4.0
-"""Colours saturate at this multiple of the median distance, so that one diverged point does not pale all others."""
+"""Colours saturate at this multiple of the median distance, so that a diverged point does not make all others pale."""
 
 
 def axis_figures(outcome: Outcome, looks: Looks) -> list[Figure]:
@@ -82,13 +82,14 @@ def compute_figure(outcome: Outcome, looks: Looks) -> Figure | None:
 
 
 def _score(point: Variant, outcome: Outcome) -> Estimate:
-    """Return the difference to the baseline, which is 0 for the baseline itself; the loss without a baseline."""
+    """Return the difference from the baseline (0 for the baseline itself), or the loss if there is no baseline."""
     if outcome.baseline_words is None:
         return point.val_loss
     return point.difference or Estimate(mean=0.0 if outcome.baseline_of(point) is point else None)
 
 
 def _finished(outcome: Outcome, group: str) -> list[Variant]:
+    """Return the points of a group that have a result."""
     return [point for point in outcome.of_group(group) if isinstance(point, Variant)]
 
 
@@ -112,8 +113,7 @@ def _losses_over(
     search = axes[0] if isinstance(axes[0], SearchedRange) else None
     values: list[Any] = []
     for axis_values in axes:
-        is_range = isinstance(axis_values, SearchedRange)
-        values += (axis_values.low, axis_values.high) if is_range else axis_values
+        values += (axis_values.low, axis_values.high) if isinstance(axis_values, SearchedRange) else axis_values
     points = [(group, point) for group in groups for point in _finished(outcome, group) if axis in point.values]
     if all(map(_is_number, values)):
         is_log = search.log if search else min(values) > 0 and max(values) > 8 * min(values)
@@ -146,7 +146,7 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     points = [p for p in outcome.of_group(group) if p.values.get(down) in rows and p.values.get(across) in columns]
     means = {point.name: finite(_score(point, outcome).mean) for point in points if isinstance(point, Variant)}
     means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
-    best = min(means, key=means.__getitem__, default=None)
+    best = min(means, key=lambda name: means[name], default=None)
     shades = _shades(means, is_compared)
     cells: list[dict[str, Any]] = []
     for point in points:

@@ -51,7 +51,7 @@ class Table:
     def latex(self, caption: str) -> str:
         r"""Return a `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding.
 
-        caption: of the paper, which replaces the table's own.
+        caption: replaces the caption of the table.
         """
         layout = "".join("l" if title in self.text_columns else "r" for title in self.header[1:])
         body = "".join(map(_latex_row, self.rows))
@@ -86,23 +86,23 @@ _LATEX = {
     "\0": "{}",
 }
 _LIGATURE = re.compile(r"([-',])(?=\1)")
-"""Letters that LaTeX would print as one with the next, such as -- as a dash."""
+"""Characters that LaTeX would join with an equal next one, such as -- to a dash."""
 
 
 def latex_escape(text: str) -> str:
-    """Return text that LaTeX prints unchanged, without commands, comments or alignment."""
+    """Return text with all special characters of LaTeX escaped, so that it is printed unchanged."""
     return "".join(_LATEX.get(letter, letter) for letter in _LIGATURE.sub("\\1\0", clean(text)))
 
 
 def by_row(caption: str, corner: str, cells: Mapping[str, Mapping[str, str]]) -> Table:
-    """Return a table of cells by row and column. Columns are in the order of their first appearance."""
+    """Return a table. cells: row -> column -> text. Columns are in the order of their first appearance."""
     titles = list(dict.fromkeys(title for row in cells.values() for title in row))
     rows = [[clean(name), *(row.get(title, MISSING) for title in titles)] for name, row in cells.items()]
     return Table(caption, [corner, *map(clean, titles)], rows)
 
 
 def by_column(caption: str, columns: Mapping[str, Mapping[str, str]], corner: str = "Item") -> Table:
-    """Return a table of cells by column and row, with rows of different kinds, which cannot be sorted."""
+    """Return a table whose rows are of different kinds and cannot be sorted. columns: column -> row -> text."""
     titles = dict.fromkeys(title for column in columns.values() for title in column)
     cells = {title: {name: column.get(title, MISSING) for name, column in columns.items()} for title in titles}
     return replace(by_row(caption, corner, cells), sortable=False)

@@ -13,8 +13,9 @@ from widthwise.reports.formats import MISSING, TIMES, clean, duration, fixed, hi
 from widthwise.reports.table import Table, by_column
 
 SMALLEST_MISS = 0.001
+"""Smallest relative distance from the uniform model that an inspection shows."""
 INSPECTED_SIZES = ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim")
-LAYER_COSTS = {"forward_flops" if cost.name == "flops" else cost.name: cost for cost in SHAPE_COSTS}
+LAYER_COSTS = {cost.name.replace("flops", "forward_flops"): cost for cost in SHAPE_COSTS}
 """Key of a layer in an inspection -> quantity. Layers lack quantities of whole models."""
 WORKLOAD = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
 SEARCHED_SIZES = {
@@ -110,7 +111,9 @@ def inspection_costs(summary: dict[str, Any]) -> Table:
     """Return the costs of the model and its baseline in an inspection, without rows of zeros."""
     model = CostSummary.model_validate(summary)
     baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
-    header = ["", f"model\n{_kind(model)}", *([f"baseline\n{_kind(baseline)}", "ratio"] if baseline else [])]
+    header = ["", f"model\n{_kind(model)}"]
+    if baseline:
+        header += [f"baseline\n{_kind(baseline)}", "ratio"]
     rows: list[list[str]] = []
     for quantity in MODEL_COSTS.values():
         value = quantity.read(model) or 0
@@ -168,16 +171,14 @@ def search_table(summary: dict[str, Any], base: str) -> Table:
         title += f", the best of each {' and '.join(summary['per'])}: {summary['n_kept']}"
     if n_shown < summary["n_kept"]:
         title += f", the first {n_shown}"
-    rows = []
-    for row in (summary["baseline"], *summary["candidates"]):
-        if row is summary["baseline"]:
-            cells = ["base", *[""] * len(SEARCHED_SIZES), ""]
-        else:
-            mark = "*" if row["is_pareto"] else ""
-            cells = [mark, *(read(row) for read in SEARCHED_SIZES.values()), f"{signed(100 * row['miss'], 2)}%"]
-        costs = [shown(row[cost.name], cost) for cost in SHAPE_COSTS]
-        share = fixed(row["attention_params"] / row["layer_params"], 2)
-        rows.append([*cells, share, *costs, str(row["n_residual_additions"])])
+    rows = [["base", *[""] * len(SEARCHED_SIZES), ""]]
+    for candidate in summary["candidates"]:
+        sizes = [read(candidate) for read in SEARCHED_SIZES.values()]
+        rows.append(["*" if candidate["is_pareto"] else "", *sizes, f"{signed(100 * candidate['miss'], 2)}%"])
+    for row, model in zip(rows, (summary["baseline"], *summary["candidates"])):
+        row.append(fixed(model["attention_params"] / model["layer_params"], 2))
+        row += [shown(model[cost.name], cost) for cost in SHAPE_COSTS]
+        row.append(str(model["n_residual_additions"]))
     return Table(
         title,
         ["", *SEARCHED_SIZES, "miss", "att.\nshare", *(cost.brief_title for cost in SHAPE_COSTS), "res.\nadds"],

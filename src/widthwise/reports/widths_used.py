@@ -32,7 +32,7 @@ def dynamic_width_section(models: Models, looks: Looks) -> Section | None:
     layers = []
     for name, widths in by_model.items():
         rows = [[str(layer.layer), *(fixed(layer[number], 3) for number in numbers)] for layer in widths.layers]
-        layers.append(Table(f"Dynamic width of {clean(name)} by layer", header, rows, is_folded=True))
+        layers.append(Table(f"Dynamic width of {clean(name)} by layer", header, rows).folded)
     quantities = {}
     for name, widths in by_model.items():
         full = widths.flops_per_token["full"]
@@ -116,19 +116,19 @@ def virtual_width_section(models: Models, looks: Looks) -> Section | None:
     distances |= {name: _curve("mean_distance", width) for name, width in by_model.items()}
     title = "Distance over which sublayers read"
     y_title = "mean distance in layers"
-    of_distances = {"equal weights": BASELINE_STYLE, **looks}
+    distance_looks = {"equal weights": BASELINE_STYLE, **looks}
     carries = []
-    for key, number, of_carries, radius in (
+    for key, number, caption, radius in (
         ("carry", "radius", "Carries of single sublayers", "spectral radius"),
         ("carry-product", "product_radius", "Carries of all sublayers so far", "spectral radius of the product"),
     ):
         curves = {name: _curve(number, width) for name, width in by_model.items()}
-        carries.append(curve_figure(key, of_carries, curves, looks, "layer", radius))
+        carries.append(curve_figure(key, caption, curves, looks, "layer", radius))
     return section(
         "Virtual width",
         note("virtual-width"),
         *reads,
-        curve_figure("reach-distance", title, distances, of_distances, "layer that reads", y_title),
+        curve_figure("reach-distance", title, distances, distance_looks, "layer that reads", y_title),
         *carries,
         note("reach"),
         by_column("Use of the stream", {name: _quantities(width) for name, width in by_model.items()}, "Quantity"),
@@ -146,34 +146,35 @@ _OF_SITES = {
     "radius": "spectral radius of carries",
     "norm": "largest singular value of carries",
 }
-"""Number of a sublayer, or of the spectrum of its carry -> title."""
+"""Field of `SiteSlots` or `CarrySpectrum` -> title."""
 
 
 def _quantities(width: VirtualWidth) -> dict[str, str]:
     """Return title -> number of the whole model; numbers of sublayers are averaged."""
     weights = sum(sum(site.reach) for site in width.sites)
-    deviation = sum(sum(site.reach_sd) for site in width.sites)
+    deviations = sum(sum(site.reach_sd) for site in width.sites)
     quantities = {
         f"slots {TIMES} slot width": f"{width.n_slots} {TIMES} {width.slot_width}",
         "weight of the embedding / mean of the row": fixed(_proportions(width)[:, 0].mean(), 3),
-        "standard deviation of a weight between tokens / its mean": fixed(deviation / weights if weights else None, 3),
+        "standard deviation of a weight between tokens / its mean": fixed(deviations / weights if weights else None, 3),
     }
     for number, title in _OF_SITES.items():
         values = [value for site in width.sites if (value := _of_site(site, number)) is not None]
         quantities[title] = fixed(float(np.mean(values)) if values else None, 3)
-    of_all = width.sites[-1].spectrum
+    last = width.sites[-1].spectrum
     return {
         **quantities,
-        "spectral radius of the product of all carries": fixed(of_all.product_radius, 3),
-        "largest singular value of the product of all carries": fixed(of_all.product_norm, 3),
+        "spectral radius of the product of all carries": fixed(last.product_radius, 3),
+        "largest singular value of the product of all carries": fixed(last.product_norm, 3),
         "held-out tokens": si(width.n_tokens),
     }
 
 
 def _proportions(width: VirtualWidth) -> Grid:
-    """Return weights divided by the mean of their row, (sites, sources). The norm of a sublayer removes that mean.
+    """Return the weights with which sites read, divided by the mean of their row, (n_sites, n_sites).
 
-    Sources are the embedding and the sites. Sources after a site are NaN.
+    Column 0 is the embedding, column j the site before site j. Weights of later sources are NaN. The norm of a sublayer
+    removes the scale of its row.
     """
     grid = np.full((len(width.sites), len(width.sites)), np.nan)
     for row, site in enumerate(width.sites):
@@ -222,16 +223,18 @@ def _layer_axis(width: VirtualWidth, n_before: int = 0) -> alt.Axis:
 
 
 def _of_site(site: SiteSlots, number: str) -> float | None:
-    """Return a number of a sublayer or of the spectrum of its carry; None if unknown."""
+    """Return a field of a sublayer, or of the spectrum of its carry; None if unknown."""
     return site[number] if number in SiteSlots.model_fields else site.spectrum[number]
 
 
 def _curve(number: str, width: VirtualWidth) -> Curve:
+    """Return a number of every sublayer over layers. A layer has two sublayers: layer 1 is at 1 and 1.5."""
     values = [finite(_of_site(site, number)) for site in width.sites]
     return Curve(1 + np.arange(len(values)) / 2, np.array(values))
 
 
 def _site_table(name: str, width: VirtualWidth) -> Table:
+    """Return the numbers of every sublayer of a model, a row for each."""
     numbers = (*_OF_SITES, "product_radius", "product_norm")
     of_product = ["radius of the product so far", "largest singular value of it"]
     header = ["Sublayer", *_OF_SITES.values(), *of_product, "largest sd between tokens"]

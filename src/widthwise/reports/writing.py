@@ -50,11 +50,11 @@ def write_report(
     columns: Sequence[str] | None = None,
     refresh_seconds: int | None = None,
 ) -> list[Path]:
-    """Write the report of one folder with a run or a file of PAGES, or of several runs, comparisons or searches.
+    """Write the report of one folder with a run or a file of PAGES, or of several runs or comparisons.
 
     Several comparisons get a CSV table and no page. Returns the written files, the page first. Raises UserError for
-    folders without a run or a file of PAGES, for broken files, for comparisons or searches that cannot be combined, and
-    for unknown columns.
+    folders without a run or a file of PAGES, for broken files, for comparisons that cannot be combined, and for unknown
+    columns.
 
     out: folder to write into; by default the described folder. Required for several folders.
     figures: also write each figure as a file of this kind into `figures/` next to the page.
@@ -92,7 +92,7 @@ def check_kind(folder: Path, name: str) -> None:
 
 
 def is_at_work(paths: Sequence[Path]) -> bool:
-    """Return whether a run or an experiment is unfinished, so that its page will change."""
+    """Return whether any of the runs or experiments is unfinished, so that the page will change."""
     return any(is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths)
 
 
@@ -135,7 +135,7 @@ def answer(outcome: Outcome) -> list[str]:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return whether a folder has an experiment of which runs, points or the result are missing.
+    """Return whether a folder has an experiment without all of its runs, points or results.
 
     Raises UserError for a broken record.
     """
@@ -154,16 +154,16 @@ def live_page(folder: Path, refresh_seconds: int | None) -> Page:
     Without results the page shows the curves of the runs.
     """
     planned = PlannedRuns.read_if_present(folder) or PlannedRuns(title="", command="", runs=())
-    listed = {}
+    progress = {}
     for run in planned.runs:
         path = folder / run.path
-        listed[path.name] = listed_run(path) if RunDir(path).exists else planned_run(path, run.n_steps)
-    progress = section("Runs", progress_table(listed), note("unfinished"))
+        progress[path.name] = listed_run(path) if RunDir(path).exists else planned_run(path, run.n_steps)
+    progress_section = section("Runs", progress_table(progress), note("unfinished"))
     lead = ""
-    if listed:
-        states = [run.state for run in listed.values()]
+    if progress:
+        states = [run.state for run in progress.values()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-        lead = f"{counted(len(listed), 'run')}: {counts}.{reload_sentence(refresh_seconds)}"
+        lead = f"{counted(len(progress), 'run')}: {counts}.{reload_sentence(refresh_seconds)}"
     outcome = Outcome.read_if_present(folder)
     if outcome is not None and outcome.is_open:
         page = experiment_page(folder, outcome)
@@ -171,7 +171,7 @@ def live_page(folder: Path, refresh_seconds: int | None) -> Page:
             page,
             kind=f"{page.kind}, not finished",
             lead=f"{page.lead} {lead}",
-            sections=[progress, *page.sections],
+            sections=[progress_section, *page.sections],
             refresh_seconds=refresh_seconds,
         )
     runs: dict[str, list[Run]] = {run.variant: [] for run in planned.runs}
@@ -184,14 +184,14 @@ def live_page(folder: Path, refresh_seconds: int | None) -> Page:
         [],
         lead=lead,
         first=loss_figures(runs, styles(runs, planned.baseline)),
-        sections=[progress, section("How to resume", Code(planned.command))],
+        sections=[progress_section, section("How to resume", Code(planned.command))],
         made_from=f"{PlannedRuns.file_name} and the run directories next to this page",
         refresh_seconds=refresh_seconds,
     )
 
 
 def _common_folder(out: Path | None, described: str) -> Path:
-    """Return the folder of a common report. Raises UserError if it is None."""
+    """Return `out`. Raises UserError if it is None. described: the contents of the report, such as `3 runs`."""
     if out is None:
         raise UserError(f"report: got {described}; pass the folder of their common report with --out")
     return out
