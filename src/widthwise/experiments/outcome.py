@@ -81,7 +81,7 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
 
 
 def windows(results: SeedResults, loss: str = "val_loss") -> np.ndarray:
-    """Return held-out losses (n_seeds, n_windows), or (n_seeds, 0) if a run lacks them. loss: one of HELD_OUT_LOSSES."""
+    """Return held-out losses (n_seeds, n_windows), or (n_seeds, 0) without them. loss: one of HELD_OUT_LOSSES."""
     losses = [HELD_OUT_LOSSES[loss].windows(result) for result in results]
     if not all(losses):
         return np.empty((len(results), 0))

@@ -240,9 +240,9 @@ class Qwen2MoE(OptionalWindow, Qwen3MoE):
                 yield HFTensor(f"mlp.shared_expert.{theirs}.weight", (f"ffn.shared.{ours}.weight",))
 
 
-MIXTURES = (Mixtral, OLMoE, Qwen2MoE, Qwen3MoE)
-
-FAMILIES: dict[str, Family] = {family.model_type: family() for family in (GPT2, *DENSE, *MIXTURES)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family() for family in (GPT2, *DENSE, Mixtral, OLMoE, Qwen2MoE, Qwen3MoE)
+}
 """`model_type` -> family."""
 
 REFUSED: Mapping[str, str] = {
