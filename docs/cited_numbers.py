@@ -451,6 +451,9 @@ def results() -> Iterator[str]:
         of_rates = [f"{losses[rate]:.3f}" if rate in losses else "" for rate in ("0.002", "0.004", "0.008", "0.016")]
         difference = min(losses.values()) - of_uniform
         yield row(*of_rates, f"{difference:+.3f}" if difference else "")
+    for name, rate, tuned in (("uniform", "0.004", "0.008"), ("x", "0.008", "0.004")):
+        above = listed(seeds_of(minus("compute_optimal_d64_rates", f"{name}-{rate}", name)))
+        yield f"{name} ends {above} above its loss with {rate} in place of {tuned}"
 
     def ends(text: str) -> str:
         """Return a difference and its interval in two cells of a table."""
