@@ -29,7 +29,7 @@ from widthwise.records.analysis import CarrySpectrum, SiteSlots, VirtualWidth
 N_DECIMALS = 6
 SITES_PER_LAYER = 2
 N_SPECTRA = 32
-"""Largest number of tokens of a window whose carries are decomposed, at n_slots^3 operations each."""
+"""Most tokens per window for which a CarrySpectrum is computed, at n_slots^3 operations each."""
 SAMPLE_TOKENS = 4096
 """Number of analysed tokens: whole windows from the start of the validation text, at least one."""
 
@@ -37,7 +37,7 @@ SAMPLE_TOKENS = 4096
 class DepthWeights:
     """The weights of all sources in the stream of each of N tokens, updated site by site.
 
-    weights: (N or 1, n_slots, blocks of all sources).
+    weights: (N or 1, n_slots, blocks of all sources). The embedding has n_slots blocks, a sublayer n_write.
     """
 
     def __init__(self, identity: Tensor):
@@ -59,10 +59,10 @@ class DepthWeights:
 
 
 def nearness(reaches: Sequence[float], n_slots: int) -> tuple[float | None, float | None]:
-    """Return the mean distance in layers from a site to its sources, and the share of the last n_slots sources.
+    """Return the reach-weighted mean distance in layers to the sources, and the last n_slots sources' share of reach.
 
-    Both are weighted by reach, and None if the site reads nothing. reaches: sizes of the weights of all sources, from
-    the embedding to the nearest source, which is half a layer away.
+    None if the site reads nothing. reaches: the size of each source's weights in the input of the site, from the
+    embedding to the nearest source, which is half a layer away.
     """
     total = sum(reaches)
     if not total:
@@ -127,10 +127,10 @@ class _SiteMeter:
         ]
         depth.update(deviation, multiplier * write)
         carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
-        gates = torch.cat((carry, write), dim=-1).abs()
+        gates = torch.cat((carry, write), dim=-1).abs()  # all are 0 or 1 if routing is hard
         shares = carry.abs() / carry.abs().sum(dim=-1, keepdim=True)
-        product = depth.weights[..., : self._n_slots]  # of the carries so far, transposed
-        spectra = []
+        product = depth.weights[..., : self._n_slots]  # of all carries up to this site, transposed
+        spectra = []  # radius and norm of the carry, then of the product
         for matrices in (sampled(carry), sampled(product)):
             spectra.append(torch.linalg.eigvals(matrices).abs().amax(dim=-1))
             spectra.append(torch.linalg.matrix_norm(matrices, ord=2))
@@ -150,7 +150,7 @@ class _SiteMeter:
         return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
 
     def summary(self) -> SiteSlots:
-        """Return the record of the site; standard deviations over tokens are one number per slot."""
+        """Return the record of the site. `sd` has one number for each row of read, carry and write."""
         means = {name: moments.mean for name, moments in self._moments.items()}
         mean = means["coefficients"].cpu()
         read, deviation, write = self._parts(mean)
@@ -165,7 +165,7 @@ class _SiteMeter:
             reach=_rounded(means["reach"]),
             reach_sd=_rounded(self._moments["reach"].variance.sqrt()),
             mean_distance=mean_distance,
-            plain_distance=(len(reaches) + 1) / (2 * SITES_PER_LAYER),
+            plain_distance=(len(reaches) + 1) / (2 * SITES_PER_LAYER),  # `nearness` of equal reaches
             window_share=None if share is None else round(share, N_DECIMALS),
             **{name: _rounded(means[name]) for name in ("gate_distance", "identity_distance", "carry_entropy")},
             spectrum=CarrySpectrum(radius=radius, norm=norm, product_radius=product_radius, product_norm=product_norm),

@@ -1,5 +1,5 @@
-"""The processes of one worker: several trainings at a time, each in a process with a share of the machine's cores or
-GPUs, or all processes of torchrun, which train every run together.
+"""The processes of one worker. Each trains a different run on a share of the machine's cores or GPUs. Under torchrun,
+all train every run together.
 """
 
 import multiprocessing
@@ -75,11 +75,11 @@ class ProcessGroup:
             return self.processes.on_rank_zero(work)
         with watch_signals() as watch:
             while True:
-                # An order of `_send`, or at the end the value of `work`.
-                received = self.processes.on_rank_zero(lambda: None)
+                received = self.processes.on_rank_zero(lambda: None)  # an order of `_send`, or the value of `work`
                 if not isinstance(received, _Order):
                     return cast(T, received)
-                if self.processes.all_reduce_max(watch.received or 0)[0] or received.run is None:
+                signal_number = self.processes.all_reduce_max(watch.received or 0)[0]  # together with `_send`
+                if signal_number or received.run is None:
                     continue
                 try:
                     received.run.train(data_cache=self.data_cache)
@@ -94,7 +94,7 @@ class ProcessGroup:
         return run.train(observer, self.data_cache)
 
     def wait(self, seconds: float) -> None:
-        """Wait, without losing signals. Raises Interrupted after Ctrl-C or SIGTERM. Call inside `do`."""
+        """Wait. Raises Interrupted after a signal to any of the processes. Call inside `do`."""
         deadline = time.monotonic() + seconds
         with watch_signals() as watch:
             while watch.received is None and (remaining := deadline - time.monotonic()) > 0:
@@ -115,10 +115,10 @@ Task = Callable[[Observer], object]
 """A training: a function that can be pickled, such as a partial of a module-level function."""
 
 SMALL_STEP_FLOPS = 5e11
-"""Largest FLOPs of a step for which a second training gains more than a second thread: by a third at 4e10, by 7 percent
-at 4.5e11, the largest step that was measured (benchmarks/results/jobs_cpu.json)."""
+"""Largest FLOPs of a step for which two trainings at once, of one thread each, are faster than in turn on two threads:
+by a third at 4e10, by 7 percent at 4.5e11, the largest measured step (benchmarks/results/jobs_cpu.json)."""
 SHORT_FLOPS = 5e11
-"""Largest FLOPs of all runs together that finish before other processes would have started."""
+"""Runs of at most these FLOPs together finish before other processes would have started."""
 PROCESS_BYTES = 6e8
 """Memory of a process after importing torch and computing its first products."""
 
@@ -157,7 +157,7 @@ class Jobs:
             return cls(1, n_threads)
         if requested is None:  # as many as fit into free memory, if all were like the run with the largest steps
             largest = max(recipes, key=lambda recipe: recipe.training_flops / recipe.train.steps)
-            memory = ShardedModel(largest, "cpu").memory(largest.train)
+            memory = ShardedModel(largest, "cpu").memory(largest.train)  # nothing is sharded
             n_fitting = int(free_memory() / (PROCESS_BYTES + memory.total_bytes))
             requested = min(n_cores // n_threads, n_fitting)
         return cls(max(1, min(n_tasks, requested)), n_threads)
@@ -174,13 +174,13 @@ class Jobs:
 
 
 class JobProcess:
-    """A process that does one task after another and reports to an observer in this process."""
+    """A child process that does one task after another and reports to an observer in the parent."""
 
     connection: Connection
     """Where its reports arrive, one by one."""
 
     def __init__(self, index: int, jobs: Jobs, observer: Observer):
-        """index: of the process among the jobs. observer: for all its tasks, one after another."""
+        """index: of the process among the jobs. observer: for all tasks; the caller wraps it for each `begin`."""
         self.observer = observer
         self._index = index
         self._jobs = jobs
@@ -221,7 +221,7 @@ class JobProcess:
         return False, None
 
     def signal(self, number: int) -> None:
-        """Send a signal that stops the task; without effect if the task is already stopping."""
+        """Send a signal that stops the task. Repeated signals have no effect, because `_work` catches them."""
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, number)
 
@@ -246,7 +246,7 @@ def _work(connection: Connection, index: int, n_threads: int | None) -> None:
         while True:
             task = connection.recv()
             error: BaseException | None = None
-            with watch_signals():  # a signal before the task handles signals is sent again
+            with watch_signals():  # a signal before the task watches is ignored; the scheduler repeats it
                 try:
                     task(_Sender(connection))
                 except (UserError, RunFailed, Interrupted, OSError) as expected:

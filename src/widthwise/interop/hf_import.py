@@ -90,13 +90,13 @@ class ImportedModel:
     token_ids: dict[str, int | list[int]]
     """Ids of the special tokens by name, from generation_config.json, or else from config.json."""
     config_token_ids: dict[str, int | list[int]]
-    """Ids from config.json, where the padding token must be below vocab_size."""
+    """Ids from config.json alone. Its padding id is below vocab_size, as the embedding of transformers requires."""
     tokenizer: Path | None
     """The tokenizer.json, if any."""
     eos: str | None
     """The end-of-text token, if the folder names one."""
     settings: dict[str, dict[str, Any]]
-    """File that an export writes (TOKENIZER_CONFIG, GENERATION) -> the settings that it takes over."""
+    """TOKENIZER_CONFIG or GENERATION -> settings of this folder that an export writes into that file."""
 
     def take_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight and drop it, so that at most one is in memory."""
@@ -112,7 +112,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
     token_ids = dict(config_token_ids)
     generation = folder / GENERATION
     if generation.is_file():
-        token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size, LARGEST)
+        token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size)
     tokenizer = folder / TOKENIZER
     has_tokenizer = tokenizer.is_file()
     eos = None
@@ -197,7 +197,7 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
         raise
     except ValueError as error:
         with mistakes_at(f"{fields.where}: model"):
-            raise error
+            raise error  # as a UserError with the path
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -206,25 +206,24 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     Raises UserError for a folder without safetensors or with two sets of weights, and for a file that is missing or in
     another folder.
     """
-    path = folder / ONE_FILE
+    one_file = folder / ONE_FILE
     index = folder / INDEX
     if index.exists():
-        names = read_json_mapping(index).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        weight_map = read_json_mapping(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise UserError(f"{index}: weight_map: must map the names of tensors to names of files")
-        for name in names.values():
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise UserError(f"{index}: weight_map: got {name!r}; allowed: a .safetensors file of the same folder")
-        missing = next((name for name in names.values() if not (folder / name).is_file()), None)
-        if path.exists() and missing is None:
-            raise UserError(f"{folder}: holds weights in {ONE_FILE} and in the files of {INDEX}; delete either")
-        if path.exists():
-            warnings.warn(f"{index}: names {missing}, which is missing; {ONE_FILE} is read instead", stacklevel=2)
-        elif missing is not None:
+        for file in weight_map.values():
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise UserError(f"{index}: weight_map: got {file!r}; allowed: a .safetensors file of the same folder")
+        missing = next((file for file in weight_map.values() if not (folder / file).is_file()), None)
+        if missing is None:
+            if one_file.exists():
+                raise UserError(f"{folder}: holds weights in {ONE_FILE} and in the files of {INDEX}; delete either")
+            return {tensor: folder / file for tensor, file in weight_map.items()}
+        if not one_file.exists():
             raise UserError(f"{folder / missing}: is missing; {INDEX} names it")
-        else:
-            return {name: folder / file_name for name, file_name in names.items()}
-    if not path.is_file():
+        warnings.warn(f"{index}: names {missing}, which is missing; {ONE_FILE} is read instead", stacklevel=2)
+    if not one_file.is_file():
         pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
         if pickled:
             raise UserError(
@@ -232,8 +231,8 @@ def tensor_files(folder: Path) -> dict[str, Path]:
                 f"allowed: {ONE_FILE}"
             )
         raise UserError(f"{folder}: holds no weights; allowed: {ONE_FILE}, or several with {INDEX}")
-    with _opened(path) as file:
-        return dict.fromkeys(file.keys(), path)
+    with _opened(one_file) as file:
+        return dict.fromkeys(file.keys(), one_file)
 
 
 @contextmanager
@@ -273,7 +272,7 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
         return values
 
     shapes = parameter_shapes(config)
-    blocks: dict[str, list[Tensor]] = {}
+    blocks: dict[str, list[Tensor]] = {}  # our parameter -> its rows; of a mixture, a block for each expert
     for tensor in architecture.tensors(config):
         if tensor.name not in stored:
             hint = "; set tie_word_embeddings to true if it is the embedding" if tensor.name == HEAD else ""
@@ -301,8 +300,8 @@ def _weights(architecture: Architecture, config: ModelConfig, folder: Path) -> d
     return weights
 
 
-def _token_ids(fields: Fields, n_tokens: int, n_padding: int) -> dict[str, int | list[int]]:
-    """Read the ids of special tokens: from 0 to n_tokens - 1; of padding, from -1 (none) to n_padding - 1."""
+def _token_ids(fields: Fields, n_tokens: int, n_padding: int = LARGEST) -> dict[str, int | list[int]]:
+    """Read the ids of special tokens, all below n_tokens. The padding id is below n_padding, or -1 for none."""
     ids = {key: fields.get(key) for key in TOKEN_IDS if fields.get(key) is not None}
     for key, value in ids.items():
         least, end = (-1, n_padding) if key == "pad_token_id" else (0, n_tokens)
@@ -365,17 +364,17 @@ def import_source(
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
     try:
-        resolved = hub.resolve_revision(name, revision=revision or "main")
-        if re.fullmatch("[0-9a-f]{40}", resolved.resolved) is None:  # the commit becomes the name of a folder
-            raise UserError(f"{shown}: the hub names the commit {resolved.resolved!r}; allowed: 40 hexadecimal digits")
-        folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=(CONFIG, ADAPTER)))
-        read_model(folder)
+        pinned = hub.resolve_revision(name, revision=revision or "main")
+        if re.fullmatch("[0-9a-f]{40}", pinned.resolved) is None:  # the commit becomes the name of a folder
+            raise UserError(f"{shown}: the hub names the commit {pinned.resolved!r}; allowed: 40 hexadecimal digits")
+        folder = Path(hub.snapshot_download(name, revision=pinned, allow_patterns=(CONFIG, ADAPTER)))
+        read_model(folder)  # refuses a model before its weights are fetched
         if not config_only:
-            folder = Path(hub.snapshot_download(name, revision=resolved, allow_patterns=FETCHED))
+            folder = Path(hub.snapshot_download(name, revision=pinned, allow_patterns=FETCHED))
     except UserError:
         raise
     except Exception as error:  # of the hub, its HTTP library, or the disk
-        reason = next((HUB_ERRORS[name] for name in HUB_ERRORS if isinstance(error, getattr(errors, name, ()))), None)
+        reason = next((text for kind, text in HUB_ERRORS.items() if isinstance(error, getattr(errors, kind, ()))), None)
         status = getattr(getattr(error.__cause__ or error, "response", None), "status_code", 0)
         if status == 429 or status >= 500:
             reason = f"the hub answers with an error, HTTP {status}; try again later"

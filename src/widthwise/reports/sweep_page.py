@@ -17,9 +17,9 @@ from widthwise.reports.sweep_figures import ALL_POINTS, axis_figures, compute_fi
 from widthwise.reports.table import Table
 
 MOST_ROWS = 40
-"""Largest number of points in a figure with a row for each."""
+"""Most points for the section Differences, whose figure has a row for each."""
 SHAPE_KEYS = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "model.n_layers", "aspect"})
-"""Keys whose points are shapes, compared at one budget."""
+"""Keys that set the shape of the model. If a quantity is matched, their points are in `shape_section`."""
 
 
 def sweep_page(folder: Path, outcome: Outcome) -> Page:
@@ -30,8 +30,9 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
         answer = sweep_answer(outcome)
         question = sweep_question(outcome)
         first = []
+        # The variants are the finished points, the lowest loss first.
         best_of_group = {point.group: point for point in reversed(outcome.variants) if point.name != outcome.baseline}
-        drawn = {point.name: group_styles[group] for group, point in best_of_group.items()}
+        equal_loss_looks = {point.name: group_styles[group] for group, point in best_of_group.items()}
     else:
         answer = ladder_answer(outcome)
         groups = [clean(group) for group in outcome.groups if group != outcome.baseline_group]
@@ -39,7 +40,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
         baseline = f"{clean(outcome.baseline_group)} at each of {n_sizes} sizes"
         question = experiment_sections.compared_question(groups, baseline, outcome)
         first = [difference_figure(outcome)]
-        drawn = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
+        equal_loss_looks = styles([point.name for point in outcome.variants if point.group != outcome.baseline_group])
     looks = {
         point.name: BASELINE_STYLE if point.name == outcome.baseline else group_styles[point.group]
         for point in outcome.variants
@@ -56,7 +57,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
         runs,
         answer,
         question,
-        [*first, *(axes[:2] or [curves])],
+        [*first, *(axes[:2] or [curves])],  # the sections do not repeat them
         [
             experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome)),
             experiment_sections.open_points_section(outcome),
@@ -64,7 +65,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
             section("Along the axes", *axes, _axis_note(outcome)),
             experiment_sections.shape_section(outcome, shapes),
             section("Loss and compute", note("loss-and-compute"), compute_figure(outcome, group_styles)),
-            experiment_sections.equal_loss_section(outcome, drawn),
+            experiment_sections.equal_loss_section(outcome, equal_loss_looks),
             growth_section(runs, looks),
             section("Loss curves", curves, note("point-curves")),
             section("Costs", costs),
@@ -100,11 +101,12 @@ def sweep_answer(outcome: Outcome) -> list[str]:
             interval = experiment_sections.size_interval(best.difference, outcome)
             lines.append(f"{lead}, {gap} {clean(outcome.baseline_words or '')}{interval}.")
         for judged in outcome.judged:
+            is_corrected = judged.confidence > outcome.confidence  # of the best point only
             is_clear = judged.verdict in ("better", "worse")
             baseline = clean(judged.beside)
-            if judged.verdict == "no verdict" and judged.confidence > outcome.confidence:
+            if is_corrected and judged.verdict == "no verdict":
                 lines.append(f"{capital(NO_VERDICT)}.")
-            elif judged.confidence > outcome.confidence:
+            elif is_corrected:
                 result = f"still {judged.verdict} than" if is_clear else "not significantly better than"
                 lines.append(f"Corrected for {judged.n_points} comparisons, the best point is {result} {baseline}.")
             elif judged.name != best.name and is_clear:
@@ -136,20 +138,19 @@ def _judged_table(outcome: Outcome) -> Table:
     """Return the best point, with an interval widened for the number of points, and the mean of each group."""
     rows = []
     for judged in outcome.judged:
-        is_best = judged.confidence > outcome.confidence
-        counts = f"best of {judged.n_points}" if is_best else counted(judged.n_points, "point")
+        is_corrected = judged.confidence > outcome.confidence
+        counts = f"best of {judged.n_points}" if is_corrected else counted(judged.n_points, "point")
         row = [f"{clean(judged.name)}, {counts}", clean(judged.beside), with_interval(judged.difference, 4)]
         rows.append([*row, percentage(judged.confidence), judged.verdict])
     header = ["Point or group", "baseline", "difference", "confidence", "verdict"]
-    title = "Best point and means of groups"
-    return Table(title, header, rows, text_columns={"baseline", "verdict"})
+    return Table("Best point and means of groups", header, rows, text_columns={"baseline", "verdict"})
 
 
 def _axis_note(outcome: Outcome) -> Text:
     level = percentage(outcome.confidence)
     if outcome.baseline and not outcome.baseline_variant:
         return Text([f"{clean(outcome.baseline)}, the baseline, has no loss: nothing is compared with it."])
-    if not outcome.baseline_words:
+    if not outcome.baseline_words:  # there is no baseline
         return note("losses-alone", bars=f"; bars are {level} intervals over seeds" if has_intervals(outcome) else "")
     names = ["differences", "stars"] if has_intervals(outcome) else ["differences"]
     return note(*names, baseline=clean(outcome.baseline_words), level=level)

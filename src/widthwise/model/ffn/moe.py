@@ -49,7 +49,7 @@ class Routing(Config):
         Kept for the backward pass: gate and up of every choice; in fp32 the weights of the choices and, for auxiliary
         losses, the router's logits, probabilities and log-normaliser.
         """
-        n_statistics = 2 * self.n_experts if self.normalised else 3 * self.n_experts
+        n_statistics = 2 * self.n_experts if self.normalised else 3 * self.n_experts  # logits, one or two softmaxes
         router = linear(d_model, self.n_experts) + Cost(activation_fp32_elements=self.top_k + n_statistics + 1)
         expert = linear(d_model, d_expert) + linear(d_model, d_expert) + linear(d_expert, d_out)
         routed = Cost(
@@ -58,7 +58,7 @@ class Routing(Config):
             flops=self.top_k * expert.flops,
             activation_elements=self.top_k * 2 * d_expert,
         )
-        shared = swiglu_cost(d_model, d_shared, d_out) if np.any(d_shared) else Cost()
+        shared = swiglu_cost(d_model, d_shared, d_out) if np.any(d_shared) else Cost()  # d_shared may be an array
         if self.gated_shared:
             shared += linear(d_model, 1) + Cost(activation_elements=1 + d_out)
         return router + routed + shared
@@ -101,28 +101,28 @@ class MoEConfig(Routing, FFNConfig):
             if self.d_expert < old.d_ff:  # every expert starts as the whole feed-forward
                 raise ValueError(f"d_expert: got {self.d_expert}; must be at least the old d_ff, {old.d_ff}")
             return self
-        grown = super().with_constants_of(old, reads_more)
+        super().with_constants_of(old, reads_more)
         assert isinstance(old, MoEConfig)
-        n_copies, rest = divmod(self.n_experts, old.n_experts)
-        if rest or n_copies == 0 or self.top_k != old.top_k * n_copies:
+        factor, rest = divmod(self.n_experts, old.n_experts)
+        if rest or factor == 0 or self.top_k != old.top_k * factor:
             raise ValueError(
                 f"n_experts: got {self.n_experts} with top_k {self.top_k} where it was {old.n_experts} with "
                 f"{old.top_k}; single experts cannot be added, because they would take tokens or weight from other "
                 "experts: multiply n_experts and top_k by one number, or grow d_expert or d_shared"
             )
-        if self.d_expert < old.d_expert and self.d_expert * n_copies != old.d_expert:
+        if self.d_expert < old.d_expert and self.d_expert * factor != old.d_expert:
             got = f"d_expert: got {self.d_expert} where it was {old.d_expert}"
             raise ValueError(f"{got}; it must grow, or experts must be cut into equal parts")
-        return grown
+        return self
 
     def growth_in_words(self, old: FFNConfig) -> Iterator[str]:
         if not isinstance(old, MoEConfig):
             experts = f"{self.n_experts} experts of {self.d_expert} hidden units, {self.top_k} a token"
             yield f"feed-forward {old.kind} -> {experts} (upcycling)"
             return
-        n_parts = self.n_experts // old.n_experts
-        is_cut = n_parts > 1 and self.d_expert * n_parts == old.d_expert
-        if n_parts > 1:
+        factor = self.n_experts // old.n_experts
+        is_cut = factor > 1 and self.d_expert * factor == old.d_expert
+        if factor > 1:
             expansion = "experts cut" if is_cut else "experts duplicated"
             yield f"{old.n_experts} -> {self.n_experts} experts, {old.top_k} -> {self.top_k} a token ({expansion})"
         if self.d_expert != old.d_expert:
