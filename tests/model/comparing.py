@@ -33,7 +33,7 @@ def norm_site(placement: str, d_model: int, d_out: int, kind: str = "rms") -> No
     placement: "pre", "reordered", "both" or "none".
     """
     width = d_out if placement == "reordered" else d_model
-    place = PLACEMENTS.get(placement, Place())
+    place = (PLACEMENTS | {"none": Place()})[placement]
     return NormSite(place, NormConfig(kind=kind, eps=1e-5, norm_dim=width))
 
 

@@ -141,7 +141,7 @@ def attention(
     """Compute `reference_attention` by the fastest form: in blocks, for one query, or by torch's fused function.
 
     The fused function has no cap, so it is not used for capped scores. mask: as for `sdpa_attention`, if it was already
-    computed for all layers. documents and mask may be of more keys than `keys`; the last ones count.
+    computed for all layers. With a window, documents and mask may be of more keys than `keys`; the last ones count.
     """
     is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     n_queries, head_dim = queries.shape[2:]

@@ -23,8 +23,8 @@ from widthwise.kernels.hyper_connections_chunks import Scratch
 class Sinkhorn(NamedTuple):
     """A positive matrix whose columns and rows are divided by their sums in turn, columns first and last.
 
-    For the backward pass only the sums and the result are saved; the matrices of earlier steps are recomputed by
-    multiplying with the sums. `eps` is added to every sum, and `entry_eps` to every entry before the first division.
+    The matrices between the steps are not saved: the backward pass multiplies the result by the sums to return to
+    them. `eps` is added to every sum, and `entry_eps` to every entry before the first division.
     """
 
     n_iterations: int

@@ -91,7 +91,7 @@ def _(a_shape: torch.Size, b_shape: torch.Size, *_: object, **__: object) -> int
 
 
 def _aligned(matrices: Tensor) -> Tensor:
-    """Return the same values in memory in which rows (or columns, if these are contiguous) start at ALIGNMENT_BYTES."""
+    """Return the same values, with rows (or contiguous columns) that start at multiples of ALIGNMENT_BYTES."""
     if matrices.stride(-1) != 1:
         return _aligned(matrices.mT).mT
     unit = ALIGNMENT_BYTES // matrices.element_size()
@@ -113,7 +113,7 @@ class _GroupedSwiGLU(torch.autograd.Function):
         ctx: Any, x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor
     ) -> Tensor:
         top_k = chosen.shape[1]
-        # order: flat (token, choice) of each sorted row; inverse: sorted row of each (token, choice); ends: of experts.
+        # order: flat (token, choice) of each sorted row; inverse: its inverse; ends: the last row + 1 of each expert.
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, torch.arange(len(w_gate), device=x.device), right=True, out_int32=True)
         inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))

@@ -94,7 +94,7 @@ class LayerConfig(Config):
         place = PLACEMENTS[self.norm_placement]
 
         def params(d_in: int, d_out: int) -> float:
-            """Return the parameters that are dead in part, for a layer that reads d_in and writes d_out coordinates."""
+            """Return the number of parameters in the parts that can have dead ones, at these numbers of coordinates."""
             n = self.ffn.norm_cost(self.d_model, d_out, self.ffn_norm_site).params
             if not place.is_after:
                 n += self.ffn.cost(self.d_model, d_out).params

@@ -16,11 +16,7 @@ from torch.nn import functional
 from widthwise.kernels.dispatch import widened
 from widthwise.kernels.sliced_swiglu import Edge
 from widthwise.model.axes import Control, Vector
-from widthwise.model.ffn.width_choice import (
-    GainedScoreConfig,
-    StraightThroughMaskConfig,
-    WidthScoreConfig,
-)
+from widthwise.model.ffn.width_choice import GainedScoreConfig, StraightThroughMaskConfig, WidthScoreConfig
 
 EPS = 1e-5
 """eps of the norms inside scores."""
@@ -114,7 +110,7 @@ HARD = Edge(step, 0.0)
 def straight_through_edge(mask: StraightThroughMaskConfig, dtype: torch.dtype, is_training: bool) -> Edge:
     """Return a step, in training with the gradient of sigmoid((w - c) / T).
 
-    The gradient is cut off where the rest of it is one rounding of `dtype`, the dtype of the matrix products: at
+    The gradient is cut off where its tail sums to one rounding of `dtype`, the dtype of the matrix products: at
     z = (w - c) / T with 2 sigmoid(-z) = eps, which is 5.5 in bf16 and 16.6 in fp32.
     """
     temperature = mask.temperature
