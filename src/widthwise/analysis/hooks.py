@@ -69,9 +69,7 @@ class AttentionCall(NamedTuple):
         if self.mask is None:
             return scores
         mask = self.mask.expand(*self.mask.shape[:-2], self.queries.shape[2], n_keys)[..., start:stop, :]
-        if mask.dtype == torch.bool:
-            return scores.masked_fill(~mask, -math.inf)
-        return scores + mask
+        return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -105,8 +103,7 @@ def _sdpa_call(
     enable_gqa: bool = False,
 ) -> AttentionCall:
     """Return a call of scaled_dot_product_attention, with its parameters."""
-    default_scale = query.shape[-1] ** -0.5
-    return AttentionCall(query, key, attn_mask, is_causal, default_scale if scale is None else scale)
+    return AttentionCall(query, key, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _call_in_blocks(queries: Tensor, keys: Tensor, values: Tensor, *options: Any) -> AttentionCall:
@@ -185,7 +182,7 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
 def hook_block_exits(
     layer: DecoderLayer, exit: Callable[[Stream], Tensor], callback: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
-    """Call callback(block, exit(stream)) after each pass of a layer, for each block of an hourglass except the last.
+    """Call callback(block, exit(stream)) in each pass of a layer, for each block of an hourglass except the last.
 
     block: from 0 on; stream: output of the layer if its feed-forward ended with that block. Other feed-forwards have no
     such blocks.

@@ -249,8 +249,7 @@ def _chunks_of(read_node: Any) -> Chunks:
         state, *read_node.parameters = read_node.saved_tensors
         slots = _slots(_recomputed(read_node.write_node, read_node.dtype) if state is None else state)
         site = read_node.form.site(read_node.parameters, slots.dtype)
-        is_cached = site.n_coefficients <= math.prod(slots.shape[1:])
-        read_node.chunks = Chunks(slots, site, is_cached)
+        read_node.chunks = Chunks(slots, site, is_cached=site.n_coefficients <= math.prod(slots.shape[1:]))
     return read_node.chunks
 
 

@@ -105,7 +105,7 @@ class Stripe(NamedTuple):
 
 
 def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list[Stripe]:
-    """Return the fewest stripes in which every token is computed up to its bucket edge, from left to right.
+    """Return the fewest stripes, in the order of units, that compute every token up to its bucket edge.
 
     width: (N,) with N > 0, descending; margin: see `Edge`. `n_rows` and `n_used` are rounded up to a multiple of
     `row_tile`, at most N.
@@ -113,11 +113,9 @@ def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list
     edges = bucket_edges(d_ff)
     starts = torch.tensor([0, *edges[:-1]], device=width.device)
     stops = torch.tensor(edges, device=width.device)
-    rounded = []
-    for distance in (margin, 0.0):
-        n_tokens = (reached_units(width, distance, d_ff)[:, None] > starts).sum(dim=0)  # with units in each bucket
-        rounded.append((-(-n_tokens // row_tile) * row_tile).clamp(max=len(width)))
-    n_rows, n_used = rounded
+    reached = torch.stack([reached_units(width, distance, d_ff) for distance in (margin, 0.0)])
+    n_tokens = (reached[..., None] > starts).sum(dim=1)  # (2, n_buckets), with units in each bucket
+    n_rows, n_used = (-(-n_tokens // row_tile) * row_tile).clamp(max=len(width))
     whole = whole_units(width, margin, d_ff)
     n_whole = (whole[:, None] >= stops).sum(dim=0)
     least_whole = whole[(n_rows - 1).clamp(min=0)]  # of the narrowest computed token

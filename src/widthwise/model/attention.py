@@ -44,11 +44,7 @@ class AttentionOptions(Config):
 
 
 def attention_cost(
-    d_in: float,
-    d_model: float,
-    widths: Sequence[float],
-    n_heads: float,
-    options: AttentionOptions,
+    d_in: float, d_model: float, widths: Sequence[float], n_heads: float, options: AttentionOptions
 ) -> Cost:
     """Return the cost of four projections with their biases, the scores and the weighted sum.
 
@@ -109,11 +105,10 @@ class AttentionConfig(AttentionOptions):
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads: got {self.n_kv_heads}; must divide n_heads = {self.n_heads}")
         if self.rope_frequencies is not None:
-            n_frequencies = len(self.rope_frequencies)
             if self.rope_base is None:
                 raise ValueError("rope_frequencies: conflicts with rope_base: null, which means no rotary positions")
-            if n_frequencies != self.head_dim // 2:
-                n_pairs = self.head_dim // 2
+            n_frequencies, n_pairs = len(self.rope_frequencies), self.head_dim // 2
+            if n_frequencies != n_pairs:
                 raise ValueError(f"rope_frequencies: got {n_frequencies} numbers; must be head_dim / 2 = {n_pairs}")
         return self
 
@@ -221,7 +216,7 @@ class AttentionTemplate(AttentionOptions):
 
     @property
     def quantum(self) -> int:
-        """Divisor of every width, so that heads fill whole groups and rotary heads have an even size."""
+        """Every width must be a multiple of it, so that heads fill whole groups and rotary heads have an even size."""
         if self.d_attention is not None:
             return 1
         numerator, denominator = self._fraction.as_integer_ratio()
@@ -229,7 +224,7 @@ class AttentionTemplate(AttentionOptions):
 
     @property
     def unit(self) -> int:
-        """Divisor of n_heads * head_dim."""
+        """n_heads * head_dim must be a multiple of it."""
         if self.n_heads is None:
             return self.constant_head_dim * self.kv_group_size
         return self.n_heads if self.rope_base is None else 2 * self.n_heads

@@ -124,14 +124,7 @@ class Norm(Weight):
 
     is_after = False
 
-    def __init__(
-        self,
-        axes: Axes,
-        eps: float,
-        norm_dim: int,
-        stat_width: int | None = None,
-        gain_offset: float = 0.0,
-    ):
+    def __init__(self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, gain_offset: float = 0.0):
         super().__init__(axes, axes, start=1.0 - gain_offset)
         self.eps = eps
         self.norm_dim = norm_dim

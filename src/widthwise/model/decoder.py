@@ -76,8 +76,7 @@ class Decoder(nn.Module):
     def named_layers(self) -> list[tuple[str, DecoderLayer]]:
         """Return every layer with its path in the order of the forward pass; layers of MTP heads come last."""
         layers = [(f"layers.{i}", cast(DecoderLayer, layer)) for i, layer in enumerate(self.layers)]
-        mtp_layers = [(f"mtp.{k}.layer", depth.layer) for k, depth in enumerate(self.depths)]
-        return layers + mtp_layers
+        return layers + [(f"mtp.{k}.layer", depth.layer) for k, depth in enumerate(self.depths)]
 
     @torch.no_grad()
     def set_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -97,11 +96,8 @@ class Decoder(nn.Module):
         """
         config = self.config
         init = config.init
-        stds: list[tuple[nn.Module, float]] = [(self.embedding, init.std)]
-        if not config.tie_embeddings:
-            stds.append((self.head, init.std))
-        if self.positions is not None:
-            stds.append((self.positions, init.std))
+        ends = (self.embedding, None if config.tie_embeddings else self.head, self.positions)
+        stds: list[tuple[nn.Module, float]] = [(module, init.std) for module in ends if module is not None]
         n_additions = config.n_residual_additions
         parts = [(layer, config.d_model / width) for layer, width in zip(self.layers, config.widths)]
         parts += [(part, 1.0) for part in (self.entry, self.exit, *self.mtp)]

@@ -28,13 +28,7 @@ from widthwise.model.residual.interface import (
     register_residual,
 )
 from widthwise.model.residual.manifold import ManifoldTemplate
-from widthwise.model.residual.slots import (
-    ENTRY_COSTS,
-    REDUCTION_COSTS,
-    HyperConnectionOptions,
-    SlotsConfig,
-    n_blocks,
-)
+from widthwise.model.residual.slots import ENTRY_COSTS, REDUCTION_COSTS, HyperConnectionOptions, SlotsConfig, n_blocks
 from widthwise.sizes import NSlots, Width
 
 GroupNormKind = Literal["rms", "layer"]
