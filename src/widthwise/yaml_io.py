@@ -205,7 +205,7 @@ def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `base` updated by `change`, recursively.
+    """Return `base` updated by `change`, recursively, as a new mapping that shares the values of both.
 
     Mappings are merged key by key; lists and plain values replace the old value. A mapping of another `kind` replaces
     the old mapping, because the two kinds have different keys. A mapping with another data source, such as a path

@@ -84,6 +84,7 @@ def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet(
     assert (found.name, found.memory_bytes, found.flops_per_second) == ("RTX 3060", 11e9, 10e12)
     assert found.memory_bytes_per_second == 360e9
     assert Device.from_options("4090", memory="48GB") == Device.from_options("rtx4090", memory="48GB")
+    assert Device.from_options("3080", memory="10GB") == Device.from_options(None, memory="10GB")
     assert "expected a size above 0" in refusal(Device.from_options, "9" * 400 + "GB")
 
 
@@ -202,6 +203,13 @@ def proposed(
 
 def days(proposal: Proposal, device: Device = FAST) -> float:
     return Planner(proposal.recipe).run_hours(device, proposal.recipe.train) / 24
+
+
+def test_the_changes_of_a_family_stay_in_it() -> None:
+    shape = {"kind": "uniform"}
+    unchanged = Family((), shape, 1).uniform(1)
+    Family(("optimizer.lr=0.5", "model.attention.head_dim=32", "model.shape.kind=x"), shape, 1)
+    assert (Family((), shape, 1).uniform(1), shape) == (unchanged, {"kind": "uniform"})
 
 
 @pytest.mark.parametrize("tokens_per_param", [20.0, 5.0])

@@ -151,7 +151,7 @@ class MixtureConfig(PackingConfig):
 
 
 def _form(data: Any) -> str:
-    """Return the tag of a data section: plain data, or a config already."""
+    """Return the tag of a data section. data: plain data, or a config already."""
     mixture = data.get("mixture") if isinstance(data, Mapping) else getattr(data, "mixture", None)
     return "one" if mixture is None else "several"
 

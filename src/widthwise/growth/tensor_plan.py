@@ -209,9 +209,9 @@ class TensorPlan:
         return grown if self.zero_entries is None else grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
 
     def carry(self, old: Tensor, factor: float, new_value: float) -> Tensor:
-        """Grow a tensor of the weight's shape, such as an optimizer moment: old entries times `factor`, new ones equal.
+        """Grow a tensor of the weight's shape, such as an optimizer moment.
 
-        factor: includes the scale of the plan.
+        factor: of old entries; includes the scale of the plan. new_value: of new entries.
         """
         grown = self._gathered(old, factor)
         return self._cut(filled(grown, (axis.index < 0 for axis in self.maps), new_value))

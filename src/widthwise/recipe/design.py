@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ class Family:
     def _data(self, size: int, shape: dict[str, Any], n_tokens: float, batch_size: int) -> dict[str, Any]:
         d_model = HEAD_DIM * size
         sizes = {"d_model": d_model, "n_layers": max(1, round(d_model / WIDTH_PER_LAYER)), "shape": shape}
-        data = merge(FAMILY_BASE, {"model": sizes, "train": {"steps": 1, "batch_size": batch_size}})
+        data = deepcopy(merge(FAMILY_BASE, {"model": sizes, "train": {"steps": 1, "batch_size": batch_size}}))
         apply_overrides(data, self._changes)
         n_steps = max(1, round(n_tokens / data["train"]["batch_size"] / data["seq_len"]))
         return merge(data, {"train": {"steps": n_steps}, "schedule": {"warmup_steps": int(WARMUP * n_steps)}})

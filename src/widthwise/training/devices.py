@@ -54,10 +54,9 @@ class Device:
         key = _key(device or "")
         similar = [preset for preset in WITH_MEMORY if key and _key(preset.name).startswith(key)]
         exact = [preset for preset in similar if _key(preset.name) == key]
-        if device is None:
-            result = cls("the device")
-        elif SIZE.fullmatch(device) or (device[:1].isdigit() and not similar):
-            result = cls("the device", parse_bytes("--device", device))
+        if device is None or SIZE.fullmatch(device) or (device[:1].isdigit() and not similar):
+            # With --memory, a device without a known name needs no size.
+            result = cls("the device", 0 if changes.get("memory") else parse_bytes("--device", device or ""))
         elif exact:
             result = exact[0]
         else:
