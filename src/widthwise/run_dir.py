@@ -127,8 +127,7 @@ class RunDir:
 
     def environment(self) -> dict[str, Any]:
         """Return versions, machine, command and data. Raises UserError if the file is missing or broken."""
-        entries = self._environment_file.read()
-        return {key: value for key, value in entries.items() if key not in (RECIPE, CONTINUED)}
+        return {key: value for key, value in self._environment_file.read().items() if key not in (RECIPE, CONTINUED)}
 
     def continuations(self) -> list[Continuation]:
         """Return the changes of settings, one for each resume with other settings, in order."""

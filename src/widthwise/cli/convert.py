@@ -46,9 +46,7 @@ def grow(
         if growth[key]:
             say(f"{title}:", *(f"  {line}" for line in growth[key]))
     params = f"parameters {growth['before']['params']:,} -> {growth['after']['params']:,}; nothing was written"
-    say(*growth.get("lines", [params]))
-    for note in growth["notes"]:
-        say(f"note: {note}")
+    say(*growth.get("lines", [params]), *(f"note: {note}" for note in growth["notes"]))
     if "out" in growth:
         say(f"wrote {growth['out']}, step {growth['step']}")
         more_steps = () if growth["steps"] > growth["step"] else ("train.steps=STEPS",)

@@ -208,16 +208,13 @@ def fit(
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
     folder = options.out or Path("runs") / f"fit-{title}-{options.y}-{options.x}"
     check_kind(folder, "scaling.json")
-    axes = Axes(options.x, options.y, options.group_by)
-    gathered = gather(paths, axes, options.baseline)
+    gathered = gather(paths, Axes(options.x, options.y, options.group_by), options.baseline)
     with shown_progress(progress_console()) as observer:
         scaling = fit_groups(gathered, title, command_line(), options.law, observer)
     files = [scaling.write(folder), *reversed(write_report([folder]))]
     answer = [*scaling_answer(scaling)]
     for group in scaling.groups:
-        for kind, law in group.fits.items():
-            if law.reason:
-                answer.append(f"{group.name}: {kind}: {law.reason}.")
+        answer += [f"{group.name}: {kind}: {law.reason}." for kind, law in group.fits.items() if law.reason]
     say_result(scaling, as_json, answer, [*law_tables(scaling), saving_table(scaling)], files)
 
 
@@ -255,5 +252,4 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool, training: Training
 def show_workload(plan: "Plan", as_json: bool) -> None:
     """Print a table of the planned work and the adjustments, or JSON."""
     work = plan.workload()
-    notes = [plan.summary, *plan.notes]
-    say_result(work, as_json, (), [workload_table(work, plan.point_title)], notes=notes)
+    say_result(work, as_json, (), [workload_table(work, plan.point_title)], notes=[plan.summary, *plan.notes])

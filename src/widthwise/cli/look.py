@@ -90,9 +90,8 @@ def eval_(
     files = []
     answers = []
     console = progress_console()
-    progress = shown_progress(console)
-    if config.tasks:  # the evaluation harness has bars, which would break ours
-        progress = nullcontext(LineObserver(console))
+    # The evaluation harness has bars, which would break ours.
+    progress = nullcontext(LineObserver(console)) if config.tasks else shown_progress(console)
     with progress as observer:
         for run in runs:
             steps = checkpoint_steps(run, observer.message) if options.every_checkpoint else [options.step]

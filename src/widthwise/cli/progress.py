@@ -102,8 +102,7 @@ class LineObserver(Observer):
         self._shown_at = 0.0
         self._is_open = False
         """True if lines of the stage were printed, but not the line at its end."""
-        self._name = ""
-        self._remaining = ""
+        self._name = self._remaining = ""
         self._n_steps = 0
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:

@@ -158,10 +158,9 @@ def fitted(table: Table, console: Console) -> Iterator[Table]:
     # The columns of names end before the first column of numbers, or before the last column.
     n_names = next((i for i in range(1, n_columns) if table.header[i] not in table.text_columns), n_columns - 1)
     names = [*range(n_names)]
-    note_lines = [table.note]
-    for notes in table.column_notes:
-        note_lines.append("; ".join(text for title, text in notes.items() if title in table.header[:n_columns]))
-    note = "\n".join(filter(None, note_lines))
+    titles = table.header[:n_columns]
+    lines = ["; ".join(text for title, text in notes.items() if title in titles) for notes in table.column_notes]
+    note = "\n".join(filter(None, [table.note, *lines]))
     first = n_names
     while first < n_columns:
         last = n_columns

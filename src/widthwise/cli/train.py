@@ -103,11 +103,8 @@ def runs(
     from widthwise.runs.listing import list_runs
 
     listed = list_runs(folder)
-    named = {}
-    for run in listed:
-        is_folder = run.path == str(folder)
-        named[run.path if is_folder else str(Path(run.path).relative_to(folder))] = run
-    table = progress_table(named, f"{counted(len(listed), 'run')} in {folder}")
+    names = [run.path if run.path == str(folder) else str(Path(run.path).relative_to(folder)) for run in listed]
+    table = progress_table(dict(zip(names, listed)), f"{counted(len(listed), 'run')} in {folder}")
     say_result({"runs": [run.to_data() for run in listed]}, as_json, (), [table])
     for run in listed:
         if run.reason is not None and not as_json:

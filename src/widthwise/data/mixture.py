@@ -146,8 +146,7 @@ def divide_rows(weights: Mapping[str, int]) -> RowDivision:
         second_weight, _, second = heapq.heappop(heap)
         pair = RowDivision(f"{first.name}, {second.name}", weight, weight + second_weight, (first, second))
         heapq.heappush(heap, (pair.total, index, pair))  # the index decides between equal weights
-    _, _, division = heap[0]
-    return division
+    return heap[0][2]
 
 
 @dataclass(frozen=True)

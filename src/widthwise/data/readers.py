@@ -103,8 +103,7 @@ def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
         yield document
         return
     lines: list[str] = []
-    n_bytes = 0
-    n_parts = 0
+    n_bytes = n_parts = 0
     for line in document.text.splitlines(keepends=True):
         lines.append(line)
         n_bytes += len(line.encode())

@@ -284,8 +284,7 @@ def _copied_slots_plan(weight: GrownWeight, old: Mixing, new: Mixing) -> TensorP
     if n_copies > 1:
         # The logits are [read], or [read | write | carry], where the carry has one for each pair of slots.
         parts = [slots] if new.form.carry is None else [slots, slots, product([slots, slots])]
-        index = torch.cat([i * n_old + part.index for i, part in enumerate(parts)])
-        logits = AxisMap.of(len(logits.index), index)
+        logits = AxisMap.of(len(logits.index), torch.cat([i * n_old + part.index for i, part in enumerate(parts)]))
     if isinstance(weight.new, Vector):
         return TensorPlan(weight.source, (logits,), n_copies=n_copies)
     read = weight.stream.slot.read(weight.old.in_axes["slot_width"], weight.new.in_axes["slot_width"])

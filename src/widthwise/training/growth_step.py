@@ -48,8 +48,7 @@ class _LazyDict(UserDict[str, Any]):
 
 def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> Mapping[str, dict[str, Tensor]]:
     """Return the optimizer state by parameter name, gathered onto the CPU when it is read."""
-    parameters = model.named_parameters()
-    states = {name: optimizer.state[weight] for name, weight in parameters if weight in optimizer.state}
+    states = {name: optimizer.state[weight] for name, weight in model.named_parameters() if weight in optimizer.state}
     # Sorted, because all processes must gather in one order, and their orders may differ after a checkpoint was read.
     return _LazyDict(states, lambda state: {part: whole(value).cpu() for part, value in sorted(state.items())})
 

@@ -127,8 +127,7 @@ class Objective:
                         positions,
                         self.teacher and self.teacher.read(tokens, documents, positions),
                     )
-                objective = self.of_pass(forward, width_fraction)
-                (objective * (len(rows) / len(batch))).backward()
+                (self.of_pass(forward, width_fraction) * (len(rows) / len(batch))).backward()
                 if index == 0:
                     loss += forward.losses.sum(dtype=torch.float64)
                     choices.add(forward.choices, len(rows))

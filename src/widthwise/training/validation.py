@@ -51,8 +51,7 @@ class Validation:
     token_widths: TokenWidths | None
     """The result of `WidthMeter.summary`; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
-    """For each layer, the share of the routed tokens of each expert, or None without experts; None if no layer has
-    experts."""
+    """For each layer, each expert's share of the routed tokens (None without experts); None if no layer has experts."""
     losses_by_source: dict[str, float]
     """Mean loss over the windows of each source of a mixture; empty for a single source."""
     mtp_losses: list[float] | None
