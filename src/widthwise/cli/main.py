@@ -39,7 +39,7 @@ VERBS = {
 }
 """Title of a panel of the help -> its verbs, as MODULE.FUNCTION, or as MODULE.APP for a group of verbs."""
 PATHS: dict[str, tuple[str, str]] = {}
-"""Name of a verb -> its function, as in VERBS, and its panel."""
+"""Name of a verb, without the suffix `_app` or `_` -> its function, as in VERBS, and its panel."""
 for panel, paths in VERBS.items():
     for path in paths:
         PATHS[path.partition(".")[2].removesuffix("_app").removesuffix("_")] = path, panel
@@ -82,7 +82,7 @@ class Verbs(TyperGroup):
         helps: dict[str, str | None] = {}
         for module in {path.partition(".")[0] for path, _ in PATHS.values()}:
             source = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
-            helps[f"{module}.{module}_app"] = ast.get_docstring(source)
+            helps[f"{module}.{module}_app"] = ast.get_docstring(source)  # of a group of verbs
             for node in source.body:
                 if isinstance(node, ast.FunctionDef):
                     helps[f"{module}.{node.name}"] = ast.get_docstring(node)
@@ -123,9 +123,9 @@ def check_processes(
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0, or with an error line 1 (failed run), 2 (mistake), 130 or 143 (signal)."""
-    # OpenMP reads this when torch is first imported. Threads that spin while they wait are slow if other processes need
-    # the cores: on two busy cores they took 2.5 times as long as sleeping threads, and on idle cores as long.
+    """Run the command line. Exit codes: 0; 1 for a failed run; 2 for a mistake; 128 + n for signal n."""
+    # OpenMP reads the variable on torch's first import. Threads that spin while they wait took 2.5 times as long as
+    # sleeping threads on two cores that other processes used too, and equally long on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     warnings.formatwarning = lambda message, *where: printable(f"warning: {message}\n")
     try:
@@ -135,13 +135,13 @@ def main() -> None:
     except typer.TyperException as error:
         # A mistake in the arguments. If the message is empty, typer has printed the help instead.
         option = getattr(error, "option_name", None)
-        message = error.format_message().replace("Value error, ", "")
-        name = option or message.removeprefix("No such command '").partition("'")[0]
+        message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
+        name = option or message.removeprefix("No such command '").partition("'")[0]  # of the option or verb
         if name in REMOVED:
             message = f"{name}: {REMOVED[name]}"
         _leave(UserError(message)) if message else sys.exit(2)
     except BrokenPipeError:
-        # The program that reads our output has ended, as in `| head`.
+        # Only shell completion raises it here; typer handles it for verbs. A closed stderr hides errors at exit.
         sys.stderr.close()
         raise SystemExit(1) from None
     except OSError as error:

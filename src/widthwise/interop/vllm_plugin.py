@@ -1,4 +1,4 @@
-"""The plugin with which vLLM serves models that `widthwise export` writes as `widthwise`.
+"""The plugin with which vLLM serves exported models of model_type `widthwise`.
 
 vLLM finds `register` in the entry point group `vllm.general_plugins` and calls it in each process. The model is in
 `vllm_model`, which is imported when a model is loaded.
@@ -23,9 +23,9 @@ STACKED: dict[str, tuple[str, str | int]] = {
     ".gate_proj": (".gate_up_proj", 0),
     ".up_proj": (".gate_up_proj", 1),
 }
-"""Part of a tensor's name -> part of the name of the parameter that stacks several tensors, and the place in it."""
+"""Part of a tensor's name -> part of the name of the parameter that stacks several tensors, and vLLM's shard id."""
 SKIPPED = {"mtp.": None}
-"""Prefixes of tensors that are not loaded: MTP heads."""
+"""Prefixes of tensors that are not loaded (None for vLLM's `WeightsMapper`): MTP heads."""
 
 
 def register() -> None:
@@ -60,7 +60,7 @@ def check_supported(config: Any, where: str, n_devices: int = 1) -> None:
         sizes = {layers[0].head_dim, layer.head_dim, layer.v_head_dim or layer.head_dim}
         if len(sizes) > 1:
             unsupported.append(f"layer {index}: head sizes {', '.join(map(str, sorted(sizes)))}")
-    if unsupported:
+    if unsupported:  # the first is enough for an error
         raise UserError(f"{where}: vLLM cannot run this model: {unsupported[0]}; supported: {SUPPORTED}")
     if n_devices > 1:
         for index, layer in enumerate(layers, start=1):
@@ -68,17 +68,17 @@ def check_supported(config: Any, where: str, n_devices: int = 1) -> None:
 
 
 def _check_split(layer: Any, where: str, n_devices: int) -> None:
-    """Raise UserError unless every device gets whole heads and equally many hidden units."""
+    """Raise UserError unless every device gets whole heads and equally many hidden units, and qk_norm is over heads."""
     n_heads = layer.num_attention_heads
     n_kv_heads = layer.num_key_value_heads
-    sizes = f"tensor_parallel_size = {n_devices}"
+    setting = f"tensor_parallel_size = {n_devices}"
     if n_heads % n_devices:
-        raise UserError(f"{where}: num_attention_heads: got {n_heads}; allowed: multiples of {sizes}")
+        raise UserError(f"{where}: num_attention_heads: got {n_heads}; allowed: multiples of {setting}")
     if n_kv_heads % n_devices and n_devices % n_kv_heads:
-        raise UserError(f"{where}: num_key_value_heads: got {n_kv_heads}; allowed: multiples or divisors of {sizes}")
+        raise UserError(f"{where}: num_key_value_heads: got {n_kv_heads}; allowed: multiples or divisors of {setting}")
     ffn = layer.feed_forward
-    hidden = ffn["d_ff"] if ffn["kind"] == "swiglu" else ffn["d_hidden"]
+    hidden = ffn["d_ff"] if ffn["kind"] == "swiglu" else ffn["d_hidden"]  # may list all blocks
     if any(width % n_devices for width in (hidden if isinstance(hidden, list) else [hidden])):
-        raise UserError(f"{where}: feed_forward: got {ffn}; allowed: widths that are multiples of {sizes}")
+        raise UserError(f"{where}: feed_forward: got {ffn}; allowed: widths that are multiples of {setting}")
     if layer.qk_norm is not None and layer.qk_norm["over"] != "head":
-        raise UserError(f"{where}: qk_norm: got over {layer.qk_norm['over']}; allowed with {sizes}: over head")
+        raise UserError(f"{where}: qk_norm: got over {layer.qk_norm['over']}; allowed with {setting}: over head")

@@ -1,4 +1,4 @@
-"""Evaluation mode, in which random draws are the same every time, and compiled layers."""
+"""Evaluation mode with repeatable random draws, and compilation of layers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from widthwise.model.decoder import Decoder
 SEED = 0
 """Seed of random draws in evaluation."""
 GRAPHS_PER_LAYER = 6
-"""Graphs for training, validation, and the smaller last batch of a validation, with and without a forced width."""
+"""Training, validation and the smaller last batch of a validation, each with and without `width_fraction`."""
 
 
 @contextmanager
@@ -54,13 +54,13 @@ def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, n_graphs)
     for layer in layers:
-        # Constant widths give kernels that are tuned to their sizes; symbols do not.
+        # Constant sizes give tuned kernels; symbolic sizes do not.
         layer.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run compiled layers uncompiled within the block, so that tokens of other shapes need no further graphs."""
+    """Run compiled layers uncompiled within the block, so that batches of other shapes need no further graphs."""
     compiled = {module: module._compiled_call_impl for module in model.modules() if is_compiled(module)}
     for module in compiled:
         module._compiled_call_impl = None

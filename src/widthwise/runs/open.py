@@ -29,7 +29,7 @@ from widthwise.training.growth_step import state_by_name
 from widthwise.training.state import RunState, Spent, inherited
 
 LONGEST_WINDOW = 1024
-"""Largest default of the tokens per window."""
+"""Upper limit of the default tokens per window."""
 
 
 def usual_seq_len(n_positions: int | None) -> int:
@@ -48,7 +48,7 @@ def check_finite(path: Path | str, weights: Iterable[tuple[str, Tensor]]) -> Non
 def chosen_checkpoint(run: RunDir, step: int | None = None) -> tuple[Path, list[Damage]]:
     """Return the checkpoint of a step, or by default the newest undamaged one, with the damage of newer ones.
 
-    Raises UserError if that checkpoint is missing or damaged, and if the run has no undamaged checkpoint.
+    Raises UserError if that checkpoint is missing, damaged or of another recipe, and if none is undamaged.
     """
     if step is None:
         path, damages = checkpoint_folder.latest_valid(run.checkpoints)
@@ -88,14 +88,14 @@ def checkpoint_steps(path: Path | str, say: Callable[[str], None] = lambda messa
 
 
 def tokenizer_of(run: RunDir) -> Tokenizer:
-    """Return the tokenizer of a run. Raises UserError without one, as after the import of a folder without one."""
+    """Return the tokenizer of a run. Raises UserError if the run has none; an imported folder may lack it."""
     files = sorted(run.tokenizer_folder.glob("*.json"))
     identity = recorded_tokenizer(run)
     if identity is None or not files:
         raise UserError(f"{run.tokenizer_folder}: holds no tokenizer, which text needs")
     tokenizer = restore_tokenizer(identity.spec, files[0])
     origin = run.environment().get(IMPORTED)
-    return tokenizer if origin is None else tokenizer.as_pretrained(origin["token_ids"])
+    return tokenizer if origin is None else tokenizer.as_pretrained(origin["token_ids"])  # sets bos_id
 
 
 def check_tokenizer(run: RunDir, data_tokenizer: Tokenizer) -> None:
@@ -109,9 +109,9 @@ def check_tokenizer(run: RunDir, data_tokenizer: Tokenizer) -> None:
 
 
 def check_same_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, allow_same_tokens: bool) -> None:
-    """Raise UserError if the tokenizer of data differs from the model's.
+    """Raise UserError unless the tokenizer of data is identical to the model's.
 
-    allow_same_tokens: accept a different tokenizer with the same tokens, merges and end of text.
+    allow_same_tokens: also accept another tokenizer with the same tokens, merges and end of text.
     """
     if tokenizer.id == data_tokenizer.id:
         return
@@ -126,13 +126,13 @@ def check_same_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, allow_sam
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raise UserError if the tokenizer of a run's data has more tokens than the model; lower its `vocab_size`."""
+    """Limit the tokenizer of a run's data to the model's vocabulary. Raises UserError if it needs a larger one."""
     if tokenizer.n_used > vocab_size:
         raise UserError(
             f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.n_used}, "
             f"the number of tokens of tokenizer {tokenizer.spec}; or name data of other tokens, as data.path=FOLDER"
         )
-    tokenizer.vocab_size = min(tokenizer.vocab_size, vocab_size)  # refuses adopted data with larger tokens
+    tokenizer.vocab_size = min(tokenizer.vocab_size, vocab_size)  # for the check of all token ids
 
 
 def check_fits_model(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -221,15 +221,15 @@ def open_model(path: Path | str, device: torch.device | str | None = None, step:
     """Load the model and tokenizer of a run, of a Hugging Face folder, or of `org/name` on the hub.
 
     step: of the checkpoint of a run; default: the newest undamaged one. Raises UserError for a path without a model,
-    for a damaged one, and for a folder that `widthwise import` refuses.
+    for a damaged model, and for a folder that `widthwise import` refuses.
     """
-    path, _ = import_source(path)
+    path, _ = import_source(path)  # fetches from the hub
     device = usual_device(device)
     if not is_run(path, step):
         _check_has_tokenizer(path)
         imported = import_hf(path)
-        tokenizer_path = path / TOKENIZER
-        tokenizer = JsonTokenizer(str(tokenizer_path), read_text(tokenizer_path), str(tokenizer_path), imported.eos)
+        file = path / TOKENIZER
+        tokenizer = JsonTokenizer(spec=str(file), definition=read_text(file), where=str(file), eos=imported.eos)
         check_fits_model(tokenizer, imported.config.vocab_size)
         model = build(imported.config, seed=0, device=device)
         model.set_weights(imported.take_weights())
@@ -268,7 +268,7 @@ def check_model(path: Path, step: int | None = None) -> None:
 
 
 def is_run(path: Path, step: int | None) -> bool:
-    """Return False for a Hugging Face folder, otherwise True. Raises UserError for a step of such a folder."""
+    """Return False only for a Hugging Face folder. Raises UserError for a step of such a folder."""
     if RunDir(path).exists or not (path / CONFIG).is_file():
         return True
     if step is not None:

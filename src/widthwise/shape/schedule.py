@@ -1,5 +1,5 @@
-"""Real widths along the depth: schedules between the ends and a turn, curves through points, and the solver that makes
-the layers cost as much as a uniform model.
+"""Widths along the depth before rounding: schedules between the ends and a turn, curves through points, and the solver
+that makes the layers cost as much as a uniform model.
 """
 
 import math
@@ -23,7 +23,7 @@ BETWEEN: dict[Progression, Callable[[np.ndarray, float, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Widths in one progression from the first layer to the turn, and in another from there to the last.
+    """Widths that progress from the first layer to the turn, and from there to the last layer.
 
     The turn width is chosen; the end width is solved. Layers count from 1.
     Source: Variable-Width Transformers, arXiv:2606.18246, Appendix A.
@@ -65,14 +65,14 @@ class Schedule:
     def widths(self, end_width: float, turn_width: float, n_layers: int, turn_layer: int) -> np.ndarray:
         """Return real widths in channels, (n_layers,), with exactly turn_width at the turn.
 
-        end_width: of the first layer, and of the last unless the ends differ; at one rate, of the end farther from the
-        turn.
+        end_width: of the first layer, and the last is last_over_first times as wide; without last_over_first, of the
+        end farther from the turn.
         """
         layers = np.arange(1, n_layers + 1)
         if self.last_over_first is None:
             nearness = 1.0 - np.abs(layers - turn_layer) / max(turn_layer - 1, n_layers - turn_layer)
             return BETWEEN[self.progression](np.full(n_layers, end_width), turn_width, nearness)
-        knots = {1: 0.0, n_layers: 0.0, turn_layer: 1.0}  # an end that is the turn counts as the turn
+        knots = {1: 0.0, n_layers: 0.0, turn_layer: 1.0}  # the turn replaces an end at the same layer
         at, values = zip(*sorted(knots.items()), strict=True)
         nearness = np.interp(layers, at, values)
         ends = np.where(layers > turn_layer, self.last_over_first * end_width, end_width)
@@ -84,15 +84,15 @@ SCHEDULES: dict[str, Schedule] = {
     for schedule in (
         Schedule("x", (0.0, 1.0), lambda n: range(2, n), "bottleneck_width", "bottleneck_layer"),
         Schedule("diamond", (1.0, np.inf), lambda n: range(2, n), "peak_width", "peak_layer"),
-        Schedule("growing", (0.0, 1.0), lambda n: range(1, min(2, n)), "narrow_width"),
-        Schedule("narrowing", (0.0, 1.0), lambda n: range(max(2, n), n + 1), "narrow_width"),
+        Schedule("growing", (0.0, 1.0), lambda n: range(1, 2) if n > 1 else range(0), "narrow_width"),
+        Schedule("narrowing", (0.0, 1.0), lambda n: range(n, n + 1) if n > 1 else range(0), "narrow_width"),
     )
 }
-"""Kinds of shapes that are solved."""
+"""Kind of a shape -> its schedule."""
 
 
 NARROWEST = 1.0
-"""Smallest end width of the solver, in channels; of the first layer if the ends differ."""
+"""Smallest `end_width`, and smallest width of the widest layer on a curve, in channels."""
 
 
 class WidthCost(ABC):
@@ -145,10 +145,10 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
     first = solved[0]
     turn = solved[turn_layer - 1]
     last = solved[-1]
-    is_wide = low >= 1
-    is_wrong = max(first, last) > turn if is_wide else min(first, last) < turn
+    turn_is_widest = low >= 1
+    is_wrong = max(first, last) > turn if turn_is_widest else min(first, last) < turn
     if is_wrong:  # possible if the ends have different widths
-        side = "narrower" if is_wide else "wider"
+        side = "narrower" if turn_is_widest else "wider"
         raise UserError(
             f"model.shape.last_over_first: got {schedule.last_over_first:g}; makes the ends {first:.4g} and {last:.4g} "
             f"channels wide; kind '{schedule.kind}' needs both {side} than its turn, {turn:.4g}"
@@ -162,7 +162,7 @@ def along(points: Sequence[float], n_layers: int) -> np.ndarray:
 
 
 def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarray:
-    """Interpolate linearly between points that divide the depth evenly, and scale to mean 1: (n_layers,).
+    """Interpolate as `along`, and divide by the mean: shares of a uniform layer's size, (n_layers,).
 
     is_framed: the first and last layer get 1, and the points apply to the layers between. Raises ValueError if there
     are none.
@@ -178,7 +178,7 @@ def shares(points: Sequence[float], n_layers: int, is_framed: bool) -> np.ndarra
 def scaled_widths(curve: np.ndarray, cost: WidthCost, budget: float) -> np.ndarray:
     """Return real widths in proportion to `curve`, (n_layers,), whose cost is the budget.
 
-    Raises UserError if even the narrowest widths exceed the budget.
+    Raises UserError if the layers exceed the budget even if the widest is NARROWEST.
     """
     curve = curve / curve.max()
     if cost.total(NARROWEST * curve) > budget:
@@ -189,7 +189,7 @@ def scaled_widths(curve: np.ndarray, cost: WidthCost, budget: float) -> np.ndarr
 def _rising_root(function: Callable[[float], float], low: float) -> float:
     """Return the root above `low` of a rising function that is not positive at `low`, to the last digit of a float.
 
-    Bisection needs about 60 calls. Importing SciPy's faster methods takes as long as a thousand.
+    Bisection needs about 60 calls. Importing SciPy's faster methods takes as long as a thousand calls.
     """
     high = max(2 * low, 1.0)
     while function(high) < 0:
