@@ -43,7 +43,8 @@ SECONDS_TO_ANSWER = 5.0
 """Longest wait for the list of ranks that are still running."""
 IS_ON_EVERY_RANK = "is_on_every_rank"
 """Attribute of an error that every rank raises."""
-_numbers = count()  # for names of stores and meshes, which all ranks create in the same order
+_join_numbers = count()
+_mesh_numbers = count()
 _groups: dict[tuple[int, float], "Group"] = {}
 """Groups by shards and timeout, reused because torch keeps every mesh and its connections until the process ends."""
 
@@ -114,7 +115,7 @@ def _join(config: TrainConfig) -> None:
         torch.cuda.set_device(local_rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=PrefixStore(f"widthwise-{n_restarts}-{next(_numbers)}", store),
+        store=PrefixStore(f"widthwise-{n_restarts}-{next(_join_numbers)}", store),
         rank=rank,
         world_size=world_size,
         timeout=_device_timeout(config.hang_seconds),
@@ -258,7 +259,7 @@ def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
     replicas, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout, backend=backend)
     shards, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout, backend=backend)
     groups = [cast(dist.ProcessGroup, replicas), cast(dist.ProcessGroup, shards)]
-    number = next(_numbers)
+    number = next(_mesh_numbers)
     names = (f"replicate_{number}", f"shard_{number}")
     return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 
