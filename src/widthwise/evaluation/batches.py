@@ -136,5 +136,4 @@ def _groups(rows: Sequence[Row], max_rows: int, max_tokens: int) -> list[Group]:
 
 def _padding_mask(rows: Sequence[Sized], is_real: Tensor) -> Tensor | None:
     """Return is_real, or None if all rows are equally long, so that the model skips the mask."""
-    lengths = {len(row) for row in rows}
-    return None if len(lengths) == 1 else is_real
+    return None if len(set(map(len, rows))) == 1 else is_real

@@ -56,7 +56,9 @@ def baselines_of(runs: Sequence[str], requested: Mapping[str, str]) -> dict[str,
         baselines[paths[run]] = paths[baseline]
     for run in baselines:
         if run in baselines.values():
-            raise UserError(f"--baseline: got {run!r} as a baseline, but it has a baseline itself")
+            raise UserError(
+                f"--baseline: got {run!r} as a baseline, but it has a baseline itself; a baseline must have none"
+            )
     first = next(run for run in runs if run not in baselines)
     return {run: first for run in runs if run != first and run not in baselines.values()} | baselines
 
@@ -75,15 +77,9 @@ def all_differences(
         step = candidate.step if by_step else None
         baseline = by_model.get((baselines.get(candidate.run, ""), step))
         if baseline is not None:
-            differences.append(
-                EvaluationDifferences(
-                    run=candidate.run,
-                    step=candidate.step,
-                    baseline=baseline.run,
-                    baseline_step=baseline.step,
-                    differences=evaluation_differences(baseline, candidate),
-                )
-            )
+            models = {"run": candidate.run, "step": candidate.step}
+            models |= {"baseline": baseline.run, "baseline_step": baseline.step}
+            differences.append(EvaluationDifferences(**models, differences=evaluation_differences(baseline, candidate)))
     return differences
 
 
@@ -160,13 +156,13 @@ def text_differences(baseline: TextScores, candidate: TextScores) -> dict[str, S
         if np.array_equal(before[length], after[length])
     }
     if "nats_per_token" in differences:
-        perplexities = [answers.metrics["token_perplexity"].value for answers in (baseline, candidate)]
+        perplexities = [text.metrics["token_perplexity"].value for text in (baseline, candidate)]
         differences["token_perplexity"] = _perplexity_difference(baseline, candidate, *perplexities)
     return differences
 
 
-def _blocks(answers: TextScores) -> dict[str, np.ndarray]:
-    return {name: np.array(values) for name, values in answers.blocks.items()}
+def _blocks(text: TextScores) -> dict[str, np.ndarray]:
+    return {name: np.array(values) for name, values in text.blocks.items()}
 
 
 def _perplexity_difference(

@@ -102,8 +102,8 @@ def text_means(texts: Sequence[Scores]) -> TextMeans | None:
         return None
 
     def over_texts(metric: str) -> SampleEstimate:
-        scores_of_texts = (text[metric] for text in texts)
-        return mean_of_estimates([SampleEstimate(finite(x.value), finite(x.stderr)) for x in scores_of_texts])
+        estimates = [SampleEstimate(finite(text[metric].value), finite(text[metric].stderr)) for text in texts]
+        return mean_of_estimates(estimates)
 
     loss = over_texts("nats_per_token")
     means = {

@@ -222,11 +222,8 @@ def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskAnswers:
     requests = [request for item_requests in encoded.requests for request in item_requests]
     n_cut = sum(len(context) + len(continuation) > scorer.max_length + 1 for context, continuation in requests)
     continuations = iter(scorer.continuations(requests))
-    rows = []
-    chances = []
-    for item, item_requests in zip(task.items, encoded.requests):
-        rows.append(item.scores([next(continuations) for _ in item_requests]))
-        chances.append(1 / len(item_requests) if len(item_requests) > 1 else 0.0)
+    rows = [item.scores([next(continuations) for _ in asked]) for item, asked in zip(task.items, encoded.requests)]
+    chances = [1 / len(asked) if len(asked) > 1 else 0.0 for asked in encoded.requests]
     items = {name: [row[name] for row in rows] for name in rows[0]}
     means = {name: mean(np.array(values)) for name, values in items.items()}
     return TaskAnswers(

@@ -29,13 +29,13 @@ Document = tuple[str, np.ndarray]
 def _block_sums(text: str, n_bytes: int, token_bytes: np.ndarray, nats: np.ndarray) -> np.ndarray:
     """Return the sums over each block, (5, n_blocks): nats, then COUNTED.
 
-    Tokens, characters and words count in the block in which they start. n_bytes: size of the original text, estimated
-    if unknown; token_bytes, nats: of each token, (n_tokens,).
+    Tokens, characters and words count in the block in which they start, words with the whitespace before them.
+    n_bytes: size of the original text, estimated if unknown; token_bytes, nats: of each token, (n_tokens,).
     """
     n_blocks = max(1, math.ceil(n_bytes / BLOCK_BYTES))
     data = np.frombuffer(text.encode(), np.uint8)
     character_starts = np.flatnonzero((data & 0xC0) != 0x80)
-    # As many words as `re.split` returns parts, including empty ones at the ends: one, and one for each whitespace.
+    # As many words as `re.split` returns parts, including empty ones at the ends: one at 0, and one at each whitespace.
     word_starts = [0] if text else []
     word_starts += [int(character_starts[match.start()]) for match in re.finditer(r"\s+", text)]
     token_starts = np.cumsum(token_bytes) - token_bytes
@@ -76,10 +76,8 @@ def score_documents(
         if n_left <= 0:
             break
     losses = scorer.rolling([ids for _, _, ids in inputs], stride)
-    documents = []
-    for (text, n_bytes, ids), nats in zip(inputs, losses):
-        documents.append((text, _block_sums(text, n_bytes, lengths[ids], nats)))
-    return _text_answers(documents, where)
+    documents = ((text, _block_sums(text, n, lengths[ids], nats)) for (text, n, ids), nats in zip(inputs, losses))
+    return _text_scores(documents, where)
 
 
 def score_stream(
@@ -99,7 +97,7 @@ def score_stream(
     nats = np.zeros(0)
     if len(tokens):
         (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0]))
-    return _text_answers(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)
+    return _text_scores(_documents(scorer, tokens[1:], nats, bytes_per_token_byte), where)
 
 
 def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_token_byte: float) -> Iterator[Document]:
@@ -116,7 +114,7 @@ def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray, bytes_per_t
             yield text, _block_sums(text, n_bytes - n_bytes_before, lengths[ids], document_nats)
 
 
-def _text_answers(documents: Iterable[Document], where: str) -> TextScores:
+def _text_scores(documents: Iterable[Document], where: str) -> TextScores:
     """Return the metrics of all documents together; each block is one observation."""
     parts = []
     digest = hashlib.sha256()

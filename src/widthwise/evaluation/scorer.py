@@ -78,10 +78,8 @@ class Scorer:
         lm-eval: windows do not overlap); lm-eval's `context_len` is max_length - stride + 1. prefix: the token before
         each document, by default `bos_id` or else the end-of-text token.
         """
-        if prefix is None:
-            prefix = self.tokenizer.encode_prompt("")[0]
-        if stride is None:
-            stride = self.max_length
+        prefix = self.tokenizer.encode_prompt("")[0] if prefix is None else prefix
+        stride = self.max_length if stride is None else stride
         n_total = sum(map(len, documents))
         requests = (
             (index, request)
@@ -121,8 +119,7 @@ class Scorer:
             if bos_id is not None and tokens[0] != bos_id:
                 tokens = [bos_id, *tokens[-self.max_length :]]
             rows.append(Row(tokens, len(continuation)))
-        if n_total is None:
-            n_total = sum(row.n_predicted for row in rows)
+        n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
         n_done = n_before
         continuations: dict[int, Continuation] = {}
         with evaluating(self.model) as device:
@@ -134,11 +131,8 @@ class Scorer:
 
     def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> list[Continuation]:
         """Return the likelihoods of the rows of the batch. rows: of all batches."""
-        n_predicted = [rows[index].n_predicted for index in batch.rows]
-        target_ids = []
-        for index, n in zip(batch.rows, n_predicted):
-            target_ids += rows[index].tokens[-n:]
-        targets = torch.tensor(target_ids, device=device)
+        scored = [rows[index] for index in batch.rows]
+        targets = torch.tensor([token for row in scored for token in row.tokens[-row.n_predicted :]], device=device)
         chunk_size = max(1, LOGITS_AT_ONCE.get(device.type, 2**24) // self.model.config.vocab_size)
         nats = []
         is_greedy = []
@@ -149,7 +143,7 @@ class Scorer:
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 nats.append(-logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0])
                 is_greedy.append(logits.argmax(dim=-1) == target)
-        ends = np.cumsum(n_predicted)[:-1]
+        ends = np.cumsum([row.n_predicted for row in scored])[:-1]
         nats_by_row = np.split(torch.cat(nats).double().cpu().numpy(), ends)
         greedy_by_row = np.split(torch.cat(is_greedy).cpu().numpy(), ends)
         return [Continuation(nats, bool(greedy.all())) for nats, greedy in zip(nats_by_row, greedy_by_row)]
@@ -164,13 +158,11 @@ def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) ->
     if not 1 <= stride <= max_length:
         raise UserError(f"stride: got {stride}; must be from 1 to max_length = {max_length}")
     document = [prefix, *tokens]
-    start = 1  # of the predicted tokens in the document
-    n_predicted = max_length
-    while start < len(document):
-        end = min(start + n_predicted, len(document))
-        yield document[max(0, end - 1 - max_length) : start], document[start:end]
-        start = end
-        n_predicted = stride
+    n_done = 0
+    while n_done < len(tokens):
+        end = min(n_done + (stride if n_done else max_length), len(tokens))
+        yield document[max(0, end - max_length) : n_done + 1], document[n_done + 1 : end + 1]
+        n_done = end
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:

@@ -16,7 +16,7 @@ function fill(select, values) {
   select.replaceChildren(...values.map(value => new Option(value)));
 }
 
-// Value of a control: the user's, else the default of another kind than the recipe's, else the recipe's.
+// Value of a control: the user's, else the recipe's, or the default if the user chose another kind than the recipe's.
 function value(name) {
   if (set.has(name)) return set.get(name);
   const { start, shapes, ffns } = controls, shape = set.get("shape") ?? start.shape, ffn = set.get("ffn") ?? start.ffn;

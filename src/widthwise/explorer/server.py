@@ -83,13 +83,13 @@ class Answers:
         planner = Planner(recipe)
         rows = []
         for device in sorted(WITH_MEMORY, key=lambda device: device.memory_bytes):
-            setup = planner.largest_pass(device, kind)
-            largest_pass = run_time = MISSING
-            if setup.micro_batch_size is not None:
-                largest_pass = str(setup.micro_batch_size)
-                run_time = duration(setup.run_hours)
-            memory = setup.memory.total_bytes
-            rows.append([device.name, f"{si(device.memory_bytes)}B", largest_pass, f"{si(memory)}B", run_time])
+            largest = planner.largest_pass(device, kind)
+            n_sequences = run_time = MISSING
+            if largest.micro_batch_size is not None:
+                n_sequences = str(largest.micro_batch_size)
+                run_time = duration(largest.run_hours)
+            memory = largest.memory.total_bytes
+            rows.append([device.name, f"{si(device.memory_bytes)}B", n_sequences, f"{si(memory)}B", run_time])
         header = ["one device", "has", "largest pass", "needs", "time of the run"]
         caption = f"training memory, activation checkpointing {kind}; a pass in sequences of {recipe.seq_len:,} tokens"
         return _cells(Table(caption, header, rows))

@@ -137,9 +137,8 @@ def controls(recipe: Recipe, where: str) -> dict[str, Any]:
         "ffn": ffn.kind,
     }
     if isinstance(ffn, HiddenWidthTemplate):
-        start["ratio"] = None
-        if getattr(ffn, ffn.hidden_key) is None:
-            start["ratio"] = ffn.ratio or ffn.usual_ratio
+        has_hidden_width = getattr(ffn, ffn.hidden_key) is not None
+        start["ratio"] = None if has_hidden_width else ffn.ratio or ffn.usual_ratio
     if isinstance(shape, SolvedShape) and schedule is not None:
         start |= {
             "quantum": shape.quantum,

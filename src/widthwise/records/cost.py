@@ -103,9 +103,9 @@ class RankMemory(Record):
     """Other tensors that autograd keeps for one pass, by the cost model; in the backward pass of a layer also its
     recomputed activations and their gradients."""
     buffer_bytes: int
-    """Temporary tensors. At the loss, the larger of logits with weight gradient and gathered layers with their
-    gradients; at a layer, the gathered layers. Also the masks of documents if `data` sets them, and after a growth
-    that freezes old entries a mask of all entries and, in the update, the old weights."""
+    """Temporary tensors: gathered layers with their gradients, or if these need more, the logits and weight gradient of
+    the loss. Also the masks of documents if `data` sets them, and after a growth that freezes old entries a mask of all
+    entries and, in the update, the old weights."""
     teacher_bytes: int = 0
     """Weights of a teacher, sharded like the student's; in its forward pass also activations, in the loss logits."""
 

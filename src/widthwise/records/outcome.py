@@ -99,7 +99,7 @@ class Judgement(Record):
     """Number of points compared or averaged."""
     difference: Estimate
     confidence: float = pydantic.Field(gt=0, lt=1)
-    """Confidence level of the interval; for the best point with Bonferroni's correction for n_points."""
+    """Confidence level of the interval. One judgement of the best point has Bonferroni's correction for n_points."""
     verdict: Verdict
 
 
@@ -232,7 +232,7 @@ class Outcome(ReportRecord):
 
     @property
     def groups(self) -> list[str]:
-        """Groups in the order of the points; "" for points without a group. The group of `baseline` is not counted."""
+        """Groups in the order of the points; "" for points without one. A group of the baseline alone is omitted."""
         return list(dict.fromkeys(point.group for point in self.points if point.name != self.baseline))
 
     def of_group(self, group: str) -> list[Variant | UnfinishedPoint]:

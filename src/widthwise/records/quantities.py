@@ -106,7 +106,7 @@ class ModelCost(Quantity):
         return value
 
     def of_cost(self, cost: CostSummary) -> Number:
-        """Return the value for a model that was counted now. Only files of older versions lack values."""
+        """Return the value for a newly counted model. Not for `dead_params` and sizes of slots, which it may lack."""
         value = self.read(cost)
         assert value is not None
         return value

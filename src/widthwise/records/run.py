@@ -138,9 +138,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        if self.result is not None and self.result.name:
-            return self.result.name
-        return Path(self.path).name or self.path
+        return (self.result and self.result.name) or Path(self.path).name or self.path
 
 
 PROCESS_KEYS = ("train.shards", "train.hang_seconds")

@@ -37,9 +37,7 @@ def analysis_page(analysis: Analysis) -> Page:
     model_looks = {name: looks[variant] for name, variant in variants.items()}
     text = analysis.text
     threshold = analysis.utilisation_threshold
-    # Query n attends to n tokens.
-    uniform_share = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)
-    sinks_note = note("attention-sinks", even=uniform_share, seq_len=text.seq_len)
+    even = fixed(sum(1 / n for n in range(1, text.seq_len + 1)) / text.seq_len, 4)  # query n attends to n tokens
     subjects = list(dict.fromkeys(clean(without_seed(model.run or model.name)) for model in analysis.models))
     when = ", in the course of training" if runs else ""
     exits = pooled({model.name: exit_curve(model) for model in models}, variants)
@@ -87,7 +85,7 @@ def analysis_page(analysis: Analysis) -> Page:
             ),
             section("Residual stream", note("residual-stream"), *figures["stream"]),
             section("Logit lens", note("logit-lens"), *figures["logit_lens"], exit_figure),
-            section("Attention sinks", sinks_note, *figures["sinks"]),
+            section("Attention sinks", note("attention-sinks", even=even, seq_len=text.seq_len), *figures["sinks"]),
             dynamic_width_section(by_name, model_looks),
             virtual_width_section(by_name, model_looks),
             section("Every layer", *layer_tables),
@@ -141,10 +139,8 @@ def _depth_figure(
     curves = pooled(of_models, variants)
     ends = {}
     for name, curve in curves.items():
-        lowest = np.nanargmin(curve.y)
-        highest = np.nanargmax(curve.y)
-        ends[name] = f"from {si(curve.y[lowest])} at {tick(curve.x[lowest])} "
-        ends[name] += f"to {si(curve.y[highest])} at {tick(curve.x[highest])}"
+        low, high = (f"{si(curve.y[i])} at {tick(curve.x[i])}" for i in (np.nanargmin(curve.y), np.nanargmax(curve.y)))
+        ends[name] = f"from {low} to {high}"
     x_title = "layers passed, as a share of all" if is_fraction else "layer"
     title = measure.title.format(threshold)
     if measure.key == "density":

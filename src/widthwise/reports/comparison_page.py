@@ -37,7 +37,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
         [difference_figure(outcome), *curves[:1]],
         [
             experiment_sections.results_section(outcome, caption, looks),
-            experiment_sections.open_points_section(outcome),
+            experiment_sections.unfinished_points_section(outcome),
             section("Width of every layer", note("width"), *width_figures(costs, looks, results)),
             experiment_sections.shape_section(outcome, shapes),
             experiment_sections.equal_loss_section(outcome, looks),

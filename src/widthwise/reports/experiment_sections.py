@@ -154,7 +154,7 @@ def results_section(outcome: Outcome, caption: str, looks: Looks, more: Table | 
     return section("Results", *main, validated_table(outcome), more, seeds)
 
 
-def open_points_section(outcome: Outcome) -> Section | None:
+def unfinished_points_section(outcome: Outcome) -> Section | None:
     """Return a table of the points without a result; None if there are none."""
     rows = []
     for point in outcome.unfinished_points:

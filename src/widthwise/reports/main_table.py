@@ -216,11 +216,8 @@ def validated_table(outcome: Outcome) -> Table | None:
         row = cells[variant.name] = {}
         for name, score in variant.validated.items():
             row[name] = fixed(score.value.mean, 4)
-            if score.difference:
-                details = [
-                    fixed(score.difference.mean, 4, with_sign=True),
-                    interval(score.difference, 4, with_sign=True),
-                ]
+            if difference := score.difference:
+                details = [fixed(difference.mean, 4, with_sign=True), interval(difference, 4, with_sign=True)]
                 row[name] += f" ({', '.join(filter(None, details))})"
     caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
     return by_row(caption, "Variant", cells)

@@ -81,11 +81,8 @@ def _figure(
     if n_slots > 1:
         stream_label += f": {n_slots} slots of {cost.slot_width}"
     ground = [_bar(stream, 0.5, n_layers, stream_label)]
-    slot_lines = []
-    for slot in range(1, n_slots):
-        left = (slot / n_slots - 0.5) * stream
-        line = {"left": left, "right": left + 0.004 * widest, "low": 0.5, "high": n_layers + 0.5, "label": ""}
-        slot_lines.append(line)
+    ends = [(slot / n_slots - 0.5) * stream for slot in range(1, n_slots)]
+    edges = [{"left": x, "right": x + 0.004 * widest, "low": 0.5, "high": n_layers + 0.5, "label": ""} for x in ends]
     narrowest = cost.widths.index(min(cost.widths)) + 1
     numbered = range(1, n_layers + 1) if n_layers <= MOST_NUMBERED else sorted({1, narrowest, n_layers})
     numbers = [{"layer": layer - 0.23, "at": 0, "number": cost.widths[layer - 1]} for layer in numbered]
@@ -99,7 +96,7 @@ def _figure(
         _rectangles(rows, colour, opacity, across, up)
         for rows, colour, opacity in (
             (ground, GRID, 0.55),
-            (slot_lines, MUTED, 1.0),
+            (edges, MUTED, 1.0),
             (layer_bars, style.colour, 0.55),
             (hidden_bars, style.colour, 0.25),
         )

@@ -60,7 +60,7 @@ def sweep_page(folder: Path, outcome: Outcome) -> Page:
         [*first, *(axes[:2] or [curves])],  # the sections do not repeat them
         [
             experiment_sections.results_section(outcome, caption, looks, _judged_table(outcome)),
-            experiment_sections.open_points_section(outcome),
+            experiment_sections.unfinished_points_section(outcome),
             section("Differences", difference_figure(outcome) if len(outcome.variants) <= MOST_ROWS else None),
             section("Along the axes", *axes, _axis_note(outcome)),
             experiment_sections.shape_section(outcome, shapes),
