@@ -44,7 +44,7 @@ TUNABLE_SECTIONS = ("optimizer", "schedule", "train")
 SAME_IN_SWEEP = ("model", "seq_len", "optimizer", "schedule", "growth", "train.batch_size")
 """Prefixes of the keys that must be equal in the sweep and in the comparison."""
 SCALED_WITH_STEPS = ("schedule.warmup_steps", "schedule.decay_steps")
-"""Exceptions, which may differ in a sweep of fewer steps."""
+"""Exceptions to SAME_IN_SWEEP: these keys may differ in a sweep of fewer steps."""
 
 
 class CompareConfig(ExperimentSection):
@@ -235,8 +235,7 @@ def _best(name: str, sweep: Outcome, folder: Path, where: str) -> Variant:
     for point in sweep.of_group(name):
         if isinstance(point, UnfinishedPoint):
             runs = [RunDir(folder / run_path(point.name, seed)) for seed in sweep.seeds]
-            has_diverged = any(stop_message(run) for run in runs)
-            if not has_diverged:
+            if not any(stop_message(run) for run in runs):  # only diverged runs have one
                 raise UserError(f"{where}: {point.name} failed: {point.reason}; repeat the sweep")
     # sweep.variants is sorted by loss.
     best = next((point for point in sweep.variants if point.group == name and point.has_loss), None)

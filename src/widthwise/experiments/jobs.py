@@ -151,8 +151,7 @@ class Jobs:
         is_small = all(recipe.training_flops / recipe.train.steps <= SMALL_STEP_FLOPS for recipe in recipes)
         variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # "4,2" is for nested regions
         n_threads = int(variable) if variable.strip().isdecimal() else 0
-        if n_threads == 0:
-            n_threads = 1 if is_small else n_cores
+        n_threads = n_threads or (1 if is_small else n_cores)
         if requested is None and n_tasks * max(recipe.training_flops for recipe in recipes) <= SHORT_FLOPS:
             return cls(1, n_threads)
         if requested is None:  # as many as fit into free memory, if all were like the run with the largest steps

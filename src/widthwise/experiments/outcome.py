@@ -181,8 +181,7 @@ def _validated(results: SeedResults, baseline: SeedResults | None) -> dict[str, 
             if np.isfinite([*values, *baseline_values]).all():
                 difference = None
                 if baseline is not None:
-                    by_seed = zip(values, baseline_values, strict=True)
-                    difference = seed_interval([value - baseline_value for value, baseline_value in by_seed])
+                    difference = seed_interval([a - b for a, b in zip(values, baseline_values, strict=True)])
                 scores[f"{name}.{metric}"] = ValidationScore(value=seed_interval(values), difference=difference)
     return scores
 

@@ -211,7 +211,7 @@ class SweepResults(Results[S]):
         return []
 
     def _outcome(self) -> Outcome:
-        """Return the record of all points, finished or not. A point that was drawn repeatedly counts once."""
+        """Return the record of all points, finished or not. Points that were drawn repeatedly are listed once."""
         points_and_repeats = [*(self._status(point) for point in self.plan.points.values()), *self._drawn()]
         n_ended = sum(point.state in ("finished", "failed") for point in points_and_repeats)
         by_name = dict[str, PointStatus]()

@@ -197,8 +197,7 @@ def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: s
     the same way, and is raised.
     """
     with interruption_adds(f"the same command resumes the {experiment}"):
-        train = _one_at_a_time if jobs.n == 1 else _several_at_a_time
-        train(schedule, group, jobs, waits)
+        (_one_at_a_time if jobs.n == 1 else _several_at_a_time)(schedule, group, jobs, waits)
     if not schedule.is_over:
         n = schedule.n_held_elsewhere
         raise HeldElsewhere(

@@ -86,17 +86,14 @@ class SweepSpace:
     def _unchecked_point(self, group: str, values: Mapping[str, Any]) -> Point:
         """Return a point of a group; the parts of its recipe may be incompatible."""
         name = point_name(group, values)
-        change = self.config.groups[group].change if group else {}
-        data = copy.deepcopy(merge(self._data, change))
+        data = copy.deepcopy(merge(self._data, self.config.groups[group].change if group else {}))
         apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items() if key != ASPECT))
         return Point(name, parse(Recipe, data, name), group, values)
 
     def draw(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
         """Return the group and values that the sampler chooses for a trial."""
         axes = self.config.axes
-        group = next(iter(axes))
-        if len(axes) > 1:
-            group = trial.suggest_categorical("group", list(axes))
+        group = trial.suggest_categorical("group", list(axes)) if len(axes) > 1 else next(iter(axes))
         # The name of a parameter includes the group, because groups may have different values of a key.
         names = {key: f"{group}/{key}" if group else key for key in axes[group]}
         values = dict[str, Any]()
@@ -211,9 +208,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), options: Mapping[str, 
             baseline_group=next(iter(config.groups)),
         )
     space = SweepSpace(title, config, data)
-    fields["points"] = space.grid()
-    fields["baseline"] = None if space.baseline is None else space.baseline.name
-    fields["axes"] = config.axes_as_data()
+    baseline = None if space.baseline is None else space.baseline.name
+    fields |= {"points": space.grid(), "baseline": baseline, "axes": config.axes_as_data()}
     if config.search is None:
         return Sweep(**fields)
     return Search(**fields, space=space, sampler=config.search.sampler)

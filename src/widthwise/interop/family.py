@@ -186,9 +186,7 @@ class RotaryDecoder(Family):
 
     def query_factor(self, attention: AttentionConfig) -> float:
         """Return the factor of rotated queries and keys; its square times 1/sqrt(head_dim) is the factor of scores."""
-        if self.scale_is_free:
-            return 1.0
-        return round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
+        return 1.0 if self.scale_is_free else round(math.sqrt(attention.scale * math.sqrt(attention.head_dim)), 13)
 
     def attention(self, fields: Fields, norm: NormConfig, layer: int) -> AttentionConfig:
         n_heads = fields.size("num_attention_heads")

@@ -113,10 +113,8 @@ def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> N
         message = f"{path}: the model has it, {model_type} has none"
     elif isinstance(theirs, dict) and ours is None:
         message = f"{path}: the model has none, {model_type} has it"
-    for key in reversed(path.split(".")):
-        if key in MISFIT_REASONS:
-            raise UserError(f"{message}, because {MISFIT_REASONS[key]}")
-    raise UserError(message)
+    reason = next((MISFIT_REASONS[key] for key in reversed(path.split(".")) if key in MISFIT_REASONS), None)
+    raise UserError(message if reason is None else f"{message}, because {reason}")
 
 
 def _comparable(config: ModelConfig) -> dict[str, Any]:
@@ -153,8 +151,8 @@ def export_hf(
 ) -> str:
     """Write the folder atomically, and return its model_type.
 
-    config, model_type: as in `hf_config`; weights: by our names, tied ones once. Raises UserError as `hf_config`, for a
-    folder that exists, and for weights that the dtype cannot hold.
+    config, model_type: as in `hf_config`; weights: by our names, tied ones once. Raises UserError as `hf_config`, if
+    the folder is neither missing nor empty, and for weights that the dtype cannot hold.
     """
     folder = Path(folder)
     architecture, written = hf_config(config, extras.n_positions, model_type, dtype)
@@ -169,10 +167,8 @@ def export_hf(
     }
     generation = dict(extras.settings.get(GENERATION, {}))
     generation |= {key: value for key, value in token_ids.items() if value is not None}
-    json_files = {
-        CONFIG: {**head, **written, **token_ids, **extras.model_keys, "use_cache": True},
-        GENERATION: generation,
-    }
+    written = {**head, **written, **token_ids, **extras.model_keys, "use_cache": True}
+    json_files = {CONFIG: written, GENERATION: generation}
     texts = dict(extras.texts)
     if extras.tokenizer is not None:
         texts[TOKENIZER] = extras.tokenizer

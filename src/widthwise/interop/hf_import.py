@@ -180,9 +180,7 @@ def read_model(folder: Path) -> tuple[Fields, Architecture, ModelConfig]:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         fields.refuse("model_type", ", ".join(sorted(ARCHITECTURES)))
     architecture = ARCHITECTURES[model_type]
-    unsupported = ["quantization_config"]
-    if architecture is not WIDTHWISE:
-        unsupported.append("per_layer_config")
+    unsupported = ["quantization_config"] if architecture is WIDTHWISE else ["quantization_config", "per_layer_config"]
     for key in unsupported:
         if fields.get(key) is not None:
             raise UserError(f"{fields.where}: {key}: is not supported; allowed: null")

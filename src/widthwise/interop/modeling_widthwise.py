@@ -375,9 +375,8 @@ Rope = tuple[int, float, tuple[float, ...] | None]
 
 def rope_of(layer: Any) -> Rope | None:
     """Return the rotation of the heads of a layer; None if they do not rotate."""
-    if layer.rope_theta is None:
-        return None
-    return layer.head_dim, layer.rope_theta, layer.rope_frequencies and tuple(layer.rope_frequencies)
+    frequencies = None if layer.rope_frequencies is None else tuple(layer.rope_frequencies)
+    return None if layer.rope_theta is None else (layer.head_dim, layer.rope_theta, frequencies)
 
 
 def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
@@ -401,9 +400,9 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def within_window(mask: Tensor, window: int, n_seen: int | Tensor) -> Tensor:
-    """Mask the keys before the window, too.
+    """Return a mask (B, 1, T, S) in which keys before the window are masked, too.
 
-    mask: (B, 1, T, S), bool or numbers to add to the scores -> the same; n_seen: number of tokens in the cache.
+    mask: bool, or numbers to add to the scores; n_seen: number of tokens in the cache.
     """
     queries = n_seen + torch.arange(mask.shape[-2], device=mask.device)
     is_old = torch.arange(mask.shape[-1], device=mask.device) <= queries[:, None] - window

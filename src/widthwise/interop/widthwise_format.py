@@ -6,9 +6,7 @@ Its config.json has one value of each key for all layers, and the exceptions of 
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import reduce
 from importlib.resources import files
-from operator import getitem
 from typing import Any
 
 from widthwise.config_io import check_one_of, parse, to_data
@@ -124,7 +122,8 @@ class Widthwise(Architecture):
         model = to_data(config)
         layers = []
         for layer, data in zip(config.layers, model["layers"]):
-            values = {key: reduce(getitem, path, data) for key, path in LAYER_KEYS.items()}
+            sections = {key: data if len(path) == 1 else data[path[0]] for key, path in LAYER_KEYS.items()}
+            values = {key: sections[key][path[-1]] for key, path in LAYER_KEYS.items()}
             layers.append({"intermediate_size": max(layer.ffn.hidden_widths), **values})
         usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
         n_digits = len(str(config.n_layers - 1))

@@ -134,8 +134,8 @@ def bf16_gain() -> float:
     pairs = [torch.ones(2, 256, 256, dtype=dtype).unbind() for dtype in (torch.float32, torch.bfloat16)]
 
     def seconds(pair: tuple[torch.Tensor, ...]) -> float:
-        product = partial(torch.nn.functional.linear, *pair)
-        _, *times = timeit.repeat(product, timer=clock, repeat=4, number=1)  # the first one warms up
+        # The first product warms up.
+        _, *times = timeit.repeat(partial(torch.nn.functional.linear, *pair), timer=clock, repeat=4, number=1)
         return statistics.median(times)
 
     rounds = [[seconds(pair) for pair in pairs] for _ in range(3)]

@@ -59,8 +59,6 @@ def evaluate_run(
     loaded = open_model(path, config.device, step)
     for damage in loaded.damages:
         observer.message(str(damage))
-    if config.no_bos:
-        loaded.tokenizer.bos_id = None
     scorer = loaded.scorer(config)
     if loaded.tokenizer.bos_note is not None:
         observer.message(f"{path}: {loaded.tokenizer.bos_note}")
@@ -81,11 +79,9 @@ def evaluate_run(
         harness_scores, harness_items = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
     text_metrics = [scores.metrics for scores in texts.values()]
     means = text_means(text_metrics)  # None for fewer than two texts
-    bits = None
+    bits = text_metrics[0]["bits_per_byte"].value if text_metrics else None
     if means is not None:
         bits = means.metrics["mean_bits_per_byte"].value
-    elif text_metrics:
-        bits = text_metrics[0]["bits_per_byte"].value
     return Evaluation(
         run=str(path),
         step=loaded.step,

@@ -166,7 +166,7 @@ def _card(source: RunCheckpoint, config: ModelConfig, **folder_fields: Any) -> s
 
 
 def _cell(value: Any) -> str:
-    """Return a cell of a table: a number with 5 digits or thousands separators, "" for None."""
+    """Return a cell of a table: "" for None, a whole number with thousands separators, others with 5 digits."""
     if value is None or isinstance(value, str):
         return value or ""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.5g}"
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:.5g}"

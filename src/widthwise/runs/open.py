@@ -126,7 +126,7 @@ def check_same_tokens(tokenizer: Tokenizer, data_tokenizer: Tokenizer, allow_sam
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Limit the tokenizer of a run's data to the model's vocabulary. Raises UserError if it needs a larger one."""
+    """Limit `vocab_size` of the tokenizer of a run's data to the model's. Raises UserError if it has more tokens."""
     if tokenizer.n_used > vocab_size:
         raise UserError(
             f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.n_used}, "
@@ -212,8 +212,13 @@ class Model:
         return options.precision or ("fp32" if self.recipe is None else self.recipe.train.settled_precision)
 
     def scorer(self, options: EvaluationConfig) -> Scorer:
-        """Return a scorer of texts by this model. Raises UserError if the model reads fewer tokens than max_length."""
+        """Return a scorer of texts by this model. Raises UserError if the model reads fewer tokens than max_length.
+
+        With `no_bos`, the tokenizer of this model puts no token before a text from then on.
+        """
         dtype = torch.bfloat16 if self.precision_for(options) == "bf16" else None
+        if options.no_bos:
+            self.tokenizer.bos_id = None
         return Scorer(self.model, self.tokenizer, options.max_length or self.seq_len, options.batch_size, dtype)
 
 

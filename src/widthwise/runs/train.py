@@ -142,9 +142,8 @@ class _Launch:
             if checkpoints:
                 raise UserError(f"{checkpoints[0]}: a new run would replace it; choose another folder with --out")
             data.tokenizer.save(self.run.tokenizer_folder)
-            self.run.begin(
-                to_yaml(recipe), {**self._environment(), **data.identity.record(), **_validation_record(loop)}
-            )
+            recorded = {**self._environment(), **data.identity.record(), **_validation_record(loop)}
+            self.run.begin(to_yaml(recipe), recorded)
             if isinstance(data, MixedData):
                 usage = data.shares_and_epochs(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
                 n_held_out = Counter(recipe.held_out(data).sources)
