@@ -234,6 +234,17 @@ def test_differences_of_two_seeds_have_no_intervals(comparison: Path) -> None:
     assert not [layer for layer in spec["layer"] if layer["mark"]["type"] == "rule" and "x2" in layer["encoding"]]
 
 
+def test_the_axis_has_room_for_the_ticks_of_all_seeds(comparison: Path) -> None:
+    outcome = Outcome.read(comparison)
+    baseline, variant, *_ = outcome.variants
+    difference = Estimate(mean=0.072, low=None, high=None, per_seed=[0.061, 0.083])
+    points = [baseline, variant.with_changes(difference=difference)]
+    spec = difference_figure(outcome.with_changes(points=points)).spec()
+    scales = [layer["encoding"].get("x", {}).get("scale", {}) for layer in spec["layer"]]
+    [(low, high)] = [scale["domain"] for scale in scales if "domain" in scale]
+    assert low < 0 < 0.083 < high
+
+
 SHAPES = {  # name -> n_blocks, n_layers, d_model, d_hidden, difference to the baseline
     "a": (2, 6, 96, 40, -0.011),
     "b": (2, 6, 80, 60, -0.017),

@@ -62,13 +62,15 @@ def forest(
     """
     if not effects:
         return None
-    # Rows of mean, low and high. 0 is on the axis. Intervals extend it by at most the range of all means on each side.
+    # Rows of mean, low and high. 0 is on the axis. Intervals and seeds extend it by at most the range of the means.
     spans = np.array([[0.0, 0.0, 0.0], *([*_ends(effect.difference).values()] for effect in effects)])
     lowest = float(np.nanmin(spans[:, 0]))
     highest = float(np.nanmax(spans[:, 0]))
     room = (highest - lowest) or 0.01
-    low = max(float(np.nanmin(spans)), lowest - room) - 0.08 * room
-    high = min(float(np.nanmax(spans)), highest + room) + 0.08 * room
+    of_seeds = [effect.difference.per_seed for effect in effects] if seeds else []
+    extent = np.concatenate([spans.ravel(), *(np.array(values, dtype=np.float64) for values in of_seeds)])
+    low = max(float(np.nanmin(extent)), lowest - room) - 0.08 * room
+    high = min(float(np.nanmax(extent)), highest + room) + 0.08 * room
     has_intervals = bool(np.isfinite(spans[1:, 1]).any())
     means = []
     values = []
