@@ -211,7 +211,6 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
         )
     sampling = SamplingConfig(temperature=temperature, top_k=options.top_k, top_p=options.top_p)
     trained = open_model(run, step=step)
-    counts = None
     for damage in trained.damages:
         remark(str(damage))
     tokenizer = trained.tokenizer
@@ -226,6 +225,7 @@ def generate(run: RunArgument, options: GenerateOptions, step: StepOption = None
     if tokenizer.bos_note is not None:
         remark(tokenizer.bos_note)
     prompts = [tokenizer.encode_prompt(text) for text in texts]
+    counts = None
     if options.speculative:
         answers, drafts = generate_drafted(trained.model, prompts, options.max_new_tokens, tokenizer.end_ids)
         counts = drafts.record()

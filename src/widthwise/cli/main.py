@@ -38,11 +38,12 @@ VERBS = {
     "Ship": ("convert.export", "convert.import_"),
 }
 """Title of a panel of the help -> its verbs, as MODULE.FUNCTION, or as MODULE.APP for a group of verbs."""
-PATHS: dict[str, tuple[str, str]] = {}
+PATHS = {
+    path.partition(".")[2].removesuffix("_app").removesuffix("_"): (path, panel)
+    for panel, paths in VERBS.items()
+    for path in paths
+}
 """Name of a verb, without the suffix `_app` or `_` -> its function, as in VERBS, and its panel."""
-for panel, paths in VERBS.items():
-    for path in paths:
-        PATHS[path.partition(".")[2].removesuffix("_app").removesuffix("_")] = path, panel
 
 
 class LazyVerbs(Mapping[str, Any]):
