@@ -257,10 +257,10 @@ class SweepResults(Results[S]):
         """Return the fields of the record with verdicts. Intervals are widened for the number of compared points."""
         baseline = self.plan.baseline
         compared = [point.name for point in points if isinstance(point, Variant) and point.difference is not None]
+        wide = 1 - (1 - CONFIDENCE) / max(len(compared), 1)
         with_verdicts = list[Variant | UnfinishedPoint]()
         for point in points:
             if baseline is not None and point.name in compared:
-                wide = 1 - (1 - CONFIDENCE) / len(compared)
                 difference = self._difference(point.name, [point.name], baseline, len(compared), wide)
                 point = point.with_changes(verdict=difference.verdict)
             with_verdicts.append(point)
