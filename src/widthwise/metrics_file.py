@@ -19,7 +19,7 @@ class MetricsFile:
 
     def records(self) -> list[dict[str, Any]]:
         """Return all records, without a torn last line. Raises UserError for an invalid line."""
-        return [_record(line, where) for line, where in self._lines()]
+        return [_record(line, f"{self.path}: line {number}") for number, line in self._lines()]
 
     def last_records(self, *events: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Return the last record, and a dict from event to the last record of that event, reading from the end.
@@ -28,11 +28,11 @@ class MetricsFile:
         """
         last: dict[str, Any] = {}
         by_event: dict[str, dict[str, Any]] = {}
-        for line, where in reversed(self._lines()):
+        for number, line in reversed(self._lines()):
             # Parsing a long record of layers takes time, so skip lines without the name of a missing event.
             if last and not any(f'"{event}"' in line for event in events if event not in by_event):
                 continue
-            record = _record(line, where)
+            record = _record(line, f"{self.path}: line {number}")
             last = last or record
             if record["event"] in events:
                 by_event.setdefault(record["event"], record)
@@ -40,10 +40,10 @@ class MetricsFile:
                 break
         return last, by_event
 
-    def _lines(self) -> list[tuple[str, str]]:
-        """Return each complete line, with its place as errors name it. A kill may leave a torn line at the end."""
+    def _lines(self) -> list[tuple[int, str]]:
+        """Return the number and text of each complete line. A kill may leave a torn line at the end."""
         lines = read_text(self.path).split("\n")[:-1] if self.path.exists() else []
-        return [(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
+        return list(enumerate(lines, start=1))
 
     def append(self, records: list[dict[str, Any]]) -> None:
         """Append records, one line each. Raises UserError on a full disk."""
