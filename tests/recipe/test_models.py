@@ -44,6 +44,7 @@ def test_a_grown_model_computes_the_same_and_leaves_the_old_one_alone(to: Recipe
     assert _weights(grown).numel() > before.numel()
     torch.testing.assert_close(grown(TOKENS), model(TOKENS), rtol=1e-5, atol=1e-5)
     assert torch.equal(_weights(model), before)
+    assert torch.equal(_weights(grow_model(torch.compile(model), to)), _weights(grown))
     refusal(grow_model, grown, tiny_recipe("model.n_layers=2", "model.shape.widths=[24, 24]"))
 
 
@@ -57,3 +58,5 @@ def test_the_groups_give_torch_the_rates_and_decays_of_the_recipe() -> None:
         assert group["lr"] == pytest.approx(0.01 * expected["lr_factor"])
         assert group["weight_decay"] == expected["weight_decay"]
     assert sum(len(group["params"]) for group in ours) == len([*model.parameters()])
+    plain, compiled = (parameter_groups(m, 0.01, lr_follows_layer_width=True) for m in (model, torch.compile(model)))
+    assert compiled == plain

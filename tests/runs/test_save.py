@@ -1,6 +1,7 @@
 """A model of one's own loop as a run, what the verbs do with it, and a run as a model to use."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,10 @@ def model() -> Decoder:
     return build(recipe, seed=7, dtype=torch.bfloat16).train()
 
 
-def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.compile], ids=["plain", "compiled"])
+def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, wrap: Callable, tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    run = save_run(model, "bytes", tmp_path / "run")
+    run = save_run(wrap(model), "bytes", tmp_path / "run")
     assert listed_run(run).state == "ready"
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training

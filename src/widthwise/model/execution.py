@@ -71,6 +71,11 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
             module._compiled_call_impl = call
 
 
+def unwrapped(model: Decoder) -> Decoder:
+    """Return the decoder inside of `torch.compile(model)`, which renames its parameters; any other model unchanged."""
+    return getattr(model, "_orig_mod", model)
+
+
 def is_compiled(layer: nn.Module) -> bool:
     """Return whether `compile_layers` compiled it."""
     return layer._compiled_call_impl is not None

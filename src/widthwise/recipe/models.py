@@ -10,6 +10,7 @@ from widthwise.growth.plan import plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.decoder import build as build_decoder
+from widthwise.model.execution import unwrapped
 from widthwise.model.mup import grouped_parameters
 from widthwise.recipe.larger import larger_model
 from widthwise.recipe.recipe import Recipe, load_recipe
@@ -50,7 +51,7 @@ def grow_model(model: Decoder, to: Recipe | ModelConfig | NewSizes | Path | str,
     plan = plan_growth(model.config, wanted)
     weight = model.embedding.weight
     grown = build_decoder(plan.new, 0, weight.device, weight.dtype)
-    grown.set_weights(plan.weights({name: parameter.detach() for name, parameter in model.named_parameters()}, seed))
+    grown.set_weights(plan.weights(dict(unwrapped(model).named_parameters()), seed))
     return grown.train(model.training)
 
 
@@ -72,5 +73,5 @@ def parameter_groups(
             "lr": lr * group.lr_factor,
             "weight_decay": weight_decay if group.decays else 0.0,
         }
-        for group in grouped_parameters(model, lr_follows_layer_width)
+        for group in grouped_parameters(unwrapped(model), lr_follows_layer_width)
     ]

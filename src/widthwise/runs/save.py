@@ -18,6 +18,7 @@ from widthwise.files import FileRecord, new_folder, read_text
 from widthwise.interop.hf_import import describe_folder, import_hf, import_source, optional_tokenizer
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder, allocate, blueprint, build
+from widthwise.model.execution import unwrapped
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment, faster_precision
@@ -64,7 +65,7 @@ def save_run(
             raise UserError(f"data: was tokenised by {identity.tokenizer.spec}, not by the passed tokenizer")
         provenance = identity.record()
     copied = build(model.config, seed=0)
-    copied.set_weights((name, parameter.detach()) for name, parameter in model.named_parameters())
+    copied.set_weights(unwrapped(model).named_parameters())
     write_new_run(Path(folder), resolved, copied, tokenizer, provenance)
     return Path(folder)
 
