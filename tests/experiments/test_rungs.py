@@ -45,6 +45,11 @@ def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path) -> None:
     assert len(plan.notes) == 3
 
 
+def test_null_drops_a_rung(tmp_path: Path) -> None:
+    rungs = {**RUNGS, "d48": {"model": {"d_model": 48}}, "d16": None}
+    assert [*read(tmp_path, rungs=rungs, groups={"uniform": {}}).points] == [f"uniform-d{d}" for d in (24, 40, 48)]
+
+
 def test_a_mistake_in_a_ladder_is_named(tmp_path: Path) -> None:
     deep = {"uniform": {}, "deep": {"change": {"model": {"n_layers": 4}}}}
     wide = {"uniform": {}, "wide": {"change": {"train": {"batch_size": 4}}}}

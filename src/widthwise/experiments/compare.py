@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pydantic
 from pydantic import Field
@@ -21,13 +21,13 @@ from widthwise.experiments.matching import (
     LARGEST_MISMATCH,
     ExperimentSection,
     MatchSection,
+    NamedChanges,
     Point,
     adjusted,
     check_matched,
     check_trainable,
     match_with_options,
     matched_ratio,
-    without_null,
 )
 from widthwise.experiments.plan import MOST_POINTS, Comparison, check_name, run_path
 from widthwise.files import listed
@@ -51,10 +51,7 @@ class CompareConfig(ExperimentSection):
     """The `compare:` section of a recipe."""
 
     changes_key = "variants"
-    variants: Annotated[
-        dict[str, dict[str, Any]],
-        pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, dict[str, Any] | None]),
-    ] = Field(min_length=2, max_length=MOST_POINTS)
+    variants: NamedChanges = Field(min_length=2, max_length=MOST_POINTS)
     """Name -> changes to the recipe; null drops a variant of an extended recipe. The first is the baseline."""
     match: MatchSection | None = None
     """Quantity that all variants must match within one percent, and the parts adjusted to reach it. Default: params,

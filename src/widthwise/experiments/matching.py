@@ -206,6 +206,13 @@ def without_null(changes: Any) -> Any:
     return {name: change for name, change in changes.items() if change is not None}
 
 
+NamedChanges = Annotated[
+    dict[str, dict[str, Any]],
+    pydantic.BeforeValidator(without_null, json_schema_input_type=dict[str, dict[str, Any] | None]),
+]
+"""Name -> changes to the recipe; null drops a name of an extended recipe."""
+
+
 class ExperimentSection(Config):
     """Base of the sections of a recipe that describe an experiment."""
 

@@ -10,7 +10,7 @@ import pydantic
 from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config
-from widthwise.experiments.matching import ExperimentSection, MatchConfig, MatchSection, without_null
+from widthwise.experiments.matching import ExperimentSection, MatchConfig, MatchSection, NamedChanges, without_null
 from widthwise.experiments.plan import ALLOWED_IN_NAMES, MOST_POINTS, check_name
 from widthwise.mistakes import UserError
 
@@ -118,9 +118,9 @@ class SweepConfig(ExperimentSection):
     """The `sweep:` section of a recipe."""
 
     changes_key = "groups"
-    rungs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Name of a size -> changes to the recipe. Every group is trained at every size, must match the first group there,
-    and is compared with it."""
+    rungs: NamedChanges = Field(default_factory=dict)
+    """Name of a size -> changes to the recipe; null drops a size of an extended recipe. Every group is trained at every
+    size, must match the first group there, and is compared with it."""
     tokens_per_param: pydantic.PositiveFloat | None = None
     """Tokens of a rung per parameter of its first group, rounded to whole steps; default: by the steps."""
     count: Literal["params", "layer_params"] = "params"
