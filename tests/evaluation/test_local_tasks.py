@@ -101,6 +101,7 @@ def test_a_line_that_is_no_item_is_named(tmp_path: Path) -> None:
         ('{"query": "q", "choices": ["a", "b"], "gold": 2}', "gold: got 2; must be from 0 to 1"),
         ('{"query": "q", "choices": ["a"], "gold": 0}', "choices"),
         ('{"context": "c", "continuation": ""}', "continuation"),
+        ('{"context": "\\ud800", "continuation": "d"}', "holds half a surrogate pair"),
         ('{"context": "c", "continuation": "d"}', "has another form than the lines before"),
     ):
         path.write_text(f"{good}\n{line}\n")

@@ -15,6 +15,7 @@ have the format of llm-foundry's `local_data`.
 """
 
 import hashlib
+import json
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, parse
+from widthwise.config_io import Config, parse, refusing
 from widthwise.evaluation.estimate import SampleEstimate, mean, scores
 from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
 from widthwise.files import parse_json, read_text
@@ -178,6 +179,8 @@ def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> Loc
             continue
         place = f"{path}: line {number}"
         row = parse_json(line, place)
+        with refusing(f"{place}: holds half a surrogate pair, which is not text", UnicodeEncodeError):
+            json.dumps(row, ensure_ascii=False).encode()
         keys = row.keys() if isinstance(row, dict) else set()
         form = next((form for form in FORMS if form.model_fields.keys() <= keys), None)
         if form is None:
