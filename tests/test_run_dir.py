@@ -1,5 +1,6 @@
 """A run directory: begun once, held by one process at a time, and told from other folders; the records of its run."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -46,6 +47,32 @@ def test_data_may_move_and_processes_differ_but_how_data_are_read_stays(tmp_path
         assert f"was changed after the run was begun: {said}" in refusal(run.config_yaml)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "continued", "said"),
+    [
+        ("train: {steps: 1}\n", 5, "environment.json: continued: got 5"),
+        ("train: {steps: 1}\n", [{"after": {}}], "continued.0.after_step: is required"),
+        *(
+            (
+                "train: {steps: 1}\n",
+                [{"after_step": 1, "before": {}, "after": {key: 2}}],
+                f"continued.0.after.{key}: got",
+            )
+            for key in ("steps", "model.steps", "train.growth.steps")
+        ),
+        *(
+            (text, [{"after_step": 1, "before": {"train.steps": 1}, "after": {"train.steps": 2}}], "no section train")
+            for text in ("5\n", "model: {}\n", "train: [1]\n")
+        ),
+    ],
+)
+def test_a_forged_history_is_refused_in_one_line(tmp_path, recipe, continued, said):
+    run = RunDir(tmp_path)
+    run.begin(recipe, {"continued": continued})
+    (tmp_path / "config.yaml").write_text("train: {steps: 2}\n")
+    assert said in refusal(run.config_yaml)
+
+
 def test_a_failed_begin_is_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run_dir, "write_atomic", Mock(side_effect=UserError("disk full")))
     with pytest.raises(UserError):
@@ -59,7 +86,7 @@ def test_what_names_no_run_or_recipe_is_refused_in_one_line(tmp_path):
     run.begin("a: 1\n", {})
     assert "the checkpoint does not say to which run it belongs" in refusal(run.check_seal, None, "the checkpoint")
     (tmp_path / "environment.json").write_text("{}")
-    assert "environment.json: recipe: holds NoneType, not text" in refusal(run.config_yaml)
+    assert "environment.json: recipe: is required but missing" in refusal(run.config_yaml)
     for name in ("environment", "result"):
         (tmp_path / f"{name}.json").write_text("[]")
         assert f"{name}.json: holds list, not a mapping" in refusal(getattr(run, name))
@@ -122,6 +149,10 @@ def test_a_divergence_comes_whole_from_another_process():
 RECORDS = [{"step": step, "event": "train", "loss": 1 / step, "step_seconds": 0.5} for step in (1, 2, 3)]
 
 
+CONTAINERS = ("mtp_losses", "val_texts", "val_tasks", "grad_norms", "weight_norms", "update_norms", "output_rms")
+"""Keys of a record with a list or a mapping."""
+
+
 @pytest.fixture
 def metrics(tmp_path):
     return MetricsFile(tmp_path / "metrics.jsonl")
@@ -138,11 +169,16 @@ def test_a_torn_last_line_is_left_out_and_rewinding_mends_the_file(metrics, n_by
 
 
 def test_a_line_that_is_no_record_is_named(metrics):
-    no_step = "line 1: has no whole-number 'step'"
     for text, said in (
         ('{"step": 1, "event": "train"}\n{"st\n', "line 2: is not valid JSON"),
-        *((line, no_step) for line in ("[1]\n", "{}\n", '{"step": "1"}\n', '{"step": true}\n')),
-        ('{"step": 1}\n', "line 1: has no 'event'"),
+        ("[1]\n", "line 1: got [1]; must be a mapping"),
+        ('{"event": "train"}\n', "line 1: step: is required but missing"),
+        ('{"step": 1}\n', "line 1: event: is required but missing"),
+        *(
+            (json.dumps({"step": 1, "event": "train", key: value}) + "\n", f"line 1: {key}: got {value!r}")
+            for key, value in (("step", "1"), ("step", True), ("step_seconds", 0), ("memory_bytes", "x"), ("reason", 5))
+        ),
+        *((json.dumps({"step": 1, "event": "norms", key: 5}) + "\n", f"line 1: {key}: got 5") for key in CONTAINERS),
     ):
         metrics.path.write_text(text)
         assert f"metrics.jsonl: {said}" in refusal(metrics.records)

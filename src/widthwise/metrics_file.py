@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
+from widthwise.config_io import parse
 from widthwise.files import FileRecord, fsync, parse_json, read_text, write_atomic, writing
-from widthwise.mistakes import UserError
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,32 @@ class MetricsFile:
         return FileRecord.of(self.path, max_bytes=n_bytes)
 
 
+class _Record(pydantic.BaseModel):
+    """The keys of a record that are more than numbers to draw, of any event."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    step: int
+    event: str
+    tokens: int | None = None
+    training_flops: float | None = None
+    step_seconds: pydantic.PositiveFloat | None = None
+    memory_bytes: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    prompt: str = ""
+    text: str = ""
+    mtp_losses: list[Any] | None = None
+    val_texts: dict[str, dict[str, Any] | None] | None = None
+    val_tasks: dict[str, dict[str, Any] | None] | None = None
+    grad_norms: list[Any] | None = None
+    weight_norms: list[Any] | None = None
+    update_norms: list[Any] | None = None
+    output_rms: list[Any] | None = None
+
+
 def _record(line: str, where: str) -> dict[str, Any]:
     """Parse a line. `where` names it in errors."""
     record = parse_json(line, where)
-    entries = record if isinstance(record, dict) else {}
-    if type(entries.get("step")) is not int:
-        raise UserError(f"{where}: has no whole-number 'step'")
-    if not isinstance(entries.get("event"), str):
-        raise UserError(f"{where}: has no 'event'")
-    return entries
+    parse(_Record, record, where)
+    return record

@@ -148,8 +148,8 @@ def describe(error: "ValidationError", data: Any = None) -> str:
             message = str(context.get("error", first["msg"]))
             text = f"{'.'.join(path)}: {message}" if path else message
         case _:
-            reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-            text = f"{'.'.join(path) or 'the recipe'}: got {shortened(first.get('input'))}; {reason}"
+            reason = f"{first['msg'][0].lower()}{first['msg'][1:]}" if path else "must be a mapping"
+            text = f"{'.'.join(path)}{': ' if path else ''}got {shortened(first.get('input'))}; {reason}"
     return f"{text} (and {counted(n_more, 'more mistake')})" if n_more else text
 
 

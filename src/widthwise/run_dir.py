@@ -15,7 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from widthwise.files import (
 )
 from widthwise.metrics_file import MetricsFile
 from widthwise.mistakes import UserError
-from widthwise.records.record import CHECKSUMS, SealedFile, check_unchanged, digests
+from widthwise.records.record import CHECKSUMS, Record, SealedFile, check_unchanged, digests
 from widthwise.records.run import Continuation, RunResult, describe_changes, folder_hint, with_continuations
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
@@ -54,6 +54,13 @@ class Seal(Config):
     """sha256 of the original recipe."""
     metrics: FileRecord
     """metrics.jsonl at that moment, to which later records were appended."""
+
+
+class _History(Record):
+    """The entries RECIPE and CONTINUED of environment.json."""
+
+    recipe: str
+    continued: Sequence[Continuation] = ()
 
 
 class _Checksums(Config):
@@ -101,14 +108,13 @@ class RunDir:
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml){folder_hint(self.path)}")
         text = read_text(self.path / "config.yaml")
-        original_text = self._original_recipe()
-        if text == original_text:
+        history = self._history()
+        if text == history.recipe:
             return text
-        original = parse_yaml(original_text, RECIPE)
+        original = parse_yaml(history.recipe, RECIPE)
         current = parse_yaml(text, "config.yaml")
-        continuations = self.continuations()
         # `continue_with` writes two files. A kill between them leaves the recipe before the last continuation.
-        expected = (with_continuations(original, continuations), with_continuations(original, continuations[:-1]))
+        expected = [with_continuations(original, changes) for changes in (history.continued, history.continued[:-1])]
         changes = min((describe_changes(recipe, current, skip_allowed=True) for recipe in expected), key=len)
         if changes:
             raise UserError(
@@ -117,13 +123,9 @@ class RunDir:
             )
         return text
 
-    def _original_recipe(self) -> str:
-        """Return the recipe with which the run was begun. Raises UserError if environment.json does not have it."""
-        path = self._environment_file.path
-        recipe = self._environment_file.read().get(RECIPE)
-        if not isinstance(recipe, str):
-            raise UserError(f"{path}: {RECIPE}: holds {type(recipe).__name__}, not text")
-        return recipe
+    def _history(self) -> "_History":
+        """Return the recipe of the run and its changes. Raises UserError if environment.json does not have them."""
+        return parse(_History, self._environment_file.read(), str(self._environment_file.path))
 
     def environment(self) -> dict[str, Any]:
         """Return versions, machine, command and data. Raises UserError if the file is missing or broken."""
@@ -131,9 +133,7 @@ class RunDir:
 
     def continuations(self) -> list[Continuation]:
         """Return the changes of settings, one for each resume with other settings, in order."""
-        file = self._environment_file
-        entries = file.read().get(CONTINUED, []) if file.path.is_file() else []
-        return [parse(Continuation, entry, f"{file.path}: {CONTINUED}") for entry in entries]
+        return [*self._history().continued] if self._environment_file.path.is_file() else []
 
     def continue_with(self, continuation: Continuation) -> None:
         """Change the recipe for all further steps, and record the change."""
@@ -171,7 +171,7 @@ class RunDir:
             raise UserError(f"{path}: its first {n_bytes} bytes were changed after {sealed} was written")
 
     def _recipe_sha256(self) -> str:
-        return hashlib.sha256(self._original_recipe().encode()).hexdigest()
+        return hashlib.sha256(self._history().recipe.encode()).hexdigest()
 
     @property
     def has_result(self) -> bool:

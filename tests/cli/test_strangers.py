@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 import yaml
 from boxes import refusal
+from file_operations import forge
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from widthwise.data.json_tokenizer import JsonTokenizer, read_definition
@@ -74,6 +75,33 @@ def test_a_recipe_is_a_plain_file_of_at_most_a_megabyte(refused, small):
         assert said in refused(*arguments)
         assert said in refused("inspect", path)
         path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_forged_entries_of_a_run_are_refused_by_every_verb(refused, succeeds, small):
+    Path(small, "samples.jsonl").write_text('{"step": 1, "event": "sample"}\n')
+    succeeds("report", small)
+    Path(small, "samples.jsonl").write_text('{"step": 1, "event": "sample", "prompt": 5}\n')
+    assert "samples.jsonl: line 1: prompt: got 5" in refused("report", small)
+    Path(small, "samples.jsonl").unlink()
+    environment = Path(small, "environment.json")
+    for imported, said in (
+        (5, "imported: got 5; must be a mapping"),
+        ({}, "imported: model_type: is required"),
+        ({"model_type": "llama", "token_ids": 5}, "imported: token_ids: got 5"),
+    ):
+        forge(environment, lambda entries, imported=imported: entries.update(imported=imported))
+        for command in (("generate", small), ("export", small, "out")):
+            assert f"environment.json: {said}" in refused(*command)
+    forge(environment, lambda entries: entries.update(imported=None, gpu=json.loads("[" * 600 + "]" * 600)))
+    assert "environment: is nested too deeply" in refused("report", small)
+    with open(Path(small, "metrics.jsonl"), "a") as file:
+        file.write('{"step": 3, "event": "grown", "tokens": 5}\n')
+    assert "grown: training_flops: is required" in refused("eval", small)
+    Path(small, "config.yaml").write_text("null\n")
+    forge(environment, lambda entries: entries.update(recipe="null\n"))
+    assert "config.yaml: has no section train" in refused("fit", small)
+    for command in (("resume", small), ("export", small, "out")):
+        assert "config.yaml: got None; must be a mapping" in refused(*command)
 
 
 def definition(**parts) -> str:

@@ -19,7 +19,7 @@ from widthwise.data.shards import NAMES, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import FileRecord, PathInside
 from widthwise.mistakes import UserError
-from widthwise.records.record import SealedFile
+from widthwise.records.record import Record, SealedFile
 from widthwise.run_dir import RunDir
 
 FORMAT_VERSION = 1
@@ -223,6 +223,22 @@ def describe_difference(first: DataIdentity, second: DataIdentity) -> tuple[str,
             if first_source != second_source:
                 return f"source {name}: {first_source or 'none'}", f"source {name}: {second_source or 'none'}"
     return str(first), str(second)
+
+
+class ImportRecord(Record):
+    """The Hugging Face folder from which a run was imported, with fields of `interop.hf_import.ImportedModel`."""
+
+    model_type: str
+    n_positions: int = 0
+    token_ids: dict[str, int | list[int]]
+    config_token_ids: dict[str, int | list[int]] | None = None
+    settings: dict[str, dict[str, Any]] = pydantic.Field(default_factory=dict)
+
+
+def recorded_import(run: RunDir) -> ImportRecord | None:
+    """Return the folder from which a run was imported; None for another run. Raises UserError for a damaged record."""
+    record = run.environment().get(IMPORTED)
+    return None if record is None else parse(ImportRecord, record, f"{run.path}/environment.json: {IMPORTED}")
 
 
 def without_data(tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -41,13 +41,13 @@ class LossCurve:
         validations = [by_step[step] for step in sorted(by_step)]
         losses = dict[str, np.ndarray]()
         for name, loss in HELD_OUT_LOSSES.items():
-            values = np.array([finite(loss.at_depth(row["loss"], row.get("mtp_losses"))) for row in validations])
+            values = np.array([finite(loss.at_depth(row.get("loss"), row.get("mtp_losses"))) for row in validations])
             if len(values) and np.isfinite(values).all():
                 losses[name] = values
         rates = [finite(record.get("lr")) for record in records if record["event"] == "train"]
         return cls(
-            tokens=np.array([finite(validation["tokens"]) for validation in validations]),
-            training_flops=np.array([finite(validation["training_flops"]) for validation in validations]),
+            tokens=np.array([finite(validation.get("tokens")) for validation in validations]),
+            training_flops=np.array([finite(validation.get("training_flops")) for validation in validations]),
             losses=losses,
             final_lr_share=rates[-1] / max(rates) if rates and max(rates) > 0 else float("nan"),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.config_io import check_one_of
+from widthwise.config_io import check_one_of, refusing
 from widthwise.experiments.outcome import SeedRuns, variant_of
 from widthwise.files import read_text
 from widthwise.mistakes import UserError
@@ -191,7 +191,7 @@ def _read_folders(
     models = list[tuple[PointKey, list[float]]]()
     baselines = set[str | None]()
     left_out = list[str]()
-    runs_of_recipe: dict[str, list[RunDir]] = {}
+    runs_of_recipe: dict[str, dict[Path, RunResult]] = {}
     for path in folders:
         if (path / Outcome.file_name).is_file():
             outcome = Outcome.read(path)
@@ -205,19 +205,17 @@ def _read_folders(
                 models.append(_point(variant, axes, f"{path}: {variant.name}", group, path))
         elif RunDir(path).exists:
             recipe = parse_yaml(RunDir(path).config_yaml(), str(path))
-            recipe.get("train", {}).pop("seed", None)
-            runs_of_recipe.setdefault(repr(recipe), []).append(RunDir(path))
+            with refusing(f"{path}/config.yaml: has no section train", AttributeError, KeyError, TypeError):
+                recipe["train"].pop("seed", None)
+            result = RunDir(path).result()
+            if result is None:
+                raise UserError(f"{path}: has not finished (no result.json); `widthwise resume` continues it")
+            runs_of_recipe.setdefault(repr(recipe), {})[path] = result
         else:
             allowed = "a .csv file, a run directory (config.yaml), or a folder with outcome.json"
             raise UserError(f"{path}: is not {allowed}")
-    for runs in runs_of_recipe.values():
-        first = runs[0].path
-        results = list[RunResult]()
-        for run in runs:
-            result = run.result()
-            if result is None:
-                raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
-            results.append(result)
-        variant = variant_of(first.name, SeedRuns([run.path.name for run in runs], results), None)
+    for results in runs_of_recipe.values():
+        first = next(iter(results))
+        variant = variant_of(first.name, SeedRuns([path.name for path in results], [*results.values()]), None)
         models.append(_point(variant, axes, str(first), "runs", first.resolve().parent))
     return models, baselines - {None}, left_out

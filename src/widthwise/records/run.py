@@ -1,14 +1,15 @@
 """Records of runs: `result.json`, changes of the recipe, listings, and hints for folders that are not runs."""
 
-import copy
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from widthwise.config_io import differences
+import pydantic
+
+from widthwise.config_io import differences, refusing
 from widthwise.files import read_json_mapping
 from widthwise.mistakes import shortened
 from widthwise.records.analysis import TokenWidths, VirtualWidth
@@ -165,30 +166,34 @@ RESUME_KEYS = (
 """Keys that `resume` may change: length, logging and checkpoints of the run."""
 
 
+TrainKey = Annotated[str, pydantic.Field(pattern=r"^train\.\w+$")]
+"""Key of the section train of a recipe, with the name of the section."""
+
+
 class Continuation(Record):
     """A change of settings when a run was resumed."""
 
     after_step: int
-    before: Mapping[str, Any]
+    before: Mapping[TrainKey, Any]
     """Key of the recipe -> old value."""
-    after: Mapping[str, Any]
+    after: Mapping[TrainKey, Any]
     """The same keys -> new values."""
 
     @property
     def description(self) -> str:
         """The changes as text, such as `train.steps from 9 to 18, train.log_every from 4 to 1`."""
-        changes = (f"{key} from {shortened(old)} to {shortened(self.after[key])}" for key, old in self.before.items())
+        old = self.before
+        changes = (f"{key} from {shortened(old.get(key))} to {shortened(new)}" for key, new in self.after.items())
         return ", ".join(changes)
 
 
 def with_continuations(recipe: Any, continuations: Iterable[Continuation]) -> Any:
-    """Return a copy of a recipe, as plain data, with the changes of all continuations."""
-    changed = copy.deepcopy(recipe)
+    """Return a recipe, as plain data, with the changes of all continuations. Raises UserError for another value."""
     for continuation in continuations:
-        for key, value in continuation.after.items():
-            section, field = key.split(".")
-            changed[section][field] = value
-    return changed
+        changes = {key.removeprefix("train."): value for key, value in continuation.after.items()}
+        with refusing("the recipe has no section train", TypeError, KeyError):
+            recipe = {**recipe, "train": {**recipe["train"], **changes}}
+    return recipe
 
 
 def describe_changes(before: Any, after: Any, skip_allowed: bool = False) -> list[str]:

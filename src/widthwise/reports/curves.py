@@ -107,7 +107,9 @@ def progress(run: Run) -> dict[str, Curve]:
     trained = by_step(run, "train", "tokens")
     seconds = by_step(run, "train", "step_seconds")
     hours = np.cumsum(seconds.y * np.diff(seconds.x, prepend=0.0)) / 3600
-    spent = [(record["tokens"], record["training_flops"]) for record in run.metrics if "training_flops" in record]
+    spent = [
+        (record.get("tokens") or 0, record["training_flops"]) for record in run.metrics if record.get("training_flops")
+    ]
     tokens, flops = np.array([(0, 0), *sorted(spent)], dtype=float).T
     flops_by_step = np.interp(trained.y, tokens, flops) if spent else np.full_like(trained.x, np.nan)
     curves = {"tokens": trained, "training FLOPs": Curve(trained.x, flops_by_step), "hours": Curve(seconds.x, hours)}

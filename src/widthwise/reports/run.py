@@ -277,8 +277,9 @@ def _norm_figures(named: Mapping[str, Run]) -> Iterator[Figure | None]:
 def _samples(named: Mapping[str, Run]) -> Iterator[Part | None]:
     """Yield the continuations of each prompt during a run, latest first."""
     for name, run in named.items():
-        for prompt in dict.fromkeys(record["prompt"] for record in run.samples):
-            samples = [(record["step"], record["text"]) for record in run.samples if record["prompt"] == prompt]
+        for prompt in dict.fromkeys(record.get("prompt", "") for record in run.samples):
+            of_prompt = [record for record in run.samples if record.get("prompt", "") == prompt]
+            samples = [(record["step"], record.get("text", "")) for record in of_prompt]
             title = f"“{shorten(prompt, 60)}”" if prompt else "The beginning of a document"
             yield Text([title if len(named) == 1 else f"{clean(name)}: {title}"], is_quiet=False)
             shown = {round(i) for i in np.linspace(0, len(samples) - 1, N_SHOWN)}

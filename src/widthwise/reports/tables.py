@@ -5,6 +5,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from widthwise.config_io import refusing
 from widthwise.records.cost import CostSummary
 from widthwise.records.outcome import Variant
 from widthwise.records.quantities import MODEL_COSTS, QUANTITIES, QUANTITY, RUN_COSTS, SHAPE_COSTS, ModelCost
@@ -59,7 +60,8 @@ def layer_table(name: str, cost: CostSummary) -> Table:
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
     """Return machine and versions. name: name of the run, if runs differ."""
     title = f"Machine and versions of {clean(name)}" if name else "Machine and versions"
-    return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(environment)}})
+    with refusing("environment: is nested too deeply", RecursionError):
+        return by_column(title, {"Value": {key: plain(value) for key, value in _flattened(environment)}})
 
 
 def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

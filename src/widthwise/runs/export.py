@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jinja2
 import torch
 
-from widthwise.data.identity import DATA_KEY, IMPORTED, recorded_identity
+from widthwise.data.identity import DATA_KEY, recorded_identity, recorded_import
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.growth.bake import bake_plan, pad_heads_plan
 from widthwise.growth.plan import GrowthPlan
@@ -49,13 +49,13 @@ def export_run(
     run = source.run
     recipe = source.recipe
     model = source.model
-    origin = run.environment().get(IMPORTED) or {}
-    longest_text = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
+    origin = recorded_import(run)
+    longest_text = n_positions or max(recipe.seq_len, origin.n_positions if origin else 0)
     padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
     config = model if padding is None else padding.new
     reason = None
     try:  # before the weights are read
-        model_type, plan = _family(config, longest_text, origin.get("model_type"), DTYPES[dtype])
+        model_type, plan = _family(config, longest_text, origin and origin.model_type, DTYPES[dtype])
     except UserError as error:
         reason = str(error)
         model_type = WIDTHWISE.model_type
@@ -70,12 +70,12 @@ def export_run(
     definition = None
     if isinstance(tokenizer, JsonTokenizer):
         definition = tokenizer.definition() if origin else tokenizer.plain_definition()
-    settings = {name: dict(values) for name, values in origin.get("settings", {}).items()}
+    settings = origin.settings if origin else {}
     if n_positions is not None:
         settings.get(TOKENIZER_CONFIG, {}).pop("model_max_length", None)
-    token_ids: dict[str, Any] | None = origin.get("token_ids")
-    if token_ids is None:  # in training a text follows the end-of-text token of the previous one
-        token_ids = {} if tokenizer is None else dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
+    token_ids: dict[str, Any] = origin.token_ids if origin else {}
+    if origin is None and tokenizer is not None:  # in training a text follows the end-of-text token of the previous one
+        token_ids = dict.fromkeys(TOKEN_IDS[:2], tokenizer.eos_id)
     has_code = reason is not None and standalone
     card = _card(
         source,
@@ -86,7 +86,8 @@ def export_run(
         has_tokenizer=definition is not None,
     )
     texts = {"README.md": card}
-    entries = dict.fromkeys(TOKEN_IDS) | origin.get("config_token_ids", token_ids)
+    config_token_ids = origin.config_token_ids if origin else None
+    entries = dict.fromkeys(TOKEN_IDS) | (token_ids if config_token_ids is None else config_token_ids)
     if has_code:
         texts |= model_code()
         entries = AUTO_MAP | entries

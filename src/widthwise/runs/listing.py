@@ -53,7 +53,7 @@ def listed_run(path: Path) -> ListedRun:
             path=str(path),
             state=_state(run, last),
             step=last.get("step", 0),
-            n_steps=n_steps if isinstance(n_steps, int) else None,
+            n_steps=n_steps if type(n_steps) is int else None,
             loss=finite(trained.get("loss")),
             val_loss=finite(newest.get("validation", {}).get("loss")),
             tokens_per_second=finite(trained.get("tokens_per_second")),

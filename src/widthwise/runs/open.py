@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from widthwise.computing import Precision
-from widthwise.data.identity import IMPORTED, has_seen_data, recorded_tokenizer
+from widthwise.data.identity import has_seen_data, recorded_import, recorded_tokenizer
 from widthwise.data.json_tokenizer import JsonTokenizer, restore_tokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.scorer import Scorer
@@ -94,8 +94,8 @@ def tokenizer_of(run: RunDir) -> Tokenizer:
     if identity is None or not files:
         raise UserError(f"{run.tokenizer_folder}: holds no tokenizer, which text needs")
     tokenizer = restore_tokenizer(identity.spec, files[0])
-    origin = run.environment().get(IMPORTED)
-    return tokenizer if origin is None else tokenizer.as_pretrained(origin["token_ids"])  # sets bos_id
+    origin = recorded_import(run)
+    return tokenizer if origin is None else tokenizer.as_pretrained(origin.token_ids)  # sets bos_id
 
 
 def check_tokenizer(run: RunDir, data_tokenizer: Tokenizer) -> None:

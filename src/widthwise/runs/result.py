@@ -7,6 +7,7 @@ from typing import Any
 
 from widthwise.analysis.dynamic_width import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width
+from widthwise.config_io import parse
 from widthwise.data.loader import HeldOut
 from widthwise.mistakes import counted
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
@@ -40,7 +41,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     spent = inherited(records).until(recipe, recipe.train.steps)
     training = [record for record in records if record["event"] == "train"]
     of_last_model = [record for record in _since(records, ("growth", "grown")) if record["event"] == "train"]
-    step_seconds = [record["step_seconds"] for record in of_last_model or training]
+    step_seconds = [record["step_seconds"] for record in of_last_model or training if record.get("step_seconds")]
     optional = {
         "val_losses": validation.losses_by_source,
         "val_texts": {
@@ -53,7 +54,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         "val_mtp_window_losses": validation.mtp_window_losses,
         "doubts": loss_curve_warnings(records),
         "growth": [
-            GrowthRecord.model_validate({key: value for key, value in record.items() if key != "event"})
+            parse(GrowthRecord, {key: value for key, value in record.items() if key != "event"}, "metrics.jsonl")
             for record in records
             if record["event"] == "growth"
         ],
@@ -124,7 +125,7 @@ def loss_curve_warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """
 
     def curve(event: str) -> list[tuple[float, int]]:
-        points = ((finite(record["loss"]), record["step"]) for record in records if record["event"] == event)
+        points = ((finite(record.get("loss")), record["step"]) for record in records if record["event"] == event)
         return [(loss, step) for loss, step in points if math.isfinite(loss)]
 
     warnings = []

@@ -310,7 +310,7 @@ def last_continuation(run: RunDir, recipe: Recipe) -> str | None:
     text = f"resumed after step {last.after_step} with {last.description}"
     if "train.steps" not in last.after or last.after_step == 0:
         return text
-    old_train = checked_copy(recipe.train, "train", steps=last.before["train.steps"])
+    old_train = checked_copy(recipe.train, "train", steps=last.before.get("train.steps"))
     shorter = checked_copy(recipe, "recipe", train=old_train)
     old_lr = shorter.optimizer.lr * shorter.lr_factor(last.after_step)
     new_lr = recipe.optimizer.lr * recipe.lr_factor(last.after_step + 1)

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import pydantic
 
+from widthwise.config_io import parse
 from widthwise.mistakes import UserError, describe
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
+from widthwise.records.run import GrowthRecord
 
 
 @dataclass
@@ -77,8 +79,8 @@ class Spent(NamedTuple):
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
     """Return the costs of the parent run up to the growth into this run; 0 without one. records: of `metrics.jsonl`."""
-    growths = [record for record in records if record["event"] == "grown"]
-    return Spent(**{key: growths[-1][key] for key in Spent._fields}) if growths else Spent()
+    growths = [parse(GrowthRecord, record, "metrics.jsonl: grown") for record in records if record["event"] == "grown"]
+    return Spent(*(getattr(growths[-1], key) for key in Spent._fields)) if growths else Spent()
 
 
 class Diverged(Exception):
