@@ -29,6 +29,15 @@ def test_killed_twice_in_a_row_the_run_goes_on_twice(recipe_file, finished, tmp_
     assert [launch.everything().count(f"resuming after step {step} of 9") for step in (2, 5)] == [1, 1]
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_died_is_named_although_torchrun_ends_the_other(recipe_file, tmp_path, victim):
+    command = ("train", str(recipe_file), "--out", str(tmp_path / "run"))
+    launch = agent(command, on_rank(victim, at_step(5, die)), errors=tmp_path, code=1)
+    ((_, error),) = launch.errors()
+    assert error.startswith(f"process {1 - victim}: waits for process {victim}, which has ended or hangs")
+    assert "terminate called" not in launch.everything()  # by a thread that outlives Python
+
+
 def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_before_a_save(
     recipe_file, finished, tmp_path
 ):

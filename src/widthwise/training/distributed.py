@@ -10,6 +10,7 @@ round gains, and sum the gradient of the head in bf16.
 import os
 import pickle
 import re
+import signal
 import threading
 import time
 import warnings
@@ -40,7 +41,7 @@ LONG_TIMEOUT = timedelta(hours=12)
 LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
 """Matches the RuntimeError of a message that did not arrive."""
 SECONDS_TO_ANSWER = 5.0
-"""Longest wait for the list of ranks that are still running."""
+"""Time to collect the ranks that are still running."""
 IS_ON_EVERY_RANK = "is_on_every_rank"
 """Attribute of an error that every rank raises."""
 _join_numbers = count()
@@ -211,13 +212,17 @@ class Group(Processes):
     def who_is_missing(self, error: RuntimeError) -> str:
         """Describe why a message did not arrive. error: of the message.
 
-        Names the ranks that do not announce within SECONDS_TO_ANSWER that they wait, too.
+        Names the ranks that do not announce within SECONDS_TO_ANSWER that they wait, too. Torchrun ends these at the
+        death of one with a SIGTERM, which would end this process before it has named the dead one.
         """
+        with suppress(ValueError):  # outside the main thread, Python allows no handlers
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         waiting = {self.rank}
-        # In a thread, because a store on a lost machine never answers.
+        # In a thread, because a store on a lost machine never answers. A thread that calls the store while Python
+        # ends would abort the process, so this one ends by itself.
         thread = threading.Thread(target=self._collect_waiting, args=(waiting,), daemon=True)
         thread.start()
-        thread.join(SECONDS_TO_ANSWER)
+        thread.join(2 * SECONDS_TO_ANSWER)
         missing = [rank for rank in range(self.world_size) if rank not in waiting]
         if not missing:
             return f"the connection to the other processes failed ({str(error).splitlines()[0]})"
@@ -228,9 +233,10 @@ class Group(Processes):
 
     def _collect_waiting(self, waiting: set[int]) -> None:
         """Announce in the store that this process waits, and add the other waiting ranks to `waiting`."""
+        end = time.monotonic() + SECONDS_TO_ANSWER
         try:
             self._store.set(f"waited-{self.rank}", "")
-            while len(waiting) < self.world_size:
+            while len(waiting) < self.world_size and time.monotonic() < end:
                 waiting.update(rank for rank in range(self.world_size) if self._store.check([f"waited-{rank}"]))
                 time.sleep(0.1)
         except RuntimeError:
