@@ -84,3 +84,13 @@ def test_a_ladder_that_goes_on_is_a_larger_base() -> None:
     written = write_rope(Rope(grown, 777.0, table), N_POSITIONS, 1.0)
     assert written["rope_scaling"] is None
     assert written["rope_theta"] == pytest.approx(777.0 ** (grown / HEAD_DIM), rel=1e-12)
+
+
+def test_scaled_frequencies_that_go_on_are_written_for_a_kept_scale() -> None:
+    """The last pair of a wider head can be slower than the rule's by more than the number of positions."""
+    rule = {**LLAMA3_RULE, "rope_theta": 500000.0, "factor": 32.0, "original_max_position_embeddings": 8192}
+    scaled = read_rope(Fields({"rope_parameters": rule}, "config.json"), 64)[0].pair_frequencies
+    table = (*scaled, *(scaled[-1] * frequency for frequency in scaled))
+    written = write_rope(Rope(128, 500000.0, table), 131072, 2**0.5)
+    again = read_rope(Fields(written, "config.json"), 128)[0]
+    assert again.pair_frequencies == pytest.approx(table, rel=1e-12)

@@ -271,7 +271,7 @@ def _fitted(base: float, wanted: Sequence[float], n_positions: int, query_factor
     factor = round(plain[-1] / wanted[-1], 9)
     if query_factor != 1 and factor > 1 and len(wanted) > 1:
         powers = [2 ** (i / 8) for i in sorted(range(32, 168), key=lambda i: i % 8)]
-        for length in map(round, (n_positions, n_positions / factor, *powers)):
+        for length in map(round, (n_positions, max(1, n_positions / factor), *powers)):
             yarn = Yarn(factor=factor, original_max_position_embeddings=length, attention_factor=query_factor)
             if are_close(yarn.scaled(plain), wanted):
                 return base, yarn
