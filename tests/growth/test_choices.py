@@ -16,6 +16,12 @@ LARGER_HEADS = {"d_model": 18, "head_dim": 6}
 WITH_LARGER_HEADS = {"d_model": 18, "attention": {"head_dim": 6}}
 DENSE = {"kind": "swiglu", "d_ff": 10}
 DENSE_FIRST = {**UNSHARED, "n_layers": 2, "layers": {0: {"ffn": DENSE}}}
+WINDOW = {"attention": {"window": 4}}
+NO_WINDOW = {"attention": {"window": None}}
+WINDOWS = {"layers": {0: WINDOW, 2: WINDOW}}
+WITH_COPIED_WINDOW = {"n_layers": 4, "layers": {1: WINDOW, 2: NO_WINDOW, 3: WINDOW}}
+UNTURNED = {"attention": {"rope_base": None}}
+TURNED = {"attention": {"rope_base": 10000.0}}
 RESIZED: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
     ({"attention": {"head_dim": None, "n_heads": 3}}, {"d_model": 24, "head_dim": 8}, {"d_model": 24}),
     ({"attention": {"scale": "1/head_dim"}}, LARGER_HEADS, WITH_LARGER_HEADS),
@@ -24,6 +30,8 @@ RESIZED: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
     (HOURGLASS, {"d_ff": 7, "add_layers": 2}, {"ffn": {"d_hidden": 7}, "n_layers": 5}),
     (UNSHARED, {"d_ff": 7}, {"ffn": {"d_expert": 7}}),
     (DENSE_FIRST, {"add_layers": 2}, {"n_layers": 4, "layers": {i: {"ffn": DENSE} for i in range(3)}}),
+    (WINDOWS, {"add_layers": 1}, WITH_COPIED_WINDOW),
+    ({"layers": {1: UNTURNED}}, {"add_layers": 1}, {"n_layers": 4, "layers": {1: TURNED, 2: UNTURNED}}),
     (DYNAMIC, {"d_ff": 13, "add_layers": 1}, {"ffn": {"d_ff": 13}, "n_layers": 4}),
     ({"residual": HYPER_CONNECTIONS, **MTP}, LARGER_HEADS, {**WITH_LARGER_HEADS, "residual": {"slot_width": 6}}),
 ]

@@ -74,10 +74,14 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
             layer = old.layers[i - 1]
             if before is None or any(now < was for was, now in zip(layer.widths, grown.widths)):
                 continue
-            # Growth refuses a layer that would lose heads or hidden units, and most changes of kind.
+            # Growth refuses a layer that would lose heads or hidden units, or have another window or rotation, and most
+            # changes of kind.
             loses_heads = layer.attention.n_heads > grown.attention.n_heads
             loses_units = sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths)
-            is_refused = loses_heads or loses_units or type(layer.ffn) is not type(grown.ffn)
+            turns_otherwise = layer.attention.rope_base != grown.attention.rope_base
+            attends_otherwise = turns_otherwise or layer.attention.window != grown.attention.window
+            is_other_kind = type(layer.ffn) is not type(grown.ffn)
+            is_refused = loses_heads or loses_units or attends_otherwise or is_other_kind
             n_refused, widening, unevenness, positions = before
             widening += grown.d_model - layer.d_model
             unevenness += abs((j + 0.5) / n_new - (i - 0.5) / n_old)
