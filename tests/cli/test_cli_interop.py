@@ -15,6 +15,8 @@ import torch
 import yaml
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from widthwise.cli.convert import import_
+from widthwise.interop.families import FAMILIES
 from widthwise.run_dir import RunDir
 from widthwise.runs.open import open_model
 
@@ -87,6 +89,11 @@ def _prepare(succeeds: Callable, name: str, spec: str) -> str:
     """The override that names data prepared with a tokenizer."""
     succeeds("data", "prepare", "synthetic", "--out", name, "--tokenizer", spec)
     return f"data.path={name}"
+
+
+def test_the_help_of_import_names_every_architecture() -> None:
+    named = (import_.__doc__ or "").partition("Architectures: ")[2].partition(".")[0]
+    assert {name.strip() for name in named.split(",")} == {*FAMILIES, "widthwise"}
 
 
 def test_an_imported_model_generates_as_it_did_and_leaves_as_it_came(

@@ -153,8 +153,8 @@ def import_(
 ) -> None:
     """Import a model of Hugging Face as a run, to generate, grow, train or export.
 
-    Architectures: gpt2, granite, llama, ministral, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen3_moe,
-    smollm3, and widthwise.
+    Architectures: gemma2, gemma3_text, gpt2, granite, llama, ministral, mistral, mixtral, olmo2, olmo3, olmoe, phi3,
+    qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, widthwise.
 
     From the hub, as `org/name` or `hf://org/name`, only JSON, safetensors and the chat template are downloaded, and the
     run records the commit.
