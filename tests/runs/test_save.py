@@ -19,7 +19,7 @@ from widthwise.runs.export import export_run
 from widthwise.runs.grow import grow_run
 from widthwise.runs.listing import listed_run
 from widthwise.runs.open import open_model
-from widthwise.runs.save import import_run, save_run
+from widthwise.runs.save import import_plan, import_run, save_run
 from widthwise.runs.train import resume
 
 TEXT = "A river is wider where it is slow.\n" * 40
@@ -61,6 +61,15 @@ def test_every_verb_works_on_it(model: Decoder, tmp_path: Path) -> None:
 
     assert resume(run).steps == recipe.train.steps
     assert import_run(tmp_path / "hf", tmp_path / "back")["params"] == sum(p.numel() for p in model.parameters())
+
+
+def test_an_exported_model_is_imported_with_all_its_parameters(tmp_path: Path) -> None:
+    model = build(tiny_recipe("model.mtp={n_depths: 1}"))
+    export_run(save_run(model, "bytes", tmp_path / "run"), tmp_path / "hf")
+    plan = import_plan(tmp_path / "hf")
+    n_params = import_run(tmp_path / "hf", tmp_path / "back")["params"]
+    assert n_params == plan["cost"]["params"]["total"] == sum(p.numel() for p in model.parameters())
+    assert plan["not_imported"] == {}
 
 
 def test_with_its_data_the_held_out_part_is_read_unasked(model: Decoder, tmp_path: Path) -> None:

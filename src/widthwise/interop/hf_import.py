@@ -55,6 +55,7 @@ IGNORED = (
     *("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
     *("model_type", "output_router_logits", "max_window_layers", "sliding_window", "pretraining_tp", *TOKEN_IDS),
     *("sliding_window_pattern", "_sliding_window_pattern", "cache_implementation", "hidden_act"),
+    *("hidden_size", "intermediate_size", "initializer_range"),
 )
 """Keys of CONFIG that are not reported as lost: they do not describe the model, or have no effect if unread."""
 TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)

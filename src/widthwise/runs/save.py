@@ -159,7 +159,7 @@ def import_run(
         "run": str(run.path),
         **({"commit": origin["commit"]} if "commit" in origin else {}),
         "model_type": origin["model_type"],
-        "params": int(config.inference_cost().params),
+        "params": int(config.cost().params),
         "tokenizer": None if tokenizer is None else tokenizer.spec,
         "ignored_tokens": ignored,
     }
