@@ -14,6 +14,7 @@ from widthwise.evaluation.differences import (
     flips,
     mean_differences,
     models_table,
+    paired_answers,
     text_differences,
 )
 from widthwise.evaluation.estimate import text_means
@@ -119,6 +120,8 @@ def test_items_that_flip_are_named_and_tested() -> None:
     assert found.p_value == pytest.approx(stats.binomtest(2, 6).pvalue)
     assert flips(before, before, "acc") == Flips(gained=[], lost=[], p_value=1.0)
     assert flips(_items("nats", [0.5, 1.0]), _items("nats", [1.0, 1.0]), "nats") is None
+    same = paired_answers("task", before, before)[0]
+    assert (same.value, same.low, same.high) == (0.0, None, None)
 
 
 def _items(metric: str, values: list[float]) -> ItemAnswers:

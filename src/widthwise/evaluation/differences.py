@@ -127,7 +127,8 @@ def _unpaired(on: str) -> Difference:
 
 
 def _difference(on: str, metric: str, estimate: SampleEstimate, flipped: Flips | None = None) -> Difference:
-    interval = estimate.with_interval()
+    # If no item differs, the interval is unknown.
+    interval = estimate._replace(stderr=estimate.stderr or math.nan).with_interval()
     return Difference(
         on=on,
         metric=metric,

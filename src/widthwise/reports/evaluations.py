@@ -196,8 +196,7 @@ def difference_table(pair: EvaluationDifferences) -> Table:
             MISSING if number is None else signed(scale * number, n_decimals) + unit
             for number in (difference.value, difference.low, difference.high)
         )
-        # If no item differs, the interval is unknown.
-        row += [difference.metric, value, f"{low} to {high}" if difference.stderr else ""]
+        row += [difference.metric, value, "" if difference.low is None else f"{low} to {high}"]
         if (flips := difference.flips) is not None:
             definition = FLIPS_NOTE
             row += [f"{len(flips.gained):,}", f"{len(flips.lost):,}", fixed(flips.p_value, 3)]
