@@ -173,6 +173,16 @@ def test_p_is_that_of_the_exact_sign_test_of_items_that_flipped_and_of_the_pairs
     assert x.cells[1].p_value is None  # no pairs of its accuracy are known
 
 
+def test_the_perplexity_of_a_text_is_per_byte_if_its_tokens_differ() -> None:
+    """A tokenizer may have another path, or the same name for other tokens."""
+    record = score_documents(tiny_scorer(), TEXTS)
+    for other, metric in ((record, "token_perplexity"), (_halved(record), "byte_perplexity")):
+        pair = [
+            _evaluation({"a": text}).with_changes(run=run, tokenizer=run) for run, text in zip("xy", (record, other))
+        ]
+        assert [column.metric for column in models_table(pair, [], "command").columns] == [metric]
+
+
 def test_every_model_is_compared_with_its_own_baseline() -> None:
     assert [row.baseline for row in rows_of(["uniform", "x", "moe"], {"moe": "x"}).rows] == [None, None, "x"]
     assert baselines_of(["a/u", "a/x", "b/m", "b/y"], {"y": "m"}) == {"a/x": "a/u", "b/y": "b/m"}

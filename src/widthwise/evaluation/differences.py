@@ -303,12 +303,12 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
         pairs = first.lm_eval_items.get(name)
         n_items = len(next(iter(pairs.items.values()), ())) if pairs else 0
         yield from _task_columns(name, harness_name(name), metrics, HARNESS, n_items or None)
-    tokenizers = {evaluation.tokenizer for evaluation in evaluations}
-    metric = "token_perplexity" if len(tokenizers) == 1 else "byte_perplexity"
     files = [Path(name).name for name in first.texts]
     for name, file in zip(first.texts, files):
         title = name if files.count(file) > 1 else file
         n_blocks = first.texts[name].n_blocks
+        n_tokens = [evaluation.texts[name].blocks["n_tokens"] for evaluation in evaluations]
+        metric = "token_perplexity" if n_tokens.count(n_tokens[0]) == len(n_tokens) else "byte_perplexity"
         yield TableColumn(name=title, metric=metric, is_share=False, source="text", n_blocks=n_blocks), name
 
 
