@@ -92,7 +92,10 @@ MISTAKES = {
         ("analyze absent", "absent: is not a run directory (no config.yaml); there is no such folder"),
         ("analyze small --out small", "small: holds config.yaml, whose report would be replaced; choose another"),
         ("fit points.csv --x compute --y los", "--y: got 'los'; did you mean 'loss'?"),
-        ("fit none", "is not a .csv file, a run directory (config.yaml), or a folder with outcome.json"),
+        (
+            "fit none.csv --x compute",
+            "none.csv: is not a .csv file, a run directory (config.yaml), or a folder with outcome.json",
+        ),
     ],
     "eval": [
         ("eval small --tasks piqa,", "--tasks: got ''; string should have at least 1 character"),

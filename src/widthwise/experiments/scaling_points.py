@@ -162,6 +162,8 @@ def _positive(text: str | float, name: str, where: str) -> float:
 
 def _point(variant: Variant, axes: Axes, where: str, default_group: str, folder: Path) -> tuple[PointKey, list[float]]:
     """Return the point of a variant, and the y of its seeds. folder: of its comparison or sweep, or above its run."""
+    check_one_of("--x", axes.x, X_QUANTITIES)
+    check_one_of("--y", axes.y, LOSSES)
     values = dict[str, list[float]]()
     for name in (axes.x, axes.y):
         value = QUANTITY[name].of_variant(variant)
@@ -185,9 +187,6 @@ def _read_folders(
     Returns their models with the y of the seeds, the names of their baselines, and messages about unfinished points of
     sweeps. Runs that differ only in the seed are one model.
     """
-    if folders:
-        check_one_of("--x", axes.x, X_QUANTITIES)
-        check_one_of("--y", axes.y, LOSSES)
     models = list[tuple[PointKey, list[float]]]()
     baselines = set[str | None]()
     left_out = list[str]()
