@@ -62,6 +62,19 @@ def test_a_star_says_that_better_or_worse_is_the_verdict() -> None:
         assert sum(cell["score"].endswith("*") for cell in cells) == 4 * has_star
 
 
+def test_one_difference_has_one_colour_in_the_heat_maps_of_all_groups() -> None:
+    data = sweep_data()
+    data["axes"]["weak"] = data["axes"]["x"]
+    points = [point for point in data["points"] if point["group"] == "x" and point["state"] == "finished"]
+    weak = [
+        {**point, "group": "weak", "name": f"weak-{point['name']}"} for point in points if point["verdict"] != "better"
+    ]
+    data["points"] += weak
+    shades = [{cell["point"]: cell["shade"] for cell in drawn(figure.spec())} for figure in figures_of(data)[:2]]
+    for point in weak:
+        assert shades[1][point["name"]] == shades[0][point["name"].removeprefix("weak-")]
+
+
 def test_an_axis_has_room_for_both_ends_of_the_longest_interval() -> None:
     data = sweep_data()
     data["points"][-1]["difference"] |= {"low": -2.0, "high": 3.0}

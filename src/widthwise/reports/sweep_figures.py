@@ -144,10 +144,11 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
     is_compared = outcome.baseline_words is not None
     write = signed if is_compared else fixed
     points = [p for p in outcome.of_group(group) if p.values.get(down) in rows and p.values.get(across) in columns]
-    means = {point.name: finite(_score(point, outcome).mean) for point in points if isinstance(point, Variant)}
-    means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    scores = {point.name: finite(_score(point, outcome).mean) for point in outcome.variants}
+    scores = {name: score for name, score in scores.items() if math.isfinite(score)}
+    means = {point.name: scores[point.name] for point in points if point.name in scores}
     best = min(means, key=lambda name: means[name], default=None)
-    shades = _shades(means, is_compared)
+    shades = _shades(scores, is_compared)  # of all groups, so that the heat maps of a page have one scale of colours
     cells: list[dict[str, Any]] = []
     for point in points:
         cell = {"down": _tick(point.values[down]), "across": _tick(point.values[across]), "point": clean(point.name)}
