@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from file_operations import forge
+from tiny_runs import TINY
 from tiny_sweeps import every_run_raises, recipe_file
 
 from widthwise.config_io import checked_copy
@@ -63,7 +64,11 @@ def test_numbers_are_those_of_the_runs_paired_with_the_baseline(done: Done) -> N
     losses, base_losses = (window_losses(folder, name).mean(axis=1) for name in ("0.03", "plain"))
     assert point.val_loss.per_seed == pytest.approx(losses)
     assert point.difference.per_seed == pytest.approx(losses - base_losses, abs=1e-6)
-    assert (point.values, point.differs_in) == ({"optimizer.lr": 0.03}, {})  # an axis is no other setting
+    assert (point.values, point.differs_in) == (
+        {"optimizer.lr": 0.03},
+        {"optimizer.lr": [0.03, TINY["optimizer"]["lr"]]},
+    )
+    assert " differ from plain in optimizer.lr." in " ".join(answer(outcome))  # one sentence for both values
     assert point.runs == [f"runs/0.03-seed{seed}" for seed in SEEDS]
     assert point.ratio["params"] == point.ratio["training_flops"] == 1.0
     assert (baseline.verdict, baseline.difference, outcome.baseline) == ("baseline", None, "plain")

@@ -148,9 +148,7 @@ class Results(RunPolicy, ABC, Generic[P]):
         key = (name, baseline is not None)
         if key not in self._variants:
             variant = variant_of(name, self._trained[name], baseline)
-            axes = tuple(f"{axis}." for axis in values)
-            differs_in = {path: pair for path, pair in variant.differs_in.items() if not f"{path}.".startswith(axes)}
-            self._variants[key] = variant.with_changes(group=group, values=dict(values), differs_in=differs_in)
+            self._variants[key] = variant.with_changes(group=group, values=dict(values))
         return self._variants[key]
 
 

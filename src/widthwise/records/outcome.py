@@ -43,8 +43,8 @@ class Variant(Record):
     """Name of a further loss -> that loss minus the baseline's; paired like `difference` if the loss is held-out,
     otherwise by seed only."""
     differs_in: Mapping[str, Sequence[Any]] = pydantic.Field(default_factory=dict)
-    """Recipe key of optimizer, schedule, train or data -> its value and the baseline's, if they differ. Seeds and keys
-    of `values` are omitted."""
+    """Recipe key of optimizer, schedule, train or data -> its value and the baseline's, if they differ. Seeds are
+    omitted."""
     at_equal_loss: Mapping[str, EqualLoss] = pydantic.Field(default_factory=dict)
     """Name of a held-out loss -> tokens and FLOPs to equal loss; empty with too few validations."""
     gap: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)

@@ -128,10 +128,15 @@ def variant_names(variants: Sequence[Variant]) -> str:
 
 
 def setting_sentences(outcome: Outcome) -> Iterator[str]:
-    """Yield a sentence for each set of settings outside the model in which variants differ from the baseline."""
+    """Yield a sentence for each set of settings outside the model in which variants differ from the baseline.
+
+    A key on an axis is without its values, of which there may be many.
+    """
     by_settings: dict[tuple[str, ...], list[Variant]] = {}
     for variant in outcome.variants:
-        by_settings.setdefault(tuple(settings_of(variant)), []).append(variant)
+        settings = dict(zip(variant.differs_in, settings_of(variant)))
+        settings |= {key: clean(key) for key in settings if key in variant.values}
+        by_settings.setdefault(tuple(settings.values()), []).append(variant)
     for settings, variants in by_settings.items():
         if settings:
             verb = "differs" if len(variants) == 1 else "differ"
