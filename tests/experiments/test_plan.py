@@ -106,13 +106,13 @@ def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp
     assert (unmatched["match"], [row["miss"] for row in unmatched["points"]]) == (None, [None, None])
 
 
-def test_equal_compute_allows_other_steps_and_unequal_is_refused_with_the_steps_that_would_match(tmp_path) -> None:
-    def read(n_steps: int) -> Comparison:
-        """With half of the layers for two steps, then all, against all of them for 202 steps."""
+def test_equal_compute_allows_other_steps_and_unequal_is_refused_with_the_nearest_steps(tmp_path) -> None:
+    def read(n_steps: int, n_scratch_steps: int = 202) -> Comparison:
+        """With half of the layers for two steps, then all, against all of them from the start."""
         growth = [{"at_step": 2, "model": {"n_layers": 6}}]
         grown = {"model": {"n_layers": 3}, "train": {"steps": n_steps}, "growth": growth}
         path = comparison(tmp_path, match="training_flops", variants={"scratch": {}, "grown": grown})
-        return read_plan([path], ["train.steps=202"])
+        return read_plan([path], [f"train.steps={n_scratch_steps}"])
 
     plan = read(203)
     scratch, grown = plan.recipes["scratch"], plan.recipes["grown"]
@@ -121,8 +121,11 @@ def test_equal_compute_allows_other_steps_and_unequal_is_refused_with_the_steps_
     assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
     assert "6 runs of 202 to 203 steps and 10,302 to 10,353 tokens, together" in plan.summary
     message = refusal(read, 240)
-    n_steps = re.match(r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: (\d+) would match", message)[1]
+    n_steps = re.match(r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: (\d+) is nearest", message)[1]
     assert read(int(n_steps)).recipes["grown"].train.steps == int(n_steps)
+    # A step of a short run is more than two percent, so that no number of steps matches.
+    n_nearest = 2 + round(5 - 2 * per_token[1] / per_token[0])
+    assert f"(train.steps: {n_nearest} is nearest)" in refusal(read, n_nearest, 5)
 
 
 def test_one_variant_or_point_is_what_the_experiment_would_train_even_beside_one_that_cannot_be(tmp_path) -> None:

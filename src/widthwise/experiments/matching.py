@@ -104,7 +104,7 @@ def check_matched(points: Iterable[Point], baseline: Point, match: MatchedQuanti
             if match == "training_flops":
                 flops_of_last_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
                 n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / flops_of_last_step)
-                message += f" (train.steps: {n_steps} would match)"
+                message += f" (train.steps: {n_steps} is nearest)"
             missed.append(message)
     errors = list[str]()
     if unfair:
