@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import least_squares
 
-from widthwise.experiments.fitting import fit_law, savings
+from widthwise.experiments.fitting import LACK_OF_FIT, fit_law, savings
 from widthwise.experiments.laws import LAWS, Law
 from widthwise.experiments.scaling_points import CurveGroup, SeededPoint
 from widthwise.records.scaling import Saving
@@ -141,6 +141,7 @@ def test_a_bend_is_told_from_the_luck_of_runs() -> None:
     assert n_misses <= 12
     bent = noisy_runs(0, n_seeds=2) * np.exp(0.04 * np.array([1, 0, -1, 0, 1]))[:, None]
     assert fit_law(POWER, group(bent)).has_lack_of_fit
+    assert fit_law(POWER, group(bent)).record().reason == LACK_OF_FIT  # which `fit` prints
     assert not fit_law(POWER, group(bent[:, 0])).has_lack_of_fit  # one seed each shows no luck
 
 

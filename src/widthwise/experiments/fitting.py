@@ -42,6 +42,7 @@ MOST_POINTS = 2000
 """Points of a group: memory grows with their square."""
 SMALLEST_P = 0.05
 """Level of the F test of lack of fit: below it the points miss the curve by more than the noise of runs explains."""
+LACK_OF_FIT = "the points miss the curve by more than the noise of runs, which the intervals do not include"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Fit:
             r_squared=float(1 - mean_square / y.var()) if np.ptp(y) else None,
             leave_one_out_rms=_leave_one_out_rms(law, [self.group]),
             band=Band(x=band_x.tolist(), low=low, high=high),
-            reason=law.warning(self.parameters),
+            reason=LACK_OF_FIT if self.has_lack_of_fit else law.warning(self.parameters),
         )
 
 
@@ -277,8 +278,8 @@ def _recorded(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
             laws[kind] = by_group[group.name].record()
         else:
             laws[kind] = FittedLaw(form=LAWS[kind].form, parameters={}, reason=LAWS[kind].objection(group), **no_fit)
-    if laws[chosen].reason is None:
-        laws[chosen] = laws[chosen].model_copy(update={"reason": _u_shape(group)})
+    if (shape := _u_shape(group)) is not None:
+        laws[chosen] = laws[chosen].model_copy(update={"reason": shape})
     return ScalingGroup(name=group.name, points=group.points, fits=laws, chosen=chosen)
 
 
@@ -306,8 +307,6 @@ def _law_sentence(fit: Fit, group: ScalingGroup, axes: Axes) -> str:
     formula = law.formula.format(x=axes.x, y=axes.y, minus_b=-fit.parameters[-1], **numbers)
     quality = "all points are equal" if record.r_squared is None else f"R² {record.r_squared:.4f}"
     warning = "" if record.reason is None else f"; {record.reason}"
-    if fit.has_lack_of_fit:
-        warning += "; the points miss the curve by more than the noise of runs, which the intervals do not include"
     steepness = record.parameters[law.steepness]
     interval = "no interval"
     if steepness.low is not None and steepness.high is not None:
