@@ -18,6 +18,7 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.outcome import Outcome, Study, UnfinishedPoint, Variant
 from widthwise.records.run import RunResult
 from widthwise.records.scaling import ScalingLaws
+from widthwise.reports.scaling import scaling_answer
 from widthwise.run_dir import RunDir
 
 PAPERS = Path(__file__).parents[2] / "benchmarks" / "papers" / "points"
@@ -161,7 +162,9 @@ def test_a_curve_of_too_few_points_is_left_out_unless_it_is_the_baseline(tmp_pat
     rows = ["kind,x,y", "a,1,3", "a,2,2.9", "a,4,2.85", "b,1,3", "b,2,2.8"]
     laws = fitted(tmp_path, *rows, baseline="a")
     assert [group.name for group in laws.groups] == ["a"]
-    assert "Left out: b, because a law needs points at 3 or more different x, and b has 2." in laws.sentence
+    left_out = "Left out: b, because a law needs points at 3 or more different x, and b has 2."
+    assert left_out in laws.sentence
+    assert scaling_answer(laws)[-1] == left_out
     with pytest.raises(UserError, match=r"over x a law needs points at 3 or more different x, and b has 2"):
         fitted(tmp_path, *rows, baseline="b")
 

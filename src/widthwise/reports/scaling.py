@@ -83,7 +83,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
 def scaling_answer(scaling: ScalingLaws) -> list[str]:
     """Return a sentence for each group on the share of the baseline's x that it needs, from curve to curve.
 
-    Without a baseline, the sentences describe the laws.
+    Without a baseline, the sentences describe the first laws. What is left out follows.
     """
     x = titled(scaling.x)
     y = titled(scaling.y)
@@ -102,7 +102,8 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
     unreached = [clean(group.name) for group in scaling.groups if group.name not in reached]
     if scaling.savings and unreached:
         lines.append(f"The curve of {joined(unreached)} never reaches the {y} of {clean(scaling.baseline or '')}.")
-    return lines or scaling.sentence.splitlines()[:2]
+    summary = scaling.sentence.splitlines()  # the law of each group, the choice of the law, and what is left out
+    return [*(lines or summary[:2]), *summary[len(scaling.groups) + 1 :]]
 
 
 def titled(name: str) -> str:
