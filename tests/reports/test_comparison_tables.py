@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_comparison import write_full_comparison
+from fake_comparison import at_equal_loss, estimate, write_full_comparison
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -88,6 +88,13 @@ def test_columns_are_those_asked_for_in_that_order(data: dict[str, Any]) -> None
     params = data["points"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
     assert f"x & {layer_params} & $-$0.0123 & better & 1.88" in latex
+
+
+def test_a_second_line_in_latex_is_an_interval_or_a_ratio_with_the_sign_in_the_caption(data: dict[str, Any]) -> None:
+    data["points"][1]["at_equal_loss"] = {"val_loss": at_equal_loss(tokens_ratio=estimate(0.8125, 0.0125))}
+    latex = latex_text(with_columns(Outcome.model_validate(data), ["params", "tokens_at_equal_loss"]))
+    assert r"Second lines: 95\% intervals, or with $\times$ the ratio to uniform." in latex
+    assert r"$\times$ & 0.800 to 0.825" in latex
 
 
 def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str, Any]) -> None:

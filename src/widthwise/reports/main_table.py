@@ -286,12 +286,11 @@ def latex_text(outcome: Outcome) -> str:
         columns = [quantity for quantity in columns if quantity.name in _IN_PAPERS]
         titles = [capital(quantity.brief_title) for quantity in columns]
     seeds = ", ".join(str(seed) for seed in outcome.seeds)
-    caption = f"{outcome.title}. Means over seeds {seeds}. Second lines: {percentage(outcome.confidence)} intervals of"
-    if outcome.baseline_words is None:
-        caption += " losses."
-    else:
+    caption = f"{outcome.title}. Means over seeds {seeds}. Second lines: {percentage(outcome.confidence)} intervals"
+    if outcome.baseline_words is not None:
         baseline = outcome.baseline_words
-        caption += f" losses and of paired differences to {baseline}; otherwise the ratio to {baseline}."
+        caption += f", or with {TIMES} the ratio to {baseline}. Differences are paired, from {baseline}"
+    caption += "."
     if any(variant.shares_machine for variant in outcome.variants):
         caption += f" {SHARED_NOTE}."
     caption += "".join(f" {doubt}" for doubt in doubts(outcome))
