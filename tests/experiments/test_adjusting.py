@@ -124,7 +124,11 @@ def test_what_cannot_be_reached_or_adjusted_is_refused(tmp_path: Path) -> None:
         (kv_bytes, {"d_model": 200}, r"^other: kv_bytes is 0\.8333 of .* the nearest model\.ffn\.ratio, 3,"),
         ({"adjust": "ffn"}, {"n_layers": 20}, r"^other: params is 1\.\d+ of .*nearest model\.ffn\.ratio, 0\.0041\d+, "),
         ({"adjust": "ffn"}, {"d_model": 201}, r"^other: model\.layers\.0\.d_model: got 201"),
-        ({"adjust": "d_model"}, slots, r"^other: model\.residual\.n_slots: got 3; must be at least"),
+        (
+            {"adjust": "d_model"},
+            slots,
+            r"^other: params is .* \(model\.d_model .*: model\.residual\.n_slots: got 3; must be at least",
+        ),
         ({"adjust": ["ffn", "width"]}, {}, r"match\.adjust: got 'width'; allowed: ffn, d_model"),
         ({"adjust": "ffn,ffn"}, {}, r"match\.adjust: got 'ffn' twice"),
         ({"adjust": {"base": "ffn"}}, {}, "the baseline"),

@@ -280,7 +280,8 @@ def adjusted(
         if abs(miss) > LARGEST_MISMATCH and parts:
             # The next value may be refused. If so, this raises the reason, which helps more than the error below.
             knob = Knob.of(model, parts[-1], recipe.seq_len)
-            miss_of(knob.at(max(1, knob.start + (1 if miss < 0 else -1))))
+            with mistakes_of(f"{match} is {1 + miss:.4f} of the baseline's ({changes[-1]}); the next value is refused"):
+                miss_of(knob.at(max(1, knob.start + (1 if miss < 0 else -1))))
     if abs(miss) > LARGEST_MISMATCH:
         last = changes[-1]
         raise UserError(
