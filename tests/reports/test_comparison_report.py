@@ -221,10 +221,16 @@ def test_an_interval_longer_than_the_axis_ends_in_an_arrow(comparison: Path) -> 
     """The axis fits the means: one wide interval does not shrink the others."""
     differences = {"narrow": (-0.01, 0.004, "better"), "wide": (0.02, 0.5, "cannot tell")}
     figure = difference_figure_of(comparison, differences)
-    arrows = {row["shape"]: row for row in drawn(figure.spec()) if "shape" in row}
+    spec = figure.spec()
+    arrows = {row["shape"]: row for row in drawn(spec) if "shape" in row}
     assert {row["name"] for row in arrows.values()} == {"wide"}
-    assert -0.1 < arrows["triangle-left"]["end"] < -0.014
-    assert 0.02 < arrows["triangle-right"]["end"] < 0.1
+    scales = [layer["encoding"]["x"].get("scale", {}) for layer in spec["layer"] if "x" in layer["encoding"]]
+    (scale,) = [scale for scale in scales if "domain" in scale]
+    assert scale["nice"] is False  # the axis ends at the arrows
+    low, high = scale["domain"]
+    assert -0.1 < low < -0.014 and 0.02 < high < 0.1
+    assert low < arrows["triangle-left"]["end"] < low + 0.02 * (high - low)
+    assert high - 0.02 * (high - low) < arrows["triangle-right"]["end"] < high
 
 
 def test_differences_of_two_seeds_have_no_intervals(comparison: Path) -> None:

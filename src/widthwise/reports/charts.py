@@ -235,8 +235,8 @@ def _axis(
 
     kind: alt.X or alt.Y. name: column of the data. title: one or several lines. domain: ends; None fits the data.
     """
-    settings: dict[str, Any] = {"nice": False, "padding": 9} if domain is None else {"domain": list(domain)}
-    settings |= {"type": "log"} if log else {"zero": False}
+    settings: dict[str, Any] = {"padding": 9} if domain is None else {"domain": list(domain)}
+    settings |= {"nice": False} | ({"type": "log"} if log else {"zero": False})
     return kind(f"{name}:Q", title=title, scale=alt.Scale(**settings), axis=alt.Axis(**axis))
 
 

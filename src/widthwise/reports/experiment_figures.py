@@ -71,6 +71,7 @@ def forest(
     extent = np.concatenate([spans.ravel(), *(np.array(values, dtype=np.float64) for values in of_seeds)])
     low = max(float(np.nanmin(extent)), lowest - room) - 0.08 * room
     high = min(float(np.nanmax(extent)), highest + room) + 0.08 * room
+    inset = 0.01 * (high - low)  # half of an arrow
     has_intervals = bool(np.isfinite(spans[1:, 1]).any())
     means = []
     values = []
@@ -85,9 +86,9 @@ def forest(
         for seed, value in zip(seeds, difference.per_seed):
             values.append(row | {"seed": seed, "difference": finite(value)})
         if has_intervals and ends["low"] < low:
-            arrows.append(row | {"end": low, "shape": "triangle-left"})
+            arrows.append(row | {"end": low + inset, "shape": "triangle-left"})
         if has_intervals and ends["high"] > high:
-            arrows.append(row | {"end": high, "shape": "triangle-right"})
+            arrows.append(row | {"end": high - inset, "shape": "triangle-right"})
     across = charts.x("y", x_title, (low, high), format="+.3~f", grid=True)
     up = alt.Y("name:N", sort=[row["name"] for row in means], title=None)
     mark_colour = alt.Color("colour:N", scale=None)
