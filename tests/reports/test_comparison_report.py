@@ -228,7 +228,8 @@ def test_an_interval_longer_than_the_axis_ends_in_an_arrow(comparison: Path) -> 
     (scale,) = [scale for scale in scales if "domain" in scale]
     assert scale["nice"] is False  # the axis ends at the arrows
     low, high = scale["domain"]
-    assert -0.1 < low < -0.014 and 0.02 < high < 0.1
+    assert -0.1 < low < -0.014
+    assert 0.02 < high < 0.1
     assert low < arrows["triangle-left"]["end"] < low + 0.02 * (high - low)
     assert high - 0.02 * (high - low) < arrows["triangle-right"]["end"] < high
 
@@ -264,6 +265,13 @@ def cost_of(base: dict[str, Any], name: str) -> dict[str, Any]:
     n_blocks, n_layers, d_model, d_hidden, _ = SHAPES[name]
     sizes = {"widths": [d_model] * n_layers, "hidden_widths": [[d_hidden] * n_blocks] * n_layers, "d_model": d_model}
     return {**base, **sizes, **{key: [4] * n_layers for key in ("n_heads", "n_kv_heads", "head_dim")}}
+
+
+def test_a_shared_machine_is_named_without_a_remedy_that_may_be_in_use(tmp_path: Path) -> None:
+    """Other programs use the machine also beside one job."""
+    change(write_comparison(tmp_path) / "outcome.json", lambda data: data["points"][0].update(shares_machine=True))
+    badges = experiment_page(tmp_path, Outcome.read(tmp_path)).badges
+    assert "other processes used the machine: speeds not comparable" in badges
 
 
 def test_a_search_has_the_curves_of_the_paper_with_the_baseline(tmp_path: Path) -> None:

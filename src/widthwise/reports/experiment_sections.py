@@ -66,7 +66,7 @@ def common_page(
     if n_doubted:
         badges.append(f"{counted(n_doubted, 'variant')} with a doubtful last loss, marked !")
     if any(variant.shares_machine for variant in outcome.variants):
-        badges.append("runs shared the machine: speeds not comparable (use --jobs 1)")
+        badges.append("other processes used the machine: speeds not comparable")
     data = data_table({name: seeds[0] for name, seeds in runs.items()})
     environment = tables.environment_table(outcome.environment)
     files = {"table.csv": csv_text(outcome), "table.tex": latex_text(outcome)} if outcome.variants else {}
