@@ -5,7 +5,7 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from widthwise.cli.terminal import fitted, laid_out
+from widthwise.records.estimate import Verdict
 from widthwise.records.outcome import Outcome
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports import main_table
 from widthwise.reports.charts import styles
 from widthwise.reports.formats import MINUS, TIMES
 from widthwise.reports.main_table import (
+    VERDICT_NOTE,
     cell,
     comparison_table,
     csv_text,
@@ -95,6 +97,12 @@ def test_a_second_line_in_latex_is_an_interval_or_a_ratio_with_the_sign_in_the_c
     latex = latex_text(with_columns(Outcome.model_validate(data), ["params", "tokens_at_equal_loss"]))
     assert r"Second lines: 95\% intervals, or with $\times$ the ratio to uniform." in latex
     assert r"$\times$ & 0.800 to 0.825" in latex
+
+
+def test_the_note_on_verdicts_defines_each_of_them() -> None:
+    defined = VERDICT_NOTE.lower()
+    assert [verdict for verdict in get_args(Verdict) if f"{verdict}:" not in defined] == ["baseline", "better"]
+    assert "better or worse:" in defined
 
 
 def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str, Any]) -> None:

@@ -15,8 +15,6 @@ CONFIDENCE = 0.95
 """Confidence level of all intervals, unless a page says otherwise."""
 FEWEST_SEEDS = 3
 """With fewer seeds there is no verdict, because a difference may be the noise of a single seed."""
-NO_VERDICT = "fewer than three seeds, so no verdict"
-"""Reason for a missing verdict; spells out FEWEST_SEEDS."""
 TIE_MARGIN = 0.01
 """Nats per token; two losses are a tie if the interval of their difference is within this margin."""
 

@@ -9,7 +9,7 @@ import yaml
 
 from widthwise.config_io import check_one_of
 from widthwise.mistakes import UserError
-from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN, UNCLEAR
+from widthwise.records.estimate import TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Variant
 from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, ModelCost, Quantity
 from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, plain, ratio, shorten, shown
@@ -22,7 +22,7 @@ JUDGED = "difference"
 """The quantity that the verdict judges; the verdict is the next column."""
 VERDICT_NOTE = (
     f"Verdict. Better or worse: the interval of the difference excludes 0. Tie: all of it is within {TIE_MARGIN:g} "
-    f"nats of 0. {capital(UNCLEAR)}: neither. {capital(NO_VERDICT)}."
+    f"nats of 0. {capital(UNCLEAR)}: neither. No verdict: fewer than three seeds."
 )
 NO_INTERVALS_NOTE = "No intervals are shown: a single seed gives none."
 SHARED_NOTE = "*: other processes used the machine, not comparable"

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from widthwise.records.estimate import NO_VERDICT
 from widthwise.records.outcome import Outcome
 from widthwise.records.record import finite
 from widthwise.reports import experiment_sections, tables
 from widthwise.reports.charts import BASELINE_STYLE, Figure, Looks, styles
 from widthwise.reports.curves import Bundle, curve_figure, over_seeds
 from widthwise.reports.experiment_figures import difference_figure
-from widthwise.reports.formats import capital, clean, counted, distance, fixed, joined, percentage, with_interval
+from widthwise.reports.formats import clean, counted, distance, fixed, joined, percentage, with_interval
 from widthwise.reports.main_table import has_intervals, shown_verdict
 from widthwise.reports.page import Page, Text, note, section
 from widthwise.reports.resizing import growth_section
@@ -105,7 +104,7 @@ def sweep_answer(outcome: Outcome) -> list[str]:
             is_clear = judged.verdict in ("better", "worse")
             baseline = clean(judged.beside)
             if is_corrected and judged.verdict == "no verdict":
-                lines.append(f"{capital(NO_VERDICT)}.")
+                lines.append("Fewer than three seeds, so no verdict.")
             elif is_corrected:
                 result = f"still {judged.verdict} than" if is_clear else "not significantly better than"
                 lines.append(f"Corrected for {judged.n_points} comparisons, the best point is {result} {baseline}.")
