@@ -72,7 +72,6 @@ def forest(
     low = max(float(np.nanmin(extent)), lowest - room) - 0.08 * room
     high = min(float(np.nanmax(extent)), highest + room) + 0.08 * room
     inset = 0.01 * (high - low)  # half of an arrow
-    has_intervals = bool(np.isfinite(spans[1:, 1]).any())
     means = []
     values = []
     arrows = []
@@ -85,16 +84,16 @@ def forest(
         means.append(row | ends | {"numbers": numbers})
         for seed, value in zip(seeds, difference.per_seed):
             values.append(row | {"seed": seed, "difference": finite(value)})
-        if has_intervals and ends["low"] < low:
+        if ends["low"] < low:
             arrows.append(row | {"end": low + inset, "shape": "triangle-left"})
-        if has_intervals and ends["high"] > high:
+        if ends["high"] > high:
             arrows.append(row | {"end": high - inset, "shape": "triangle-right"})
     across = charts.x("y", x_title, (low, high), format="+.3~f", grid=True)
     up = alt.Y("name:N", sort=[row["name"] for row in means], title=None)
     mark_colour = alt.Color("colour:N", scale=None)
     tip = charts.tips(name="|variant", y="+.4f|mean", low="+.4f", high="+.4f", verdict="")
     layers = [charts.line_at(0, "x")]
-    if has_intervals:
+    if np.isfinite(spans[1:, 1]).any():
         bars = charts.chart(means).mark_rule(strokeWidth=2.6, clip=True)
         layers.append(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=up, color=mark_colour))
     if values:
