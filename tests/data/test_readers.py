@@ -48,7 +48,7 @@ def test_parquet_gives_its_text_column(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": TEXTS, "n": [1, 2, 3, 4]}), path, row_group_size=3)
     assert texts_of(path) == TEXTS
-    assert refusal(texts_of, path, field="body") == f"{path}: has no column 'body'; it has: text, n"
+    assert refusal(texts_of, path, field="body") == f"{path}: has no column 'body'; --field may be: text, n"
     assert refusal(texts_of, path, field="n").startswith(f"{path}: row 1: field 'n' holds int")
     broken = pyarrow.array([b"ok", b"\xff"]).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"text": broken}), path)
@@ -80,11 +80,11 @@ def test_cutting_loses_nothing_and_ends_parts_at_lines(text, document_bytes):
 
 
 BROKEN = {
-    "not_utf8.txt": (b"ok\nok\n\xff", "line 3: is not UTF-8"),
+    "not_utf8.txt": (b"ok\nok\n\xff", "line 3: is not UTF-8 text; save it as UTF-8, or leave it out"),
     "not_json.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2: is not valid JSON"),
     "not_utf8.jsonl": (b'{"text": "a"}\n\n{"text": "\xff"}\n', "line 3: is not UTF-8"),
     "list.jsonl": (b"[1]\n", "line 1: holds list, not an object"),
-    "no_field.jsonl": (b'{"body": "a"}\n', "line 1: has no field 'text'; it has: body"),
+    "no_field.jsonl": (b'{"body": "a"}\n', "line 1: has no field 'text'; --field may be: body"),
     "not_text.jsonl": (b'{"text": null}\n', "line 1: field 'text' holds NoneType"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1: field 'text' holds half a surrogate pair"),
     "empty.jsonl": (b"\n\n", "holds no documents"),

@@ -131,7 +131,7 @@ def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
         return content.removeprefix(BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         line = first_line + content.count(b"\n", 0, error.start)
-        raise UserError(f"{path}: line {line}: is not UTF-8 text") from None
+        raise UserError(f"{path}: line {line}: is not UTF-8 text; save it as UTF-8, or leave it out") from None
 
 
 def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
@@ -166,7 +166,7 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
 def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
     """Return the text in a field of a row. Raises UserError without the field, and for anything but valid text."""
     if field not in row:
-        raise UserError(f"{where}: has no field {field!r}; it has: {', '.join(row) or 'none'}")
+        raise UserError(f"{where}: has no field {field!r}; --field may be: {', '.join(row) or 'none'}")
     text = row[field]
     if not isinstance(text, str):
         raise UserError(f"{where}: field {field!r} holds {type(text).__name__}, not text")
@@ -187,7 +187,7 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
         parquet.ParquetFile(path) as file,
     ):
         if field not in file.schema_arrow.names:
-            raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(file.schema_arrow.names)}")
+            raise UserError(f"{path}: has no column {field!r}; --field may be: {', '.join(file.schema_arrow.names)}")
         number = 0
         for column in (batch.column(0) for batch in file.iter_batches(batch_size=1024, columns=[field])):
             is_batch_valid = _is_valid(column)
