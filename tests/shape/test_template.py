@@ -156,7 +156,7 @@ MISTAKES: list[tuple[dict, str]] = [
     ({"d_model": 62}, "model.layers.0.d_model: got 62; attention needs a multiple of 4 (head_dim * kv_group_size)"),
     (counted_heads(3), "d_model: got 64; attention needs a multiple of 6 (2 * n_heads)"),
     (counted_heads(3, rope_base=None), "d_model: got 64; attention needs a multiple of 3 (n_heads)"),
-    ({"attention": {"n_heads": 2}}, "n_heads: conflicts with head_dim"),
+    ({"attention": {"n_heads": 2}}, "n_heads: conflicts with head_dim; set one to null"),
     ({"attention": {"n_kv_heads": 2}}, "n_kv_heads: needs n_heads; without n_heads give kv_group"),
     (counted_heads(4, n_kv_heads=3), "n_kv_heads: got 3; must divide n_heads = 4"),
     (counted_heads(4, n_kv_heads=2, kv_group_size=4), "n_kv_heads: conflicts with kv_group_size"),

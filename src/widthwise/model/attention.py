@@ -199,7 +199,7 @@ class AttentionTemplate(AttentionOptions):
                 raise ValueError("n_kv_heads: conflicts with kv_group_size; give only one of them")
             vars(self).update(kv_group_size=kv_group_size, n_kv_heads=None)
         if self.n_heads is not None and self.head_dim is not None:
-            raise ValueError("n_heads: conflicts with head_dim; the width, or d_attention, decides the other one")
+            raise ValueError("n_heads: conflicts with head_dim; set one to null, and the width decides it")
         if self.d_attention is not None and self.ratio is not None:
             raise ValueError("d_attention: conflicts with ratio; give the width or the rule, not both")
         if self.ratio is not None and abs(self._fraction - self.ratio) > MAX_RATIO_ERROR * self.ratio:
