@@ -127,6 +127,7 @@ def describe(error: "ValidationError", data: Any = None) -> str:
     all_paths = {_config_path(mistake, data) for mistake in details if data is not None}
     # Mistakes of parents and children of the path are not counted.
     n_more = sum(further[: len(path)] != path[: len(further)] for further in all_paths)
+    got = f"{'.'.join(path)}{': ' if path else ''}got {shortened(first.get('input'))}"
     context = first.get("ctx", {})
     match first["type"]:
         case "unknown_key":
@@ -147,9 +148,11 @@ def describe(error: "ValidationError", data: Any = None) -> str:
         case "value_error" | "assertion_error":
             message = str(context.get("error", first["msg"]))
             text = f"{'.'.join(path)}: {message}" if path else message
+        case "model_type" | "model_attributes_type" | "dict_type":
+            text = f"{got}; expected keys with values, as {{key: value}}"
         case _:
-            reason = f"{first['msg'][0].lower()}{first['msg'][1:]}" if path else "must be a mapping"
-            text = f"{'.'.join(path)}{': ' if path else ''}got {shortened(first.get('input'))}; {reason}"
+            reason = first["msg"].replace("valid tuple", "list")  # YAML and JSON have no tuples
+            text = f"{got}; {reason[0].lower()}{reason[1:]}"
     return f"{text} (and {counted(n_more, 'more mistake')})" if n_more else text
 
 

@@ -64,7 +64,7 @@ def test_the_json_schema_has_every_kind():
             "shapes.0.sides: unknown key of kind circle; allowed: kind, radius; "
             "to change the kind, replace the section: 'shapes.0={kind: circle, ...}'",
         ),
-        (7, "shapes.0: got 7; input should be a valid dictionary or object to extract fields from"),
+        (7, "shapes.0: got 7; expected keys with values, as {key: value}"),
     ],
 )
 def test_error_messages_are_those_of_a_closed_union(shape, message):
