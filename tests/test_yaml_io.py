@@ -187,6 +187,7 @@ def test_the_difference_laid_over_the_old_gives_the_new():
             new = {"data": after, "m": model, "n": 5}
             assert merge(old, difference(old, new)) == new
         assert difference(old, copy.deepcopy(old)) == {}
+        assert difference(old, {"data": before}) == {"m": None}
 
 
 def test_overrides_that_name_another_source_replace_it_as_one_change_whatever_their_order():

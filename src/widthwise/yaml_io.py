@@ -219,9 +219,9 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the change for which `merge(old, change)` equals `new`."""
+    """Return the change for which `merge(old, change)` equals `new`. Sections that `new` lacks are null."""
     replaced = replaced_keys(old, new)
-    change: dict[str, Any] = {}
+    change: dict[str, Any] = {key: None for key in old if key not in new and key not in replaced}
     for key, value in new.items():
         if key not in old or key in replaced:
             change[key] = value

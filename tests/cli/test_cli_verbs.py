@@ -73,6 +73,10 @@ def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe, tmp_pa
     assert summary["ratio"][match] == pytest.approx(1, abs=1e-3)
     assert min(summary["widths"]) == summary["widths"][5] == 128
     assert "exists already" in refused("design", recipe, "--out", out)
+    base = tmp_path / "several.yaml"
+    base.write_text("extends: made/shape.yaml\ncompare: {variants: {a: {}, b: {}}}\n")
+    succeeds("design", base, *asked, "compare=null", "--out", tmp_path / "one.yaml")
+    assert load_recipe(tmp_path / "one.yaml").model == load_recipe(out).model
 
 
 def test_verbs_name_the_command_that_comes_next_which_works(
