@@ -28,7 +28,7 @@ MISTAKES = {
     "train": [
         ("train base.yaml schedule.warmup_steps=6", "schedule.warmup_steps: got 6; must be less than train.steps = 3"),
         ("train pair.yaml", "`widthwise compare`"),
-        ("train swept.yaml", "use `widthwise sweep` for all of them"),
+        ("train swept.yaml", "NAME` for one, or sweep=null for the rest of the recipe"),
         ("train base.yaml --devices 8", "--devices: was removed; `widthwise plan RECIPE --devices 1,8`"),
     ],
     "plan": [

@@ -184,6 +184,7 @@ def test_a_curve_is_tried_at_other_sizes_and_left_for_another_kind() -> None:
 def test_a_recipe_that_cannot_be_explored_is_refused() -> None:
     for message, recipe, *overrides in (
         ("describes several runs", "quickstart"),
+        ("model.n_layers: got 0", "quickstart", "compare=null", "model.n_layers=0"),
         ("model.shape.kind: got 'explicit'", "x_200m", "model.shape={kind: explicit, widths: [64]}"),
         ("bottleneck_width", "x_200m", "model.shape.bottleneck_width=3"),
     ):

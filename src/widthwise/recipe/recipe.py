@@ -260,7 +260,7 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
         if section in data:
             raise UserError(
                 f"{where}: has a {section} section, so it describes several runs; use `widthwise {section}` for "
-                "all of them, or `widthwise train --variant NAME` for one"
+                f"all of them, `widthwise train --variant NAME` for one, or {section}=null for the rest of the recipe"
             )
     return parse(Recipe, data, where)
 
