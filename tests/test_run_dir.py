@@ -171,7 +171,7 @@ def test_a_torn_last_line_is_left_out_and_rewinding_mends_the_file(metrics, n_by
 def test_a_line_that_is_no_record_is_named(metrics):
     for text, said in (
         ('{"step": 1, "event": "train"}\n{"st\n', "line 2: is not valid JSON"),
-        ("[1]\n", "line 1: got [1]; must be a mapping"),
+        ("[1]\n", "line 1: got [1]; expected keys with values"),
         ('{"event": "train"}\n', "line 1: step: is required but missing"),
         ('{"step": 1}\n', "line 1: event: is required but missing"),
         *(

@@ -85,7 +85,7 @@ def test_forged_entries_of_a_run_are_refused_by_every_verb(refused, succeeds, sm
     Path(small, "samples.jsonl").unlink()
     environment = Path(small, "environment.json")
     for imported, said in (
-        (5, "imported: got 5; must be a mapping"),
+        (5, "imported: got 5; expected keys with values"),
         ({}, "imported: model_type: is required"),
         ({"model_type": "llama", "token_ids": 5}, "imported: token_ids: got 5"),
     ):
@@ -101,7 +101,7 @@ def test_forged_entries_of_a_run_are_refused_by_every_verb(refused, succeeds, sm
     forge(environment, lambda entries: entries.update(recipe="null\n"))
     assert "config.yaml: has no section train" in refused("fit", small)
     for command in (("resume", small), ("export", small, "out")):
-        assert "config.yaml: got None; must be a mapping" in refused(*command)
+        assert "config.yaml: got None; expected keys with values" in refused(*command)
 
 
 def definition(**parts) -> str:
