@@ -53,6 +53,23 @@ def test_the_seed_determines_the_sample():
     assert generate(model, PROMPTS, 12, seed=1) == first
 
 
+@pytest.mark.parametrize(
+    ("prompts", "n", "message"),
+    [
+        ([], 3, "prompt: is empty"),
+        ([[1], []], 3, "prompt: is empty"),
+        ([[1], [2, 41]], 3, r"prompt: got token 41; the model has tokens 0 to 40"),
+        ([[-1]], 3, "prompt: got token -1"),
+        ([[1]], -1, "max_new_tokens: got -1; must be at least 0"),
+    ],
+)
+def test_prompts_that_the_model_cannot_read_are_refused(prompts, n, message):
+    model = mtp_decoder("plain", 1, vocab_size=41)
+    for function in (generate, generate_drafted):
+        with pytest.raises(UserError, match=message):
+            function(model, prompts, n)
+
+
 def brute_force(logits: list[float], sampling: SamplingConfig) -> set[int]:
     """Return the tokens that can be drawn."""
     order = sorted(range(len(logits)), key=lambda i: -logits[i])

@@ -12,11 +12,12 @@ equal logits may therefore be ordered differently than in plain decoding.
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import pydantic
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
@@ -68,19 +69,23 @@ def draw(logits: Tensor, config: SamplingConfig, generator: torch.Generator | No
 
 def pad_left(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return prompts as tokens (B, T) with padding on the left, and bool (B, T), True on real tokens."""
-    longest = max(len(prompt) for prompt in prompts)
-    tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
-    is_real = torch.zeros_like(tokens, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-        is_real[row, longest - len(prompt) :] = True
-    return tokens, is_real
+    texts = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    masks = [torch.ones_like(text, dtype=torch.bool) for text in texts]
+    tokens, is_real = (pad_sequence(rows, batch_first=True, padding_side="left") for rows in (texts, masks))
+    return tokens.to(device), is_real.to(device)
 
 
 def check_prompts(model: Decoder, prompts: Prompts, max_new_tokens: int) -> None:
-    """Raise UserError if there is no prompt or an empty one, or if learned positions are too few for the new tokens."""
+    """Raise UserError if there is no prompt, for an empty one or one with tokens that the model lacks, for a negative
+    number of new tokens, and if learned positions are too few for them.
+    """
     if not prompts or not all(prompts):
         raise UserError("prompt: is empty; give at least one token for each text")
+    if max_new_tokens < 0:
+        raise UserError(f"max_new_tokens: got {max_new_tokens}; must be at least 0")
+    unknown = [token for token in chain.from_iterable(prompts) if not 0 <= token < model.config.vocab_size]
+    if unknown:
+        raise UserError(f"prompt: got token {unknown[0]}; the model has tokens 0 to {model.config.vocab_size - 1}")
     n_prompt = max(map(len, prompts))
     n_read = n_prompt + max_new_tokens - 1  # the last token is not read
     positions = model.config.positions
