@@ -98,7 +98,7 @@ def test_a_prepared_folder_must_agree_with_what_the_recipe_says(original, tmp_pa
     at = {"path": str(original)}
     assert open_data(parse(DataConfig, {**at, "tokenizer": "bytes", "held_out": 0.05})).path == original
     (tmp_path / "book.txt").write_text("a held-out book")
-    apart = prepare("synthetic", tmp_path / "apart", tokenizer="bytes", held_out=str(tmp_path / "book.txt"))
+    apart = prepare("synthetic", tmp_path / "apart", tokenizer="bytes", held_out=tmp_path / "book.txt")
     assert list(apart.documents("held_out")) == [("book.txt", len("a held-out book") + 1)]
     mixture = {"made": {**at, "held_out": 0.1, "weight": 1}, "other": {**at, "weight": 3}}
     for config, message in (

@@ -50,7 +50,7 @@ def test_every_verb_works_on_it(model: Decoder, tmp_path: Path) -> None:
     (text := tmp_path / "text.txt").write_text(TEXT)
     recipe = tiny_recipe()
     run = save_run(model, open_data(recipe.data).tokenizer, str(tmp_path / "run"), recipe=recipe)
-    answers = evaluate_run(run, EvaluationConfig(texts=(str(text),))).texts[str(text)]
+    answers = evaluate_run(run, EvaluationConfig(texts=(text,))).texts[str(text)]
     assert answers.n_bytes == len(TEXT)
     assert analyse(run, text=text, n_tokens=170).models[0].name == "run"
     assert export_run(run, tmp_path / "hf")["model_type"] == "llama"

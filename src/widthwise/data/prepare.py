@@ -239,7 +239,7 @@ def prepare(
     out: Path | str,
     *,
     tokenizer: str = "bpe-4096",
-    held_out: float | Sequence[Corpus | Path | str] = 0.05,
+    held_out: float | Path | str | Sequence[Corpus | Path | str] = 0.05,
     max_tokens: int | None = None,
     reuse: bool = False,
     progress: ProgressCallback = ignore_progress,
@@ -262,7 +262,7 @@ def prepare(
     if isinstance(held_out, float | int):
         rule = HeldOutFraction(held_out)
     else:
-        sources = [held_out] if isinstance(held_out, str) else held_out
+        sources = [held_out] if isinstance(held_out, (str, Path)) else held_out
         rule = HeldOutSources([_opened(source) for source in sources])
 
     def training_texts() -> Iterator[str]:

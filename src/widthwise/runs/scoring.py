@@ -1,6 +1,7 @@
 """Options of an evaluation."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import Field
@@ -23,6 +24,16 @@ def _check_device(name: str) -> str:
     return name
 
 
+def _as_text(paths: Any) -> Any:
+    """Convert each `Path` of a tuple to text."""
+    if not isinstance(paths, tuple):
+        return paths
+    return tuple(str(path) if isinstance(path, Path) else path for path in paths)
+
+
+Paths = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_text)]
+
+
 class EvaluationConfig(Config):
     """The texts and tasks of an evaluation, and how they are scored; default: the held-out text of the run's data."""
 
@@ -36,12 +47,12 @@ class EvaluationConfig(Config):
     """cpu, cuda or cuda:1; default: cuda, if there is one."""
     no_bos: bool = False
     """Omit the beginning-of-text token that the tokenizer of an imported model puts before a text."""
-    texts: tuple[str, ...] = ()
+    texts: Paths = ()
     """Raw text, as `data prepare` reads it: .txt .md .py .jsonl .parquet, or a folder; repeat for several. Documents
     are scored separately."""
-    data: tuple[str, ...] = ()
+    data: Paths = ()
     """Prepared folder, whose held-out part is scored as one stream; repeat for several."""
-    task_files: tuple[str, ...] = ()
+    task_files: Paths = ()
     """JSONL file of questions and answers; repeat for several."""
     tasks: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Tasks of lm-evaluation-harness (extra `eval`), such as piqa,arc_easy."""
