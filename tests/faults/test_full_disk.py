@@ -24,8 +24,8 @@ def test_a_full_disk_is_said_once_and_the_next_start_goes_on(recipe_file, finish
     command = ("train", str(recipe_file), f"train.checkpoint_in_background={background}", "--out", str(run))
     launch = launched(2, run_command, command, on_rank(rank, full_disk(5)), errors=tmp_path / "full", codes=[2, 2])
     path = run / "checkpoints" / "step_00000005"
-    reason = "cannot be written (No space left on device); the checkpoints before it are intact"
-    assert launch.errors() == [(0, f"{path}: {reason}")]
+    reason = "cannot be written (No space left on device); the checkpoints before it are intact; "
+    assert launch.errors() == [(0, f"{path}: {reason}`resume` with a lower train.keep_last deletes some")]
     assert left(run) == [f"step_{step:08d}" for step in range(1, 5)]
     launched(2, run_command, command, errors=tmp_path / "again", codes=[0, 0])
     assert outcome(run) == outcome(finished)  # checkpoints of the foreground and the background are the same bytes

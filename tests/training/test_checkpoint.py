@@ -314,6 +314,19 @@ def test_a_killed_run_keeps_what_one_that_was_not_does(tmp_path: Path, in_backgr
         assert steps_of(run) == [4, 8, 11]
 
 
+def test_a_lower_keep_last_deletes_before_the_next_checkpoint_is_written(tmp_path: Path) -> None:
+    def kill(now: int) -> None:
+        if now == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(tiny_recipe(), tmp_path / "run", Listener(kill))
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+    with pytest.raises(Killed):
+        resume(tmp_path / "run", Listener(kill), ["train.keep_last=2"])
+    assert steps_of(tmp_path / "run") == [3, 4]
+
+
 def test_rules_that_could_never_keep_anything_are_refused() -> None:
     for every in ("2", "null"):
         message = refusal(tiny_recipe, f"train.checkpoint_every={every}", "train.keep_every=5")

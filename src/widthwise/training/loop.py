@@ -59,7 +59,10 @@ class TrainingLoop:
         self._damaged: list[Damage] = []
 
     def restore(self) -> None:
-        """Load the newest undamaged checkpoint, if there is one, and rewind the metrics to its step."""
+        """Load the newest undamaged checkpoint, if there is one, and rewind the metrics to its step.
+
+        Deletes the checkpoints that no rule keeps, unless one is damaged.
+        """
         processes = self.processes
         path, self._damaged = latest_valid(self.run.checkpoints, processes)
         if path is not None:
@@ -77,6 +80,10 @@ class TrainingLoop:
         for damage in self._damaged:
             self.note(f"{damage}; resumed from step {self.state.step} instead")
         self.metrics_logger.rewind(self.state.step)
+        if path is not None and not self._damaged:
+            # `keep_last` may be lower now, or an earlier process was killed before it deleted older checkpoints.
+            _, seal = processes.on_rank_zero(self._folder_and_seal)
+            self._prune(seal, processes)
         self._started -= self.state.wall_seconds
 
     def note(self, text: str) -> None:
@@ -111,11 +118,7 @@ class TrainingLoop:
                     message = f"{self.run.path}: {stopped}; `widthwise resume {self.run.path}` continues it"
                     raise self.processes.on_every_rank(Interrupted(message, received))
                 self._validate_if_due()
-        validation = self._validate()
-        # An earlier process may have been killed after its last checkpoint, before it deleted older ones.
-        _, seal = self.processes.on_rank_zero(self._folder_and_seal)
-        self._prune(seal, self.processes)
-        return validation
+        return self._validate()
 
     def _announce_first_step(self) -> None:
         """Announce the first step of a model, which takes longer than later ones."""
