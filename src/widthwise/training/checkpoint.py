@@ -124,10 +124,9 @@ def write(
     except (OSError, UserError) as error:
         processes.on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
         reason = getattr(error, "strerror", None) or error
-        message = f"{path}: cannot be written ({reason})"
-        if checkpoint_paths(folder):
-            message += "; the checkpoints before it are intact; `resume` with a lower train.keep_last deletes some"
-        raise processes.on_every_rank(UserError(message)) from None
+        before = "; the checkpoints before it are intact; `resume` with a lower train.keep_last deletes some"
+        intact = before if checkpoint_paths(folder) else ""
+        raise processes.on_every_rank(UserError(f"{path}: cannot be written ({reason}){intact}")) from None
     return path
 
 
