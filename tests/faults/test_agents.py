@@ -53,7 +53,7 @@ def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_befor
         launch = agent(command, fault, slow_disk, errors=tmp_path / name, code=1)
         before, step = step, step_of(checkpoint_paths(run / "checkpoints")[0])
         assert step > before
-        said = f"{run}: stopped at step {step} of 9, with a checkpoint; `widthwise resume {run}` continues it"
+        said = f"{run}: stopped at step {step} of 9, with a checkpoint; the same launch continues it"
         assert launch.errors() == [(0, said)], launch.everything()
         assert find_damage(checkpoint_paths(run / "checkpoints")[0]) is None
     agent(command, errors=tmp_path / "last")

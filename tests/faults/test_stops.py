@@ -25,7 +25,7 @@ def test_stopped_by_every_signal_in_turn_the_run_ends_bitwise_as_one_that_was_no
     command = ("train", str(recipe_file), "train.checkpoint_every=null", "--out", str(run))
     for step, name, number, fault in STOPS:
         launch = launched(2, run_command, command, fault, errors=tmp_path / name, codes=[128 + number] * 2)
-        said = f"{run}: stopped at step {step} of 9, with a checkpoint; `widthwise resume {run}` continues it"
+        said = f"{run}: stopped at step {step} of 9, with a checkpoint; the same launch continues it"
         assert launch.errors() == [(0, said)]
         newest = checkpoint_paths(run / "checkpoints")[0]
         assert newest.name == f"step_{step:08d}"

@@ -13,7 +13,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint
 from widthwise.training.checkpoint_folder import Damage, latest_valid, manifest_of, prune, step_of
-from widthwise.training.launch import Interrupted, SignalWatch
+from widthwise.training.launch import Interrupted, SignalWatch, is_launched
 from widthwise.training.metrics import MetricsLogger
 from widthwise.training.objective import LoadedTeacher
 from widthwise.training.observer import Observer
@@ -115,7 +115,8 @@ class TrainingLoop:
                 if received:
                     self._saver.wait()
                     stopped = f"stopped at step {self.state.step} of {self.config.steps}, with a checkpoint"
-                    message = f"{self.run.path}: {stopped}; `widthwise resume {self.run.path}` continues it"
+                    how = "the same launch" if is_launched() else f"`widthwise resume {self.run.path}`"
+                    message = f"{self.run.path}: {stopped}; {how} continues it"
                     raise self.processes.on_every_rank(Interrupted(message, received))
                 self._validate_if_due()
         return self._validate()
