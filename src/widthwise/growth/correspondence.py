@@ -78,10 +78,8 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
             # changes of kind.
             loses_heads = layer.attention.n_heads > grown.attention.n_heads
             loses_units = sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths)
-            turns_otherwise = layer.attention.rope_base != grown.attention.rope_base
-            attends_otherwise = turns_otherwise or layer.attention.window != grown.attention.window
-            is_other_kind = type(layer.ffn) is not type(grown.ffn)
-            is_refused = loses_heads or loses_units or attends_otherwise or is_other_kind
+            kept = [(part.attention.window, part.attention.rope_base, type(part.ffn)) for part in (layer, grown)]
+            is_refused = loses_heads or loses_units or kept[0] != kept[1]
             n_refused, widening, unevenness, positions = before
             widening += grown.d_model - layer.d_model
             unevenness += abs((j + 0.5) / n_new - (i - 0.5) / n_old)
