@@ -151,7 +151,7 @@ REFUSED: list[tuple[Callable[[], ModelConfig], str]] = [
     (lambda: _set("attention.score_cap", 9.0), "layers.0.attention.score_cap: got 9.0; llama has null there"),
     (lambda: template(logit_cap=9.0), "^logit_cap: got 9.0; llama has null there"),
     (lambda: _set("attention.score_cap", 9.0, model="gemma3_text"), "attn_logit_softcapping: got 9.0; allowed: null"),
-    (lambda: template(shape=X), r"^Llama cannot describe layers of different widths \(12, 24, 28\)$"),
+    (lambda: template(shape=X), r"^llama cannot describe layers of different widths \(12, 24, 28\)$"),
     (lambda: template(mtp={"n_depths": 1}), "^mtp: the model has it, llama has none, because it has no MTP heads"),
     (lambda: template(positions={"n_positions": 9}), "layers.0.attention_norm.kind: got rms; gpt2 has layer there"),
     (

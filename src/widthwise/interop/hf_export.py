@@ -82,9 +82,8 @@ MISFIT_REASONS = {
     "window": "it has no window, or one in all layers or, in some families, in some layers",
     **dict.fromkeys(("d_in", "d_out", "d_model"), "all layers are as wide as the embedding"),
     "d_ff": "all layers have the same value",
-    "n_heads": "all layers have the same value, and in gpt2 n_heads * head_dim is the width",
     "n_kv_heads": "all layers have the same value, and in gpt2 it is n_heads",
-    "head_dim": "all layers have the same value, and in gpt2 n_heads * head_dim is the width",
+    **dict.fromkeys(("n_heads", "head_dim"), "all layers have the same value, and in gpt2 their product is the width"),
     "rope_frequencies": "it rotates queries and keys, by the same frequencies in all layers",
 }
 """Field of a config -> why a format cannot express every value of it."""
@@ -94,7 +93,7 @@ def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> N
     """Raise UserError with the reason for the first difference between a model and its config read back."""
     if config.widths != read_back.widths:
         listing = ", ".join(map(str, sorted({config.d_model, *config.widths})))
-        raise UserError(f"{model_type.capitalize()} cannot describe layers of different widths ({listing})")
+        raise UserError(f"{model_type} cannot describe layers of different widths ({listing})")
     misfits = {}
     for path, ours, theirs in differences(_comparable(config), _comparable(read_back)):
         are_floats = isinstance(ours, float) and isinstance(theirs, float)
