@@ -236,7 +236,7 @@ def test_mistakes_are_one_line(folders: dict[str, Path], tmp_path: Path) -> None
         (folder, FP32, 3, "step: got 3; a Hugging Face folder holds one model"),
         ("hf://org/name", FP32, 3, "step: got 3; a model of the hub has no steps"),
         (folder, [*FP32, "data.tokenizer=bytes"], None, "data.tokenizer: got bytes; must be the model's"),
-        (folder, ["model.d_model=16"], None, "model.d_model: the cut decides the model"),
+        (folder, ["model.d_model=16"], None, "model.d_model=16: the cut decides the model; give its sizes in a recipe"),
         (folder, ["train.step=16"], None, "train.step"),
         (bare, [*FP32, "data.tokenizer=bpe-360"], None, "model.vocab_size: got 300; must be at least 360"),
         (mamba, FP32, None, "model_type: a mamba has state-space layers"),

@@ -174,9 +174,8 @@ def _check_request(options: ShrinkOptions, to: ModelConfig | None, overrides: Se
         if to is not None and getattr(options, name) != ShrinkOptions.model_fields[name].default:
             raise UserError(f"--{name.replace('_', '-')}: conflicts with --to, which has the sizes of every layer")
     for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key.partition(".")[0] == "model":
-            raise UserError(f"{key}: the cut decides the model; give its sizes as --to RECIPE")
+        if override.partition("=")[0].partition(".")[0].strip() == "model":
+            raise UserError(f"{override}: the cut decides the model; give its sizes in a recipe, as --to RECIPE")
 
 
 def _model_of_run(path: Path, step: int | None, overrides: Sequence[str]) -> InitialModel:
