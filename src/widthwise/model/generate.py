@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
+from widthwise.model.context import KVCache
 from widthwise.model.decoder import Decoder
 from widthwise.model.memory import allocating
 
@@ -112,13 +113,31 @@ def stream_tokens(
     capacity = tokens.shape[1] + max_new_tokens
     with allocating(f"generate: a cache for {capacity} tokens of {len(prompts)} texts does not fit into memory"):
         cache = model.new_cache(len(prompts), capacity)
-    mask = None if bool(is_real.all()) else is_real
+    yield from continue_cached(
+        model, cache, tokens, None if bool(is_real.all()) else is_real, max_new_tokens, sampling, generator
+    )
+
+
+@torch.no_grad()
+def continue_cached(
+    model: Decoder,
+    cache: KVCache,
+    tokens: Tensor,
+    is_real: Tensor | None,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    generator: torch.Generator | None,
+) -> Iterator[Tensor]:
+    """Yield the next token ids (B,) after the cached tokens and `tokens` (B, T), `max_new_tokens` times.
+
+    is_real: bool (B, T), False on left padding; None: all are real. generator: for draws at a temperature above 0.
+    """
     for _ in range(max_new_tokens):
-        hidden = model.hidden(tokens, cache, mask)[:, -1]
+        hidden = model.hidden(tokens, cache, is_real)[:, -1]
         following = draw(model.logits(hidden), sampling, generator)
         yield following
         tokens = following[:, None]
-        mask = None
+        is_real = None
 
 
 @torch.inference_mode()
