@@ -16,7 +16,6 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.execution import compile_layers
 from widthwise.recipe.growth_events import Rewarmup
-from widthwise.recipe.objective import WidthBudgetConfig
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.grow import GrowOptions, grow_run, plan_run_growth, target_recipe
@@ -25,9 +24,9 @@ from widthwise.runs.train import resume, train
 from widthwise.training import growth_step
 from widthwise.training import train_state as train_state_module
 from widthwise.training.growth_step import FrozenEntries, state_by_name
-from widthwise.training.objective import carried_state
 from widthwise.training.processes import ALONE
-from widthwise.training.train_state import build_uninitialised
+from widthwise.training.state import RunState
+from widthwise.training.train_state import TrainState, build_uninitialised
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +121,13 @@ def test_the_larger_optimizer_has_a_copy_of_the_grown_state(optimizer: str) -> N
 
 
 def test_a_budget_keeps_its_price_and_a_new_one_starts_at_0() -> None:
-    plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, f"growth=[{{at_step: 4, model: {DEEPER}}}]").phases[1].growth.plan
-    priced, free = (step_config(width_budget=each) for each in (WidthBudgetConfig(target=0.5), None))
-    assert carried_state([2.0], priced, plan) == [2.0]
-    assert carried_state([], priced, plan) == [0.0]
-    assert carried_state([2.0], free, plan) == []
+    recipe = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, f"growth=[{{at_step: 4, model: {DEEPER}}}]")
+    priced, new = (TrainState.untrained(recipe, recipe.phases[0]) for _ in range(2))
+    priced.objective.load_state([2.0])
+    assert priced.grown(recipe.phases[1]).objective.state() == [2.0]
+    assert priced.objective.state() == [2.0]
+    new.load(RunState(window_steps=1))  # as of a run that another verb wrote
+    assert new.grown(recipe.phases[1]).objective.state() == [0.0]
 
 
 @pytest.mark.hard

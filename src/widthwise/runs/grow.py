@@ -32,7 +32,6 @@ from widthwise.runs.open import RunCheckpoint, check_finite, check_tokenizer
 from widthwise.shape.template import ModelTemplate
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.growth_step import set_optimizer_state
-from widthwise.training.objective import carried_state
 from widthwise.training.observer import Observer, SilentObserver
 from widthwise.training.state import RunState
 from widthwise.yaml_io import apply_overrides, read_recipe, to_yaml
@@ -245,7 +244,7 @@ def _carry_out(source: RunCheckpoint, growth: RunGrowth, out: Path, observer: Ob
                 **state.as_data(),
                 "window_steps": recipe.train.loss_window_steps,
                 "loader": loader,
-                "width_prices": carried_state(state.width_prices, recipe.train, plan),
+                "width_prices": [] if recipe.train.width_budget is None else state.width_prices,
                 "grad_norms": [],
                 "n_skipped": 0,
             }

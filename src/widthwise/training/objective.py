@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from widthwise.data.loader import Boundaries
-from widthwise.growth.plan import GrowthPlan
 from widthwise.kernels.dispatch import autocast
 from widthwise.kernels.linear_cross_entropy import Teacher
 from widthwise.mistakes import UserError
@@ -163,23 +162,9 @@ class Objective:
         return [] if self._budget is None else self._budget.price.tolist()
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Restore a `state`. Raises UserError for a state of another budget."""
-        if self._budget is not None:
-            if len(state) != 1:
-                raise UserError(f"resume: the saved width_prices are {len(state)}; must be 1")
+        """Restore a `state`. Without a price in it, as of a model that had no budget, the price stays 0."""
+        if self._budget is not None and state:
             self._budget.price = self._budget.price.new_tensor(state)
-
-
-def carried_state(state: Sequence[float], config: TrainConfig, plan: GrowthPlan) -> list[float]:
-    """Return `Objective.state` after growth; the initial state if there was no budget before.
-
-    state: before growth. config: the train section after growth.
-    """
-    if config.width_budget is None:
-        return []
-    if not state:
-        return [0.0] if chooses_width(plan.new) else []
-    return list(state)
 
 
 class WidthBudget:

@@ -24,7 +24,7 @@ from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import StopAtSpike, TrainConfig
 from widthwise.training.growth_step import FrozenEntries, grow
-from widthwise.training.objective import LoadedTeacher, Objective, carried_state
+from widthwise.training.objective import LoadedTeacher, Objective
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
 from widthwise.training.step_statistics import ChoiceMeans, LayerWatch, choice_record
@@ -114,7 +114,7 @@ class TrainState:
             optimizer = recipe.optimizer_of(phase).build(model)
             grow((self.model, self.optimizer), (model, optimizer), growth, self._config.seed)
             train_state = TrainState(recipe, phase, model, optimizer, self._processes, self.objective.teacher)
-        train_state.objective.load_state(carried_state(self.objective.state(), self._config, growth.plan))
+        train_state.objective.load_state(self.objective.state())
         return train_state
 
     def record(self, outcome: StepOutcome) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class TrainState:
         state.n_skipped = self._n_skipped
 
     def load(self, state: RunState) -> None:
-        """Restore what `save_to` stored. Raises UserError for a state of another objective."""
+        """Restore what `save_to` stored."""
         self.objective.load_state(state.width_prices)
         self._norms.extend(state.grad_norms)
         self._n_skipped = state.n_skipped
