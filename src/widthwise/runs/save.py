@@ -123,7 +123,7 @@ def write_new_run(
         if tokenizer is not None:
             tokenizer.save(partial.tokenizer_folder)
         optimizer = recipe.optimizer.build(model)
-        state = RunState(recipe.train.loss_window_steps)
+        state = RunState(window_steps=recipe.train.loss_window_steps)
         with torch.random.fork_rng():
             torch.manual_seed(recipe.train.seed)  # the random state is part of the checkpoint
             snapshot = checkpoint.take_snapshot(model, optimizer)

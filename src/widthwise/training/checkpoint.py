@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from widthwise.config_io import refusing
+from widthwise.config_io import parse, refusing
 from widthwise.files import FileRecord, fsync, read_json_mapping
 from widthwise.mistakes import UserError
 from widthwise.model.decoder import Decoder
@@ -165,7 +165,7 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunSta
         torch.set_rng_state(rng_states["cpu"].clone())
         if "cuda" in rng_states and torch.cuda.is_available():
             torch.cuda.set_rng_state(rng_states["cuda"].clone())
-    state = RunState.read(read_json_mapping(path / STATE), f"{path / STATE}")
+    state = parse(RunState, read_json_mapping(path / STATE), f"{path / STATE}")
     if state.step != step_of(path):
         raise UserError(f"{path / STATE}: step: got {state.step}; must be {step_of(path)}")
     return state

@@ -52,7 +52,7 @@ class TrainingLoop:
             rank=processes.rank,
             world_size=processes.world_size,
         )
-        self.state = RunState(self.config.loss_window_steps)
+        self.state = RunState(window_steps=self.config.loss_window_steps)
         self._started = time.perf_counter()
         self._saver = checkpoint.Saver(processes, self.config.checkpoint_in_background)
         self._saved_step = 0

@@ -5,60 +5,49 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pydantic
 
 from widthwise.config_io import parse
-from widthwise.mistakes import UserError, describe
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import GrowthRecord
 
 
-@dataclass
-class RunState:
-    """Counts and losses of the steps so far. Floats survive JSON unchanged."""
+class RunState(pydantic.BaseModel):
+    """Counts and losses of the steps so far, which change with each step. Floats survive JSON unchanged."""
 
-    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
+    model_config = pydantic.ConfigDict(extra="forbid")
 
     window_steps: int
     """Number of steps in the mean of the reported training loss."""
     step: int = 0
     """Number of optimizer steps so far."""
-    loader: dict[str, int] = field(default_factory=dict)
+    loader: dict[str, int] = {}
     """State of `Loader.state_dict`; empty if no data was read."""
-    recent_losses: deque[float] = field(default_factory=deque)
+    recent_losses: deque[float] = deque()
     """Training losses of the last `window_steps` steps."""
-    unlogged_losses: list[float] = field(default_factory=list)
+    unlogged_losses: list[float] = []
     """Training losses of the steps since the last record."""
     lowest_loss: float | None = None
     """The lowest loss of all records."""
-    width_prices: list[float] = field(default_factory=list)
+    width_prices: list[float] = []
     """State of the objective: the prices of a width budget, empty without one."""
-    grad_norms: list[float] = field(default_factory=list)
+    grad_norms: list[float] = []
     """Recent gradient norms, which `train.on_spike` compares with the next one."""
     n_skipped: int = 0
     """Number of consecutive steps without an update."""
     wall_seconds: float = 0.0
     """Wall time of the run, including earlier processes before a restart."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
     """Remarks for the user on the result, such as a damaged checkpoint."""
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, _: Any) -> None:
         self.recent_losses = deque(self.recent_losses, maxlen=self.window_steps)
 
-    @classmethod
-    def read(cls, data: Mapping[str, Any], where: str) -> Self:
-        """Return the state from the data of `as_data`. Raises UserError, which begins with `where`."""
-        try:
-            return pydantic.TypeAdapter(cls).validate_python(data)
-        except pydantic.ValidationError as error:
-            raise UserError(f"{where}: {describe(error)}") from None
-
     def as_data(self) -> dict[str, Any]:
-        """Return a copy of the state as plain data; `read` reads it back."""
+        """Return a copy of the state as plain data, from which `parse` makes an equal one."""
         return copy.deepcopy({**vars(self), "recent_losses": list(self.recent_losses)})
 
 
