@@ -15,7 +15,7 @@ from typing import Any
 from widthwise.experiments.jobs import JobProcess, Jobs, ProcessGroup, Run
 from widthwise.mistakes import UserError, counted
 from widthwise.run_dir import RunDir, RunInUse
-from widthwise.training.launch import Interrupted, interruption_adds, watch_signals
+from widthwise.training.launch import Interrupted, watch_signals
 from widthwise.training.observer import ForwardingObserver, Observer
 
 POLL_SECONDS = 1.0
@@ -196,8 +196,10 @@ def train_all(schedule: Schedule, group: ProcessGroup, jobs: Jobs, experiment: s
     step, with a checkpoint, and raise Interrupted. The first error that stops the experiment stops the other runs in
     the same way, and is raised.
     """
-    with interruption_adds(f"the same command resumes the {experiment}"):
+    try:
         (_one_at_a_time if jobs.n == 1 else _several_at_a_time)(schedule, group, jobs, waits)
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped}; the same command resumes the {experiment}", stopped.signal_number) from None
     if not schedule.is_over:
         n = schedule.n_held_elsewhere
         raise HeldElsewhere(

@@ -46,15 +46,6 @@ class Interrupted(Exception):
         return 128 + self.signal_number
 
 
-@contextmanager
-def interruption_adds(advice: str) -> Iterator[None]:
-    """Append advice to the message of an Interrupted of the block, such as how to continue an experiment."""
-    try:
-        yield
-    except Interrupted as stopped:
-        raise Interrupted(f"{stopped}; {advice}", stopped.signal_number) from None
-
-
 @dataclass
 class SignalWatch:
     """The signal that requested a stop."""
