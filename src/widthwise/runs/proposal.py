@@ -7,6 +7,7 @@ A `size` is the number of heads of a model of the family, on which width and dep
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -129,10 +130,4 @@ def _largest(is_possible: Callable[[int], bool]) -> int:
     while high <= LARGEST_SIZE and is_possible(high):
         high *= 2
     low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_possible(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return low + bisect_left(range(low + 1, high), True, key=lambda size: not is_possible(size))
