@@ -61,10 +61,12 @@ def take_snapshot(model: Decoder, optimizer: torch.optim.Optimizer, processes: P
     if processes.rank >= processes.n_shards:  # the first replica of the model writes
         return {}
     shard = (processes.shard, processes.n_shards)
-    snapshot: Snapshot = {file_name(MODEL, *shard): {name: held(weight) for name, weight in _weights(model).items()}}
+    parameters = dict(model.named_parameters())  # a tied one has the first of its names
+    weights = {name: held(parameter.detach()) for name, parameter in parameters.items()}
+    snapshot: Snapshot = {file_name(MODEL, *shard): weights}
     snapshot[file_name(OPTIMIZER, *shard)] = {
         f"{name}.{part}": held(value)
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters.items()
         for part, value in optimizer.state[parameter].items()
     }
     if processes.is_rank_zero:
@@ -135,11 +137,11 @@ def load_weights(path: Path, model: Decoder) -> None:
 
     path: a valid checkpoint.
     """
-    targets = _weights(model)
+    parameters = dict(model.named_parameters())
     with open_tensors(path, MODEL) as saved:
-        saved.check({name: tensor.shape for name, tensor in targets.items()})
-        for name, target in targets.items():
-            held(target).copy_(saved.rows(name, held_rows(target)))
+        saved.check({name: parameter.shape for name, parameter in parameters.items()})
+        for name, parameter in parameters.items():
+            held(parameter.detach()).copy_(saved.rows(name, held_rows(parameter)))
 
 
 def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
@@ -148,7 +150,7 @@ def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
     model: may be on the meta device.
     """
     with open_tensors(path, MODEL) as saved:
-        saved.check({name: tensor.shape for name, tensor in _weights(model).items()})
+        saved.check({name: parameter.shape for name, parameter in model.named_parameters()})
         return {name: saved.whole(name).float() for name in saved.names}
 
 
@@ -192,14 +194,6 @@ def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer
 def open_tensors(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
     """Open the tensors of a valid checkpoint for a `with` block. stem: MODEL or OPTIMIZER."""
     return SavedTensors.opened(path, stem, manifest_of(path).n_shards)
-
-
-def _weights(model: Decoder) -> dict[str, Tensor]:
-    """Return every tensor of the model once. A tied tensor has the first of its names."""
-    names: dict[Tensor, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        names.setdefault(tensor, name)
-    return {name: tensor.detach() for tensor, name in names.items()}
 
 
 class Saver(AbstractContextManager["Saver"]):
