@@ -254,13 +254,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
     check_free(folder)
     partial = _temporary(folder)
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        fsync(partial)
-        os.replace(partial, folder)  # replaces an empty folder
-        fsync(folder.parent)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
+        with writing(folder):
+            partial.mkdir(parents=True)
+            yield partial
+            fsync(partial)
+            os.replace(partial, folder)  # replaces an empty folder
+            fsync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # already gone after the rename
 
