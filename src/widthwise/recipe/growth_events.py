@@ -91,11 +91,10 @@ class Growth:
         (seed,) = np.random.SeedSequence([run_seed, self.index]).generate_state(1, np.uint64)
         return int(seed >> np.uint64(1))
 
-    def resolved(self, at_step: int) -> GrowthEvent:
+    def resolved(self) -> GrowthEvent:
         """Return the event with all derived values written out: the grown model with explicit layers and constants."""
         return self.event.model_copy(
             update={
-                "at_step": at_step,
                 "model": self.plan.new,
                 "layers": self.plan.correspondence.layers,
                 "rewarmup_steps": self.rewarmup.steps,

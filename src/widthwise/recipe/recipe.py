@@ -1,6 +1,7 @@
 """The recipe, which has everything that a run needs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -131,7 +132,7 @@ class Recipe(Config):
 
     def resolved(self) -> "Recipe":
         """Return the recipe with explicit layers for every model."""
-        growth = tuple(phase.growth.resolved(phase.start) for phase in self.phases if phase.growth is not None)
+        growth = tuple(phase.growth.resolved() for phase in self.phases if phase.growth is not None)
         return checked_copy(self, "recipe", model=self.explicit_model, growth=growth)
 
     def settled(self, choose: Callable[[], Precision]) -> "Recipe":
@@ -153,11 +154,8 @@ class Recipe(Config):
         """
         self.schedule.check(self.train.steps)
         for phase in self.phases:
-            where = "" if phase.growth is None else f"growth.{phase.growth.index}: "
-            try:
+            with nullcontext() if phase.growth is None else mistakes_of(f"growth.{phase.growth.index}"):
                 self._check_model(phase.model)
-            except UserError as error:
-                raise UserError(f"{where}{error}") from None
         if len(self.phases) == 1 or not self.optimizer.adamw.lr_factors:
             return
         from widthwise.model.decoder import blueprint
