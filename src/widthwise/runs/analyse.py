@@ -181,10 +181,9 @@ def held_out_text(data: OpenedData) -> Corpus:
 
     Documents of a mixture are interleaved in proportion to the weights, until the next source has no more documents.
     """
-    if isinstance(data, MixedData):
-        names = ", ".join(source.manifest.corpus.name for source in data.sources.values())
-        return Corpus(f"held-out documents of {names}", partial(_mixed_documents, data))
-    return Corpus(f"held-out documents of {data.manifest.corpus.name}", partial(_held_out_documents, data))
+    names = ", ".join(folder.manifest.corpus.name for folder in data.folders)
+    read = partial(_mixed_documents, data) if isinstance(data, MixedData) else partial(_held_out_documents, data)
+    return Corpus(f"held-out documents of {names}", read)
 
 
 def _held_out_documents(data: PreparedData) -> Iterator[Document]:
