@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, reduce
 from importlib.metadata import entry_points
 from operator import or_
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
@@ -18,6 +18,13 @@ T = TypeVar("T", bound=Config)
 
 ENTRY_POINTS = "widthwise.plugins"
 """Group under which an installed package names the modules that register its components when they are imported."""
+
+
+class ConfigOfKind(Config):
+    """Base of configs that are selected by `kind`, which each class declares as a Literal."""
+
+    if TYPE_CHECKING:
+        kind: Any
 
 
 class Kinds(Generic[C]):

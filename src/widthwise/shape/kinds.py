@@ -3,16 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.interface import FFNTemplate, HiddenWidthTemplate
+from widthwise.model.kinds import ConfigOfKind
 from widthwise.shape.rounding import apportioned, round_balanced, round_whole
 from widthwise.shape.schedule import (
     SCHEDULES,
@@ -34,11 +34,8 @@ the hourglass paper."""
 Rounding = Literal["nearest", "balanced"]
 
 
-class LayerShape(Config):
+class LayerShape(ConfigOfKind):
     """Base of all shapes."""
-
-    if TYPE_CHECKING:
-        kind: Any  # a Literal of each class
 
     def layer_parts(
         self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]

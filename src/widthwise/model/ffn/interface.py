@@ -4,15 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.model.cost import Cost
-from widthwise.model.kinds import Component, all_must_agree, must_stay
+from widthwise.model.kinds import Component, ConfigOfKind, all_must_agree, must_stay
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
@@ -32,15 +31,12 @@ class Adjustable:
     """Smallest change that can alter the model. Values are multiples of it."""
 
 
-class FFNConfig(Config, ABC):
+class FFNConfig(ConfigOfKind, ABC):
     """One layer's feed-forward, with all sizes written out.
 
     `with_constants_of` and the methods after it are for growth. Growth and padding refuse a class that does not set
     `constant_fields`.
     """
-
-    if TYPE_CHECKING:
-        kind: Any  # a Literal of each class
 
     module: ClassVar[str]
     """The class of the module, "package.file:Class", which `build` imports together with torch. A config in the same
@@ -107,11 +103,8 @@ class FFNConfig(Config, ABC):
                 yield f"feed-forward {before} -> {after} hidden units (MLP expansion)"
 
 
-class FFNTemplate(Config, ABC):
+class FFNTemplate(ConfigOfKind, ABC):
     """A feed-forward for layers of any width, as in a recipe."""
-
-    if TYPE_CHECKING:
-        kind: Any  # a Literal of each class
 
     @abstractmethod
     def cost(self, d_model: float, d_out: float) -> Cost:

@@ -9,20 +9,17 @@ In a grown layer new units have centres between the old ones, and old centres an
 """
 
 from abc import ABC
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config
 from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.kinds import ConfigOfKind
 
 
-class WidthScoreConfig(Config, ABC):
+class WidthScoreConfig(ConfigOfKind, ABC):
     """A score: one number per token that decides its width."""
-
-    if TYPE_CHECKING:
-        kind: Any  # a Literal of each class
 
     n_kept: ClassVar[int] = 0
     """fp32 numbers per token kept for the backward pass, in addition to the input of the feed-forward."""
@@ -102,11 +99,8 @@ AnyWidthScore = Annotated[
 ]
 
 
-class WidthMaskConfig(Config):
+class WidthMaskConfig(ConfigOfKind):
     """A kind of mask and its options; a step unless a subclass has another form."""
-
-    if TYPE_CHECKING:
-        kind: Any  # a Literal of each class
 
     has_width: ClassVar[bool] = True
     """True if tokens choose widths."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from widthwise.config_io import Config
 from widthwise.mistakes import UserError
 from widthwise.model.cost import Cost
-from widthwise.model.kinds import Component, all_must_agree, must_stay
+from widthwise.model.kinds import Component, ConfigOfKind, all_must_agree, must_stay
 from widthwise.model.norm import NormConfig
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SlotLayout:
     """True if a mean over coordinates of several slots is computed, which wider slots would change."""
 
 
-class ResidualConfig(Config, ABC):
+class ResidualConfig(ConfigOfKind, ABC):
     """The residual of a resolved model, with all sizes written out. In all methods d_model is the width of embedding
     and head.
 
@@ -61,7 +61,6 @@ class ResidualConfig(Config, ABC):
     """
 
     if TYPE_CHECKING:
-        kind: Any  # a Literal of each class
         multiplier: float
 
     module: ClassVar[str]
