@@ -161,7 +161,7 @@ def _grid_sizes(count: UniformTotals, budget: float, space: SearchSpace, heads: 
         raise UserError(f"search: {n_examined:,} shapes are too many to examine; at most {MOST_EXAMINED:,}")
     n_blocks, n_layers, ratio = (axis.ravel() for axis in np.meshgrid(space.n_blocks, depths, space.ratio))
     match = space.match
-    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio, heads.width)
+    d_model = count.d_model(match, budget, lambda d: Sizes(n_blocks, n_layers, d, ratio * d, heads.width(d)))
     if space.n_layers is None:
         is_allowed = _within(d_model / n_layers, space.aspect_limits)
         if not is_allowed.any():

@@ -216,24 +216,14 @@ class UniformTotals:
         coefficients = self._coefficients[self._names.index(name)]
         return np.einsum("abcde,a...,b...,c...,d...,e...->...", coefficients, k[:2], n[:2], d, h[:2], a[:2])
 
-    def d_model(
-        self,
-        name: str,
-        target: float,
-        n_blocks: np.ndarray,
-        n_layers: np.ndarray,
-        ratio: np.ndarray,
-        attention: Callable[[float], Any],
-    ) -> np.ndarray:
-        """Return the real widths at which a total reaches the target with d_hidden = ratio * d_model, (n,).
+    def d_model(self, name: str, target: float, sizes: Callable[[float], Sizes]) -> np.ndarray:
+        """Return the real widths at which a total reaches the target, (n,).
 
-        attention: affine function from d_model to d_attention. The widths are roots of a quadratic function, which is
-        linear if the total counts no matrices, as the KV cache.
+        sizes: from d_model to n sizes, of which d_hidden and d_attention are affine in d_model. The widths are roots of
+        a quadratic function, which is linear if the total counts no matrices, as the KV cache.
         """
         unit = 64.0 * self.quantum  # about the size of a solution, to avoid cancellation
-        at_0, at_1, at_2 = (
-            self(name, Sizes(n_blocks, n_layers, d, ratio * d, attention(d))) for d in (0.0, unit, 2 * unit)
-        )
+        at_0, at_1, at_2 = (self(name, sizes(d_model)) for d_model in (0.0, unit, 2 * unit))
         square = (at_2 - 2 * at_1 + at_0) / 2
         slope = at_1 - at_0 - square
         rest = np.maximum(target - at_0, 0)
