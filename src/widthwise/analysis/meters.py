@@ -144,10 +144,9 @@ class LogitLens:
     """The next-token predictions that the head makes from the stream at each depth: sums over tokens, in fp64."""
 
     _n_tokens: int = 0
-    _target_log_probs: Tensor | float = 0.0
-    _entropies: Tensor | float = 0.0
-    _divergences: Tensor | float = 0.0
-    """Symmetric KL divergences between each depth and the depth before; the first depth has none."""
+    _sums: Tensor | float = 0.0
+    """(n_depths, 3): log probabilities of the targets, entropies, and symmetric KL divergences from the depth before;
+    the first depth has its divergence from itself."""
 
     def add(self, hidden: Sequence[Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Add n tokens.
@@ -157,31 +156,26 @@ class LogitLens:
         """
         for start in range(0, len(targets), TOKENS_AT_ONCE):
             chunk = slice(start, start + TOKENS_AT_ONCE)
-            target_log_probs = []
-            entropies = []
-            divergences = []
-            previous = None
+            sums = []
+            before = None
             for states in hidden:  # two depths are held in memory
                 log_probs = _log_probs(logits(states[chunk]))
                 probs = log_probs.exp()
-                target_log_probs.append(log_probs.gather(1, targets[chunk, None]).sum(dtype=torch.float64))
-                entropies.append(-(probs * log_probs).sum(dim=-1).sum(dtype=torch.float64))
-                if previous is not None:
-                    previous_probs, previous_log_probs = previous
-                    # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
-                    divergence = ((probs - previous_probs) * (log_probs - previous_log_probs)).sum(dim=-1)
-                    divergences.append(divergence.sum(dtype=torch.float64) / 2)
-                previous = (probs, log_probs)
-            self._target_log_probs += torch.stack(target_log_probs)
-            self._entropies += torch.stack(entropies)
-            self._divergences += torch.stack(divergences)
+                probs_before, log_probs_before = before or (probs, log_probs)
+                target_log_probs = log_probs.gather(1, targets[chunk, None])
+                entropies = -(probs * log_probs).sum(dim=-1)
+                # Both directions at once: (KL(p|q) + KL(q|p)) / 2 = sum (p - q) (log p - log q) / 2.
+                divergences = ((probs - probs_before) * (log_probs - log_probs_before)).sum(dim=-1) / 2
+                for values in (target_log_probs, entropies, divergences):
+                    sums.append(values.sum(dtype=torch.float64))
+                before = (probs, log_probs)
+            self._sums += torch.stack(sums).view(-1, 3)
         self._n_tokens += len(targets)
 
     def summary(self) -> list[LensPoint]:
         """Return means in nats for each depth."""
-        sums = (self._target_log_probs, self._entropies, self._divergences)
-        target_log_probs, entropies, divergences = ((torch.as_tensor(s) / self._n_tokens).tolist() for s in sums)
-        points = zip(target_log_probs, entropies, [*divergences, None])
+        log_probs, entropies, divergences = (torch.as_tensor(self._sums) / self._n_tokens).T.tolist()
+        points = zip(log_probs, entropies, [*divergences[1:], None])
         return [
             LensPoint(depth=depth, target_log_prob=log_prob, entropy=entropy, kl_to_next=divergence)
             for depth, (log_prob, entropy, divergence) in enumerate(points)
