@@ -42,32 +42,28 @@ class AttentionOptions(Config):
     score_cap: pydantic.PositiveFloat | None = None
     """Scores become cap * tanh(scores / cap) before the softmax, as in Gemma 2; null: no cap."""
 
+    def attention_cost(self, d_in: float, d_model: float, widths: Sequence[float], n_heads: float) -> Cost:
+        """Return the cost of four projections with their biases, the scores and the weighted sum.
 
-def attention_cost(
-    d_in: float, d_model: float, widths: Sequence[float], n_heads: float, options: AttentionOptions
-) -> Cost:
-    """Return the cost of four projections with their biases, the scores and the weighted sum.
+        widths: n_heads times head_dim of queries, keys, values, and the output of attention, before rounding. Kept for
+        the backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every head,
+        which attention in blocks (for capped scores) does not keep.
+        """
+        queries, keys, values, attended = widths
+        projections = linear(d_in, queries) + linear(d_in, keys) + linear(d_in, values)
+        biases = vector(queries + keys + values if self.bias else 0)
+        biases += vector(d_model if self.out_bias else 0)
+        scores = Cost(
+            contexts={self.window: ContextCost(2 * queries + 2 * attended, keys + values)},
+            activation_elements=sum(widths),
+            activation_fp32_elements=n_heads if self.score_cap is None else 0,
+        )
+        return projections + scores + linear(attended, d_model) + biases
 
-    widths: n_heads times head_dim of queries, keys, values, and the output of attention, before rounding. Kept for the
-    backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every head, which
-    attention in blocks (for capped scores) does not keep.
-    """
-    queries, keys, values, attended = widths
-    projections = linear(d_in, queries) + linear(d_in, keys) + linear(d_in, values)
-    biases = vector(queries + keys + values if options.bias else 0)
-    biases += vector(d_model if options.out_bias else 0)
-    scores = Cost(
-        contexts={options.window: ContextCost(2 * queries + 2 * attended, keys + values)},
-        activation_elements=sum(widths),
-        activation_fp32_elements=n_heads if options.score_cap is None else 0,
-    )
-    return projections + scores + linear(attended, d_model) + biases
-
-
-def check_head_dim(head_dim: int, is_rotary: bool) -> None:
-    """Raise ValueError for rotary heads of an odd size."""
-    if is_rotary and head_dim % 2:
-        raise ValueError(f"head_dim: got {head_dim}; rotary positions rotate pairs, so it must be even")
+    def check_head_dim(self, head_dim: int) -> None:
+        """Raise ValueError for rotary heads of an odd size."""
+        if self.rope_base is not None and head_dim % 2:
+            raise ValueError(f"head_dim: got {head_dim}; rotary positions rotate pairs, so it must be even")
 
 
 def _check_one_size(value: Any) -> Any:
@@ -101,7 +97,7 @@ class AttentionConfig(AttentionOptions):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionConfig":
-        check_head_dim(self.head_dim, self.rope_base is not None)
+        self.check_head_dim(self.head_dim)
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads: got {self.n_kv_heads}; must divide n_heads = {self.n_heads}")
         if self.rope_frequencies is not None:
@@ -147,7 +143,7 @@ class AttentionConfig(AttentionOptions):
     def cost(self, d_model: int, d_in: int) -> Cost:
         """Return the cost, without norms, in a layer of width d_model that reads d_in coordinates."""
         widths = [size(axes) for axes in (self.queries, self.keys, self.values, self.attended)]
-        cost = attention_cost(d_in, d_model, widths, self.n_heads, self)
+        cost = self.attention_cost(d_in, d_model, widths, self.n_heads)
         if self.head_dim == self.value_dim or self.score_cap is not None:
             return cost
         # Torch's fused function also keeps the padding of queries, keys and values, and the padded output. With one
@@ -211,7 +207,7 @@ class AttentionTemplate(AttentionOptions):
             raise ValueError(f"d_attention: got {self.d_attention}; must be a multiple of {self.unit} ({self._rule})")
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
-        check_head_dim(self.constant_head_dim, self.rope_base is not None)
+        self.check_head_dim(self.constant_head_dim)
         return self
 
     @property
@@ -255,7 +251,7 @@ class AttentionTemplate(AttentionOptions):
         width = self.width(d_model)
         n_heads = width / self.constant_head_dim if self.n_heads is None else self.n_heads
         kv_width = width / self.kv_group_size
-        return attention_cost(d_in, d_model, (width, kv_width, kv_width, width), n_heads, self)
+        return self.attention_cost(d_in, d_model, (width, kv_width, kv_width, width), n_heads)
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Return the attention of a layer of width d_model. Raise ValueError if `quantum` does not divide d_model."""
