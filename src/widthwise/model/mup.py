@@ -7,6 +7,7 @@ it is the variable-width paper's recipe.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -136,15 +137,11 @@ def coordinate_sizes(model: Decoder, tokens: Tensor) -> dict[str, float]:
         update = output[0] if isinstance(output, tuple) else output
         sizes[name] = update.float().square().mean().sqrt().item()
 
-    hooks = [
-        getattr(layer, part).register_forward_hook(partial(record, f"layers.{i}.{part}"))
-        for i, layer in enumerate(model.layers)
-        for part in ("attention", "ffn")
-    ]
-    hooks.append(model.register_forward_hook(partial(record, "logits")))
-    try:
+    with ExitStack() as hooks:
+        for i, layer in enumerate(model.layers):
+            for part in ("attention", "ffn"):
+                hook = partial(record, f"layers.{i}.{part}")
+                hooks.enter_context(layer.get_submodule(part).register_forward_hook(hook))
+        hooks.enter_context(model.register_forward_hook(partial(record, "logits")))
         model(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return sizes
