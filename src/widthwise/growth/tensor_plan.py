@@ -175,7 +175,9 @@ class TensorPlan:
         grown = self.fresh.fill(self._gathered(old, self.scale, self.shift), old, self.maps, generator)
         if self.derived is not None:
             grown = self.derived.apply(grown, self.maps[0], root_mean_square(old), generator)
-        grown = self._zero(grown)
+        grown = filled(grown, (axis.is_zero for axis in self.maps), 0.0)
+        if self.zero_entries is not None:
+            grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
         for dim, axis in enumerate(self.maps):
             if axis.average_over is not None:  # new entries become the mean of the old ones in their group
                 groups = grown.movedim(dim, 0).unflatten(0, (-1, axis.average_over))
@@ -202,11 +204,6 @@ class TensorPlan:
                 if not axis.is_appended or len(axis.index) > axis.n_old:
                     grown = grown.index_select(dim, axis.index.clamp(min=0).to(old.device))
         return grown if factor == 1.0 else (grown.double() * factor + shift).to(old.dtype)
-
-    def _zero(self, grown: Tensor) -> Tensor:
-        """Set entries that must be 0, in place."""
-        grown = filled(grown, (axis.is_zero for axis in self.maps), 0.0)
-        return grown if self.zero_entries is None else grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
 
     def carry(self, old: Tensor, factor: float, new_value: float) -> Tensor:
         """Grow a tensor of the weight's shape, such as an optimizer moment.
