@@ -35,9 +35,6 @@ from widthwise.model.norm import NormConfig
 TOLERANCE = 1e-12
 """Relative difference below which two numbers are equal up to rounding."""
 
-Factor = tuple[str, float]
-"""(parameter name, factor)"""
-
 
 def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     """Return the plan that gives a model the constants its sizes imply; unaffected tensors stay bitwise equal.
@@ -97,8 +94,8 @@ def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
     return attention.model_copy(update={"scale": scale, "qk_norm": qk_norm, **rotation})
 
 
-def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """Fold the score scale into the keys, and new divisors of query/key norms into their inputs and gains.
+def _attention_factors(old: Decoder, new: Decoder) -> Iterator[tuple[str, float]]:
+    """Yield (parameter name, factor) to fold the score scale into keys, and new divisors into queries, keys and gains.
 
     The input of a norm is multiplied by the root of the ratio of its divisors, and its gain is divided by it. The eps,
     which queries and keys share, then keeps its effect.
@@ -119,8 +116,11 @@ def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
             yield f"{name}.{norm}.weight", factor / root
 
 
-def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """Yield the factors of the gains of all norms except query/key norms; gain and eps compensate a new divisor."""
+def _norm_factors(old: Decoder, new: Decoder) -> Iterator[tuple[str, float]]:
+    """Yield (parameter name, factor) of the gains of all norms except query/key norms.
+
+    Gain and eps compensate a new divisor.
+    """
     parts = dict(new.named_modules())
     for name, before in old.named_modules():
         if not isinstance(before, Norm) or name.rpartition(".")[2] in ("q_norm", "k_norm"):
@@ -164,15 +164,15 @@ def _stream_scale(config: ModelConfig) -> float:
     return math.sqrt(config.d_model / config.final_norm.norm_dim)
 
 
-def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:
-    """Yield the factor of a matrix, and of its bias if it has one. name: of the matrix."""
+def scaled(name: str, matrix: Linear, factor: float) -> Iterator[tuple[str, float]]:
+    """Yield (parameter name, factor) of a matrix, and of its bias if it has one. name: of the matrix."""
     yield f"{name}.weight", factor
     if matrix.bias is not None:
         yield f"{name}.bias.weight", factor
 
 
-def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
-    """Multiply everything that writes the stream by c, and divide everything that reads it by c."""
+def stream_factors(model: Decoder, c: float) -> Iterator[tuple[str, float]]:
+    """Yield (parameter name, factor) to multiply all that writes the stream by c, and divide all that reads it by c."""
     yield "embedding.weight", c
     if model.positions is not None:
         yield "positions.weight", c

@@ -31,7 +31,6 @@ from widthwise.model.residual.manifold import ManifoldTemplate
 from widthwise.model.residual.slots import ENTRY_COSTS, REDUCTION_COSTS, HyperConnectionOptions, SlotsConfig, n_blocks
 from widthwise.sizes import NSlots, Width
 
-GroupNormKind = Literal["rms", "layer"]
 IN_TURN = {
     "read_init": ("in_turn", "first"),
     "writes": ("own", "all"),
@@ -53,7 +52,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, SlotsConfig):
     slot_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of a slot's sum of squares in the norm for dynamic coefficients; the output of this norm is also divided
     by the root of the divisor. null: slot_width. A grown model keeps its old divisor."""
-    group_norm: GroupNormKind | None
+    group_norm: Literal["rms", "layer"] | None
     """Norm over every d_model coordinates of the stream before it is reduced."""
     group_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of the sums of squares in the group norm; null: d_model."""
