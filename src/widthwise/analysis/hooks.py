@@ -193,25 +193,22 @@ def hook_block_exits(
         yield
         return
     streams: list[Stream] = []
-    outputs: list[Tensor] = []
+    updates: list[Tensor] = []
     read = site.read
-
-    def on_down(module: Any, args: Any, output: Tensor) -> None:
-        outputs.append(output)
 
     def on_output(module: Any, args: Any, output: Any) -> None:
         stream = streams.pop()
         total = torch.zeros_like(args[0], dtype=torch.promote_types(args[0].dtype, torch.float32))
-        for index, block in enumerate(ffn.stack[:-1]):
-            total = total + block.norm.after(outputs[index])
+        for index, update in enumerate(updates[:-1]):
+            total = total + update
             # Each write needs a separate read, because it may modify the state of its read.
             _, skip = read(stream)
             callback(index, exit(site.write(skip, total[..., : ffn.d_out])))
-        outputs.clear()
+        updates.clear()
 
     with ExitStack() as stack:
         stack.enter_context(hook_reads(site, streams.append))
-        for block in ffn.stack:
-            stack.enter_context(block.w_down.register_forward_hook(on_down))
+        for block in ffn.blocks:
+            stack.enter_context(block.register_forward_hook(lambda _, args, output: updates.append(output[0])))
         stack.enter_context(ffn.register_forward_hook(on_output))
         yield

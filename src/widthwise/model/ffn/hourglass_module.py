@@ -1,8 +1,5 @@
 """The module of an hourglass feed-forward."""
 
-from collections.abc import Sequence
-from typing import cast
-
 from torch import Tensor, nn
 
 from widthwise.model.context import Choices, FeedForward, PassContext
@@ -23,11 +20,6 @@ class Hourglass(FeedForward):
             SwiGLU(SwiGLUConfig(d_ff=d_hidden), d_model, d_write, norm.of_part(d_model, d_out, d_write))
             for d_hidden, d_write in zip(config.hidden_widths, config.block_outputs(d_model, d_out))
         )
-
-    @property
-    def stack(self) -> Sequence[SwiGLU]:
-        """The blocks, first to last, with their type."""
-        return cast(Sequence[SwiGLU], self.blocks)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         total, _ = self.blocks[0](x, context)
