@@ -13,7 +13,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from widthwise.kernels.attention import visible
-from widthwise.kernels.dispatch import soft_capped, without_autocast
+from widthwise.kernels.dispatch import soft_capped, widened, without_autocast
 from widthwise.kernels.swiglu import reference_swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import FeedForward, Site, Stream
@@ -58,10 +58,9 @@ class AttentionCall(NamedTuple):
 
     def _scores(self, start: int, stop: int) -> Tensor:
         """Return the scores of queries start to stop - 1, (B, n_heads, stop - start, S); -inf at masked keys."""
-        wide = torch.promote_types(self.queries.dtype, torch.float32)
         n_kv_heads, n_keys = self.keys.shape[1:3]
-        queries = self.queries[:, :, start:stop].to(wide).unflatten(1, (n_kv_heads, -1))
-        scores = soft_capped(self.scale * (queries.flatten(2, 3) @ self.keys.to(wide).mT), self.score_cap)
+        queries = widened(self.queries[:, :, start:stop]).unflatten(1, (n_kv_heads, -1))
+        scores = soft_capped(self.scale * (queries.flatten(2, 3) @ widened(self.keys).mT), self.score_cap)
         scores = scores.unflatten(2, queries.shape[2:4]).flatten(1, 2)
         if self.is_causal:
             rows = torch.arange(start, stop, device=scores.device)[:, None]
@@ -166,9 +165,7 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
     d_expert = moe.config.d_expert
     w_gate, w_up = (w.weight.unflatten(0, (n_experts, d_expert)) for w in (moe.w_gate, moe.w_up))
     for rows, scores in zip(x.split(ROWS_AT_ONCE), logits.split(ROWS_AT_ONCE)):
-        # In the type in which the mixture chooses experts, so that ties are resolved equally.
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        chosen = scores.topk(moe.config.top_k, dim=-1).indices
+        _, chosen = moe.choose(widened(scores))  # as the mixture does, so that ties are resolved equally
         units = rows.new_zeros(len(rows), n_experts, d_expert)
         for expert in range(n_experts):
             tokens = (chosen == expert).any(dim=-1).nonzero()[:, 0]
