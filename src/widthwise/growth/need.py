@@ -184,12 +184,10 @@ def measure(
     """
     need = Measurement()
 
-    def observing(take: Callable[[Tensor], None], output: bool = False) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
-            if torch.is_grad_enabled():  # the second of the two passes
-                take(outputs[0] if output else inputs[0])
-
-        return hook
+    def observe(take: Callable[[Tensor], None], _: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
+        """Pass the output of a module to `take`, or its input if the hook runs before the module."""
+        if torch.is_grad_enabled():  # the second of the two passes
+            take(outputs[0] if outputs else inputs[0])
 
     with _hooked(model) as add:
         model.recompute = _TwoPasses(every=1)
@@ -198,15 +196,15 @@ def measure(
         for name, part in {**sublayers(model), "exit": model.exit}.items():
             for norm_name, norm in part.norm.named_modules(prefix=f"{name}.norm"):
                 if isinstance(norm, Norm):
-                    add(norm.register_forward_pre_hook(observing(partial(need.add_energy, norm_name))))
+                    add(norm.register_forward_pre_hook(partial(observe, partial(need.add_energy, norm_name))))
         for name, sublayer in sublayers(model).items():
-            add(readers(sublayer)[0].register_forward_pre_hook(observing(need.read[name].add)))
+            add(readers(sublayer)[0].register_forward_pre_hook(partial(observe, need.read[name].add)))
             if isinstance(sublayer, MoE):
                 for hook in observe_experts(sublayer, need.inner[name], need.written[name]):
                     add(hook)
                 continue
-            add(writer(sublayer).register_forward_pre_hook(observing(need.inner[name].add)))
-            add(writer(sublayer).register_forward_hook(observing(need.written[name].add, output=True)))
+            add(writer(sublayer).register_forward_pre_hook(partial(observe, need.inner[name].add)))
+            add(writer(sublayer).register_forward_hook(partial(observe, need.written[name].add)))
         for batch in batches:
             for rows in batch.split(n_rows or len(batch)):
                 (_objective(model, rows, boundaries) * (len(rows) / len(batch))).backward()
