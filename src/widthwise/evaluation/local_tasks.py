@@ -40,11 +40,6 @@ Text = Annotated[str, Field(min_length=1)]
 class Item(Config):
     """A question with its answer."""
 
-    @property
-    @abstractmethod
-    def answer(self) -> str:
-        """Text of the correct answer."""
-
     @abstractmethod
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         """Return the context and the continuation of each choice."""
@@ -58,12 +53,13 @@ class Item(Config):
         """Return the metrics to report, from the means of the scores over items."""
         return {name: estimate for name, estimate in means.items() if name != "nats"}
 
-    def answer_scores(self, log_likelihood: float) -> dict[str, float]:
+    def answer_scores(self, gold: int, log_likelihood: float) -> dict[str, float]:
         """Return the loss of the correct answer: in bits per byte and nats per character without the delimiter, as OLMo
-        does, and in nats."""
+        does, and in nats. gold: index of the correct pair."""
+        _, answer = self.pairs("")[gold]
         return {
-            "bits_per_byte": -log_likelihood / math.log(2) / len(self.answer.encode()),
-            "nats_per_character": -log_likelihood / len(self.answer),
+            "bits_per_byte": -log_likelihood / math.log(2) / len(answer.encode()),
+            "nats_per_character": -log_likelihood / len(answer),
             "nats": -log_likelihood,
         }
 
@@ -87,7 +83,7 @@ class _Choice(Item):
 
     def scores(self, continuations: Sequence[Continuation]) -> dict[str, float]:
         log_likelihoods = np.array([continuation.log_likelihood for continuation in continuations])
-        return self.accuracies(log_likelihoods) | self.answer_scores(log_likelihoods[self.gold])
+        return self.accuracies(log_likelihoods) | self.answer_scores(self.gold, log_likelihoods[self.gold])
 
 
 class MultipleChoice(_Choice):
@@ -95,10 +91,6 @@ class MultipleChoice(_Choice):
 
     query: str
     choices: Annotated[tuple[Text, ...], Field(min_length=2)]
-
-    @property
-    def answer(self) -> str:
-        return self.choices[self.gold]
 
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(self.query + delimiter, choice) for choice in self.choices]
@@ -115,10 +107,6 @@ class Schema(_Choice):
     context_options: Annotated[tuple[Text, ...], Field(min_length=2)]
     continuation: Text
 
-    @property
-    def answer(self) -> str:
-        return self.continuation
-
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(context + delimiter, self.continuation) for context in self.context_options]
 
@@ -129,16 +117,12 @@ class Cloze(Item):
     context: str
     continuation: Text
 
-    @property
-    def answer(self) -> str:
-        return self.continuation
-
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
         return [(self.context + delimiter, self.continuation)]
 
     def scores(self, continuations: Sequence[Continuation]) -> dict[str, float]:
         (continuation,) = continuations
-        return {"acc": float(continuation.is_greedy), **self.answer_scores(continuation.log_likelihood)}
+        return {"acc": float(continuation.is_greedy), **self.answer_scores(0, continuation.log_likelihood)}
 
     @classmethod
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
