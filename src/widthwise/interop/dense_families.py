@@ -1,18 +1,16 @@
 """Families of dense models in transformers, with rotary positions and a gated feed-forward in every layer."""
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 
-from widthwise.interop.architecture import Fields, HFTensor, read_rope, write_rope
+from widthwise.interop.architecture import Fields, read_rope, write_rope
 from widthwise.interop.family import RotaryDecoder
 from widthwise.kernels.rotary import Rope
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.mlp import MLPConfig
-from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.sizes import MOST_LAYERS, WIDEST
@@ -63,25 +61,14 @@ class Phi3(Windowed):
     default_eps = 1e-5
     kv_heads_by_default = True
     extra_keys: ClassVar = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
-    matrices: ClassVar = {
-        "self_attn.qkv_proj": ("attention.w_q", "attention.w_k", "attention.w_v"),
-        "self_attn.o_proj": ("attention.w_o",),
-        "mlp.gate_up_proj": ("ffn.w_gate", "ffn.w_up"),
-        "mlp.down_proj": ("ffn.w_down",),
-    }
-    """Name of a stored matrix -> our matrices that it stacks."""
+    projections: ClassVar = {"qkv_proj": ("w_q", "w_k", "w_v"), "o_proj": ("w_o",)}
+    feed_forward: ClassVar = {"gate_up_proj": ("w_gate", "w_up"), "down_proj": ("w_down",)}
 
     def check_written(self, fields: Fields) -> None:
         kind = fields.get("rope_parameters")["rope_type"]
         default_head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
         if not (kind == "default" or (kind == "longrope" and fields.size("head_dim") == default_head_dim)):
             raise UserError(f"rope_frequencies: transformers refuses these for a phi3 (rope_type {kind})")
-
-    def layer_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
-        for ours, theirs in self.norm_names.items():
-            yield HFTensor(f"{theirs}.weight", (f"{ours}.weight",))
-        for name, parts in self.matrices.items():
-            yield HFTensor(f"{name}.weight", tuple(f"{part}.weight" for part in parts))
 
 
 class Granite(RotaryDecoder):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from widthwise.interop.architecture import Fields, HFTensor
 from widthwise.interop.dense_families import DENSE, OptionalWindow, Windowed
-from widthwise.interop.family import FEED_FORWARD, Family, Keys, RotaryDecoder
+from widthwise.interop.family import Family, Keys, RotaryDecoder
 from widthwise.mistakes import UserError
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
@@ -101,8 +101,6 @@ class Mixture(RotaryDecoder):
     """Name of the router in a layer."""
     experts: ClassVar[str] = "mlp.experts"
     """Name of the list of experts in a layer."""
-    expert_matrices: ClassVar[Mapping[str, str]] = FEED_FORWARD
-    """Our names of the matrices of an expert -> theirs."""
     mixture_keys: ClassVar[Mapping[str, str]] = {
         "n_experts": "num_experts",
         "top_k": "num_experts_per_tok",
@@ -134,9 +132,9 @@ class Mixture(RotaryDecoder):
         yield HFTensor(f"{self.router}.weight", ("ffn.w_router.weight",))
         n_experts = layer.ffn.n_experts
         for i in range(n_experts):
-            for ours, theirs in self.expert_matrices.items():
-                name = f"{self.experts}.{i}.{theirs}.weight"
-                yield HFTensor(name, (f"ffn.{ours}.weight",), block=i, n_blocks=n_experts)
+            for name, (part,) in self.feed_forward.items():
+                expert_name = f"{self.experts}.{i}.{name}.weight"
+                yield HFTensor(expert_name, (f"ffn.{part}.weight",), block=i, n_blocks=n_experts)
 
 
 class OLMoE(Mixture):
@@ -170,7 +168,7 @@ class Mixtral(Windowed, Mixture):
     default_rope_base = 1e6
     router = "block_sparse_moe.gate"
     experts = "block_sparse_moe.experts"
-    expert_matrices: ClassVar = {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
+    feed_forward: ClassVar = {"w1": ("w_gate",), "w3": ("w_up",), "w2": ("w_down",)}
     mixture_keys: ClassVar = {"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"}
 
     def ffn(self, fields: Fields, d_model: int, layer: int) -> MoEConfig:
@@ -236,8 +234,8 @@ class Qwen2MoE(OptionalWindow, Qwen3MoE):
         yield from super().ffn_tensors(layer)
         if isinstance(layer.ffn, MoEConfig):
             yield HFTensor("mlp.shared_expert_gate.weight", ("ffn.w_shared_gate.weight",))
-            for ours, theirs in FEED_FORWARD.items():
-                yield HFTensor(f"mlp.shared_expert.{theirs}.weight", (f"ffn.shared.{ours}.weight",))
+            for name, (part,) in self.feed_forward.items():
+                yield HFTensor(f"mlp.shared_expert.{name}.weight", (f"ffn.shared.{part}.weight",))
 
 
 FAMILIES: dict[str, Family] = {

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from widthwise.interop.architecture import DEFAULT_BASE, Architecture, Fields, HFTensor, read_rope, write_rope
@@ -132,6 +132,8 @@ class Family(Architecture):
 # Our names of matrices -> theirs.
 PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
 FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
+Stacks = Mapping[str, tuple[str, ...]]
+"""Name of a stored matrix -> our matrices that it stacks."""
 
 
 class RotaryDecoder(Family):
@@ -145,6 +147,8 @@ class RotaryDecoder(Family):
         "ffn.norm": "post_attention_layernorm",
     }
     """Our names of the norms of a layer -> theirs."""
+    projections: ClassVar[Stacks] = {theirs: (ours,) for ours, theirs in PROJECTIONS.items()}
+    feed_forward: ClassVar[Stacks] = {theirs: (ours,) for ours, theirs in FEED_FORWARD.items()}
     activation: ClassVar[dict[str, str]] = {"hidden_act": "silu"}
     """Key of the activation in config.json, and the only value that the family supports."""
     fixed: ClassVar = activation
@@ -229,11 +233,11 @@ class RotaryDecoder(Family):
         attention = layer.attention
         for ours, theirs in self.norm_names.items():
             yield HFTensor(f"{theirs}.weight", (f"{ours}.weight",))
-        for ours, theirs in PROJECTIONS.items():
-            yield HFTensor(f"self_attn.{theirs}.weight", (f"attention.{ours}.weight",))
-            has_bias = attention.out_bias if ours == "w_o" else attention.bias
+        for name, parts in self.projections.items():
+            yield HFTensor(f"self_attn.{name}.weight", tuple(f"attention.{part}.weight" for part in parts))
+            has_bias = attention.out_bias if name == "o_proj" else attention.bias
             if has_bias:
-                yield HFTensor(f"self_attn.{theirs}.bias", (f"attention.{ours}.bias.weight",))
+                yield HFTensor(f"self_attn.{name}.bias", tuple(f"attention.{part}.bias.weight" for part in parts))
         if attention.qk_norm is not None:
             for norm in ("q_norm", "k_norm"):
                 yield HFTensor(f"self_attn.{norm}.weight", (f"attention.{norm}.weight",))
@@ -241,5 +245,5 @@ class RotaryDecoder(Family):
 
     def ffn_tensors(self, layer: LayerConfig) -> Iterator[HFTensor]:
         """Yield the matrices of the feed-forward of a layer, named as in `layer_tensors`."""
-        for ours, theirs in FEED_FORWARD.items():
-            yield HFTensor(f"mlp.{theirs}.weight", (f"ffn.{ours}.weight",))
+        for name, parts in self.feed_forward.items():
+            yield HFTensor(f"mlp.{name}.weight", tuple(f"ffn.{part}.weight" for part in parts))
