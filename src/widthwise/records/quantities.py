@@ -197,7 +197,17 @@ def _at_equal_loss(depth: int) -> Iterator[Quantity]:
         yield EqualLossQuantity(f"{key}_to_baseline_loss{suffix}", to_baseline, loss=loss, field=key)
 
 
-_COSTS_IN_ORDER = (
+QUANTITIES: Sequence[Quantity] = (
+    RunQuantity("steps", "steps", n_decimals=0),
+    RunQuantity("tokens", "tokens"),
+    HeldOutLoss("val_loss", "held-out loss", short="loss", n_decimals=4, is_main=True),
+    LossDifference("difference", "difference", short="diff", is_main=True, loss="val_loss"),
+    *chain.from_iterable(_mtp_losses(depth) for depth in range(1, MOST_MTP_DEPTHS + 1)),
+    *chain.from_iterable(_at_equal_loss(depth) for depth in range(MOST_MTP_DEPTHS + 1)),
+    RunQuantity("train_loss", "training loss", n_decimals=4, is_main=True),
+    LossDifference("difference_train_loss", "difference, training loss", loss="train_loss"),
+    RunQuantity("val_perplexity", "perplexity", n_decimals=2),
+    RunQuantity("val_bits_per_byte", "bits per byte", short="bits/B", n_decimals=4, is_main=True, has_ratio=True),
     ModelCost(
         "params", "parameters", short="params", path="params.total", column="params", is_main=True, has_ratio=True
     ),
@@ -235,19 +245,6 @@ _COSTS_IN_ORDER = (
         path="activation_bytes_per_token",
         has_ratio=True,
     ),
-)
-QUANTITIES: Sequence[Quantity] = (
-    RunQuantity("steps", "steps", n_decimals=0),
-    RunQuantity("tokens", "tokens"),
-    HeldOutLoss("val_loss", "held-out loss", short="loss", n_decimals=4, is_main=True),
-    LossDifference("difference", "difference", short="diff", is_main=True, loss="val_loss"),
-    *chain.from_iterable(_mtp_losses(depth) for depth in range(1, MOST_MTP_DEPTHS + 1)),
-    *chain.from_iterable(_at_equal_loss(depth) for depth in range(MOST_MTP_DEPTHS + 1)),
-    RunQuantity("train_loss", "training loss", n_decimals=4, is_main=True),
-    LossDifference("difference_train_loss", "difference, training loss", loss="train_loss"),
-    RunQuantity("val_perplexity", "perplexity", n_decimals=2),
-    RunQuantity("val_bits_per_byte", "bits per byte", short="bits/B", n_decimals=4, is_main=True, has_ratio=True),
-    *_COSTS_IN_ORDER,
     RunQuantity(SPEED, "tokens per second", short="tok/s", is_main=True, has_ratio=True),
     RunQuantity("wall_seconds", "seconds", n_decimals=1),
     RunQuantity("training_flops", "training FLOPs", has_ratio=True),
