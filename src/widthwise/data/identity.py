@@ -136,11 +136,6 @@ class SplitRecord(Config):
     n_token_bytes: int
     """Size of the decoded tokens. Differs from n_bytes if the tokenizer changes text (adds spaces, normalises)."""
 
-    @property
-    def bytes_per_token_byte(self) -> float:
-        """Bytes of text for each byte of the decoded tokens."""
-        return self.n_bytes / max(1, self.n_token_bytes)
-
 
 class Splits(Config):
     """The training and the held-out split."""

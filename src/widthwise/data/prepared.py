@@ -107,7 +107,8 @@ class PreparedData:
     @property
     def bytes_per_token_byte(self) -> float:
         """Bytes of held-out text for each byte of its decoded tokens."""
-        return self.manifest.splits.held_out.bytes_per_token_byte
+        held_out = self.manifest.splits.held_out
+        return held_out.n_bytes / max(1, held_out.n_token_bytes)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise UserError if the tokenizer of a run differs from the data's."""
