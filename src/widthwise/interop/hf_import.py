@@ -6,7 +6,7 @@ Models of the Hugging Face Hub are downloaded into the cache of huggingface_hub 
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,10 +110,9 @@ def import_hf(folder: Path | str) -> ImportedModel:
     folder = Path(folder)
     fields, architecture, config = read_model(folder)
     config_token_ids = _token_ids(fields, config.vocab_size, config.vocab_size)
-    token_ids = dict(config_token_ids)
-    generation = folder / GENERATION
-    if generation.is_file():
-        token_ids |= _token_ids(Fields(read_json_mapping(generation), str(generation)), config.vocab_size)
+    generation_file = folder / GENERATION
+    generation = read_json_mapping(generation_file) if generation_file.is_file() else {}
+    token_ids = config_token_ids | _token_ids(Fields(generation, str(generation_file)), config.vocab_size)
     tokenizer = folder / TOKENIZER
     has_tokenizer = tokenizer.is_file()
     eos = None
@@ -129,7 +128,7 @@ def import_hf(folder: Path | str) -> ImportedModel:
         config_token_ids=config_token_ids,
         tokenizer=tokenizer if has_tokenizer else None,
         eos=eos,
-        settings=_settings(folder) if has_tokenizer else {},
+        settings=_settings(folder, generation) if has_tokenizer else {},
     )
 
 
@@ -309,21 +308,20 @@ def _token_ids(fields: Fields, n_tokens: int, n_padding: int = LARGEST) -> dict[
     return ids
 
 
-def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read TOKENIZER_SETTINGS and SAMPLING_SETTINGS; see `ImportedModel.settings`."""
-    files = {name: folder / name for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG, GENERATION)}
-    data = {name: read_json_mapping(path) for name, path in files.items() if path.is_file()}
+def _settings(folder: Path, generation: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Read TOKENIZER_SETTINGS, and SAMPLING_SETTINGS in the content of GENERATION; see `ImportedModel.settings`."""
+    paths = (folder / SPECIAL_TOKENS, folder / TOKENIZER_CONFIG)
+    sources = [read_json_mapping(path) for path in paths if path.is_file()]
     template = {"chat_template": read_text(folder / CHAT_TEMPLATE)} if (folder / CHAT_TEMPLATE).is_file() else {}
     tokenizer: dict[str, Any] = {}
-    for source in (data.get(SPECIAL_TOKENS, {}), data.get(TOKENIZER_CONFIG, {}), template):
+    for source in (*sources, template):
         tokenizer |= {key: source[key] for key in TOKENIZER_SETTINGS if source.get(key) is not None}
     for key in tokenizer.keys() & NAMED_TOKENS:
         if isinstance(tokenizer[key], dict):  # a token with flags, which are also in tokenizer.json
             tokenizer[key] = tokenizer[key].get("content")
-    sampling = data.get(GENERATION, {})
     return {
         TOKENIZER_CONFIG: tokenizer,
-        GENERATION: {key: sampling[key] for key in SAMPLING_SETTINGS if sampling.get(key) is not None},
+        GENERATION: {key: generation[key] for key in SAMPLING_SETTINGS if generation.get(key) is not None},
     }
 
 
