@@ -224,7 +224,6 @@ TESTED = {"perplexity": "nats", "token_perplexity": "nats_per_token", "byte_perp
 SHARES = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
 """Metrics from 0 to 1, for which higher is better. lm-evaluation-harness may add a comma and the name of a filter."""
 PERPLEXITIES = ("perplexity", "word_perplexity")
-HARNESS = "lm-evaluation-harness"
 
 Column = tuple[TableColumn, str]
 """A column of the table, and the name of its answers in an evaluation and in `Difference.on`."""
@@ -302,7 +301,7 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[Column]:
     for name, metrics in first.lm_eval.items():
         pairs = first.lm_eval_items.get(name)
         n_items = len(next(iter(pairs.items.values()), ())) if pairs else 0
-        yield from _task_columns(name, harness_name(name), metrics, HARNESS, n_items or None)
+        yield from _task_columns(name, harness_name(name), metrics, "lm-evaluation-harness", n_items or None)
     files = [Path(name).name for name in first.texts]
     for name, file in zip(first.texts, files):
         title = name if files.count(file) > 1 else file
