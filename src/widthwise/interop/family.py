@@ -129,9 +129,6 @@ class Family(Architecture):
             yield HFTensor("lm_head.weight", ("head.weight",))
 
 
-# Our names of matrices -> theirs.
-PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
-FEED_FORWARD = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 Stacks = Mapping[str, tuple[str, ...]]
 """Name of a stored matrix -> our matrices that it stacks."""
 
@@ -147,8 +144,8 @@ class RotaryDecoder(Family):
         "ffn.norm": "post_attention_layernorm",
     }
     """Our names of the norms of a layer -> theirs."""
-    projections: ClassVar[Stacks] = {theirs: (ours,) for ours, theirs in PROJECTIONS.items()}
-    feed_forward: ClassVar[Stacks] = {theirs: (ours,) for ours, theirs in FEED_FORWARD.items()}
+    projections: ClassVar[Stacks] = {"q_proj": ("w_q",), "k_proj": ("w_k",), "v_proj": ("w_v",), "o_proj": ("w_o",)}
+    feed_forward: ClassVar[Stacks] = {"gate_proj": ("w_gate",), "up_proj": ("w_up",), "down_proj": ("w_down",)}
     activation: ClassVar[dict[str, str]] = {"hidden_act": "silu"}
     """Key of the activation in config.json, and the only value that the family supports."""
     fixed: ClassVar = activation

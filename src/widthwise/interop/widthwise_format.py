@@ -11,7 +11,7 @@ from typing import Any
 
 from widthwise.config_io import check_one_of, parse, to_data
 from widthwise.interop.architecture import Architecture, Fields, HFTensor
-from widthwise.interop.family import FEED_FORWARD, PROJECTIONS
+from widthwise.interop.family import RotaryDecoder
 from widthwise.mistakes import UserError, shortened
 from widthwise.model.axes import Vector
 from widthwise.model.config import ModelConfig
@@ -61,8 +61,8 @@ NAMES = {
     "positions": "embed_positions",
     "attention": "self_attn",
     "ffn": "mlp",
-    **PROJECTIONS,
-    **FEED_FORWARD,
+    **{ours: theirs for theirs, (ours,) in RotaryDecoder.projections.items()},
+    **{ours: theirs for theirs, (ours,) in RotaryDecoder.feed_forward.items()},
     "w_router": "router",
     "w_shared_gate": "shared_gate",
     "head": "lm_head",
