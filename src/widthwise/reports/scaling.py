@@ -11,19 +11,7 @@ from widthwise.records.record import finite
 from widthwise.records.scaling import FittedLaw, ScalingGroup, ScalingLaws
 from widthwise.reports import charts
 from widthwise.reports.charts import INK, Figure, Looks, Plot, styles
-from widthwise.reports.formats import (
-    MISSING,
-    capital,
-    clean,
-    counted,
-    fixed,
-    joined,
-    minus,
-    percentage,
-    shorten,
-    si,
-    tick,
-)
+from widthwise.reports.formats import MISSING, capital, clean, counted, fixed, joined, minus, percentage, shorten, tick
 from widthwise.reports.page import Code, Page, Text, note, section
 from widthwise.reports.table import Table, csv_rows
 
@@ -49,7 +37,7 @@ def scaling_page(scaling: ScalingLaws) -> Page:
         notes.append("arrows")
     files = "scaling.json: every number of this page\nfits.csv, savings.csv: fitted values and savings"
     points = [
-        [clean(group.name), clean(point.name), _digits(point.x), fixed(point.y, 4), si(point.n_seeds)]
+        [clean(group.name), clean(point.name), _digits(point.x), fixed(point.y, 4), str(point.n_seeds)]
         for group in scaling.groups
         for point in group.points
     ]
