@@ -52,8 +52,6 @@ class Answers(NamedTuple):
     remarks: Sequence[str] = ()
 
 
-Joined = Mapping[Question, Mapping[str, Answers]]
-"""Question -> model -> answers."""
 ByCheckpoint = Mapping[str, Mapping[tuple[int, float], Scores]]
 """Run -> step and tokens of a checkpoint -> scores on one text or task."""
 
@@ -113,17 +111,15 @@ def _task_answers(task: TaskResult, max_length: int | None) -> Answers:
     return Answers(task.metrics, remarks)
 
 
-def _joined(models: Mapping[str, Iterable[tuple[Question, Answers]]]) -> Joined:
-    """Join the answers to equal questions. Of several answers of a model, the last one counts."""
+def _side_by_side(caption: str, models: Mapping[str, Iterable[tuple[Question, Answers]]]) -> Table:
+    """Return a row for each metric of each question, and a column for each model.
+
+    Answers to equal questions share rows. Of several answers of a model, the last one counts.
+    """
     joined: dict[Question, dict[str, Answers]] = {}
     for model, pairs in models.items():
         for question, answer in pairs:
             joined.setdefault(question, {})[model] = answer
-    return joined
-
-
-def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
-    """Return a row for each metric of each question, and a column for each model."""
     rows = []
     for question, by_model in joined.items():
         name = question.title(joined)
@@ -136,8 +132,8 @@ def _side_by_side(caption: str, models: Sequence[str], joined: Joined) -> Table:
     return Table(caption, [*NAMES, *map(clean, models)], rows, text_columns=NAMES, sortable=False)
 
 
-def final_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Return the scores at the end of training on the texts and tasks of the recipes; None without scores."""
+def final_table(results: Mapping[str, RunResult]) -> Table:
+    """Return the scores at the end of training on the texts and tasks of the recipes."""
     scored: dict[str, list[tuple[Question, Answers]]] = {name: [] for name in results}
     for name, result in results.items():
         for text_name, text in (result.val_texts or {}).items():
@@ -146,8 +142,7 @@ def final_table(results: Mapping[str, RunResult]) -> Table | None:
             scored[name].append((Question(text_name), Answers(scores)))
         for task_name, task in (result.val_tasks or {}).items():
             scored[name].append((Question(task_name), _task_answers(task, result.cost.seq_len)))
-    joined = _joined(scored)
-    return _side_by_side("Texts and tasks at the end of training", list(results), joined) if joined else None
+    return _side_by_side("Texts and tasks at the end of training", scored)
 
 
 def evaluation_tables(
@@ -157,15 +152,12 @@ def evaluation_tables(
     names = _names([evaluation.run for evaluation in evaluations])
     if len(evaluations) == 1 and evaluations[0].step is not None:
         names = {run: f"{name}, step {evaluations[0].step}" for run, name in names.items()}
-    by_model = {names[evaluation.run]: evaluation for evaluation in evaluations}
     # All evaluations have the same request, so options are omitted.
-    joined = _joined(
-        {
-            model: [(Question(question.name), answer) for question, answer in answers(evaluation)]
-            for model, evaluation in by_model.items()
-        }
-    )
-    tables = [_side_by_side("Side by side" if len(by_model) > 1 else "Scores", list(by_model), joined)]
+    scored = {
+        names[evaluation.run]: [(Question(question.name), answer) for question, answer in answers(evaluation)]
+        for evaluation in evaluations
+    }
+    tables = [_side_by_side("Side by side" if len(scored) > 1 else "Scores", scored)]
     return tables + [difference_table(pair) for pair in differences]
 
 
@@ -291,4 +283,4 @@ def tables_by_checkpoint(
 def newest_table(named: Mapping[str, Run]) -> Table:
     """Return the newest scores of each run."""
     scored = {name: chain.from_iterable(map(answers, run.evaluations)) for name, run in named.items()}
-    return _side_by_side("The newest checkpoint that was evaluated", list(named), _joined(scored))
+    return _side_by_side("The newest checkpoint that was evaluated", scored)
