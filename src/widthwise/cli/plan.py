@@ -204,19 +204,22 @@ def show_plan(plan: Plan, as_json: bool) -> None:
 
 
 def _table(plan: Plan) -> Table:
-    """Return memory, traffic and time per device, and the largest passes, with a column for each number of devices."""
+    """Return memory, traffic and time per device, and the largest passes, with a column for each number of devices.
+
+    Rows whose sizes are all 0 are omitted.
+    """
     runs = plan.deployments
     copies = [f"{run.n_shards}{TIMES}{run.n_devices // run.n_shards}" for run in runs]
     passes = [f"{run.n_passes}{TIMES}{run.micro_batch_size}" for run in runs]
     padding = [f"{100 * run.padding:.2g}%" for run in runs]
     rows = [[f"shards {TIMES} copies of the model", *copies], [f"passes {TIMES} sequences each", *passes]]
-    rows += [["padding", *padding], []]
-    for title, field in MEMORY.items():
-        rows += _row_of_bytes(title, [getattr(run.memory, field) for run in runs])
-    rows.append([])
-    for field in StepTraffic.model_fields:
-        title = f"sent: {field.removesuffix('_bytes').replace('_', '-')}"
-        rows += _row_of_bytes(title, [run.traffic[field] for run in runs])
+    rows.append(["padding", *padding])
+    memory = {title: [getattr(run.memory, field) for run in runs] for title, field in MEMORY.items()}
+    traffic = {field.removesuffix("_bytes"): [run.traffic[field] for run in runs] for field in StepTraffic.model_fields}
+    sent = {f"sent: {name.replace('_', '-')}": sizes for name, sizes in traffic.items()}
+    for sizes_by_title in (memory, sent):
+        rows.append([])
+        rows += [[title, *map(bytes_of, sizes)] for title, sizes in sizes_by_title.items() if any(sizes)]
     if plan.device is not None:
         rows.append([])
         for title, (field, unit) in HOURS.items():
@@ -238,11 +241,6 @@ def _table(plan: Plan) -> Table:
     title = f"predicted, not measured: {amount(plan.params)} parameters"
     header = ["of a device and a step", *(counted(run.n_devices, "device") for run in runs)]
     return Table(title, header, rows, note=f"assumed: {plan.assumptions}")
-
-
-def _row_of_bytes(title: str, sizes: list[int]) -> list[list[str]]:
-    """Return a row with the sizes, or no row if all are 0."""
-    return [[title, *map(bytes_of, sizes)]] if any(sizes) else []
 
 
 def bytes_of(n_bytes: int) -> str:
