@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from widthwise.cli.options import Changes, JsonOption, Seeds, is_change
 from widthwise.cli.progress import TrackerName, shown_progress, training_progress
-from widthwise.cli.terminal import progress_console, say, say_json, say_result, say_tables
+from widthwise.cli.terminal import progress_console, say, say_result
 from widthwise.config_io import Config
 from widthwise.mistakes import RunFailed, UserError
 from widthwise.records.outcome import Outcome
@@ -166,11 +166,8 @@ def search(
 
     summary = search_recipe(base, overrides or (), space).summary(top)
     recipes = [] if out is None else write_search(base, overrides or (), summary, out)
-    if as_json:
-        say_json(summary)
-        return
-    say_tables(search_table(summary, recipe_name(base)))
-    if recipes:
+    say_result(summary, as_json, tables=[search_table(summary, recipe_name(base))])
+    if recipes and not as_json:
         say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
 
 
