@@ -11,7 +11,7 @@ from widthwise.config_io import check_one_of
 from widthwise.mistakes import UserError
 from widthwise.records.estimate import TIE_MARGIN, UNCLEAR
 from widthwise.records.outcome import Outcome, Variant
-from widthwise.records.quantities import QUANTITIES, QUANTITY, RUN_COSTS, SPEED, ModelCost, Quantity
+from widthwise.records.quantities import MODEL_COSTS, QUANTITIES, QUANTITY, RUN_COSTS, SPEED, ModelCost, Quantity
 from widthwise.reports.formats import TIMES, capital, clean, fixed, interval, percentage, plain, ratio, shorten, shown
 from widthwise.reports.table import Table, by_row, csv_estimate, csv_rows
 
@@ -202,15 +202,8 @@ def main_tables(outcome: Outcome, caption: str, looks: "Looks") -> list[Table]:
     return tables
 
 
-def validated_names(outcome: Outcome) -> list[str]:
-    """Return the names TEXT.loss, TASK.acc and so on of all variants."""
-    return list(dict.fromkeys(name for variant in outcome.variants for name in variant.validated))
-
-
 def validated_table(outcome: Outcome) -> Table | None:
-    """Return a row for each variant, with means, differences to the baseline and their intervals."""
-    if not validated_names(outcome):
-        return None
+    """Return a row for each variant, with means, differences to the baseline and their intervals; None without any."""
     cells: dict[str, dict[str, str]] = {}
     for variant in outcome.variants:
         row = cells[variant.name] = {}
@@ -220,7 +213,7 @@ def validated_table(outcome: Outcome) -> Table | None:
                 details = [fixed(difference.mean, 4, with_sign=True), interval(difference, 4, with_sign=True)]
                 row[name] += f" ({', '.join(filter(None, details))})"
     caption = f"Further texts and tasks: mean over seeds (difference, its {percentage(outcome.confidence)} interval)"
-    return by_row(caption, "Variant", cells)
+    return by_row(caption, "Variant", cells) if any(cells.values()) else None
 
 
 def comparison_table(outcome: Outcome) -> Table:
@@ -256,6 +249,7 @@ def csv_text(outcome: Outcome) -> str:
     Numbers have full precision; unknown numbers are empty.
     """
     measured = [q for q in QUANTITIES if not isinstance(q, ModelCost) and any(map(q.of_variant, outcome.variants))]
+    validated = dict.fromkeys(name for variant in outcome.variants for name in variant.validated)
     rows: list[dict[str, str | float | None]] = []
     for variant in outcome.variants:
         row: dict[str, str | float | None] = {"variant": variant.name, "verdict": shown_verdict(variant)}
@@ -263,13 +257,11 @@ def csv_text(outcome: Outcome) -> str:
             row["differs_in"] = "; ".join(settings_of(variant))
         for quantity in measured:
             row |= csv_estimate(quantity.csv_column, quantity.of_variant(variant))
-        for name in validated_names(outcome):
+        for name in validated:
             score = variant.validated.get(name)
             row |= csv_estimate(name, score and score.value)
             row |= csv_estimate(f"{name}_difference", score and score.difference)
-        for quantity in QUANTITIES:
-            if isinstance(quantity, ModelCost):
-                row[quantity.csv_column] = quantity.value(variant)
+        row |= {cost.csv_column: cost.value(variant) for cost in MODEL_COSTS.values()}
         baseline = outcome.baseline_of(variant)
         for quantity in QUANTITIES:
             if quantity.has_ratio:
