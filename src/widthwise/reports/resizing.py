@@ -155,11 +155,9 @@ def _growth_figure(step: int, runs: Mapping[str, Sequence[Run]], growths: Growth
             marks = charts.chart(squares).mark_point(shape="square", size=70, strokeWidth=1.6, fill=fill)
             tip = charts.tips(name="|variant", line="", x=",.0f|step", y=".4f")
             chart += marks.encode(x="x:Q", y="y:Q", tooltip=tip, **charts.name_encodings(figure.legend, channel))
-    shown = []
-    for name, (before, after) in losses.items():
-        shown.append(f"{shorten(name, 40)} {shown_loss(before)} to {shown_loss(after)}")
-    label = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after: "
-    return replace(figure, label=f"{label}{'; '.join(shown)}.", chart=chart)
+    shown = {name: f"{shown_loss(before)} to {shown_loss(after)}" for name, (before, after) in losses.items()}
+    start = f"{capital(y_title)}, near step {step}, after which models grow. Held out, before and after:"
+    return replace(figure, label=charts.text_alternative(start, shown), chart=chart)
 
 
 def shown_loss(loss: float) -> str:
