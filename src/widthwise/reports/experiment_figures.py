@@ -133,14 +133,13 @@ def point_figure(
     points: Sequence[Point],
     looks: Looks,
     across: alt.X,
-    axis_titles: tuple[str, str],
+    y_title: str,
     level: tuple[str, float] | None = None,
 ) -> Figure:
     """Return means as markers with their intervals as upright lines.
 
-    axis_titles: titles of x and y. level: name and value of a dashed horizontal line for the baseline.
+    level: name and value of a dashed horizontal line for the baseline.
     """
-    x_title, y_title = axis_titles
     with_loss = [point for point in points if point.loss.mean is not None]
     write = signed if level and level[1] == 0 else fixed
     rows: list[dict[str, Any]] = []
@@ -154,7 +153,7 @@ def point_figure(
     if joined:
         layers.append(plot.lines(joined, "line", strokeWidth=1.4))
     layers += [plot.bars(rows), plot.points(rows)]
-    label = f"{capital(y_title)} over {x_title}, a marker for each of {counted(len(points), 'point')}."
+    label = f"{capital(y_title)} over {across['title']}, a marker for each of {counted(len(points), 'point')}."
     if with_loss:
         best = min(with_loss, key=lambda point: finite(point.loss.mean))
         position = best.x if isinstance(best.x, str) else tick(round(best.x, 3))
@@ -172,14 +171,13 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
     equal depth, the second the models with the lowest loss of each depth. Figures without a line are omitted.
     """
     baseline = outcome.baseline_variant
-    zero = None if baseline is None else baseline.val_loss.mean
-    level = None if baseline is None or zero is None else (baseline.name, zero)
+    level = None if baseline is None else (baseline.name, finite(baseline.val_loss.mean))
     stacks: list[tuple[CostSummary, Point]] = []
     for variant in outcome.variants:
         cost = variant.cost
         loss = variant.val_loss
-        if zero is not None and variant.difference is not None:  # differences have narrower intervals than losses
-            loss = shifted(variant.difference, zero)
+        if level is not None and variant.difference is not None:  # differences have narrower intervals than losses
+            loss = shifted(variant.difference, level[1])
         hidden = {width for widths in cost.hidden_widths for width in widths}
         n_blocks = {len(widths) for widths in cost.hidden_widths}
         n_in_use = cost.params["total"] - cost.params.get("mtp", 0)
@@ -205,7 +203,7 @@ def shape_figures(outcome: Outcome, names: Collection[str]) -> list[Figure]:
         lines = Counter((point.series, point.line) for point in points if point.line is not None)
         if max(lines.values(), default=0) > 1:
             title = f"Held-out loss over {axis}"
-            figures.append(point_figure(key, title, points, looks, charts.x("x", axis), (axis, LOSS), level))
+            figures.append(point_figure(key, title, points, looks, charts.x("x", axis), LOSS, level))
     return figures
 
 

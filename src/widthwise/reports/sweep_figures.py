@@ -78,7 +78,7 @@ def compute_figure(outcome: Outcome, looks: Looks) -> Figure | None:
         drawn[baseline.name] = BASELINE_STYLE
         points.append(Point(baseline.name, baseline.name, flops[baseline.name], Estimate(mean=zero)))
     across = charts.x("x", x_title, format="~s")
-    return point_figure("shapes", f"Loss over {x_title}", points, drawn, across, (x_title, LOSS), level)
+    return point_figure("shapes", f"Loss over {x_title}", points, drawn, across, LOSS, level)
 
 
 def _score(point: Variant, outcome: Outcome) -> Estimate:
@@ -135,7 +135,7 @@ def _losses_over(
         level = (outcome.baseline_words, 0.0)
     drawn = {group or ALL_POINTS: looks[group] for group in groups}
     named = ", ".join(clean(group) for group in groups if group) or "All points"
-    return point_figure(key, f"{named}: {title}", markers, drawn, across, (title, y_title), level)
+    return point_figure(key, f"{named}: {title}", markers, drawn, across, y_title, level)
 
 
 def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]], titles: Mapping[str, str]) -> Figure:
