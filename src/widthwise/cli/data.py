@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 FEW_TOKENS = 1000
 """With fewer held-out tokens, the validation loss is too noisy, and a note is printed."""
 
-data_app = typer.Typer(
-    name="data",
-    no_args_is_help=True,
-    help=__doc__,
-    rich_markup_mode="markdown",
-)
+data_app = typer.Typer(name="data", no_args_is_help=True, help=__doc__, rich_markup_mode="markdown")
 
 
 class PrepareOptions(Config):
