@@ -4,7 +4,7 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -46,8 +46,8 @@ PATHS = {
 """Name of a verb, without the suffix `_app` or `_` -> its function, as in VERBS, and its panel."""
 
 
-class LazyVerbs(Mapping[str, Any]):
-    """A mapping from the name of a verb to its command, which imports the module of the verb on use.
+class LazyVerbs(UserDict[str, Any]):
+    """PATHS as a mapping from the name of a verb to its command, which imports the module of the verb on use.
 
     Importing all modules is slow.
     """
@@ -56,7 +56,7 @@ class LazyVerbs(Mapping[str, Any]):
         # Imports pydantic, which the list of verbs does not need.
         from widthwise.cli.options import Command, with_options
 
-        path, panel = PATHS[name]
+        path, panel = self.data[name]
         module, _, attribute = path.partition(".")
         verb = getattr(import_module(f"widthwise.cli.{module}"), attribute)
         if isinstance(verb, typer.Typer):
@@ -65,19 +65,13 @@ class LazyVerbs(Mapping[str, Any]):
         single.command(name, cls=Command, rich_help_panel=panel)(with_options(verb))
         return typer.main.get_command(single)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(PATHS)
-
-    def __len__(self) -> int:
-        return len(PATHS)
-
 
 class Verbs(TyperGroup):
     """The group of all verbs. Its help reads the docstrings from the source, without imports."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        self.commands: Any = LazyVerbs()
+        self.commands: Any = LazyVerbs(PATHS)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         helps: dict[str, str | None] = {}
