@@ -134,7 +134,11 @@ class Figure:
                     spec["datasets"][name] = {key: [row.get(key) for row in rows] for key in keys}
         spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         if not self.is_small:
-            _add_zoom(spec)
+            # Readers pan and zoom the quantitative axes of the layer with most such axes; of several, the last layer.
+            layer = max(reversed(spec.get("layer", [spec])), key=lambda layer: len(_zoomed_axes(layer)))
+            if axes := _zoomed_axes(layer):
+                select = {"type": "interval", "encodings": axes, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
+                layer["params"] = [*layer.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
         return spec
 
     def document(self, kind: FileKind, is_dark: bool = False) -> bytes:
@@ -163,15 +167,6 @@ def vega_library() -> ModuleType:
         f"figures: vl_convert reserves up to {VEGA_BYTES >> 30} GiB of address space, but this process is limited to "
         f"{limit >> 30} GiB; run `ulimit -v unlimited` first"
     )
-
-
-def _add_zoom(spec: dict[str, Any]) -> None:
-    """Let readers pan and zoom the quantitative axes of the layer with most such axes; of several, the last layer."""
-    layers = reversed(spec.get("layer", [spec]))
-    layer = max(layers, key=lambda layer: len(_zoomed_axes(layer)))
-    if axes := _zoomed_axes(layer):
-        select = {"type": "interval", "encodings": axes, "zoom": "wheel![event.shiftKey || event.ctrlKey]"}
-        layer["params"] = [*layer.get("params", ()), {"name": "zoom", "select": select, "bind": "scales"}]
 
 
 def _zoomed_axes(layer: Mapping[str, Any]) -> list[str]:
