@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -100,11 +102,6 @@ def analysis_page(analysis: Analysis) -> Page:
     )
 
 
-def _differ_in_depth(models: Sequence[AnalysedModel]) -> bool:
-    """Return whether models differ in their number of layers, so that depths are fractions."""
-    return len({model.n_layers for model in models}) > 1
-
-
 def pooled(curves: Mapping[str, Curve], variants: Mapping[str, str]) -> dict[str, Curve]:
     """Return the mean of the seeds of each variant, with a band from the lowest to the highest seed.
 
@@ -125,8 +122,11 @@ def pooled(curves: Mapping[str, Curve], variants: Mapping[str, str]) -> dict[str
 def _depth_figure(
     models: Sequence[AnalysedModel], variants: Mapping[str, str], looks: Looks, measure: Measure, threshold: float
 ) -> Figure | None:
-    """Return a line for each variant; None if no model has a value."""
-    is_fraction = _differ_in_depth(models)
+    """Return a line for each variant; None if no model has a value.
+
+    If models differ in their number of layers, depths are fractions.
+    """
+    is_fraction = len({model.n_layers for model in models}) > 1
     of_models = {}
     for model in models:
         values = measure.by_depth(model)
@@ -150,27 +150,20 @@ def _depth_figure(
     return _lines(f"{measure.part}-{measure.key}".replace("_", "-"), title, label, curves, looks, axis, measure.unit)
 
 
-def _lines(
-    key: str,
-    title: str,
-    label: str,
-    curves: Mapping[str, Curve],
-    looks: Looks,
-    x: alt.X,
-    y: str,
-    is_small: bool = False,
-) -> Figure:
-    """Return a line for each variant, with a band of its seeds. Small figures have no markers, and y from 0 to 1."""
-    drawn = {name: looks[name] for name in curves}
+def _plot(curves: Mapping[str, Curve], looks: Looks, x: alt.X, y: str) -> tuple[Plot, list[dict[str, Any]]]:
+    """Return a plot of a line for each variant, and its rows."""
     rows = [row for name, curve in curves.items() for row in curve.rows(name)]
     tip = charts.tips(name="|model", x=f",.3~f|{x['title']}", y=f".4f|{y}")
-    if is_small:
-        return Figure(key, title, label, Plot(x, y, drawn, tip, (0, 1)).lines(rows), drawn, height=190, is_small=True)
-    plot = Plot(x, y, drawn, tip)
+    return Plot(x, y, {name: looks[name] for name in curves}, tip), rows
+
+
+def _lines(key: str, title: str, label: str, curves: Mapping[str, Curve], looks: Looks, x: alt.X, y: str) -> Figure:
+    """Return a line with markers for each variant, with a band of its seeds."""
+    plot, rows = _plot(curves, looks, x, y)
     layers = [plot.lines(rows), plot.points(rows, size=34)]
     if banded := [row for row in rows if "low" in row]:
         layers.insert(0, plot.bands(banded))
-    return Figure(key, title, label, alt.layer(*layers), drawn)
+    return Figure(key, title, label, alt.layer(*layers), plot.looks)
 
 
 def exit_curve(model: AnalysedModel) -> Curve:
@@ -209,7 +202,8 @@ def _density_figure(analysis: Analysis, variants: Mapping[str, str], looks: Look
 def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str, str], looks: Looks) -> list[Figure]:
     """Return a small figure for each layer of the deepest model, with the layers of other models at the same depth."""
     units = {model.name: {layer_units.depth: layer_units for layer_units in model.units} for model in models}
-    n_layers = max(model.n_layers for model in models)
+    layer_counts = {model.n_layers for model in models}
+    n_layers = max(layer_counts)
     x = charts.x("x", "units, the most used first", (0, 1))
     figures = []
     for layer in range(1, n_layers + 1):
@@ -224,7 +218,7 @@ def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str,
             curves[name] = thin(Curve(ranks, np.array(layer_units.utilisation)), N_POINTS)
             use = f"median unit {np.median(layer_units.utilisation):.3f}, {layer_units.dead_share:.1%} never active"
             uses[f"{shorten(name, 40)}, layer {layer_units.depth}:"] = use
-        title = f"Layer {layer} of {n_layers}" if _differ_in_depth(models) else f"Layer {layer}"
+        title = f"Layer {layer} of {n_layers}" if len(layer_counts) > 1 else f"Layer {layer}"
         narrowest = []  # models with this layer as the narrowest, or as the first of several narrowest
         for model in models:
             narrowest_depth = model.widths.index(min(model.widths)) + 1
@@ -233,8 +227,9 @@ def _utilisation_figures(models: Sequence[AnalysedModel], variants: Mapping[str,
         if narrowest:
             title += f": narrowest of {joined(narrowest)}"
         label = charts.text_alternative(f"{clean(title)}: how often each hidden unit is active.", uses)
-        means = pooled(curves, variants)
-        figures.append(_lines(f"utilisation-{layer}", title, label, means, looks, x, "share of the tokens", True))
+        plot, rows = _plot(pooled(curves, variants), looks, x, "share of the tokens")
+        lines = replace(plot, domain=(0, 1)).lines(rows)
+        figures.append(Figure(f"utilisation-{layer}", title, label, lines, plot.looks, height=190, is_small=True))
     return figures
 
 
