@@ -182,11 +182,6 @@ def _zoomed_axes(layer: Mapping[str, Any]) -> list[str]:
 Rows = Sequence[Mapping[str, Any]]
 
 
-def inline_data(rows: Rows) -> alt.InlineData:
-    """Return rows as data of a chart. Numbers have six digits; NaN is a gap."""
-    return alt.InlineData(values=[{key: _number(value) for key, value in row.items()} for row in rows])
-
-
 def _number(value: Any) -> Any:
     if not isinstance(value, float):
         return value
@@ -194,8 +189,9 @@ def _number(value: Any) -> Any:
 
 
 def chart(rows: Rows) -> alt.Chart:
-    """Return a chart of rows; rows with a hidden `name` are filtered out."""
-    unfiltered = alt.Chart(inline_data(rows))
+    """Return a chart of rows; rows with a hidden `name` are filtered out. Numbers have six digits; NaN is a gap."""
+    values = [{key: _number(value) for key, value in row.items()} for row in rows]
+    unfiltered = alt.Chart(alt.InlineData(values=values))
     has_names = bool(rows) and "name" in rows[0]
     return unfiltered.transform_filter("indexof(hidden, datum.name) < 0") if has_names else unfiltered
 
@@ -291,7 +287,7 @@ class Plot:
 
     def vertical_lines(self, rows: Rows) -> alt.Chart:
         """Return dashed vertical lines across the figure. rows: with the column of x only."""
-        rules = alt.Chart(inline_data(rows)).mark_rule(strokeDash=[4, 3], stroke=MUTED)
+        rules = chart(rows).mark_rule(strokeDash=[4, 3], stroke=MUTED)
         return self._with_x(rules)
 
     def names_at(self, last: Mapping[str, float], domain: Sequence[float]) -> alt.Chart:

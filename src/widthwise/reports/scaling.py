@@ -197,7 +197,7 @@ def law_figure(scaling: ScalingLaws, looks: Looks) -> Figure:
         reached += f" {shorten(saving.group, 40)} reaches {fixed(saving.at.y, 4)} with {share} of the {x_title} of "
         reached += f"{shorten(saving.baseline, 40)}."
     if arrows:
-        base = alt.Chart(charts.inline_data(arrows)).encode(x="x:Q", y="y:Q")
+        base = charts.chart(arrows).encode(x="x:Q", y="y:Q")
         layers += [
             base.mark_rule(strokeWidth=1.4, stroke=INK).encode(x2="start:Q", tooltip=charts.tips(share="|needs")),
             base.mark_point(shape="triangle-left", fill=INK, size=50),

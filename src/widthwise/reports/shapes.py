@@ -102,7 +102,7 @@ def _figure(
         )
         if rows
     ]
-    texts = alt.Chart(charts.inline_data(numbers)).mark_text(fill=INK, fontSize=10.5)
+    texts = charts.chart(numbers).mark_text(fill=INK, fontSize=10.5)
     marks.append(texts.encode(x="at:Q", y="layer:Q", text="number:N"))
     description = (
         f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
@@ -121,7 +121,7 @@ def _figure(
 
 def _rectangles(rows: charts.Rows, colour: str, opacity: float, across: alt.X, up: alt.Y) -> alt.Chart:
     """Return a rectangle for each row, from left to right and low to high; pointing at it shows its label."""
-    marks = alt.Chart(charts.inline_data(rows)).mark_rect(fill=colour, opacity=opacity)
+    marks = charts.chart(rows).mark_rect(fill=colour, opacity=opacity)
     return marks.encode(x=across, x2="right:Q", y=up, y2="high:Q", tooltip=charts.tips(label="|"))
 
 
@@ -151,7 +151,7 @@ def size_figure(key: str, title: str, pairs: Sequence[tuple[int, int]], style: S
     up = alt.Y("low:Q", axis=_layer_axis(n_layers), scale=alt.Scale(domain=[0.3, n_layers + 0.7], nice=False))
     marks = [_rectangles(rows, style.colour, opacity, across, up) for rows, opacity in ((before, 0.2), (after, 0.45))]
     if n_layers <= MOST_NUMBERED:
-        texts = alt.Chart(charts.inline_data(numbers)).mark_text(fill=INK, align="left", dx=5)
+        texts = charts.chart(numbers).mark_text(fill=INK, align="left", dx=5)
         marks.append(texts.encode(x="at:Q", y="layer:Q", text="number:N"))
     changed = [row["label"] for row, (old, new) in zip(after, pairs) if old != new]
     return Figure(key, title, f"{title}. {'; '.join(changed)}.", alt.layer(*marks), height=_height(n_layers))

@@ -161,7 +161,7 @@ def _heat_map(key: str, outcome: Outcome, group: str, grid: dict[str, list[Any]]
             number += "*"
         width = tick(round(point.cost.average_width, 1))
         cells.append(cell | {"score": number, "width": width, "interval": interval(_score(point, outcome), 4)})
-    base = alt.Chart(charts.inline_data(cells)).encode(
+    base = charts.chart(cells).encode(
         x=alt.X("across:N", sort=list(map(_tick, columns)), title=titles[across], axis=alt.Axis(labelAngle=0)),
         y=alt.Y("down:N", sort=list(map(_tick, reversed(rows))), title=titles[down]),
     )

@@ -70,8 +70,8 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Figur
     up = alt.Y("layer:O", sort=order, title="layer")
     across = charts.x("low", "fraction of d_ff used by a token", (0, 1), grid=True)
     opacity = alt.Opacity("shade:Q", scale=alt.Scale(domain=[0, 1], range=[0.12, 1]), legend=None)
-    bars = alt.Chart(charts.inline_data(bins)).mark_bar(fill=style.colour, height=alt.RelativeBandSize(0.8))
-    dots = alt.Chart(charts.inline_data(means)).mark_point(fill=INK, stroke=CARD, size=34)
+    bars = charts.chart(bins).mark_bar(fill=style.colour, height=alt.RelativeBandSize(0.8))
+    dots = charts.chart(means).mark_point(fill=INK, stroke=CARD, size=34)
     tip = charts.tips(layer="", low=".2f", high=".2f", share=".3f")
     layers = alt.layer(
         bars.encode(x=across, x2="high:Q", y=up, opacity=opacity, tooltip=tip),
@@ -194,7 +194,7 @@ def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: f
     ]
     # A root scale keeps small weights distinguishable next to a very large one.
     scale = alt.Scale(type="sqrt", domain=[0, top], range=[0, 1])
-    marks = alt.Chart(charts.inline_data(cells)).mark_rect(fill=style.colour)
+    marks = charts.chart(cells).mark_rect(fill=style.colour)
     chart = marks.encode(
         x=alt.X("across:O", sort=across, title="layer that wrote (0: embedding)", axis=_layer_axis(width, 1)),
         y=alt.Y("up:O", sort=up[::-1], title="layer that reads", axis=_layer_axis(width)),
