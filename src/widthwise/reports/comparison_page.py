@@ -23,8 +23,7 @@ def comparison_page(folder: Path, outcome: Outcome) -> Page:
     results = {name: seeds[0].result for name, seeds in runs.items() if seeds[0].result}
     looks = styles([variant.name for variant in outcome.variants], outcome.baseline)
     costs = {variant.name: variant.cost for variant in outcome.variants}
-    is_search = (folder / "search.json").is_file()
-    shapes = [variant.name for variant in outcome.variants] if is_search else []
+    shapes = list(costs) if (folder / "search.json").is_file() else []
     curves = experiment_sections.loss_figures(runs, looks)
     compared = [clean(variant.name) for variant in outcome.variants if variant.name != outcome.baseline]
     caption = f"Variants, mean over {counted(len(outcome.seeds), 'seed')}"
