@@ -24,9 +24,7 @@ VERDICT_NOTE = (
     f"Verdict. Better or worse: the interval of the difference excludes 0. Tie: all of it is within {TIE_MARGIN:g} "
     f"nats of 0. {capital(UNCLEAR)}: neither. No verdict: fewer than three seeds."
 )
-NO_INTERVALS_NOTE = "No intervals are shown: a single seed gives none."
 SHARED_NOTE = "*: other processes used the machine, not comparable"
-RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."
 DIFFERS = "Differs in"
 _IN_PAPERS = ("val_loss", "difference", "params", "flops", "kv_bytes")
 """Default columns of a LaTeX table, which fit a column of a paper."""
@@ -147,9 +145,9 @@ def notes(outcome: Outcome) -> list[str]:
         if name in definitions:
             lines.append(f"{capital(column.title)}. {definitions[name].format(**values)}")
     if outcome.baseline_words:
-        lines += [VERDICT_NOTE, RATIO_NOTE.format(**values)]
+        lines += [VERDICT_NOTE, f"The small number followed by {TIMES} is the ratio to {values['baseline']}."]
     if not has_intervals(outcome):
-        lines.append(NO_INTERVALS_NOTE)
+        lines.append("No intervals are shown: a single seed gives none.")
     return lines
 
 

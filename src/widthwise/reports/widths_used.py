@@ -18,7 +18,6 @@ from widthwise.reports.page import Section, note, section
 from widthwise.reports.shapes import layer_ticks
 from widthwise.reports.table import Table, by_column
 
-Grid = NDArray[np.float64]
 Models = Mapping[str, RunResult | AnalysedModel]
 
 
@@ -170,7 +169,7 @@ def _quantities(width: VirtualWidth) -> dict[str, str]:
     }
 
 
-def _proportions(width: VirtualWidth) -> Grid:
+def _proportions(width: VirtualWidth) -> NDArray[np.float64]:
     """Return the weights with which sites read, divided by the mean of their row, (n_sites, n_sites).
 
     Column 0 is the embedding, column j the site before site j. Weights of later sources are NaN. The norm of a sublayer
