@@ -78,8 +78,8 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
             # changes of kind.
             loses_heads = layer.attention.n_heads > grown.attention.n_heads
             loses_units = sum(layer.ffn.hidden_widths) > sum(grown.ffn.hidden_widths)
-            kept = [(part.attention.window, part.attention.rope_base, type(part.ffn)) for part in (layer, grown)]
-            is_refused = loses_heads or loses_units or kept[0] != kept[1]
+            constants = [(part.attention.window, part.attention.rope_base, type(part.ffn)) for part in (layer, grown)]
+            is_refused = loses_heads or loses_units or constants[0] != constants[1]
             n_refused, widening, unevenness, positions = before
             widening += grown.d_model - layer.d_model
             unevenness += abs((j + 0.5) / n_new - (i - 0.5) / n_old)

@@ -219,7 +219,7 @@ class Group(Processes):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         waiting = {self.rank}
         # In a thread, because a store on a lost machine never answers. A thread that calls the store while Python
-        # ends would abort the process, so this one ends by itself.
+        # ends would abort the process, so this one stops in time.
         thread = threading.Thread(target=self._collect_waiting, args=(waiting,), daemon=True)
         thread.start()
         thread.join(2 * SECONDS_TO_ANSWER)
