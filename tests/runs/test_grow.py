@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ from boxes import refusal
 from safetensors.torch import load_file
 from tiny_runs import records, tiny_recipe, unfinished_copy
 
+from widthwise.growth import tensor_plan
 from widthwise.growth.choices import NewSizes
-from widthwise.growth.tensor_plan import TensorPlan
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import SealedFile
 from widthwise.run_dir import RunDir
@@ -95,12 +96,12 @@ def test_constants_that_stay_change_where_that_is_allowed(source, tmp_path: Path
 
 
 def test_a_model_that_would_not_compute_the_same_is_not_written(source, tmp_path: Path, monkeypatch) -> None:
-    zero = TensorPlan._zero
+    filled = tensor_plan.filled
 
-    def fill(self: TensorPlan, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.masked_fill(zero(self, torch.ones_like(tensor)) == 0, 0.1)
+    def fill(tensor: torch.Tensor, entries: Iterable[torch.Tensor], value: float) -> torch.Tensor:
+        return filled(tensor, entries, 0.1 if value == 0.0 else value)
 
-    monkeypatch.setattr(TensorPlan, "_zero", fill)
+    monkeypatch.setattr(tensor_plan, "filled", fill)
     message = "the grown model would not compute the same: logits differ by"
     assert message in refusal(grown, source, tmp_path / "grown", *WIDER)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
