@@ -200,7 +200,7 @@ def twenty_tokens() -> Iterator[str]:
     yield row(d(MHC, "sinkhorn-0.016"), d(MHC_AT_39, "sinkhorn-0.008"), "", "", *costs)
     yield f"differs by up to {max(of_uniform) - min(of_uniform):.3f}"
     yield listed(seeds_of(minus(D64, "virtual-2-3")))
-    yield from (d(f"{D32}_growth", "grown"), d(GROWN, "grown"))
+    yield from grown_at_full_length()
     for name in ("virtual-2-3", "hourglass", "x-head-size"):
         yield row(*in_the_course(D80, name, 960), mean_tokens(D80, name))
     savings = ScalingLaws.read(RESULTS / "compute_optimal_laws").savings
@@ -434,7 +434,7 @@ def results() -> Iterator[str]:
     yield from (d(E6, "dynamic"), f"with {asked(E6, 'dynamic')} of the units")
     yield from (d(E6, "dynamic", "dynamic-const"), d(FFN, "dynamic"))
     yield f"{mean(FFN, 'dynamic', 'dynamic-const')} |"
-    yield from (d(f"{D32}_growth", "grown"), d(GROWN, "grown"), d(GROWTH, "depth_2x"))
+    yield from (*grown_at_full_length(), d(GROWTH, "depth_2x"))
     yield from (tokens(E6, name) for name in ("grown", "grown-at-0.7m", virtual))
 
     yield f"minus {min(losses_at_rates('uniform').values()):.3f}, the lowest of uniform"
@@ -496,6 +496,11 @@ def at_larger_sizes(name: str) -> Iterator[str]:
     yield " and ".join(seeds_of(minus(D80, name)))
 
 
+def grown_at_full_length() -> Iterator[str]:
+    """Yield the differences of the grown model at 0.16M, 0.39M and 0.66M parameters."""
+    yield from (d(f"{D32}_growth", "grown"), d(GROWN, "grown"), listed(seeds_of(minus(f"{D64}_growth", "grown"))))
+
+
 def readme() -> Iterator[str]:
     """Yield the numbers at the end of training and early in it, idea by idea."""
     virtual = "virtual-2-3"
@@ -505,7 +510,7 @@ def readme() -> Iterator[str]:
     yield from (ci(pooled(AT_16, "x-head-size")), *at_larger_sizes("x-head-size"), d(E6, "x-head-size"))
     yield from (d(MHC, "sinkhorn-0.016"), d(MHC_AT_39, "sinkhorn-0.008"))
     yield from (d("compare_manifold", name) for name in ("sinkhorn", "free_1_4"))
-    yield from (d(f"{D32}_growth", "grown"), d(GROWN, "grown"), d(GROWTH, "depth_2x"))
+    yield from (*grown_at_full_length(), d(GROWTH, "depth_2x"))
     yield f"hourglass has {ratio(D32, 'hourglass', 'kv_bytes', '.2f')} of the uniform model's KV cache"
     yield f"the x {ratio(D32, 'x', 'kv_bytes', '.2f')}."
     yield f"{ratio(E6, virtual, 'activation_bytes', '.2f')} of the activation memory"
