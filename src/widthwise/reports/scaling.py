@@ -90,8 +90,8 @@ def scaling_answer(scaling: ScalingLaws) -> list[str]:
     unreached = [clean(group.name) for group in scaling.groups if group.name not in reached]
     if scaling.savings and unreached:
         lines.append(f"The curve of {joined(unreached)} never reaches the {y} of {clean(scaling.baseline or '')}.")
-    summary = scaling.sentence.splitlines()  # the law of each group, the choice of the law, and what is left out
-    return [*(lines or summary[:2]), *summary[len(scaling.groups) + 1 :]]
+    sentences = scaling.sentence.splitlines()
+    return [*(lines or sentences[:2]), *(sentence for sentence in sentences if sentence.startswith("Left out: "))]
 
 
 def titled(name: str) -> str:
