@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
@@ -163,7 +163,7 @@ def batches_of(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocumen
     yield batch
 
 
-class SplitShards(ExitStack):
+class SplitShards:
     """Writes the shards `train` and `held_out` in a folder; used in a `with` block, like ShardWriter.
 
     Left-out documents are counted and not written. With `max_tokens`, writing stops before the first training document
@@ -171,7 +171,6 @@ class SplitShards(ExitStack):
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, max_tokens: int | None = None):
-        super().__init__()
         dtype = token_dtype(tokenizer.vocab_size)
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -183,12 +182,16 @@ class SplitShards(ExitStack):
         self._name_files: list[BinaryIO] = []
         # A row for each split, a column for each field of SplitRecord.
         self._counts = np.zeros((len(self._writers), len(SplitRecord.model_fields)), dtype=np.int64)
+        self._files = ExitStack()
 
     def __enter__(self) -> Self:
         for writer in self._writers:
-            self.enter_context(writer)
-            self._name_files.append(self.enter_context(durable(names_path(writer.prefix))))
+            self._files.enter_context(writer)
+            self._name_files.append(self._files.enter_context(durable(names_path(writer.prefix))))
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
 
     def add(self, batch: list[SplitDocument]) -> None:
         """Encode and append documents, until full. Raises UserError as `encode_batch`, and on a full disk."""

@@ -68,8 +68,11 @@ class Spent(NamedTuple):
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
     """Return the costs of the parent run up to the growth into this run; 0 without one. records: of `metrics.jsonl`."""
-    growths = [parse(GrowthRecord, record, "metrics.jsonl: grown") for record in records if record["event"] == "grown"]
-    return Spent(*(getattr(growths[-1], key) for key in Spent._fields)) if growths else Spent()
+    growths = [record for record in records if record["event"] == "grown"]
+    if not growths:
+        return Spent()
+    growth = parse(GrowthRecord, growths[-1], "metrics.jsonl: grown")
+    return Spent(growth.step, growth.tokens, growth.training_flops)
 
 
 class Diverged(Exception):
